@@ -1,0 +1,128 @@
+"""`Backbone`: a pretrained Hugging Face decoder, as the memories see it.
+
+Embeddings in, final hidden states out, with an optional key/value tensor that the caller owns. Nothing is kept between
+calls. `keep` and the absence of logits let a memory pay only for the positions that it uses.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from everlong_models.errors import BackboneError
+
+
+class Backbone(nn.Module):
+    """A Hugging Face causal language model of any architecture with a cache interface.
+
+    Shapes: B rows, T positions, D = `width`, C = capacity of `kv`. Raises `BackboneError` at construction for a model
+    without the parts that a memory needs: an input embedding, an output head, attention with a cache.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        config = model.config.get_text_config()
+        if model.get_output_embeddings() is None or getattr(model, "base_model", model) is model:
+            raise BackboneError(f"{type(model).__name__} is not a causal language model with a separate head")
+        if getattr(config, "is_encoder_decoder", False):
+            raise BackboneError(f"{type(model).__name__} is an encoder-decoder; a memory needs a decoder")
+        self.model = model
+        self.layers: int = config.num_hidden_layers
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
+        self.width: int = config.hidden_size
+        self.head_dim: int = getattr(config, "head_dim", None) or self.width // self.heads
+        self.vocab_size: int = config.vocab_size
+        self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' type."""
+        return self.model.get_input_embeddings().weight.dtype
+
+    def embedding_std(self) -> float:
+        """Standard deviation of the embedding table: the scale at which input vectors feel at home."""
+        return float(self.model.get_input_embeddings().weight.detach().float().std())
+
+    def new_kv(self, rows: int, capacity: int) -> Tensor:
+        """An empty key/value tensor (rows, layers, 2, kv heads, capacity, head dim)."""
+        shape = (rows, self.layers, 2, self.kv_heads, capacity, self.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token embeddings (B, T, D) of `tokens` (B, T)."""
+        return self.model.get_input_embeddings()(tokens)
+
+    def hidden(
+        self, x: Tensor, *, kv: Tensor | None = None, at: Tensor | None = None, keep: int | None = None
+    ) -> Tensor:
+        """Final hidden states (after the last norm) of embeddings `x` (B, T, D) under the causal mask.
+
+        Without `at`, `x` starts at position 0 and its keys and values are stored in `kv`, if one is given. With `at`
+        (B,) each row continues at its own position behind what `kv` holds for it. `keep`: only the last so many
+        positions are returned, (B, keep, D); default all.
+        """
+        base = self.model.base_model
+        if at is None:
+            past = None if kv is None else _KeysValues(kv, None)
+            out = base(inputs_embeds=x, past_key_values=past, use_cache=past is not None).last_hidden_state
+        else:
+            if kv is None:
+                raise BackboneError("hidden: continuing at a position needs the keys and values before it")
+            positions = at[:, None] + torch.arange(x.shape[1], device=x.device)  # (B, T)
+            visible = torch.arange(kv.shape[4], device=x.device) <= positions[:, :, None]  # (B, T, C)
+            out = base(
+                inputs_embeds=x,
+                past_key_values=_KeysValues(kv, positions),
+                position_ids=positions,
+                attention_mask=visible[:, None],
+                use_cache=True,
+            ).last_hidden_state
+        return out if keep is None else out[:, -keep:]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Vocabulary scores (…, V) of final hidden states (…, D)."""
+        return self.model.get_output_embeddings()(hidden)
+
+
+class _KeysValues:
+    """Hands a caller-owned key/value tensor to transformers' attention layers in the place of one of its caches.
+
+    `positions` (B, T): where the new entries go; None: at the start.
+    """
+
+    is_compileable = False
+
+    def __init__(self, kv: Tensor, positions: Tensor | None) -> None:
+        self.kv = kv
+        self.positions = positions
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Stores keys and values (B, kv heads, T, head dim); returns all that the queries may attend to."""
+        stored_keys, stored_values = self.kv[:, layer, 0], self.kv[:, layer, 1]
+        if self.positions is None:
+            T = keys.shape[2]
+            stored_keys[:, :, :T], stored_values[:, :, :T] = keys, values
+            return keys, values
+        rows = torch.arange(keys.shape[0], device=keys.device)[:, None]
+        stored_keys[rows, :, self.positions] = keys.transpose(1, 2)
+        stored_values[rows, :, self.positions] = values.transpose(1, 2)
+        return stored_keys, stored_values
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Asked only when no positions were given, thus at the start."""
+        return 0
+
+    def get_query_offset(self, layer: int = 0) -> int:
+        """As `get_seq_length`."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer: int) -> tuple[int, int]:
+        """The keys' length and offset at the start."""
+        return query_length, 0

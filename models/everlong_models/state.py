@@ -1,0 +1,164 @@
+"""`MemoryState`: what a model remembers, as named tensors of fixed size, and its codec.
+
+A blob is `MAGIC | version u32 | payload length u64 | SHA-256 of the payload | payload`, little endian; the payload is a
+safetensors file whose metadata names the model's fingerprint. The frame makes every kind of damage tell-apart-able:
+a short blob is truncated, a changed one is altered, and neither is ever half-believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as safetensors_load
+from safetensors.torch import save as safetensors_save
+from torch import Tensor
+
+from everlong_models.errors import (
+    StateAltered,
+    StateError,
+    StateNotFinite,
+    StateOfOtherModel,
+    StateShape,
+    StateTruncated,
+    StateVersion,
+)
+
+__all__ = ["FORMAT_VERSION", "MemoryState", "decode_state", "encode_state"]
+
+MAGIC = b"EVLSTATE"
+FORMAT_VERSION = 1
+_HEADER = struct.Struct("<8sIQ32s")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryState:
+    """The memory of one or more rows.
+
+    `tensors` maps a name to a tensor whose first dimension is the row (batch first). A state is a value: models return
+    new ones and never write into the tensors of an old one.
+    """
+
+    tensors: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        if not self.tensors:
+            raise StateShape("a state needs at least one tensor")
+        rows = {name: tensor.shape[0] for name, tensor in self.tensors.items() if tensor.dim() > 0}
+        if len(rows) != len(self.tensors) or len(set(rows.values())) != 1:
+            raise StateShape(f"every tensor of a state is batch first with the same number of rows, got {rows}")
+        object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    @property
+    def rows(self) -> int:
+        """How many rows (sessions) the state holds."""
+        return next(iter(self.tensors.values())).shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors of all rows."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    @staticmethod
+    def stack(states: Sequence[MemoryState]) -> MemoryState:
+        """One state whose rows are those of `states`, in order.
+
+        Raises `StateShape` if the states do not have the same tensors.
+        """
+        if not states:
+            raise StateShape("cannot stack no states")
+        first = states[0]
+        for other in states[1:]:
+            other.require_like(first)
+        return MemoryState({name: torch.cat([state[name] for state in states]) for name in first})
+
+    def split(self) -> list[MemoryState]:
+        """The rows, each as a state of its own."""
+        return [
+            MemoryState({name: tensor[row : row + 1] for name, tensor in self.tensors.items()})
+            for row in range(self.rows)
+        ]
+
+    def to(self, device: torch.device | str) -> MemoryState:
+        """The same state on `device`."""
+        return MemoryState({name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+    def digest(self) -> str:
+        """SHA-256 over names, types, shapes and bytes of the tensors, in order of their names; hexadecimal."""
+        total = hashlib.sha256()
+        for name in sorted(self.tensors):
+            tensor = self.tensors[name].detach().cpu().contiguous()
+            total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+            total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        return total.hexdigest()
+
+    def require_finite(self) -> MemoryState:
+        """Itself; raises `StateNotFinite` naming the tensor if it holds NaN or infinity."""
+        for name, tensor in self.tensors.items():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise StateNotFinite(f"state tensor {name!r} holds NaN or infinity")
+        return self
+
+    def require_like(self, other: MemoryState) -> MemoryState:
+        """Itself; raises `StateShape` unless names, types and shapes (but for the rows) are those of `other`."""
+        mine = {name: (tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in self.tensors.items()}
+        theirs = {name: (tensor.dtype, tuple(tensor.shape[1:])) for name, tensor in other.tensors.items()}
+        if mine != theirs:
+            raise StateShape(f"state has tensors {mine}, the model needs {theirs}")
+        return self
+
+
+def encode_state(state: MemoryState, fingerprint: str) -> bytes:
+    """`state` as bytes, marked as belonging to the model with this `fingerprint`."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+    payload = safetensors_save(tensors, metadata={"model": fingerprint})
+    return _HEADER.pack(MAGIC, FORMAT_VERSION, len(payload), hashlib.sha256(payload).digest()) + payload
+
+
+def decode_state(blob: bytes, fingerprint: str) -> MemoryState:
+    """The state in `blob`, on the CPU.
+
+    Raises `StateTruncated`, `StateAltered`, `StateVersion`, `StateOfOtherModel` or `StateNotFinite`, each saying what
+    was found and what was expected; `StateError` if the bytes are no state at all.
+    """
+    if len(blob) < _HEADER.size:
+        raise StateTruncated(f"a state has a header of {_HEADER.size} bytes, got {len(blob)} bytes in all")
+    magic, version, length, checksum = _HEADER.unpack_from(blob)
+    if magic != MAGIC:
+        raise StateAltered(f"not an everlong state: starts with {magic!r}, expected {MAGIC!r}")
+    if version != FORMAT_VERSION:
+        raise StateVersion(f"state format version {version}, this library reads version {FORMAT_VERSION}")
+    payload = blob[_HEADER.size :]
+    if len(payload) != length:
+        raise StateTruncated(f"the header promises {length} bytes of payload, found {len(payload)}")
+    if hashlib.sha256(payload).digest() != checksum:
+        raise StateAltered("the checksum of the state does not match its bytes")
+    try:
+        tensors = safetensors_load(payload)
+        found = _metadata(payload).get("model")
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise StateError(f"the state's payload is not readable as safetensors: {error}") from error
+    if found != fingerprint:
+        raise StateOfOtherModel(f"state of model {found}, this model is {fingerprint}")
+    return MemoryState(tensors).require_finite()
+
+
+def _metadata(payload: bytes) -> dict[str, str]:
+    # safetensors' in-memory reader does not hand out the metadata: its header is u64 length + JSON.
+    (header_length,) = struct.unpack_from("<Q", payload)
+    metadata = json.loads(payload[8 : 8 + header_length]).get("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise ValueError("metadata is not an object")
+    return metadata

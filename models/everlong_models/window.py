@@ -1,0 +1,122 @@
+"""`window`: no long-term memory. The first tokens (attention sinks) and the last tokens, as plain token ids.
+
+The papers' "no memory" row, and the honest default while no memory weights are trained. Like StreamingLLM (Xiao et al.
+2023) it keeps `sinks` first tokens and a window of the newest; unlike it, the window is encoded anew when a segment is
+opened, so that what the model sees is exactly the backbone's own attention over [sinks ; window ; open segment], and
+the state is a few kilobytes of token ids instead of megabytes of keys and values. Reading costs nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from everlong_models.backbone import Backbone
+from everlong_models.cache import Cache
+from everlong_models.errors import ConfigError
+from everlong_models.memory import MemoryConfig, SegmentReader
+from everlong_models.state import MemoryState
+
+
+class WindowConfig(MemoryConfig):
+    """`sinks`: first tokens kept for good. `window`: how many of the newest tokens before the open segment are kept."""
+
+    segment_length: int = Field(256, ge=2)
+    sinks: int = Field(32, ge=0)
+    window: int = Field(1024, ge=1)
+
+
+class Window(SegmentReader):
+    """Sinks and the last tokens. State: `sinks` (rows, n), `window` (rows, W) token ids, `seen` (rows,) tokens read."""
+
+    def __init__(self, config: WindowConfig, backbone: Backbone) -> None:
+        super().__init__()
+        if config.sinks > config.segment_length:
+            raise ConfigError("sinks", config.sinks, f"must be at most segment_length={config.segment_length}")
+        self.capacity = config.sinks + config.window + config.segment_length
+        if self.capacity > backbone.max_positions:
+            raise ConfigError(
+                "window", config.window, f"sinks + window + segment_length = {self.capacity} exceeds the backbone's "
+                f"{backbone.max_positions} positions"
+            )  # fmt: skip
+        self.config = config
+        self.backbone = backbone
+        self.segment_length = config.segment_length
+        self.vocab_size = backbone.vocab_size
+
+    def initial_state(self, rows: int = 1) -> MemoryState:
+        """Nothing seen."""
+        device = self.backbone.device
+        return MemoryState(
+            {
+                "sinks": torch.zeros(rows, self.config.sinks, dtype=torch.int64, device=device),
+                "window": torch.zeros(rows, self.config.window, dtype=torch.int64, device=device),
+                "seen": torch.zeros(rows, dtype=torch.int64, device=device),
+            }
+        )
+
+    def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        return self._shift(tokens, state)
+
+    def _shift(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        """The state after `tokens` (B, T): ids move from the right into the window; the very first become sinks."""
+        n, seen, T = self.config.sinks, state["seen"], tokens.shape[1]
+        # What the row has held so far behind its sinks is right-aligned in `window`; sinks fill up from the left.
+        position = torch.arange(n, device=tokens.device) - seen[:, None]
+        fresh = torch.gather(tokens, 1, position.clamp(0, T - 1)) if n else tokens[:, :0]
+        sinks = torch.where((position >= 0) & (position < T), fresh, state["sinks"])
+        window = torch.cat([state["window"], tokens], dim=1)[:, -self.config.window :]
+        return MemoryState({"sinks": sinks, "window": window, "seen": seen + T})
+
+    def _context(self, state: MemoryState) -> list[Tensor]:
+        """Each row's kept tokens, oldest first, without those that were never seen; a list, as rows differ in length."""
+        rows = []
+        for row in state.split():
+            seen = int(row["seen"])
+            sinks = min(seen, self.config.sinks)
+            tail = min(seen - sinks, self.config.window)
+            rows.append(torch.cat([row["sinks"][:, :sinks], row["window"][:, self.config.window - tail :]], dim=1))
+        return rows
+
+    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
+        """Logits (B, T, V): the backbone over [kept tokens ; tokens]."""
+        self.check_segment(tokens, state)
+        rows = []
+        for context, row in zip(self._context(state), tokens.split(1), strict=True):
+            hidden = self.backbone.hidden(self.backbone.embed(torch.cat([context, row], dim=1)))
+            rows.append(hidden[:, context.shape[1] :])
+        return self.backbone.logits(torch.cat(rows))
+
+    def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
+        """Encodes [kept tokens ; tokens]. Rows are prefilled one by one, as their contexts may differ in length."""
+        self.check_segment(tokens, state)
+        kv = self.backbone.new_kv(state.rows, self.capacity)
+        held = torch.zeros(state.rows, self.segment_length, dtype=torch.int64, device=tokens.device)
+        held[:, : tokens.shape[1]] = tokens
+        last, before = [], []
+        for row, context in enumerate(self._context(state)):
+            x = self.backbone.embed(torch.cat([context, tokens[row : row + 1]], dim=1))
+            last.append(self.backbone.hidden(x, kv=kv[row : row + 1], keep=1))
+            before.append(context.shape[1])
+        cache = Cache(
+            {"kv": kv, "tokens": held, "before": torch.tensor(before, device=tokens.device), **state.tensors},
+            torch.full((state.rows,), tokens.shape[1], device=tokens.device),
+        )
+        return cache, self.backbone.logits(torch.cat(last)[:, -1])
+
+    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """One token a row, behind its context and what its segment holds."""
+        at = cache["before"] + cache.lengths
+        hidden = self.backbone.hidden(self.backbone.embed(tokens[:, None]), kv=cache["kv"], at=at)
+        cache["tokens"].scatter_(1, cache.lengths[:, None], tokens[:, None])
+        cache.lengths = cache.lengths + 1
+        return self.backbone.logits(hidden[:, -1])
+
+    def close(self, cache: Cache) -> MemoryState:
+        """The state after each row's open segment."""
+        rows = []
+        for row in range(cache.rows):
+            before = MemoryState({name: cache[name][row : row + 1] for name in ("sinks", "window", "seen")})
+            rows.append(self._shift(cache["tokens"][row : row + 1, : int(cache.lengths[row])], before))
+        return MemoryState.stack(rows)

@@ -1,0 +1,169 @@
+"""The laws that every memory obeys. A test module of a memory says `class TestX(Laws)` and how its model is built.
+
+Everything runs on tiny random models in float64, so that "equal" can be asked for to 1e-9 where the order of additions
+may differ, and bit for bit where it may not.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from everlong_models.cache import Cache
+from everlong_models.errors import StateNotFinite, StateShape, TokenError
+from everlong_models.memory import MemoryModel
+from everlong_models.state import MemoryState, decode_state, encode_state
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def tokens(model: MemoryModel, rows: int, length: int, seed: int = 0) -> Tensor:
+    """Random token ids (rows, length)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, model.vocab_size, (rows, length), generator=generator)
+
+
+def assert_same_state(a: MemoryState, b: MemoryState, exactly: bool = False) -> None:
+    """Equal names and tensors: within 1e-9, or bit for bit."""
+    assert set(a) == set(b)
+    for name in a:
+        if exactly or not a[name].is_floating_point():
+            assert torch.equal(a[name], b[name]), name
+        else:
+            torch.testing.assert_close(a[name], b[name], **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
+
+
+class Laws:
+    """Override the fixture `model`: float64, in eval mode, a segment length of at least 8, a vocabulary of at least 32."""
+
+    @pytest.fixture
+    def model(self) -> MemoryModel:
+        raise AssertionError("a test class of a memory builds its model")
+
+    @pytest.fixture(autouse=True)
+    def _no_grad(self):
+        with torch.no_grad():
+            yield
+
+    def test_is_a_memory_model(self, model: MemoryModel) -> None:
+        assert isinstance(model, MemoryModel)
+
+    @pytest.mark.parametrize("chunks", [[1, 1, 1, 1, 1], [2, 3], [4, 1], [1, 0, 4]])
+    def test_reading_in_any_chunking_gives_the_same_state(self, model: MemoryModel, chunks: list[int]) -> None:
+        text = tokens(model, 2, 5 * model.segment_length)
+        whole = model.read(text, model.initial_state(2))
+        state = model.initial_state(2)
+        for part in text.split([n * model.segment_length for n in chunks], dim=1):
+            state = model.read(part, state)
+        assert_same_state(state, whole)
+
+    def test_reading_depends_on_the_text(self, model: MemoryModel) -> None:
+        a = model.read(tokens(model, 1, 2 * model.segment_length, 1), model.initial_state())
+        b = model.read(tokens(model, 1, 2 * model.segment_length, 2), model.initial_state())
+        assert a.digest() != b.digest()
+
+    @pytest.mark.parametrize("segments", [0, 1, 3])
+    def test_decoding_token_by_token_equals_the_full_forward(self, model: MemoryModel, segments: int) -> None:
+        S = model.segment_length
+        state = model.read(tokens(model, 2, segments * S, 1), model.initial_state(2))
+        segment = tokens(model, 2, S, 2)
+        full = model.forward(segment, state)
+        assert full.shape == (2, S, model.vocab_size)
+        for prompt in (1, S // 2, S):
+            cache, logits = model.open(state, segment[:, :prompt])
+            torch.testing.assert_close(logits, full[:, prompt - 1], **CLOSE)
+            for t in range(prompt, S):
+                torch.testing.assert_close(model.step(cache, segment[:, t]), full[:, t], **CLOSE)
+            assert cache.lengths.tolist() == [S, S]
+            assert_same_state(model.close(cache), model.read(segment, state))
+
+    def test_the_past_matters_to_the_answer_only_through_the_state(self, model: MemoryModel) -> None:
+        S = model.segment_length
+        state = model.read(tokens(model, 1, 2 * S, 1), model.initial_state())
+        segment = tokens(model, 1, S, 2)
+        copy = MemoryState({name: state[name].clone() for name in state})
+        assert torch.equal(model.forward(segment, state), model.forward(segment, copy))
+
+    def test_a_row_does_not_depend_on_the_rows_beside_it(self, model: MemoryModel) -> None:
+        S = model.segment_length
+        text = tokens(model, 3, 2 * S)
+        together = model.read(text, model.initial_state(3))
+        for row, alone in enumerate(together.split()):
+            assert_same_state(alone, model.read(text[row : row + 1], model.initial_state()))
+        # Rows of different pasts and lengths decode side by side, join and leave.
+        pasts = [model.read(text[:1, : n * S], model.initial_state()) for n in (0, 1, 2)]
+        segment = tokens(model, 1, S, 5)
+        starts = (1, S // 2, S - 2)
+        opened = [model.open(past, segment[:, :n]) for past, n in zip(pasts, starts, strict=True)]
+        batch = Cache.join([cache for cache, _ in opened])
+        logits = model.step(batch, segment[0, list(starts)])
+        for row, (past, n) in enumerate(zip(pasts, starts, strict=True)):
+            torch.testing.assert_close(logits[row], model.forward(segment[:, : n + 1], past)[0, -1], **CLOSE)
+        left = batch.select([2, 0])
+        assert left.lengths.tolist() == [S - 1, 2]
+        logits = model.step(left, segment[0, [S - 1, 2]])
+        torch.testing.assert_close(logits[0], model.forward(segment, pasts[2])[0, -1], **CLOSE)
+        torch.testing.assert_close(logits[1], model.forward(segment[:, :3], pasts[0])[0, -1], **CLOSE)
+        assert_same_state(model.close(left.select([0])), model.read(segment, pasts[2]))
+
+    def test_save_load_continue_equals_never_having_stopped(self, model: MemoryModel) -> None:
+        S = model.segment_length
+        text = tokens(model, 1, 4 * S)
+        middle = model.read(text[:, : 2 * S], model.initial_state())
+        restored = decode_state(encode_state(middle, "m"), "m")
+        assert restored.digest() == middle.digest()
+        assert_same_state(model.read(text[:, 2 * S :], restored), model.read(text[:, 2 * S :], middle), exactly=True)
+
+    def test_size_does_not_depend_on_length(self, model: MemoryModel) -> None:
+        S = model.segment_length
+        start = model.initial_state()
+        end = model.read(tokens(model, 1, 9 * S), start)
+        assert end.nbytes == start.nbytes
+        assert {name: end[name].shape for name in end} == {name: start[name].shape for name in start}
+        assert len(encode_state(end, "m")) == len(encode_state(start, "m"))
+
+    def test_nothing_that_comes_in_is_changed(self, model: MemoryModel) -> None:
+        S = model.segment_length
+        state = model.read(tokens(model, 2, S, 1), model.initial_state(2))
+        before, text = state.digest(), tokens(model, 2, S, 2)
+        copy = text.clone()
+        model.read(text, state)
+        model.forward(text, state)
+        cache, _ = model.open(state, text[:, :2])
+        model.step(cache, text[:, 2])
+        lengths = cache.lengths.clone()
+        first = model.close(cache)
+        assert torch.equal(cache.lengths, lengths)
+        assert_same_state(model.close(cache), first, exactly=True)
+        assert state.digest() == before
+        assert torch.equal(text, copy)
+
+    def test_a_state_with_nan_or_of_another_shape_is_refused(self, model: MemoryModel) -> None:
+        S = model.segment_length
+        good = model.initial_state()
+        text = tokens(model, 1, S)
+        for name in good:
+            if good[name].is_floating_point() and good[name].numel():
+                for poison in (float("nan"), float("inf")):
+                    bad = good[name].clone()
+                    bad.view(-1)[-1] = poison
+                    with pytest.raises(StateNotFinite, match=name):
+                        model.read(text, MemoryState({**good.tensors, name: bad}))
+                    with pytest.raises(StateNotFinite, match=name):
+                        model.open(MemoryState({**good.tensors, name: bad}), text)
+        with pytest.raises(StateShape):
+            model.read(text, MemoryState({"other": torch.zeros(1, 3)}))
+
+    def test_bad_tokens_are_refused(self, model: MemoryModel) -> None:
+        S, state = model.segment_length, model.initial_state()
+        with pytest.raises(TokenError, match=str(S)):
+            model.read(tokens(model, 1, S + 1), state)
+        with pytest.raises(TokenError, match="vocab|token ids"):
+            model.read(torch.full((1, S), model.vocab_size), state)
+        with pytest.raises(TokenError, match="rows"):
+            model.read(tokens(model, 2, S), state)
+        with pytest.raises(TokenError, match=str(S)):
+            model.open(state, tokens(model, 1, S + 1))
+        with pytest.raises(TokenError):
+            model.open(state, tokens(model, 1, 0))
