@@ -1,0 +1,27 @@
+"""Transformers with a memory of fixed size. PyTorch only: knows nothing of HTTP or Redis."""
+
+from everlong_models.backbone import Backbone
+from everlong_models.cache import Cache
+from everlong_models.errors import EverlongModelError
+from everlong_models.memory import MemoryConfig, MemoryModel
+from everlong_models.model import MEMORIES, Model, load_model
+from everlong_models.sampling import Sampler, SamplingParams
+from everlong_models.state import MemoryState, decode_state, encode_state
+from everlong_models.tokenizer import Tokenizer
+
+__all__ = [
+    "MEMORIES",
+    "Backbone",
+    "Cache",
+    "EverlongModelError",
+    "MemoryConfig",
+    "MemoryModel",
+    "MemoryState",
+    "Model",
+    "Sampler",
+    "SamplingParams",
+    "Tokenizer",
+    "decode_state",
+    "encode_state",
+    "load_model",
+]

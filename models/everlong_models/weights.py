@@ -1,0 +1,122 @@
+"""A memory's weights on disk: `everlong.json` says what they are, `memory.safetensors` holds them.
+
+The tensors are the memory's own parameters, and low-rank updates of the backbone's linear layers as pairs
+`lora.<layer>.A` (r, in) and `lora.<layer>.B` (out, r): the layer's weight becomes W + scale · B A.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from everlong_models.backbone import Backbone
+from everlong_models.errors import AdapterError
+
+MANIFEST = "everlong.json"
+WEIGHTS = "memory.safetensors"
+
+
+class Manifest(BaseModel):
+    """`everlong.json`: a model as a folder. `memory` is the memory's config with its name under `name`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["everlong.model"] = "everlong.model"
+    version: Literal[1] = 1
+    backbone: str | None = Field(None, description="name or folder, relative to this file; none for from-scratch models")
+    memory: dict[str, Any]
+    lora_scale: float = Field(1.0, gt=0, allow_inf_nan=False)
+    description: str = ""
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises `AdapterError` naming the file and what is wrong with it."""
+    file = folder / MANIFEST
+    try:
+        return Manifest.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise AdapterError(f"cannot read {file}: {error}") from error
+    except ValidationError as error:
+        raise AdapterError(f"{file}: {_first(error)}") from error
+
+
+def save_weights(folder: Path, manifest: Manifest, memory: nn.Module, lora: dict[str, Tensor] | None = None) -> None:
+    """Writes the memory's own parameters (all but the backbone's) and `lora` tensors, if any."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in own_parameters(memory).items()}
+    save_file(tensors | {name: tensor.detach().cpu().contiguous() for name, tensor in (lora or {}).items()}, folder / WEIGHTS)
+    (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
+
+
+def own_parameters(memory: nn.Module) -> dict[str, Tensor]:
+    """What a memory adds to its backbone: its parameters and persistent buffers."""
+    return {name: tensor for name, tensor in memory.state_dict().items() if not name.startswith("backbone.")}
+
+
+def load_weights(folder: Path, memory: nn.Module, backbone: Backbone | None, lora_scale: float) -> bool:
+    """Loads `memory.safetensors` into `memory` and merges its low-rank updates into `backbone`; whether there was any.
+
+    Raises `AdapterError` for a damaged file, for tensors that are missing, unknown, of another shape (an adapter of
+    another backbone or segment length), or not finite.
+    """
+    file = folder / WEIGHTS
+    if not file.exists():
+        return False
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise AdapterError(f"{file} is damaged or no safetensors file: {error}") from error
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise AdapterError(f"{file}: tensor {name!r} holds NaN or infinity")
+    lora = {name: tensors.pop(name) for name in list(tensors) if name.startswith("lora.")}
+    own = own_parameters(memory)
+    if missing := sorted(own.keys() - tensors.keys()):
+        raise AdapterError(f"{file} lacks {', '.join(missing)}")
+    if unknown := sorted(tensors.keys() - own.keys()):
+        raise AdapterError(f"{file} has tensors that this memory does not know: {', '.join(unknown)}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            if tensor.shape != own[name].shape:
+                raise AdapterError(
+                    f"{file}: {name!r} has the shape {tuple(tensor.shape)}, this memory needs {tuple(own[name].shape)}"
+                )
+            own[name].copy_(tensor)
+        if lora:
+            _merge(lora, lora_scale, backbone, file)
+    return True
+
+
+def _merge(lora: dict[str, Tensor], scale: float, backbone: Backbone | None, file: Path) -> None:
+    if backbone is None:
+        raise AdapterError(f"{file} has low-rank updates, but this model has no backbone")
+    layers = dict(backbone.model.named_modules())
+    for name in sorted({key.removeprefix("lora.").rsplit(".", 1)[0] for key in lora}):
+        a, b = lora.get(f"lora.{name}.A"), lora.get(f"lora.{name}.B")
+        layer = layers.get(name)
+        if a is None or b is None:
+            raise AdapterError(f"{file}: the low-rank update of {name!r} lacks one of A and B")
+        if not isinstance(layer, nn.Linear | Conv1D):
+            raise AdapterError(f"{file} updates {name!r}, which is no linear layer of this backbone")
+        update = scale * (b.float() @ a.float())
+        if isinstance(layer, Conv1D):  # GPT-2 keeps its weights transposed
+            update = update.T
+        if update.shape != layer.weight.shape:
+            raise AdapterError(
+                f"{file}: the update of {name!r} has the shape {tuple(update.shape)}, the layer {tuple(layer.weight.shape)}"
+            )
+        layer.weight += update.to(layer.weight)
+
+
+def _first(error: ValidationError) -> str:
+    """The first of pydantic's complaints on one line, with the field."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
