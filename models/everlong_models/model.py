@@ -111,7 +111,9 @@ def load_model(
         memory=module,
         tokenizer=tokenizer,
         chat=ChatFormat.of(tokenizer),
-        fingerprint=_fingerprint(module, tokenizer, architecture(backbone), f"{memory_name}:{config.model_dump_json()}"),
+        fingerprint=_fingerprint(
+            module, tokenizer, architecture(backbone), f"{memory_name}:{config.model_dump_json()}"
+        ),
         trained=loaded or memory_name in UNTRAINED,
         description=manifest.description if manifest else "",
     )

@@ -29,11 +29,19 @@ class SamplingParams(BaseModel):
 
     max_tokens: int = Field(512, ge=1, le=1_000_000, description="tokens to generate at most")
     temperature: float = Field(0.2, ge=0, le=2, allow_inf_nan=False, description="0 takes the likeliest token")
-    top_p: float = Field(0.9, gt=0, le=1, allow_inf_nan=False, description="smallest set of tokens with this probability")
+    top_p: float = Field(
+        0.9, gt=0, le=1, allow_inf_nan=False, description="smallest set of tokens with this probability"
+    )
     top_k: int = Field(0, ge=0, le=1_000_000, description="only the k likeliest tokens; 0 is all")
-    min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False, description="only tokens this likely against the likeliest")
-    repetition_penalty: float = Field(1.0, gt=0, le=10, allow_inf_nan=False, description="divides logits of tokens in context")
-    presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False, description="subtracted once a token was generated")
+    min_p: float = Field(
+        0.0, ge=0, le=1, allow_inf_nan=False, description="only tokens this likely against the likeliest"
+    )
+    repetition_penalty: float = Field(
+        1.0, gt=0, le=10, allow_inf_nan=False, description="divides logits of tokens in context"
+    )
+    presence_penalty: float = Field(
+        0.0, ge=-2, le=2, allow_inf_nan=False, description="subtracted once a token was generated"
+    )
     frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False, description="subtracted for each time")
     seed: int | None = Field(None, ge=0, lt=2**63, description="same seed, same answer")
     stop: tuple[StopString, ...] = Field((), max_length=MAX_STOP_STRINGS, description="strings that end the answer")

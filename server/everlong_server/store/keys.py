@@ -1,0 +1,88 @@
+"""Every Redis key of everlong: its name, what it holds, and how long it lives. Nothing else makes a key."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+PREFIX = "everlong:"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """`ttl`: what ends the key's life: a time in words, or why it has none."""
+
+    pattern: str
+    type: str
+    holds: str
+    ttl: str
+    expires: bool
+
+    def matches(self, key: str) -> bool:
+        """Whether `key` is one of these."""
+        return re.fullmatch(re.escape(self.pattern).replace(r"\*", r"[^:]+"), key) is not None
+
+
+KEYS = (
+    Key("everlong:documents", "zset", "document ids by time of creation", "none: an index", False),
+    Key("everlong:document:*", "hash", "a document's facts and where its text is", "none: until DELETE", False),
+    Key("everlong:document:*:readings", "set", "readings that involve the document", "none: until its DELETE", False),
+    Key("everlong:reading:*", "hash", "state, cursor and progress of documents read in order by one model",
+        "none: until DELETE of one of its documents", False),
+    Key("everlong:reading:*:children", "set", "readings that wait for this one", "deleted when it ends", False),
+    Key("everlong:jobs", "stream", "readings to be done; consumer group `readers`", "none: entries go when done", False),
+    Key("everlong:sessions", "zset", "session ids by time of creation", "none: an index", False),
+    Key("everlong:session:*", "hash", "a session's state, open segment and position", "none: until DELETE", False),
+    Key("everlong:session:*:messages", "list", "the dialogue as JSON", "none: until DELETE of its session", False),
+    Key("everlong:session:*:lease", "string", "who may write the session: replica and fencing token",
+        "lease_seconds, renewed while an answer is generated", True),
+    Key("everlong:replica:*", "string", "that a server process is alive", "lease_seconds, renewed by the process", True),
+    Key("everlong:fence", "string", "the last fencing token given out", "none: must only grow", False),
+)  # fmt: skip
+
+DOCUMENTS = "everlong:documents"
+SESSIONS = "everlong:sessions"
+JOBS = "everlong:jobs"
+READERS = "readers"
+FENCE = "everlong:fence"
+REPLICA = "everlong:replica:"
+
+
+def document(document_id: str) -> str:
+    """A document's hash."""
+    return f"everlong:document:{document_id}"
+
+
+def document_readings(document_id: str) -> str:
+    """The set of readings that involve the document."""
+    return f"everlong:document:{document_id}:readings"
+
+
+def reading(reading_id: str) -> str:
+    """A reading's hash."""
+    return f"everlong:reading:{reading_id}"
+
+
+def reading_children(reading_id: str) -> str:
+    """The set of readings that wait for this one."""
+    return f"everlong:reading:{reading_id}:children"
+
+
+def session(session_id: str) -> str:
+    """A session's hash."""
+    return f"everlong:session:{session_id}"
+
+
+def session_messages(session_id: str) -> str:
+    """The list of a session's messages."""
+    return f"everlong:session:{session_id}:messages"
+
+
+def session_lease(session_id: str) -> str:
+    """The lease on a session."""
+    return f"everlong:session:{session_id}:lease"
+
+
+def replica(replica_id: str) -> str:
+    """The liveness key of a server process."""
+    return f"{REPLICA}{replica_id}"

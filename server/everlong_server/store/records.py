@@ -1,0 +1,188 @@
+"""The records that Redis holds, as values: `Document`, `Reading`, `Session`; and how they are read from hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Hash = Mapping[bytes, bytes]
+
+
+def new_id(prefix: str) -> str:
+    """A new identifier, such as `doc_3f…`."""
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def now() -> float:
+    """Unix time in seconds."""
+    return time.time()
+
+
+def reading_id(model: str, documents: Sequence[str]) -> str:
+    """One reading for each model fingerprint and sequence of documents."""
+    return hashlib.sha256(json.dumps([model, list(documents)]).encode()).hexdigest()[:32]
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as little-endian uint32."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def unpack_tokens(blob: bytes) -> list[int]:
+    """The inverse of `pack_tokens`."""
+    return list(struct.unpack(f"<{len(blob) // 4}I", blob))
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """An uploaded text. `bytes`: of UTF-8 as uploaded. `text_offset`: where the text starts (behind a byte-order mark)."""
+
+    id: str
+    filename: str | None
+    bytes: int
+    text_offset: int
+    created_at: float
+
+    def fields(self) -> dict[str, str | int | float]:
+        """As it is stored."""
+        return {
+            "id": self.id, "filename": self.filename or "", "bytes": self.bytes,
+            "text_offset": self.text_offset, "created_at": self.created_at,
+        }  # fmt: skip
+
+    @staticmethod
+    def of(stored: Hash) -> Document:
+        """From a hash."""
+        return Document(
+            id=stored[b"id"].decode(),
+            filename=stored[b"filename"].decode() or None,
+            bytes=int(stored[b"bytes"]),
+            text_offset=int(stored[b"text_offset"]),
+            created_at=float(stored[b"created_at"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a reading has come in its last document.
+
+    `offset`: a byte of the text at which encoding can be resumed; `skip`: how many tokens from there on are already in
+    the state or the open segment. `tokens`: of the document, read. `position`: tokens of all documents and of the chat
+    format, read. `open`: the open segment. `segments`: full ones, read.
+    """
+
+    offset: int = 0
+    skip: int = 0
+    tokens: int = 0
+    position: int = 0
+    segments: int = 0
+    seconds: float = 0.0
+    open: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one model has learnt from documents read in order. `state`: an encoded MemoryState, absent at the start."""
+
+    id: str
+    model: str
+    documents: tuple[str, ...]
+    status: str
+    version: int
+    cursor: Cursor
+    state: bytes | None
+    state_bytes: int
+    state_digest: str | None
+    error: dict[str, str] | None
+
+    @property
+    def parent(self) -> str | None:
+        """The reading of all documents but the last, whose state this one starts from."""
+        return reading_id(self.model, self.documents[:-1]) if len(self.documents) > 1 else None
+
+    @staticmethod
+    def fields(model: str, documents: Sequence[str]) -> dict[str, str | int | float]:
+        """A new one, as it is stored."""
+        return {
+            "id": reading_id(model, documents), "model": model, "documents": json.dumps(list(documents)),
+            "status": "queued", "version": 0, "fence": 0, "attempts": 0, "created_at": now(),
+        }  # fmt: skip
+
+    @staticmethod
+    def of(stored: Hash) -> Reading:
+        """From a hash, with or without its state."""
+        return Reading(
+            id=stored[b"id"].decode(),
+            model=stored[b"model"].decode(),
+            documents=tuple(json.loads(stored[b"documents"])),
+            status=stored[b"status"].decode(),
+            version=int(stored[b"version"]),
+            cursor=Cursor(
+                offset=int(stored.get(b"offset", 0)),
+                skip=int(stored.get(b"skip", 0)),
+                tokens=int(stored.get(b"tokens", 0)),
+                position=int(stored.get(b"position", 0)),
+                segments=int(stored.get(b"segments", 0)),
+                seconds=float(stored.get(b"seconds", 0)),
+                open=tuple(unpack_tokens(stored.get(b"open", b""))),
+            ),
+            state=stored.get(b"state"),
+            state_bytes=int(stored.get(b"state_bytes", 0)),
+            state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,
+            error=json.loads(stored[b"error"]) if stored.get(b"error") else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A fork of its documents' state plus the dialogue. `state` is absent before the documents are read, and in a
+    session without documents before its first message."""
+
+    id: str
+    model: str
+    model_name: str
+    documents: tuple[str, ...]
+    created_at: float
+    version: int
+    messages: int
+    position: int
+    open: tuple[int, ...]
+    state: bytes | None
+    state_bytes: int
+    state_digest: str | None
+
+    @property
+    def reading(self) -> str | None:
+        """The reading that the session starts from."""
+        return reading_id(self.model, self.documents) if self.documents else None
+
+    @staticmethod
+    def fields(session_id: str, model: str, model_name: str, documents: Sequence[str]) -> dict[str, str | int | float]:
+        """A new one, as it is stored."""
+        return {
+            "id": session_id, "model": model, "model_name": model_name, "documents": json.dumps(list(documents)),
+            "created_at": now(), "version": 0, "messages": 0, "position": 0,
+        }  # fmt: skip
+
+    @staticmethod
+    def of(stored: Hash) -> Session:
+        """From a hash."""
+        return Session(
+            id=stored[b"id"].decode(),
+            model=stored[b"model"].decode(),
+            model_name=stored[b"model_name"].decode(),
+            documents=tuple(json.loads(stored[b"documents"])),
+            created_at=float(stored[b"created_at"]),
+            version=int(stored[b"version"]),
+            messages=int(stored[b"messages"]),
+            position=int(stored[b"position"]),
+            open=tuple(unpack_tokens(stored.get(b"open", b""))),
+            state=stored.get(b"state"),
+            state_bytes=int(stored.get(b"state_bytes", 0)),
+            state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,
+        )

@@ -1,0 +1,178 @@
+"""Everything that must happen at once in Redis, as Lua. Each script checks before it writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.commands.core import AsyncScript
+
+# KEYS: document, documents, document_readings, reading, jobs
+# ARGV: document id, created, reading id, number of document fields n, n fields and values, then those of the reading
+CREATE_DOCUMENT = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local n = tonumber(ARGV[4])
+redis.call('HSET', KEYS[1], unpack(ARGV, 5, 4 + n))
+redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
+redis.call('SADD', KEYS[3], ARGV[3])
+redis.call('HSET', KEYS[4], unpack(ARGV, 5 + n))
+redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3])
+return 1
+"""
+
+# KEYS: reading, jobs, parent reading or '', parent's children, then pairs document, document_readings
+# ARGV: reading id, fields and values of the reading
+# Returns 1 (created), 0 (there already), -k (the k-th document is gone)
+ENSURE_READING = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+for i = 5, #KEYS, 2 do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return -(i - 3) / 2 end
+end
+redis.call('HSET', KEYS[1], unpack(ARGV, 2))
+for i = 5, #KEYS, 2 do redis.call('SADD', KEYS[i + 1], ARGV[1]) end
+local parent = KEYS[3] ~= '' and redis.call('HGET', KEYS[3], 'status')
+if parent == 'queued' or parent == 'reading' then
+  redis.call('SADD', KEYS[4], ARGV[1])
+else
+  redis.call('XADD', KEYS[2], '*', 'reading', ARGV[1])
+end
+return 1
+"""
+
+# KEYS: reading, fence. Returns {token, attempts} of the one who may write now, or nothing if there is nothing to do.
+CLAIM_READING = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if not status or status == 'ready' or status == 'failed' then return nil end
+local token = redis.call('INCR', KEYS[2])
+redis.call('HSET', KEYS[1], 'fence', token, 'status', 'reading')
+return {token, redis.call('HINCRBY', KEYS[1], 'attempts', 1)}
+"""
+
+# KEYS: reading, children, jobs. ARGV: token, expected version, 1 if this is the end, fields and values
+# Returns the new version, 0 (the reading is gone), -1 (somebody else has it)
+CHECKPOINT_READING = """
+local now = redis.call('HMGET', KEYS[1], 'fence', 'version')
+if not now[2] then return 0 end
+if now[1] ~= ARGV[1] or now[2] ~= ARGV[2] then return -1 end
+redis.call('HSET', KEYS[1], 'attempts', 0, unpack(ARGV, 4))
+if ARGV[3] == '1' then
+  for _, child in ipairs(redis.call('SMEMBERS', KEYS[2])) do redis.call('XADD', KEYS[3], '*', 'reading', child) end
+  redis.call('DEL', KEYS[2])
+end
+return redis.call('HINCRBY', KEYS[1], 'version', 1)
+"""
+
+# KEYS: document, documents, document_readings. ARGV: document id, prefix of reading keys, of document keys
+# Returns 1, or 0 if there is no such document. What the document's readings had learnt goes with them.
+DELETE_DOCUMENT = """
+if redis.call('DEL', KEYS[1]) == 0 then return 0 end
+redis.call('ZREM', KEYS[2], ARGV[1])
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[3])) do
+  local documents = redis.call('HGET', ARGV[2] .. id, 'documents')
+  if documents then
+    for _, other in ipairs(cjson.decode(documents)) do redis.call('SREM', ARGV[3] .. other .. ':readings', id) end
+  end
+  redis.call('DEL', ARGV[2] .. id, ARGV[2] .. id .. ':children')
+end
+redis.call('DEL', KEYS[3])
+return 1
+"""
+
+_FORK = """
+local function fork(reading, session)
+  local from = redis.call('HMGET', reading, 'status', 'state', 'open', 'position', 'state_bytes', 'state_digest')
+  if from[1] == 'ready' then
+    redis.call('HSET', session, 'state', from[2], 'open', from[3], 'position', from[4],
+               'state_bytes', from[5], 'state_digest', from[6])
+  end
+end
+"""
+
+# KEYS: session, sessions, reading or ''. ARGV: session id, created, fields and values
+CREATE_SESSION = (
+    _FORK
+    + """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
+if KEYS[3] ~= '' then fork(KEYS[3], KEYS[1]) end
+return 1
+"""
+)
+
+# KEYS: session, reading. Gives a session the state of its documents, once they are read.
+START_SESSION = (
+    _FORK
+    + """
+if redis.call('EXISTS', KEYS[1]) == 1 and redis.call('HEXISTS', KEYS[1], 'state') == 0 then fork(KEYS[2], KEYS[1]) end
+return 1
+"""
+)
+
+# KEYS: session, its messages, new session, its messages, sessions. ARGV: new id, created
+FORK_SESSION = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('COPY', KEYS[1], KEYS[3])
+redis.call('COPY', KEYS[2], KEYS[4])
+redis.call('HSET', KEYS[3], 'id', ARGV[1], 'created_at', ARGV[2], 'version', 0)
+redis.call('ZADD', KEYS[5], ARGV[2], ARGV[1])
+return 1
+"""
+
+# KEYS: session, messages, lease, sessions. ARGV: session id
+DELETE_SESSION = """
+redis.call('ZREM', KEYS[4], ARGV[1])
+return redis.call('DEL', KEYS[1]) + 0 * redis.call('DEL', KEYS[2], KEYS[3])
+"""
+
+# KEYS: lease, fence. ARGV: replica id, milliseconds, prefix of replica keys. Returns the token, or 0 if it is taken.
+ACQUIRE_LEASE = """
+local holder = redis.call('GET', KEYS[1])
+if holder then
+  local replica = string.match(holder, '^(.*)|')
+  if redis.call('EXISTS', ARGV[3] .. replica) == 1 then return 0 end
+end
+local token = redis.call('INCR', KEYS[2])
+redis.call('SET', KEYS[1], ARGV[1] .. '|' .. token, 'PX', ARGV[2])
+return token
+"""
+
+# KEYS: lease. ARGV: value, milliseconds (0: give it back). Returns 1 if the lease was ours.
+RENEW_LEASE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if ARGV[2] == '0' then redis.call('DEL', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return 1
+"""
+
+# KEYS: session, lease, messages. ARGV: lease value, expected version, number of messages n, n messages, fields and values
+# Returns the new version, 0 (the session is gone), -1 (the lease is lost), -2 (another version)
+COMMIT_SESSION = """
+local version = redis.call('HGET', KEYS[1], 'version')
+if not version then return 0 end
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
+if version ~= ARGV[2] then return -2 end
+local n = tonumber(ARGV[3])
+if n > 0 then redis.call('RPUSH', KEYS[3], unpack(ARGV, 4, 3 + n)) end
+redis.call('HSET', KEYS[1], unpack(ARGV, 4 + n))
+redis.call('HINCRBY', KEYS[1], 'messages', n)
+return redis.call('HINCRBY', KEYS[1], 'version', 1)
+"""
+
+
+class Scripts:
+    """The scripts above, registered with one client; called as `await scripts.run(TEXT, keys, args)`."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._scripts: dict[str, AsyncScript] = {}
+
+    async def run(self, text: str, keys: list[str], args: list[Any]) -> Any:
+        """The script's result."""
+        if text not in self._scripts:
+            self._scripts[text] = self._redis.register_script(text)
+        return await self._scripts[text](keys=keys, args=args)
+
+
+def flat(fields: dict[str, Any]) -> list[Any]:
+    """Fields and values, one after the other."""
+    return [part for pair in fields.items() for part in pair]

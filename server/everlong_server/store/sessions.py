@@ -1,0 +1,154 @@
+"""`Sessions` in Redis, and the lease that makes one writer of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+
+from everlong_server.errors import Conflict, NotFound, SessionBusy
+from everlong_server.store import keys, scripts
+from everlong_server.store.documents import page
+from everlong_server.store.records import Session, new_id, now, pack_tokens, reading_id
+from everlong_server.store.scripts import Scripts, flat
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write a session: `value` names the replica and the fencing token."""
+
+    session: str
+    value: str
+
+
+class Sessions:
+    """Sessions of all replicas. `replica`: this process's id, `lease_seconds`: how long a silent writer keeps its lease."""
+
+    def __init__(self, redis: Redis, replica: str, lease_seconds: float) -> None:
+        self._redis = redis
+        self._scripts = Scripts(redis)
+        self._replica = replica
+        self._lease_ms = int(lease_seconds * 1000)
+
+    async def create(self, model: str, model_name: str, documents: Sequence[str]) -> Session:
+        """A new session; it has its documents' state at once if they are read."""
+        session_id = new_id("ses")
+        reading = keys.reading(reading_id(model, documents)) if documents else ""
+        fields = Session.fields(session_id, model, model_name, documents)
+        await self._scripts.run(
+            scripts.CREATE_SESSION,
+            [keys.session(session_id), keys.SESSIONS, reading],
+            [session_id, fields["created_at"], *flat(fields)],
+        )
+        return await self.get(session_id)
+
+    async def get(self, session_id: str) -> Session:
+        """Raises `NotFound`. A session whose documents have been read meanwhile gets their state now."""
+        stored = await self._redis.hgetall(keys.session(session_id))
+        if not stored:
+            raise NotFound(f"no session {session_id!r}", param="session_id", code="session_not_found")
+        session = Session.of(stored)
+        if session.state is None and session.reading is not None:
+            await self._scripts.run(
+                scripts.START_SESSION, [keys.session(session_id), keys.reading(session.reading)], []
+            )
+            session = Session.of(await self._redis.hgetall(keys.session(session_id)) or stored)
+        return session
+
+    async def list(self, limit: int, after: str | None) -> tuple[list[Session], bool]:
+        """Newest first, and whether there are more."""
+        ids, more = await page(self._redis, keys.SESSIONS, limit, after)
+        sessions = []
+        for session_id in ids:
+            try:
+                sessions.append(await self.get(session_id))
+            except NotFound:  # deleted since the page was read
+                continue
+        return sessions, more
+
+    async def messages(self, session_id: str) -> list[dict[str, Any]]:
+        """The dialogue so far."""
+        return [json.loads(message) for message in await self._redis.lrange(keys.session_messages(session_id), 0, -1)]
+
+    async def fork(self, session_id: str) -> Session:
+        """A copy of the session as it was last committed. Raises `NotFound`."""
+        fork_id = new_id("ses")
+        done = await self._scripts.run(
+            scripts.FORK_SESSION,
+            [
+                keys.session(session_id), keys.session_messages(session_id),
+                keys.session(fork_id), keys.session_messages(fork_id), keys.SESSIONS,
+            ],
+            [fork_id, now()],
+        )  # fmt: skip
+        if not done:
+            raise NotFound(f"no session {session_id!r}", param="session_id", code="session_not_found")
+        return await self.get(fork_id)
+
+    async def delete(self, session_id: str) -> None:
+        """Raises `NotFound`. A writer that is at it finds its session gone and writes nothing."""
+        done = await self._scripts.run(
+            scripts.DELETE_SESSION,
+            [
+                keys.session(session_id),
+                keys.session_messages(session_id),
+                keys.session_lease(session_id),
+                keys.SESSIONS,
+            ],
+            [session_id],
+        )
+        if not done:
+            raise NotFound(f"no session {session_id!r}", param="session_id", code="session_not_found")
+
+    # One writer at a time
+
+    async def acquire(self, session_id: str) -> Lease:
+        """Raises `SessionBusy` if a living replica holds the lease."""
+        token = await self._scripts.run(
+            scripts.ACQUIRE_LEASE,
+            [keys.session_lease(session_id), keys.FENCE],
+            [self._replica, self._lease_ms, keys.REPLICA],
+        )
+        if not token:
+            raise SessionBusy(f"session {session_id!r} is generating an answer", param="session_id")
+        return Lease(session_id, f"{self._replica}|{token}")
+
+    async def renew(self, lease: Lease) -> bool:
+        """Whether the lease is still ours, for another `lease_seconds`."""
+        args = [lease.value, self._lease_ms]
+        return bool(await self._scripts.run(scripts.RENEW_LEASE, [keys.session_lease(lease.session)], args))
+
+    async def release(self, lease: Lease) -> None:
+        """Gives the lease back."""
+        await self._scripts.run(scripts.RENEW_LEASE, [keys.session_lease(lease.session)], [lease.value, 0])
+
+    async def commit(
+        self,
+        session: Session,
+        lease: Lease,
+        *,
+        state: bytes,
+        state_bytes: int,
+        state_digest: str,
+        open: Sequence[int],
+        position: int,
+        messages: Sequence[dict[str, Any]],
+    ) -> None:
+        """Writes state, open segment, position and messages at once, or nothing. Raises `NotFound` or `Conflict`."""
+        fields = {
+            "state": state, "state_bytes": state_bytes, "state_digest": state_digest,
+            "open": pack_tokens(open), "position": position,
+        }  # fmt: skip
+        version = await self._scripts.run(
+            scripts.COMMIT_SESSION,
+            [keys.session(session.id), keys.session_lease(session.id), keys.session_messages(session.id)],
+            [lease.value, session.version, len(messages), *(json.dumps(m) for m in messages), *flat(fields)],
+        )
+        if version == 0:
+            raise NotFound(f"session {session.id!r} was deleted", param="session_id", code="session_not_found")
+        if version < 0:
+            reason = "the lease was lost" if version == -1 else "another writer was quicker"
+            raise Conflict(f"session {session.id!r} was not changed: {reason}", param="session_id")
