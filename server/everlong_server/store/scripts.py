@@ -53,7 +53,9 @@ return {token, redis.call('HINCRBY', KEYS[1], 'attempts', 1)}
 CHECKPOINT_READING = """
 local now = redis.call('HMGET', KEYS[1], 'fence', 'version')
 if not now[2] then return 0 end
-if now[1] ~= ARGV[1] or now[2] ~= ARGV[2] then return -1 end
+if now[1] ~= ARGV[1] then return -1 end
+if tonumber(now[2]) == tonumber(ARGV[2]) + 1 then return tonumber(now[2]) end -- sent again: its answer was lost
+if now[2] ~= ARGV[2] then return -1 end
 redis.call('HSET', KEYS[1], 'attempts', 0, unpack(ARGV, 4))
 if ARGV[3] == '1' then
   for _, child in ipairs(redis.call('SMEMBERS', KEYS[2])) do redis.call('XADD', KEYS[3], '*', 'reading', child) end
@@ -121,20 +123,24 @@ return 1
 
 # KEYS: session, messages, lease, sessions. ARGV: session id
 DELETE_SESSION = """
+local there = redis.call('DEL', KEYS[1])
+redis.call('DEL', KEYS[2], KEYS[3])
 redis.call('ZREM', KEYS[4], ARGV[1])
-return redis.call('DEL', KEYS[1]) + 0 * redis.call('DEL', KEYS[2], KEYS[3])
+return there
 """
 
-# KEYS: lease, fence. ARGV: replica id, milliseconds, prefix of replica keys. Returns the token, or 0 if it is taken.
+# KEYS: lease, fence. ARGV: replica id, nonce, milliseconds, prefix of replica keys
+# Returns the lease's value `replica|nonce|token`, or nothing if a living replica has it.
 ACQUIRE_LEASE = """
 local holder = redis.call('GET', KEYS[1])
 if holder then
-  local replica = string.match(holder, '^(.*)|')
-  if redis.call('EXISTS', ARGV[3] .. replica) == 1 then return 0 end
+  local replica, nonce = string.match(holder, '^([^|]*)|([^|]*)|')
+  if nonce == ARGV[2] then return holder end -- sent again: its answer was lost
+  if redis.call('EXISTS', ARGV[4] .. replica) == 1 then return nil end
 end
-local token = redis.call('INCR', KEYS[2])
-redis.call('SET', KEYS[1], ARGV[1] .. '|' .. token, 'PX', ARGV[2])
-return token
+local value = ARGV[1] .. '|' .. ARGV[2] .. '|' .. redis.call('INCR', KEYS[2])
+redis.call('SET', KEYS[1], value, 'PX', ARGV[3])
+return value
 """
 
 # KEYS: lease. ARGV: value, milliseconds (0: give it back). Returns 1 if the lease was ours.
@@ -147,13 +153,14 @@ return 1
 # KEYS: session, lease, messages. ARGV: lease value, expected version, number of messages n, n messages, fields and values
 # Returns the new version, 0 (the session is gone), -1 (the lease is lost), -2 (another version)
 COMMIT_SESSION = """
-local version = redis.call('HGET', KEYS[1], 'version')
-if not version then return 0 end
+local now = redis.call('HMGET', KEYS[1], 'version', 'writer')
+if not now[1] then return 0 end
+if now[2] == ARGV[1] then return tonumber(now[1]) end -- sent again: its answer was lost
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
-if version ~= ARGV[2] then return -2 end
+if now[1] ~= ARGV[2] then return -2 end
 local n = tonumber(ARGV[3])
 if n > 0 then redis.call('RPUSH', KEYS[3], unpack(ARGV, 4, 3 + n)) end
-redis.call('HSET', KEYS[1], unpack(ARGV, 4 + n))
+redis.call('HSET', KEYS[1], 'writer', ARGV[1], unpack(ARGV, 4 + n))
 redis.call('HINCRBY', KEYS[1], 'messages', n)
 return redis.call('HINCRBY', KEYS[1], 'version', 1)
 """

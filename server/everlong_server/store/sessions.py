@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,14 +108,14 @@ class Sessions:
 
     async def acquire(self, session_id: str) -> Lease:
         """Raises `SessionBusy` if a living replica holds the lease."""
-        token = await self._scripts.run(
+        value = await self._scripts.run(
             scripts.ACQUIRE_LEASE,
             [keys.session_lease(session_id), keys.FENCE],
-            [self._replica, self._lease_ms, keys.REPLICA],
+            [self._replica, uuid.uuid4().hex, self._lease_ms, keys.REPLICA],
         )
-        if not token:
+        if not value:
             raise SessionBusy(f"session {session_id!r} is generating an answer", param="session_id")
-        return Lease(session_id, f"{self._replica}|{token}")
+        return Lease(session_id, value.decode())
 
     async def renew(self, lease: Lease) -> bool:
         """Whether the lease is still ours, for another `lease_seconds`."""

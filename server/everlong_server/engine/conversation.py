@@ -1,0 +1,238 @@
+"""`Conversations`: a message to a session, from lease to commit. A message is a transaction.
+
+Either the answer is complete, and session and dialogue contain it before the caller is told so; or the session is as it
+was before. A caller that goes away in the middle, a lost lease, a killed server: the session is as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from everlong_models import EverlongModelError, MemoryState, SamplingParams, decode_state, encode_state
+from everlong_models.errors import StateOfOtherModel
+
+from everlong_server.engine.engine import Engine
+from everlong_server.engine.runner import Answer, Finished
+from everlong_server.errors import Conflict, DocumentFailed, DocumentNotReady, InvalidRequest, StateUnusable
+from everlong_server.metrics import Metrics
+from everlong_server.store.documents import Documents
+from everlong_server.store.records import Session, new_id, now
+from everlong_server.store.sessions import Lease, Sessions
+
+Event = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Turn:
+    """A message and its answer under way. `events` yields what the caller is sent; `cancel` ends the answer and keeps it."""
+
+    id: str
+    events: AsyncGenerator[Event, None] = field(init=False)
+    _answer: Answer | None = None
+    _engine: Engine | None = None
+
+    def cancel(self) -> None:
+        """The answer ends within one step, with `finish_reason` "cancelled"; what was said is kept."""
+        if self._answer is not None and self._engine is not None:
+            self._engine.cancel(self._answer)
+
+
+class Conversations:
+    """Sends messages to sessions."""
+
+    def __init__(
+        self, engine: Engine, sessions: Sessions, documents: Documents, metrics: Metrics, lease_seconds: float
+    ) -> None:
+        self._engine = engine
+        self._sessions = sessions
+        self._documents = documents
+        self._metrics = metrics
+        self._lease_seconds = lease_seconds
+
+    async def state_of(self, session: Session) -> str:
+        """`ready`, `reading` or `failed`: whether the session can be talked to. Raises nothing."""
+        if session.state is not None or session.reading is None:
+            return "ready"
+        reading = await self._documents.reading(session.reading)
+        if reading is None or reading.status == "failed":
+            return "failed"
+        return "reading"
+
+    async def _ready(self, session: Session) -> MemoryState:
+        """The session's state. Raises why it has none."""
+        model = self._engine.model
+        if session.model != model.fingerprint:
+            raise StateUnusable(
+                f"session {session.id!r} was made with model {session.model_name!r} (fingerprint {session.model[:12]}…); "
+                f"this server serves {model.name!r} ({model.fingerprint[:12]}…)", param="session_id",
+            )  # fmt: skip
+        if session.state is None and session.reading is not None:
+            reading = await self._documents.reading(session.reading)
+            if reading is None:
+                raise DocumentFailed("a document of this session was deleted before it was read", param="documents")
+            if reading.status == "failed":
+                raise DocumentFailed(
+                    f"a document of this session could not be read: {(reading.error or {}).get('message')}",
+                    param="documents",
+                )
+            raise DocumentNotReady(
+                f"the documents of session {session.id!r} are still being read", param="session_id", retry_after=1
+            )
+        if session.state is None:
+            return model.memory.initial_state(1).to("cpu")
+        try:
+            return decode_state(session.state, model.fingerprint)
+        except StateOfOtherModel as error:
+            raise StateUnusable(f"session {session.id!r}: {error}", param="session_id") from error
+        except EverlongModelError as error:
+            raise StateUnusable(f"the stored state of session {session.id!r} is damaged: {error}") from error
+
+    async def send(self, session_id: str, content: str, params: SamplingParams) -> Turn:
+        """A turn that has been admitted: its first event is at hand. Every refusal is raised here, before any event."""
+        turn = Turn(id=new_id("msg"))
+        turn.events = self._turn(turn, session_id, content, params)
+        first = await anext(turn.events)
+
+        async def events() -> AsyncGenerator[Event, None]:
+            async with contextlib.aclosing(rest):
+                yield first
+                async for event in rest:
+                    yield event
+
+        rest, turn.events = turn.events, events()
+        return turn
+
+    async def _turn(self, turn: Turn, session_id: str, content: str, params: SamplingParams) -> AsyncGenerator[Event, None]:
+        model, arrived = self._engine.model, time.monotonic()
+        for token in (*params.logit_bias, *params.stop_token_ids):
+            if token >= model.memory.vocab_size:
+                raise InvalidRequest(f"token id {token} is not below the vocabulary's {model.memory.vocab_size}", param="logit_bias")
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._engine.admit())
+            session = await self._sessions.get(session_id)
+            await self._ready(session)  # a session that cannot be talked to says why before it says that it is busy
+            lease = await stack.enter_async_context(self._lease(session_id))
+            session = await self._sessions.get(session_id)
+            state = await self._ready(session)
+            # Work that takes long in proportion to the message is not for the event loop.
+            prompt = await asyncio.to_thread(self._prompt, session, content)
+            seed = params.seed if params.seed is not None else secrets.randbits(53)
+            answer = Answer(state, list(session.open), prompt, params, seed, sink=lambda event: None)
+            turn._answer, turn._engine = answer, self._engine
+            message: dict[str, Any] = {
+                "id": turn.id, "object": "message", "role": "assistant", "session": session_id, "model": model.name,
+                "created_at": now(), "seed": seed,
+            }  # fmt: skip
+            yield {"type": "response.created", "response": message}
+            previous, first, logprobs = time.monotonic(), True, []
+            finished: Finished | None = None
+            try:
+                async with contextlib.aclosing(self._engine.answer(answer)) as events:
+                    async for event in events:
+                        if isinstance(event, Finished):
+                            finished = event
+                            break
+                        moment = time.monotonic()
+                        if first:
+                            self._metrics.first_token_seconds.observe(moment - arrived)
+                        elif event.token >= 0:
+                            self._metrics.token_seconds.observe(moment - previous)
+                        previous, first = moment, False
+                        if event.logprobs is not None:
+                            logprobs.append(event.logprobs)
+                        if event.text or event.logprobs is not None:
+                            delta: Event = {"type": "response.output_text.delta", "response_id": turn.id, "delta": event.text}
+                            yield delta | ({"logprobs": [event.logprobs]} if event.logprobs is not None else {})
+            except InterruptedError:  # cancelled before the prompt was read: there is nothing to keep
+                finished = None
+            reused = session.position - len(session.open)
+            usage = {
+                "prompt_tokens": session.position + len(prompt),
+                "completion_tokens": finished.tokens if finished else 0,
+                "reused_tokens": reused,
+            }
+            message |= {
+                "content": finished.text if finished else "",
+                "finish_reason": finished.reason if finished else "cancelled",
+                "usage": usage,
+            }
+            if params.logprobs:
+                message["logprobs"] = logprobs
+            if finished is not None:
+                await self._commit(session, lease, content, message, finished)
+                self._metrics.tokens_prompt.inc(len(prompt))
+                self._metrics.tokens_generated.inc(finished.tokens)
+                self._metrics.tokens_reused.inc(reused)
+            self._metrics.answers.labels(message["finish_reason"]).inc()
+        # The lease is back before the caller hears of the end, so that its next message finds the session free.
+        yield {"type": "response.completed", "message": message}
+
+    def _prompt(self, session: Session, content: str) -> list[int]:
+        chat, tokenizer = self._engine.model.chat, self._engine.model.tokenizer
+        if session.messages:
+            before = chat.turn
+        else:
+            before = chat.separator if session.documents else chat.head
+        return [*before, *tokenizer.encode(content), *chat.ask]
+
+    async def _commit(
+        self, session: Session, lease: Lease, content: str, message: dict[str, Any], finished: Finished
+    ) -> None:
+        blob = await asyncio.to_thread(encode_state, finished.state, self._engine.model.fingerprint)
+        question = {
+            "id": new_id("msg"), "object": "message", "role": "user", "content": content,
+            "created_at": message["created_at"],
+        }  # fmt: skip
+        kept = {key: value for key, value in message.items() if key not in ("logprobs", "session")}
+        await self._sessions.commit(
+            session,
+            lease,
+            state=blob,
+            state_bytes=finished.state.nbytes,
+            state_digest=finished.state.digest(),
+            open=finished.open,
+            position=session.position + finished.prompt + finished.tokens,
+            messages=[question, kept],
+        )
+
+    @asynccontextmanager
+    async def _lease(self, session_id: str) -> AsyncIterator[Lease]:
+        """The session's lease, renewed meanwhile and given back. A lost lease ends what is inside with `Conflict`."""
+        lease = await self._sessions.acquire(session_id)
+        inside, lost = asyncio.current_task(), False
+
+        async def keep() -> None:
+            nonlocal lost
+            last = time.monotonic()
+            while True:
+                await asyncio.sleep(self._lease_seconds / 3)
+                try:
+                    held = await self._sessions.renew(lease)
+                except Exception:
+                    # Redis is away: the lease is ours for as long as it was last promised. The commit decides.
+                    held = time.monotonic() - last < self._lease_seconds
+                else:
+                    last = time.monotonic()
+                if not held and inside is not None:
+                    lost = True
+                    inside.cancel()
+                    return
+
+        keeper = asyncio.create_task(keep())
+        try:
+            yield lease
+        except asyncio.CancelledError:
+            if lost:
+                raise Conflict(f"the lease on session {session_id!r} was lost", param="session_id") from None
+            raise
+        finally:
+            keeper.cancel()
+            with contextlib.suppress(Exception):  # it expires by itself; what was committed is committed
+                await asyncio.shield(self._sessions.release(lease))

@@ -1,0 +1,123 @@
+"""`Engine`: the runner as the event loop sees it. Admission, streaming, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+from everlong_models import MemoryState, Model
+from torch import Tensor
+
+from everlong_server.engine.runner import Answer, Delta, Failed, Finished, Read, Runner
+from everlong_server.errors import Internal, Overloaded, Unavailable
+
+
+class Engine:
+    """One model on one device, for any number of tasks of one event loop."""
+
+    def __init__(self, model: Model, *, max_streams: int, max_queued: int, reading_share: float) -> None:
+        self.model = model
+        self._runner = Runner(model, max_streams=max_streams, reading_share=reading_share)
+        self._max_streams = max_streams
+        self._max_queued = max_queued
+        self._admitted = 0
+        self._durations: deque[float] = deque([10.0], maxlen=32)
+        self.draining = False
+
+    def start(self) -> None:
+        """Starts the device thread."""
+        self._runner.start()
+
+    async def stop(self) -> None:
+        """Ends the device thread after the work at hand."""
+        await asyncio.to_thread(self._runner.stop)
+
+    @property
+    def alive(self) -> bool:
+        """False once the device thread has died."""
+        return self._runner.dead is None
+
+    @property
+    def answering(self) -> int:
+        """Answers that are being generated or wait for it."""
+        return self._admitted
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """A place for one answer. Raises `Overloaded` or `Unavailable` at once, before anything else is done for it."""
+        if self.draining:
+            raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+        if not self.alive:
+            raise Unavailable("the engine has failed; the server must be restarted", code="engine_failed", retry_after=30)
+        if self._admitted >= self._max_streams + self._max_queued:
+            waiting = self._admitted - self._max_streams + 1
+            seconds = waiting * sum(self._durations) / len(self._durations) / self._max_streams
+            raise Overloaded(
+                f"{self._admitted} answers are being generated or wait; the limit is {self._max_streams} + {self._max_queued}",
+                retry_after=max(1, math.ceil(seconds)),
+            )
+        self._admitted += 1
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+            self._durations.append(time.monotonic() - start)
+
+    async def read(self, state: MemoryState, tokens: Tensor) -> MemoryState:
+        """The state after full segments `tokens` (n·S,), n ≥ 1. Cancelling the task stops it after the segment at hand."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[MemoryState] = loop.create_future()
+
+        def settle(result: MemoryState | Failed) -> None:
+            if future.done():
+                return
+            if isinstance(result, Failed):
+                future.set_exception(result.error)
+            else:
+                future.set_result(result)
+
+        work = Read(state, tokens, lambda result: _post(loop, settle, result))
+        self._runner.submit(work)
+        try:
+            return await future
+        finally:
+            work.cancelled = True
+            self._runner.wake()
+
+    async def answer(self, answer: Answer) -> AsyncIterator[Delta | Finished]:
+        """Tokens as they are generated, then `Finished`. Raises what the answer failed with.
+
+        Closing the iterator cancels the answer within one step. To end it and keep it, call `cancel`.
+        """
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Delta | Finished | Failed] = asyncio.Queue()
+        answer.sink = lambda event: _post(loop, events.put_nowait, event)
+        self._runner.submit(answer)
+        try:
+            while True:
+                event = await events.get()
+                if isinstance(event, Failed):
+                    if isinstance(event.error, InterruptedError):
+                        raise event.error
+                    raise event.error if isinstance(event.error, Exception) else Internal("the engine has failed")
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            self.cancel(answer)
+
+    def cancel(self, answer: Answer) -> None:
+        """Ends the answer within one step; `Finished` says "cancelled". No effect on one that has ended."""
+        answer.cancelled = True
+        self._runner.wake()
+
+
+def _post(loop: asyncio.AbstractEventLoop, call: object, argument: object) -> None:
+    """Calls on the event loop's thread; a loop that has closed no longer wants to know."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call, argument)  # type: ignore[arg-type]

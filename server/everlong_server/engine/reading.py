@@ -1,0 +1,200 @@
+"""`Reader`: does the jobs. Reads a document from its blob into a state, checkpointing as it goes.
+
+Everything that a reading has learnt is in its record: state and cursor change together or not at all. So whoever takes
+the job over, after any kind of end, goes on at the last checkpoint and arrives at the same state, bit for bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import IO
+
+import torch
+from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
+from everlong_models.tokenizer import Tokenizer
+from redis.exceptions import RedisError
+
+from everlong_server.engine.engine import Engine
+from everlong_server.metrics import Metrics
+from everlong_server.store.blobs import Blobs
+from everlong_server.store.documents import Claim, Documents, Fenced
+from everlong_server.store.jobs import Job, Jobs
+from everlong_server.store.records import Cursor, Document, Reading
+
+log = logging.getLogger(__name__)
+
+_BLOCK = 1 << 16
+_SEGMENTS_AT_ONCE = 4
+_MAX_ATTEMPTS = 5
+_RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of a text, and the byte at which encoding can be resumed to get them again."""
+
+    offset: int
+    tokens: list[int]
+
+
+def pieces(file: IO[bytes], tokenizer: Tokenizer, offset: int) -> Iterator[Piece]:
+    """The tokens of the UTF-8 text in `file`, which stands at byte `offset`, in bounded memory."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    stream = tokenizer.stream()
+    stream.consumed = offset
+    while True:
+        start = stream.consumed
+        block = file.read(_BLOCK)
+        tokens = stream.feed(decoder.decode(block, final=not block))
+        if not block:
+            tokens += stream.finish()
+        if tokens:
+            yield Piece(start, tokens)
+        if not block:
+            return
+
+
+class Reader:
+    """Takes jobs until it is stopped. Several of them may run beside each other."""
+
+    def __init__(
+        self, engine: Engine, documents: Documents, blobs: Blobs, jobs: Jobs, metrics: Metrics, checkpoint_seconds: float
+    ) -> None:
+        self._engine = engine
+        self._documents = documents
+        self._blobs = blobs
+        self._jobs = jobs
+        self._metrics = metrics
+        self._checkpoint_seconds = checkpoint_seconds
+
+    async def run(self) -> None:
+        """Until cancelled. Redis being away is waited out; no other error ends the loop."""
+        while True:
+            try:
+                job = await self._jobs.next(wait_ms=1000)
+                if job is not None:
+                    await self._do(job)
+            except RedisError as error:
+                log.warning("redis is away, reading waits: %s", type(error).__name__)
+                await asyncio.sleep(_RETRY_SECONDS)
+            except Exception:
+                log.exception("a reading job failed")
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _do(self, job: Job) -> None:
+        """One job, to its end; also one that was begun elsewhere or before."""
+        while True:
+            try:
+                claim = await self._documents.claim(job.reading)
+                if claim is not None:
+                    await self._read(job.reading, claim)
+                await self._jobs.done(job)
+                return
+            except Fenced as reason:  # deleted, taken over, or of another model: not ours to end
+                log.info("reading stops: %s", reason)
+                await self._jobs.done(job)
+                return
+            except RedisError as error:
+                # Nothing is lost: the next try starts at the last checkpoint.
+                log.warning("redis is away, reading waits: %s", type(error).__name__)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _read(self, reading_id: str, claim: Claim) -> None:
+        reading = await self._documents.reading(reading_id, with_state=True)
+        if reading is None:
+            return
+        try:
+            if claim.attempts > _MAX_ATTEMPTS:
+                raise ReadingError("too_many_attempts", f"given up after {_MAX_ATTEMPTS} tries without progress")
+            if reading.model != self._engine.model.fingerprint:
+                raise ReadingError("other_model", "queued for a model that this server does not serve")
+            await self._advance(reading, claim)
+        except (ReadingError, EverlongModelError, FileNotFoundError, UnicodeDecodeError) as error:
+            code = error.code if isinstance(error, ReadingError) else "reading_failed"
+            log.warning("reading %s failed: %s", reading_id, error)
+            current = await self._documents.reading(reading_id)
+            if current is not None:
+                failure = {"message": str(error), "code": code}
+                await self._documents.checkpoint(current, claim, current.cursor, None, status="failed", error=failure)
+
+    async def _begin(self, reading: Reading) -> tuple[MemoryState, Cursor]:
+        """Where this reading stands, or starts: behind the documents before the last, or the chat format's head."""
+        model = self._engine.model
+        if reading.state is not None:
+            return decode_state(reading.state, model.fingerprint), reading.cursor
+        if reading.parent is None:
+            return model.memory.initial_state(1).to("cpu"), Cursor(open=model.chat.head, position=len(model.chat.head))
+        parent = await self._documents.reading(reading.parent, with_state=True)
+        if parent is None or parent.status != "ready" or parent.state is None:
+            why = parent.error["message"] if parent is not None and parent.error else "it is not there"
+            raise ReadingError("document_failed", f"the document before it could not be read: {why}")
+        before = parent.cursor
+        cursor = Cursor(open=before.open + model.chat.separator, position=before.position + len(model.chat.separator))
+        return decode_state(parent.state, model.fingerprint), cursor
+
+    async def _advance(self, reading: Reading, claim: Claim) -> None:
+        model = self._engine.model
+        S = model.segment_length
+        document: Document = await self._documents.get(reading.documents[-1])
+        state, cursor = await self._begin(reading)
+        began = cursor.seconds
+        start = saved = time.monotonic()
+
+        async def save(**end: object) -> None:
+            nonlocal reading, saved
+            blob = await asyncio.to_thread(encode_state, state, model.fingerprint)
+            here = replace(cursor, seconds=began + time.monotonic() - start)
+            version = await self._documents.checkpoint(reading, claim, here, blob, state_bytes=state.nbytes, **end)
+            reading = replace(reading, version=version)
+            saved = time.monotonic()
+
+        offset = max(cursor.offset, document.text_offset)
+        file = await asyncio.to_thread(self._blobs.open, document.id, offset)
+        try:
+            source = pieces(file, model.tokenizer, offset)
+            skip = cursor.skip
+            # The next piece is encoded while the device reads this one.
+            upcoming = asyncio.create_task(asyncio.to_thread(next, source, None))
+            try:
+                while (piece := await upcoming) is not None:
+                    upcoming = asyncio.create_task(asyncio.to_thread(next, source, None))
+                    todo = deque(piece.tokens[skip:])
+                    done, skip = skip, max(0, skip - len(piece.tokens))
+                    while todo:
+                        room = _SEGMENTS_AT_ONCE * S - len(cursor.open)
+                        taken = [todo.popleft() for _ in range(min(room, len(todo)))]
+                        tokens, full = list(cursor.open) + taken, (len(cursor.open) + len(taken)) // S * S
+                        if full:
+                            begin = time.perf_counter()
+                            state = await self._engine.read(state, torch.tensor(tokens[:full]))
+                            self._metrics.segment_seconds.observe((time.perf_counter() - begin) * S / full)
+                        done += len(taken)
+                        self._metrics.tokens_read.inc(len(taken))
+                        cursor = replace(
+                            cursor, offset=piece.offset, skip=done, open=tuple(tokens[full:]),
+                            tokens=cursor.tokens + len(taken), position=cursor.position + len(taken),
+                            segments=cursor.segments + full // S,
+                        )  # fmt: skip
+                        if time.monotonic() - saved >= self._checkpoint_seconds:
+                            await save()
+            finally:
+                upcoming.cancel()
+                await asyncio.gather(upcoming, return_exceptions=True)
+        finally:
+            file.close()
+        cursor = replace(cursor, offset=document.text_offset + document.bytes, skip=0)
+        await save(status="ready", state_digest=state.digest())
+
+
+class ReadingError(Exception):
+    """A document that cannot be read; `code` for programs."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,357 @@
+"""`Runner`: the one thread that owns the device. Answers and documents go in; tokens and states come out.
+
+Rows of all answers are stepped as one batch. What a caller is told, it is told by callbacks that the runner calls on
+its own thread: they must be quick and thread-safe.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from everlong_models import Cache, MemoryState, Model, Sampler, SamplingParams
+from everlong_models.sampling import StopStrings
+from torch import Tensor
+
+from everlong_server.engine.scheduler import Scheduler, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One generated token: the text that it completes (often empty), and its log-probabilities if asked for."""
+
+    text: str
+    token: int
+    logprobs: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of an answer. `tokens`: all that was generated, without the end-of-text token.
+
+    `state`, `open`: the memory and the open segment behind the answer; `read`: tokens of the prompt.
+    """
+
+    reason: str
+    text: str
+    state: MemoryState
+    open: list[int]
+    tokens: int
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The answer or the reading broke off."""
+
+    error: BaseException
+
+
+Sink = Callable[[Delta | Finished | Failed], None]
+ReadSink = Callable[[MemoryState | Failed], None]
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer to be generated: behind `state` and the open segment, the prompt."""
+
+    state: MemoryState
+    open: list[int]
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    sink: Sink
+    id: int = -1
+    cancelled: bool = False
+    # What follows is the runner's own.
+    at: int = 0
+    """Tokens of the prompt that are in the memory."""
+    sampler: Sampler | None = None
+    logits: Tensor | None = None
+    """(V,), for the token to come."""
+    generated: int = 0
+    written: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Read:
+    """Full segments (n·S,) to be read behind `state`."""
+
+    state: MemoryState
+    tokens: Tensor
+    sink: ReadSink
+    id: int = -1
+    cancelled: bool = False
+    at: int = 0
+
+
+class Runner:
+    """Start with `start`; hand in work with `submit`; end with `stop`, which fails what is unfinished."""
+
+    def __init__(self, model: Model, *, max_streams: int, reading_share: float) -> None:
+        self._model = model
+        self._memory = model.memory
+        self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
+        self._scheduler = Scheduler(max_streams, reading_share)
+        self._inbox: queue.SimpleQueue[Answer | Read | None] = queue.SimpleQueue()
+        self._work: dict[int, Answer | Read] = {}
+        self._rows: list[Answer] = []
+        """The answers in `_cache`, in the order of its rows."""
+        self._cache: Cache | None = None
+        self._texts: dict[int, tuple[Any, StopStrings]] = {}
+        self._last_id = 0
+        self._thread = threading.Thread(target=self._run, name="everlong-device", daemon=True)
+        self._stopping = threading.Event()
+        self.dead: BaseException | None = None
+        """What ended the thread before its time, if anything did."""
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the work at hand; what is unfinished gets `Failed`."""
+        self._stopping.set()
+        self._inbox.put(None)
+        self._thread.join()
+
+    def submit(self, work: Answer | Read) -> None:
+        """Takes on `work`; its sink hears of it. Thread-safe. To cancel it, set `work.cancelled` and `wake`."""
+        if self.dead is not None or self._stopping.is_set():
+            work.sink(Failed(self.dead or RuntimeError("the engine has stopped")))
+            return
+        self._inbox.put(work)
+
+    def wake(self) -> None:
+        """Lets the thread look at what was cancelled while it has nothing to do."""
+        self._inbox.put(None)
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while not self._stopping.is_set():
+                    self._receive()
+                    self._drop_cancelled()
+                    work = self._scheduler.next()
+                    if work is not None:
+                        start = time.perf_counter()
+                        self._do(work)
+                        self._scheduler.record(work, time.perf_counter() - start)
+        except BaseException as error:  # the thread must not die silently: whoever waits is told
+            self.dead = error
+            raise
+        finally:
+            reason = self.dead or RuntimeError("the engine has stopped")
+            for item in list(self._work.values()):
+                item.sink(Failed(reason))
+            while not self._inbox.empty():
+                late = self._inbox.get()
+                if late is not None:
+                    late.sink(Failed(reason))
+
+    def _receive(self) -> None:
+        """Takes in what has arrived; waits for something if there is nothing to do."""
+        idle = not self._work
+        while idle or not self._inbox.empty():
+            item = self._inbox.get()
+            idle = False
+            if item is None:
+                continue
+            self._last_id += 1
+            item.id = self._last_id
+            self._work[item.id] = item
+            if isinstance(item, Read) or len(item.open) + len(item.prompt) > self._memory.segment_length:
+                self._scheduler.add_document(item.id)
+            else:
+                self._scheduler.add_prompt(item.id)
+
+    def _drop_cancelled(self) -> None:
+        for item in [item for item in self._work.values() if item.cancelled]:
+            if isinstance(item, Answer) and item in self._rows:
+                self._finish(item, "cancelled")
+            elif isinstance(item, Answer) and item.sampler is None:
+                # Its prompt was not read: nothing has happened to the session.
+                self._fail(item, InterruptedError("cancelled before it began"))
+            else:
+                self._fail(item, InterruptedError("cancelled"))
+
+    def _do(self, work: Work) -> None:
+        if work.kind == "step":
+            self._step()
+            return
+        item = self._work[work.id] if work.id is not None else None
+        try:
+            if isinstance(item, Read):
+                self._read(item)
+            elif item is not None and work.kind == "read":
+                self._read_prompt(item)
+            elif item is not None:
+                self._open(item)
+        except Exception as error:  # the fault of this row (a damaged state, say): the others go on
+            assert item is not None
+            self._fail(item, error)
+
+    def _fail(self, item: Answer | Read, error: BaseException) -> None:
+        self._forget(item)
+        item.sink(Failed(error))
+
+    def _forget(self, item: Answer | Read) -> None:
+        self._scheduler.remove(item.id)
+        self._work.pop(item.id, None)
+        self._texts.pop(item.id, None)
+        if isinstance(item, Answer) and item in self._rows:
+            self._leave(item)
+
+    # Documents
+
+    def _read(self, item: Read) -> None:
+        S = self._memory.segment_length
+        segment = item.tokens[item.at : item.at + S]
+        item.state = self._memory.read(segment[None].to(self._device), item.state.to(self._device))
+        item.at += S
+        if item.at >= len(item.tokens):
+            self._forget(item)
+            item.sink(item.state.to("cpu"))
+
+    # Answers
+
+    def _read_prompt(self, item: Answer) -> None:
+        """Reads the first segment of what lies before the answer, if there is more than one: as with a document."""
+        S = self._memory.segment_length
+        tokens = item.open + item.prompt[item.at :]
+        item.state = self._memory.read(self._tensor(tokens[:S]), item.state.to(self._device))
+        item.at += S - len(item.open)
+        item.open = []
+        if len(tokens) - S <= S:
+            self._scheduler.remove(item.id)
+            self._scheduler.add_prompt(item.id)
+
+    def _open(self, item: Answer) -> None:
+        """Reads the last 1 … S tokens before the answer into a cache, which joins the batch."""
+        item.state = item.state.to(self._device)
+        item.open = item.open + item.prompt[item.at :]
+        item.sampler = Sampler(item.params, item.seed, item.open, self._memory.vocab_size)
+        self._texts[item.id] = self._model.tokenizer.text_stream(), StopStrings(item.params.stop)
+        cache, logits = self._memory.open(item.state, self._tensor(item.open))
+        item.logits = logits[0]
+        self._join(item, cache)
+        self._scheduler.opened(item.id)
+
+    def _step(self) -> None:
+        """Draws a token for every row and reads it: one token further for every answer."""
+        drawn: dict[int, int] = {}
+        for item in list(self._rows):
+            try:
+                token = self._draw(item)
+            except Exception as error:  # a sink or a sampler that fails ends its own answer only
+                self._fail(item, error)
+                continue
+            if token is not None:
+                drawn[item.id] = token
+        S = self._memory.segment_length
+        for item in [item for item in self._rows if len(item.open) == S]:
+            # The segment is full: it goes into the memory, and the token just drawn begins the next one.
+            assert self._cache is not None
+            item.state = self._memory.close(self._cache.select([self._rows.index(item)]))
+            self._leave(item)
+            item.open = [drawn.pop(item.id)]
+            cache, logits = self._memory.open(item.state, self._tensor(item.open))
+            item.logits = logits[0]
+            self._join(item, cache)
+        rows = [item for item in self._rows if item.id in drawn]
+        if rows:
+            assert self._cache is not None
+            moved = [item for item in self._rows if item.id not in drawn]
+            caches = []
+            if moved:  # they have begun a segment in this step and sit out the batch
+                caches = [self._cache.select([self._rows.index(item) for item in moved])]
+                self._cache = self._cache.select([self._rows.index(item) for item in rows])
+                self._rows = rows
+            tokens = torch.tensor([drawn[item.id] for item in rows], device=self._device)
+            logits = self._memory.step(self._cache, tokens)
+            for row, item in enumerate(rows):
+                item.logits = logits[row]
+                item.open.append(drawn[item.id])
+            if moved:
+                self._cache = Cache.join([self._cache, *caches])
+                self._rows = rows + moved
+
+    def _draw(self, item: Answer) -> int | None:
+        """The next token of an answer, told to its sink; None if that was its end."""
+        assert item.sampler is not None
+        assert item.logits is not None
+        params, tokenizer = item.params, self._model.tokenizer
+        token = item.sampler.draw(item.logits)
+        if token in params.stop_token_ids or (not params.ignore_eos and token in tokenizer.eos_ids):
+            self._finish(item, "stop")
+            return None
+        item.generated += 1
+        stream, stop = self._texts[item.id]
+        text = stop.feed(stream.feed(token))
+        item.written.append(text)
+        logprobs = self._logprobs(item, token) if params.logprobs else None
+        item.sink(Delta(text, token, logprobs))
+        if stop.found or item.generated >= params.max_tokens:
+            self._finish(item, "stop" if stop.found else "length", token)
+            return None
+        return token
+
+    def _finish(self, item: Answer, reason: str, last: int | None = None) -> None:
+        """Ends an answer. `last`: a token that belongs to it and was not read yet."""
+        stream, stop = self._texts[item.id]
+        if not stop.found:
+            rest = stop.feed(stream.finish())
+            rest += "" if stop.found else stop.finish()
+            if rest:
+                item.written.append(rest)
+                item.sink(Delta(rest, -1))
+        state = item.state
+        if len(item.open) == self._memory.segment_length:
+            assert self._cache is not None
+            state = self._memory.close(self._cache.select([self._rows.index(item)]))
+            item.open = []
+        if last is not None:
+            item.open = [*item.open, last]
+            if len(item.open) == self._memory.segment_length:
+                state = self._memory.read(self._tensor(item.open), state)
+                item.open = []
+        finished = Finished(
+            reason, "".join(item.written), state.to("cpu"), list(item.open), item.generated, len(item.prompt)
+        )
+        self._forget(item)
+        item.sink(finished)
+
+    def _logprobs(self, item: Answer, token: int) -> dict[str, Any]:
+        """Of the model's own distribution, before sampling changes it."""
+        assert item.logits is not None
+        tokenizer = self._model.tokenizer
+        logprobs = torch.log_softmax(item.logits.float(), dim=-1)
+
+        def entry(token_id: int) -> dict[str, Any]:
+            text = tokenizer.token(token_id)
+            return {"token": text, "id": token_id, "logprob": float(logprobs[token_id]), "bytes": list(text.encode())}
+
+        top = torch.topk(logprobs, item.params.top_logprobs).indices.tolist() if item.params.top_logprobs else []
+        return entry(token) | {"top_logprobs": [entry(other) for other in top]}
+
+    # The batch
+
+    def _join(self, item: Answer, cache: Cache) -> None:
+        self._cache = cache if self._cache is None else Cache.join([self._cache, cache])
+        self._rows.append(item)
+
+    def _leave(self, item: Answer) -> None:
+        row = self._rows.index(item)
+        del self._rows[row]
+        assert self._cache is not None
+        self._cache = self._cache.select([r for r in range(len(self._rows) + 1) if r != row]) if self._rows else None
+
+    def _tensor(self, tokens: list[int]) -> Tensor:
+        return torch.tensor([tokens], device=self._device)

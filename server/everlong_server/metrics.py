@@ -1,0 +1,43 @@
+"""`Metrics`: what Prometheus scrapes at `/metrics`. Base units, `everlong_` prefix."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+__all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
+
+_LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+
+
+class Metrics:
+    """One registry for each app, so that several can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "everlong_requests_total", "Requests answered", ["method", "route", "status"], registry=registry
+        )
+        self.tokens_read = Counter("everlong_tokens_read_total", "Document tokens read", registry=registry)
+        self.tokens_prompt = Counter("everlong_tokens_prompt_total", "Tokens of messages read", registry=registry)
+        self.tokens_generated = Counter("everlong_tokens_generated_total", "Tokens generated", registry=registry)
+        self.tokens_reused = Counter(
+            "everlong_tokens_reused_total", "Context tokens held in memory that were not read again", registry=registry
+        )
+        self.answers = Counter("everlong_answers_total", "Answers by how they ended", ["reason"], registry=registry)
+        self.rejections = Counter("everlong_rejections_total", "Requests refused", ["code"], registry=registry)
+        self.answering = Gauge("everlong_answering", "Answers being generated or waiting", registry=registry)
+        self.first_token_seconds = Histogram(
+            "everlong_first_token_seconds", "From request to first token", buckets=_LATENCY, registry=registry
+        )
+        self.token_seconds = Histogram(
+            "everlong_token_seconds", "Between tokens of one answer", buckets=_TOKEN, registry=registry
+        )
+        self.segment_seconds = Histogram(
+            "everlong_segment_seconds", "Reading one segment, waiting included", buckets=_LATENCY, registry=registry
+        )
+
+    def render(self) -> bytes:
+        """The text format."""
+        return generate_latest(self.registry)
