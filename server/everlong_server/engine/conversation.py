@@ -15,12 +15,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from redis.exceptions import RedisError
+
 from everlong_models import EverlongModelError, MemoryState, SamplingParams, decode_state, encode_state
 from everlong_models.errors import StateOfOtherModel
-
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.runner import Answer, Finished
-from everlong_server.errors import Conflict, DocumentFailed, DocumentNotReady, InvalidRequest, StateUnusable
+from everlong_server.errors import DocumentFailed, DocumentNotReady, InvalidRequest, StateUnusable, TooLarge
 from everlong_server.metrics import Metrics
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import Session, new_id, now
@@ -48,13 +49,21 @@ class Conversations:
     """Sends messages to sessions."""
 
     def __init__(
-        self, engine: Engine, sessions: Sessions, documents: Documents, metrics: Metrics, lease_seconds: float
+        self,
+        engine: Engine,
+        sessions: Sessions,
+        documents: Documents,
+        metrics: Metrics,
+        *,
+        lease_seconds: float,
+        max_message_chars: int,
     ) -> None:
         self._engine = engine
         self._sessions = sessions
         self._documents = documents
         self._metrics = metrics
         self._lease_seconds = lease_seconds
+        self._max_message_chars = max_message_chars
 
     async def state_of(self, session: Session) -> str:
         """`ready`, `reading` or `failed`: whether the session can be talked to. Raises nothing."""
@@ -109,16 +118,25 @@ class Conversations:
         rest, turn.events = turn.events, events()
         return turn
 
-    async def _turn(self, turn: Turn, session_id: str, content: str, params: SamplingParams) -> AsyncGenerator[Event, None]:
+    async def _turn(
+        self, turn: Turn, session_id: str, content: str, params: SamplingParams
+    ) -> AsyncGenerator[Event, None]:
         model, arrived = self._engine.model, time.monotonic()
+        if len(content) > self._max_message_chars:
+            raise TooLarge(
+                f"content has {len(content)} characters, the limit is {self._max_message_chars}: "
+                "upload a long text as a document", param="content",
+            )  # fmt: skip
         for token in (*params.logit_bias, *params.stop_token_ids):
             if token >= model.memory.vocab_size:
-                raise InvalidRequest(f"token id {token} is not below the vocabulary's {model.memory.vocab_size}", param="logit_bias")
+                raise InvalidRequest(
+                    f"token id {token} is not below the vocabulary's {model.memory.vocab_size}", param="logit_bias"
+                )
         async with AsyncExitStack() as stack:
             stack.enter_context(self._engine.admit())
             session = await self._sessions.get(session_id)
             await self._ready(session)  # a session that cannot be talked to says why before it says that it is busy
-            lease = await stack.enter_async_context(self._lease(session_id))
+            lease = await stack.enter_async_context(self._lease(turn, session_id))
             session = await self._sessions.get(session_id)
             state = await self._ready(session)
             # Work that takes long in proportion to the message is not for the event loop.
@@ -148,7 +166,11 @@ class Conversations:
                         if event.logprobs is not None:
                             logprobs.append(event.logprobs)
                         if event.text or event.logprobs is not None:
-                            delta: Event = {"type": "response.output_text.delta", "response_id": turn.id, "delta": event.text}
+                            delta: Event = {
+                                "type": "response.output_text.delta",
+                                "response_id": turn.id,
+                                "delta": event.text,
+                            }
                             yield delta | ({"logprobs": [event.logprobs]} if event.logprobs is not None else {})
             except InterruptedError:  # cancelled before the prompt was read: there is nothing to keep
                 finished = None
@@ -203,36 +225,26 @@ class Conversations:
         )
 
     @asynccontextmanager
-    async def _lease(self, session_id: str) -> AsyncIterator[Lease]:
-        """The session's lease, renewed meanwhile and given back. A lost lease ends what is inside with `Conflict`."""
+    async def _lease(self, turn: Turn, session_id: str) -> AsyncIterator[Lease]:
+        """The session's lease, renewed meanwhile and given back. If it is lost the answer ends, and its commit fails."""
         lease = await self._sessions.acquire(session_id)
-        inside, lost = asyncio.current_task(), False
 
         async def keep() -> None:
-            nonlocal lost
-            last = time.monotonic()
-            while True:
+            renewed = time.monotonic()
+            while time.monotonic() - renewed < self._lease_seconds:
                 await asyncio.sleep(self._lease_seconds / 3)
                 try:
-                    held = await self._sessions.renew(lease)
-                except Exception:
-                    # Redis is away: the lease is ours for as long as it was last promised. The commit decides.
-                    held = time.monotonic() - last < self._lease_seconds
-                else:
-                    last = time.monotonic()
-                if not held and inside is not None:
-                    lost = True
-                    inside.cancel()
-                    return
+                    if not await self._sessions.renew(lease):
+                        break
+                    renewed = time.monotonic()
+                except RedisError:  # away: the lease is ours for as long as it was last promised
+                    continue
+            turn.cancel()
 
         keeper = asyncio.create_task(keep())
         try:
             yield lease
-        except asyncio.CancelledError:
-            if lost:
-                raise Conflict(f"the lease on session {session_id!r} was lost", param="session_id") from None
-            raise
         finally:
             keeper.cancel()
-            with contextlib.suppress(Exception):  # it expires by itself; what was committed is committed
+            with contextlib.suppress(RedisError):  # it expires by itself; what was committed is committed
                 await asyncio.shield(self._sessions.release(lease))

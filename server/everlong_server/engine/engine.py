@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
-from everlong_models import MemoryState, Model
 from torch import Tensor
 
+from everlong_models import MemoryState, Model
 from everlong_server.engine.runner import Answer, Delta, Failed, Finished, Read, Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
 
@@ -52,7 +52,9 @@ class Engine:
         if self.draining:
             raise Unavailable("the server is shutting down", code="draining", retry_after=5)
         if not self.alive:
-            raise Unavailable("the engine has failed; the server must be restarted", code="engine_failed", retry_after=30)
+            raise Unavailable(
+                "the engine has failed; the server must be restarted", code="engine_failed", retry_after=30
+            )
         if self._admitted >= self._max_streams + self._max_queued:
             waiting = self._admitted - self._max_streams + 1
             seconds = waiting * sum(self._durations) / len(self._durations) / self._max_streams

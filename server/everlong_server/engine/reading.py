@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 import torch
-from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
-from everlong_models.tokenizer import Tokenizer
 from redis.exceptions import RedisError
 
+from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
+from everlong_models.tokenizer import Tokenizer
 from everlong_server.engine.engine import Engine
 from everlong_server.metrics import Metrics
 from everlong_server.store.blobs import Blobs
@@ -37,9 +37,10 @@ _RETRY_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of a text, and the byte at which encoding can be resumed to get them again."""
+    """Tokens of a text, and its bytes: at `offset` encoding can be resumed to get them again."""
 
     offset: int
+    end: int
     tokens: list[int]
 
 
@@ -55,7 +56,7 @@ def pieces(file: IO[bytes], tokenizer: Tokenizer, offset: int) -> Iterator[Piece
         if not block:
             tokens += stream.finish()
         if tokens:
-            yield Piece(start, tokens)
+            yield Piece(start, stream.consumed, tokens)
         if not block:
             return
 
@@ -64,7 +65,13 @@ class Reader:
     """Takes jobs until it is stopped. Several of them may run beside each other."""
 
     def __init__(
-        self, engine: Engine, documents: Documents, blobs: Blobs, jobs: Jobs, metrics: Metrics, checkpoint_seconds: float
+        self,
+        engine: Engine,
+        documents: Documents,
+        blobs: Blobs,
+        jobs: Jobs,
+        metrics: Metrics,
+        checkpoint_seconds: float,
     ) -> None:
         self._engine = engine
         self._documents = documents
@@ -74,7 +81,7 @@ class Reader:
         self._checkpoint_seconds = checkpoint_seconds
 
     async def run(self) -> None:
-        """Until cancelled. Redis being away is waited out; no other error ends the loop."""
+        """Until cancelled. Redis being away is waited out."""
         while True:
             try:
                 job = await self._jobs.next(wait_ms=1000)
@@ -82,9 +89,6 @@ class Reader:
                     await self._do(job)
             except RedisError as error:
                 log.warning("redis is away, reading waits: %s", type(error).__name__)
-                await asyncio.sleep(_RETRY_SECONDS)
-            except Exception:
-                log.exception("a reading job failed")
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _do(self, job: Job) -> None:
@@ -96,13 +100,19 @@ class Reader:
                     await self._read(job.reading, claim)
                 await self._jobs.done(job)
                 return
-            except Fenced as reason:  # deleted, taken over, or of another model: not ours to end
+            except Fenced as reason:
                 log.info("reading stops: %s", reason)
-                await self._jobs.done(job)
-                return
+                reading = await self._documents.reading(job.reading)
+                if reading is None or reading.status in ("ready", "failed"):
+                    await self._jobs.done(job)
+                return  # else another replica has taken the job over, and ends it
             except RedisError as error:
                 # Nothing is lost: the next try starts at the last checkpoint.
                 log.warning("redis is away, reading waits: %s", type(error).__name__)
+                await asyncio.sleep(_RETRY_SECONDS)
+            except Exception:
+                # The number of tries without progress is counted with the claim, and ends this.
+                log.exception("reading %s broke off, trying again", job.reading)
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _read(self, reading_id: str, claim: Claim) -> None:
@@ -112,8 +122,6 @@ class Reader:
         try:
             if claim.attempts > _MAX_ATTEMPTS:
                 raise ReadingError("too_many_attempts", f"given up after {_MAX_ATTEMPTS} tries without progress")
-            if reading.model != self._engine.model.fingerprint:
-                raise ReadingError("other_model", "queued for a model that this server does not serve")
             await self._advance(reading, claim)
         except (ReadingError, EverlongModelError, FileNotFoundError, UnicodeDecodeError) as error:
             code = error.code if isinstance(error, ReadingError) else "reading_failed"
@@ -180,6 +188,7 @@ class Reader:
                             cursor, offset=piece.offset, skip=done, open=tuple(tokens[full:]),
                             tokens=cursor.tokens + len(taken), position=cursor.position + len(taken),
                             segments=cursor.segments + full // S,
+                            bytes=piece.offset + (piece.end - piece.offset) * done // len(piece.tokens),
                         )  # fmt: skip
                         if time.monotonic() - saved >= self._checkpoint_seconds:
                             await save()
@@ -188,7 +197,8 @@ class Reader:
                 await asyncio.gather(upcoming, return_exceptions=True)
         finally:
             file.close()
-        cursor = replace(cursor, offset=document.text_offset + document.bytes, skip=0)
+        end = document.text_offset + document.bytes
+        cursor = replace(cursor, offset=end, skip=0, bytes=end)
         await save(status="ready", state_digest=state.digest())
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from everlong_models import Cache, MemoryState, Model, Sampler, SamplingParams
-from everlong_models.sampling import StopStrings
 from torch import Tensor
 
+from everlong_models import Cache, MemoryState, Model, Sampler, SamplingParams
+from everlong_models.sampling import StopStrings
 from everlong_server.engine.scheduler import Scheduler, Work
 
 

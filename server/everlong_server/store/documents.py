@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from everlong_server.errors import NotFound
 from everlong_server.store import keys, scripts
-from everlong_server.store.records import Cursor, Document, Reading, pack_tokens, reading_id
+from everlong_server.store.records import Cursor, Document, Reading, is_id, pack_tokens, reading_id
 from everlong_server.store.scripts import Scripts, flat
 
 
@@ -41,16 +41,16 @@ class Documents:
             scripts.CREATE_DOCUMENT,
             [
                 keys.document(document.id), keys.DOCUMENTS, keys.document_readings(document.id),
-                keys.reading(str(reading["id"])), keys.JOBS,
+                keys.reading(str(reading["id"])), keys.jobs(model),
             ],
             [document.id, document.created_at, reading["id"], len(fields), *fields, *flat(reading)],
         )  # fmt: skip
 
     async def get(self, document_id: str) -> Document:
         """Raises `NotFound`."""
-        stored = await self._redis.hgetall(keys.document(document_id))
+        stored = is_id("doc", document_id) and await self._redis.hgetall(keys.document(document_id))
         if not stored:
-            raise NotFound(f"no document {document_id!r}", param="document_id", code="document_not_found")
+            raise _no_document(document_id, "document_id")
         return Document.of(stored)
 
     async def list(self, limit: int, after: str | None) -> tuple[list[Document], bool]:
@@ -67,13 +67,13 @@ class Documents:
 
     async def delete(self, document_id: str) -> None:
         """Removes the document and all its readings. Raises `NotFound`."""
-        done = await self._scripts.run(
+        done = is_id("doc", document_id) and await self._scripts.run(
             scripts.DELETE_DOCUMENT,
             [keys.document(document_id), keys.DOCUMENTS, keys.document_readings(document_id)],
             [document_id, keys.reading(""), keys.document("")],
         )
         if not done:
-            raise NotFound(f"no document {document_id!r}", param="document_id", code="document_not_found")
+            raise _no_document(document_id, "document_id")
 
     # Readings
 
@@ -82,6 +82,9 @@ class Documents:
 
         Raises `NotFound` naming the document that is not there.
         """
+        for document_id in documents:
+            if not is_id("doc", document_id):
+                raise _no_document(document_id, "documents")
         for n in range(1, len(documents) + 1):
             fields = Reading.fields(model, documents[:n])
             parent = reading_id(model, documents[: n - 1]) if n > 1 else ""
@@ -89,14 +92,13 @@ class Documents:
             done = await self._scripts.run(
                 scripts.ENSURE_READING,
                 [
-                    keys.reading(str(fields["id"])), keys.JOBS,
+                    keys.reading(str(fields["id"])), keys.jobs(model),
                     keys.reading(parent) if parent else "", keys.reading_children(parent) if parent else "", *pairs,
                 ],
                 [fields["id"], *flat(fields)],
             )  # fmt: skip
             if done < 0:
-                missing = documents[-int(done) - 1]
-                raise NotFound(f"no document {missing!r}", param="documents", code="document_not_found")
+                raise _no_document(documents[-int(done) - 1], "documents")
         return reading_id(model, documents)
 
     async def reading(self, id: str, *, with_state: bool = False) -> Reading | None:
@@ -119,7 +121,7 @@ class Documents:
         `more`: fields that end the reading (`status`, `error`, `state_digest`, …); then those that wait for it are queued.
         """
         fields: dict[str, Any] = {
-            "offset": cursor.offset, "skip": cursor.skip, "tokens": cursor.tokens, "position": cursor.position,
+            "offset": cursor.offset, "bytes": cursor.bytes, "skip": cursor.skip, "tokens": cursor.tokens, "position": cursor.position,
             "segments": cursor.segments, "seconds": cursor.seconds, "open": pack_tokens(cursor.open), **more,
         }  # fmt: skip
         if state is not None:
@@ -128,7 +130,7 @@ class Documents:
             fields["error"] = json.dumps(fields["error"])
         version = await self._scripts.run(
             scripts.CHECKPOINT_READING,
-            [keys.reading(reading.id), keys.reading_children(reading.id), keys.JOBS],
+            [keys.reading(reading.id), keys.reading_children(reading.id), keys.jobs(reading.model)],
             [claim.token, reading.version, int("status" in more), *flat(fields)],
         )
         if version <= 0:
@@ -137,9 +139,13 @@ class Documents:
 
 
 _FACTS = [
-    b"id", b"model", b"documents", b"status", b"version", b"offset", b"skip", b"tokens", b"position", b"segments",
+    b"id", b"model", b"documents", b"status", b"version", b"offset", b"skip", b"tokens", b"position", b"segments", b"bytes",
     b"seconds", b"open", b"state_bytes", b"state_digest", b"error",
 ]  # fmt: skip
+
+
+def _no_document(document_id: str, param: str) -> NotFound:
+    return NotFound(f"no document {document_id[:64]!r}", param=param, code="document_not_found")
 
 
 async def page(redis: Redis, index: str, limit: int, after: str | None) -> tuple[list[str], bool]:

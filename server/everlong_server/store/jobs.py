@@ -19,17 +19,18 @@ class Job:
 
 
 class Jobs:
-    """The stream as seen by one replica."""
+    """The stream of one model (fingerprint) as seen by one replica."""
 
-    def __init__(self, redis: Redis, replica: str, lease_seconds: float) -> None:
+    def __init__(self, redis: Redis, model: str, replica: str, lease_seconds: float) -> None:
         self._redis = redis
+        self._stream = keys.jobs(model)
         self._replica = replica
         self._lease_ms = int(lease_seconds * 1000)
 
     async def prepare(self, *, alone: bool) -> None:
         """Makes the consumer group, and marks this replica alive. `alone`: no other replica can be, so none is."""
         try:
-            await self._redis.xgroup_create(keys.JOBS, keys.READERS, id="0", mkstream=True)
+            await self._redis.xgroup_create(self._stream, keys.READERS, id="0", mkstream=True)
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):  # it exists
                 raise
@@ -51,7 +52,7 @@ class Jobs:
         taken = await self._reclaim()
         if taken is not None:
             return taken
-        answer = await self._redis.xreadgroup(keys.READERS, self._replica, {keys.JOBS: ">"}, count=1, block=wait_ms)
+        answer = await self._redis.xreadgroup(keys.READERS, self._replica, {self._stream: ">"}, count=1, block=wait_ms)
         if not answer:
             return None
         entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
@@ -60,12 +61,12 @@ class Jobs:
         return None
 
     async def _reclaim(self) -> Job | None:
-        pending = await self._redis.xpending_range(keys.JOBS, keys.READERS, "-", "+", count=100)
+        pending = await self._redis.xpending_range(self._stream, keys.READERS, "-", "+", count=100)
         for item in pending:
             owner = item["consumer"].decode()
             if owner == self._replica or await self._redis.exists(keys.replica(owner)):
                 continue
-            claimed = await self._redis.xclaim(keys.JOBS, keys.READERS, self._replica, 0, [item["message_id"]])
+            claimed = await self._redis.xclaim(self._stream, keys.READERS, self._replica, 0, [item["message_id"]])
             for entry, fields in claimed:
                 if fields:
                     return Job(entry.decode(), fields[b"reading"].decode())
@@ -74,6 +75,6 @@ class Jobs:
     async def done(self, job: Job) -> None:
         """Removes the job."""
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.xack(keys.JOBS, keys.READERS, job.entry)
-            pipe.xdel(keys.JOBS, job.entry)
+            pipe.xack(self._stream, keys.READERS, job.entry)
+            pipe.xdel(self._stream, job.entry)
             await pipe.execute()

@@ -30,7 +30,8 @@ KEYS = (
     Key("everlong:reading:*", "hash", "state, cursor and progress of documents read in order by one model",
         "none: until DELETE of one of its documents", False),
     Key("everlong:reading:*:children", "set", "readings that wait for this one", "deleted when it ends", False),
-    Key("everlong:jobs", "stream", "readings to be done; consumer group `readers`", "none: entries go when done", False),
+    Key("everlong:jobs:*", "stream", "readings to be done by one model; consumer group `readers`",
+        "none: entries go when done", False),
     Key("everlong:sessions", "zset", "session ids by time of creation", "none: an index", False),
     Key("everlong:session:*", "hash", "a session's state, open segment and position", "none: until DELETE", False),
     Key("everlong:session:*:messages", "list", "the dialogue as JSON", "none: until DELETE of its session", False),
@@ -42,7 +43,6 @@ KEYS = (
 
 DOCUMENTS = "everlong:documents"
 SESSIONS = "everlong:sessions"
-JOBS = "everlong:jobs"
 READERS = "readers"
 FENCE = "everlong:fence"
 REPLICA = "everlong:replica:"
@@ -81,6 +81,11 @@ def session_messages(session_id: str) -> str:
 def session_lease(session_id: str) -> str:
     """The lease on a session."""
     return f"everlong:session:{session_id}:lease"
+
+
+def jobs(model: str) -> str:
+    """The stream of readings that a model (fingerprint) is to do."""
+    return f"everlong:jobs:{model}"
 
 
 def replica(replica_id: str) -> str:

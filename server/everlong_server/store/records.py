@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 import time
 import uuid
@@ -11,11 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Hash = Mapping[bytes, bytes]
+_ID = re.compile(r"(doc|ses)_[0-9a-f]{32}")
 
 
 def new_id(prefix: str) -> str:
     """A new identifier, such as `doc_3f…`."""
     return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def is_id(prefix: str, text: str) -> bool:
+    """Whether `text` can be an identifier that `new_id(prefix)` made. Only those become part of a key."""
+    return _ID.fullmatch(text) is not None and text.startswith(f"{prefix}_")
 
 
 def now() -> float:
@@ -73,7 +80,8 @@ class Cursor:
 
     `offset`: a byte of the text at which encoding can be resumed; `skip`: how many tokens from there on are already in
     the state or the open segment. `tokens`: of the document, read. `position`: tokens of all documents and of the chat
-    format, read. `open`: the open segment. `segments`: full ones, read.
+    format, read. `open`: the open segment. `segments`: full ones, read. `bytes`: of the text, about, read. `seconds`: of
+    reading.
     """
 
     offset: int = 0
@@ -81,6 +89,7 @@ class Cursor:
     tokens: int = 0
     position: int = 0
     segments: int = 0
+    bytes: int = 0
     seconds: float = 0.0
     open: tuple[int, ...] = ()
 
@@ -128,6 +137,7 @@ class Reading:
                 tokens=int(stored.get(b"tokens", 0)),
                 position=int(stored.get(b"position", 0)),
                 segments=int(stored.get(b"segments", 0)),
+                bytes=int(stored.get(b"bytes", 0)),
                 seconds=float(stored.get(b"seconds", 0)),
                 open=tuple(unpack_tokens(stored.get(b"open", b""))),
             ),

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from everlong_server.errors import Conflict, NotFound, SessionBusy
 from everlong_server.store import keys, scripts
 from everlong_server.store.documents import page
-from everlong_server.store.records import Session, new_id, now, pack_tokens, reading_id
+from everlong_server.store.records import Session, is_id, new_id, now, pack_tokens, reading_id
 from everlong_server.store.scripts import Scripts, flat
 
 
@@ -48,9 +48,9 @@ class Sessions:
 
     async def get(self, session_id: str) -> Session:
         """Raises `NotFound`. A session whose documents have been read meanwhile gets their state now."""
-        stored = await self._redis.hgetall(keys.session(session_id))
+        stored = is_id("ses", session_id) and await self._redis.hgetall(keys.session(session_id))
         if not stored:
-            raise NotFound(f"no session {session_id!r}", param="session_id", code="session_not_found")
+            raise _no_session(session_id)
         session = Session.of(stored)
         if session.state is None and session.reading is not None:
             await self._scripts.run(
@@ -77,7 +77,7 @@ class Sessions:
     async def fork(self, session_id: str) -> Session:
         """A copy of the session as it was last committed. Raises `NotFound`."""
         fork_id = new_id("ses")
-        done = await self._scripts.run(
+        done = is_id("ses", session_id) and await self._scripts.run(
             scripts.FORK_SESSION,
             [
                 keys.session(session_id), keys.session_messages(session_id),
@@ -86,12 +86,12 @@ class Sessions:
             [fork_id, now()],
         )  # fmt: skip
         if not done:
-            raise NotFound(f"no session {session_id!r}", param="session_id", code="session_not_found")
+            raise _no_session(session_id)
         return await self.get(fork_id)
 
     async def delete(self, session_id: str) -> None:
         """Raises `NotFound`. A writer that is at it finds its session gone and writes nothing."""
-        done = await self._scripts.run(
+        done = is_id("ses", session_id) and await self._scripts.run(
             scripts.DELETE_SESSION,
             [
                 keys.session(session_id),
@@ -102,7 +102,7 @@ class Sessions:
             [session_id],
         )
         if not done:
-            raise NotFound(f"no session {session_id!r}", param="session_id", code="session_not_found")
+            raise _no_session(session_id)
 
     # One writer at a time
 
@@ -153,3 +153,7 @@ class Sessions:
         if version < 0:
             reason = "the lease was lost" if version == -1 else "another writer was quicker"
             raise Conflict(f"session {session.id!r} was not changed: {reason}", param="session_id")
+
+
+def _no_session(session_id: str) -> NotFound:
+    return NotFound(f"no session {session_id[:64]!r}", param="session_id", code="session_not_found")

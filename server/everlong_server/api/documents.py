@@ -1,0 +1,109 @@
+"""`/v1/documents`: upload, look, watch, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from sse_starlette import EventSourceResponse
+
+from everlong_server.api import schemas
+from everlong_server.api.errors import RESPONSES
+from everlong_server.api.events import event_stream
+from everlong_server.api.upload import receive
+from everlong_server.api.views import Served, document_view
+from everlong_server.errors import NotFound, Unavailable
+from everlong_server.store.records import Document, new_id, now
+
+router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=RESPONSES)
+
+Limit = Annotated[int, Query(ge=1, le=100)]
+After = Annotated[str | None, Query(max_length=128, description="the last id of the page before")]
+_POLL_SECONDS = 0.25
+
+_UPLOAD = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "text/plain": {"schema": {"type": "string"}},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file"],
+                    "properties": {"file": {"type": "string", "format": "binary"}},
+                }
+            },
+        },
+    }
+}
+
+
+@router.post("", status_code=202, openapi_extra=_UPLOAD)
+async def upload(
+    request: Request,
+    services: Served,
+    filename: Annotated[str | None, Query(max_length=255, description="a name for people")] = None,
+) -> schemas.Document:
+    """Uploads UTF-8 text: as the body, or as the part `file` of a form. Reading goes on in the background."""
+    if services.engine.draining:
+        raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+    document_id = new_id("doc")
+    received = await receive(request, services.blobs, document_id, services.settings.max_document_bytes)
+    document = Document(document_id, received.filename or filename, received.bytes, received.text_offset, now())
+    try:
+        await services.documents.create(document, services.model.fingerprint)
+    except BaseException:
+        await services.blobs.delete(document_id)
+        raise
+    return await document_view(services, document)
+
+
+@router.get("")
+async def index(services: Served, limit: Limit = 20, after: After = None) -> schemas.DocumentList:
+    """All documents, newest first."""
+    documents, more = await services.documents.list(limit, after)
+    data = [await document_view(services, document) for document in documents]
+    return schemas.DocumentList(data=data, has_more=more)
+
+
+@router.get("/{document_id}")
+async def get(document_id: str, services: Served) -> schemas.Document:
+    """A document and its progress."""
+    return await document_view(services, await services.documents.get(document_id))
+
+
+@router.delete("/{document_id}")
+async def delete(document_id: str, services: Served) -> schemas.Deleted:
+    """Deletes the text and what was learnt from it; cancels its reading. Sessions keep the memory that they have."""
+    await services.documents.delete(document_id)
+    await services.blobs.delete(document_id)
+    return schemas.Deleted(id=document_id, object="document.deleted")
+
+
+@router.get("/{document_id}/events", response_class=EventSourceResponse)
+async def events(document_id: str, services: Served) -> EventSourceResponse:
+    """Progress as server-sent events: `document.progress`, and at the end `document.ready`, `.failed` or `.deleted`."""
+    document = await services.documents.get(document_id)
+    first = await document_view(services, document)
+
+    async def changes() -> AsyncGenerator[dict[str, Any], None]:
+        view = first
+        while True:
+            kind = view.status if view.status in ("ready", "failed") else "progress"
+            yield {"type": f"document.{kind}", "document": view.model_dump()}
+            if kind != "progress":
+                return
+            before = view
+            while view == before:
+                if services.engine.draining:
+                    raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+                await asyncio.sleep(_POLL_SECONDS)
+                try:
+                    view = await document_view(services, await services.documents.get(document_id))
+                except NotFound:
+                    yield {"type": "document.deleted", "document": {"id": document_id}}
+                    return
+
+    return event_stream(changes(), services.settings.keepalive_seconds)

@@ -1,0 +1,104 @@
+"""Any exception as an answer: one body, one place."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from redis.exceptions import OutOfMemoryError, RedisError
+from starlette.exceptions import HTTPException
+
+from everlong_models import EverlongModelError
+from everlong_server.api.schemas import ErrorBody
+from everlong_server.errors import Internal, InvalidRequest, NotFound, ServerError, Unavailable
+
+log = logging.getLogger(__name__)
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in {
+        404: "No such object",
+        409: "Busy, not ready, or changed by another writer",
+        413: "Too large",
+        415: "Not text",
+        422: "A value that cannot be used",
+        429: "Overloaded; `Retry-After` says when",
+        503: "Loading, draining, or the store is away; `Retry-After` says when",
+    }.items()
+}
+"""For the OpenAPI document."""
+
+
+def as_server_error(error: BaseException) -> ServerError:
+    """`error` as the caller is to see it. What nobody foresaw is logged here, and only here."""
+    if isinstance(error, ServerError):
+        return error
+    if isinstance(error, RequestValidationError | ValidationError):
+        return _invalid(error)
+    if isinstance(error, OutOfMemoryError):
+        return Unavailable("the store is full", code="store_full", retry_after=30)
+    if isinstance(error, RedisError):
+        log.warning("redis: %s: %s", type(error).__name__, error)
+        return Unavailable("the store is away", code="store_unavailable", retry_after=2)
+    if isinstance(error, HTTPException):
+        if error.status_code == 404:
+            return NotFound("no such path", code="path_not_found")
+        known = InvalidRequest(str(error.detail), code="invalid_request")
+        known.status = error.status_code
+        return known
+    if isinstance(error, EverlongModelError):
+        log.error("model: %s", error)
+        return Internal(f"the model could not go on: {type(error).__name__}")
+    log.error("unexpected error", exc_info=error)
+    return Internal("the server failed; its log says more")
+
+
+def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
+    """The first complaint: which field, which value, what is allowed."""
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    if first["type"] == "json_invalid":
+        return InvalidRequest(
+            f"the body is not valid JSON: {first.get('ctx', {}).get('error', '')}", code="invalid_json"
+        )
+    param = ".".join(path) or None
+    value = first.get("input")
+    shown = (
+        ""
+        if first["type"] in ("missing", "extra_forbidden") or isinstance(value, dict | list)
+        else f", got {_short(value)}"
+    )
+    return InvalidRequest(f"{param or 'the body'}: {first['msg']}{shown}", param=param, code=_CODES.get(first["type"]))
+
+
+_CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_parameter"}
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def answer(error: BaseException) -> tuple[JSONResponse, ServerError]:
+    """The HTTP answer to `error`, and what it was taken for."""
+    known = as_server_error(error)
+    headers = {"Retry-After": str(known.retry_after)} if known.retry_after is not None else {}
+    if isinstance(error, HTTPException) and error.headers:
+        headers |= dict(error.headers)
+    return JSONResponse(known.body(), known.status, headers), known
+
+
+def install(app: FastAPI) -> None:
+    """Every exception of `app` goes through `answer`."""
+
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        response, known = answer(error)
+        request.app.state.metrics.rejections.labels(known.code).inc()
+        return response
+
+    for kind in (ServerError, RequestValidationError, HTTPException, RedisError, Exception):
+        app.add_exception_handler(kind, handle)

@@ -1,0 +1,34 @@
+"""Server-sent events: JSON objects that name their type, keep-alive comments on the clock, an error event at a bad end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from everlong_server.api.errors import as_server_error
+
+log = logging.getLogger(__name__)
+
+
+def event_stream(events: AsyncGenerator[dict[str, Any], None], keepalive_seconds: float) -> EventSourceResponse:
+    """The response that sends `events`; the generator is closed when the client goes away."""
+
+    async def body() -> AsyncGenerator[ServerSentEvent, None]:
+        async with contextlib.aclosing(events):
+            try:
+                async for event in events:
+                    yield ServerSentEvent(json.dumps(event, ensure_ascii=False), event=event["type"])
+            except Exception as error:
+                yield ServerSentEvent(json.dumps(error_event(error)), event="error")
+
+    return EventSourceResponse(body(), ping=keepalive_seconds, sep="\n", headers={"Cache-Control": "no-store"})
+
+
+def error_event(error: Exception) -> dict[str, Any]:
+    """`error` as the last event of a stream."""
+    return {"type": "error", **as_server_error(error).body()}

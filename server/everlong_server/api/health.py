@@ -1,0 +1,58 @@
+"""`/livez`, `/readyz`, `/metrics`, `/v1/models`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from everlong_server.api import schemas
+from everlong_server.api.errors import RESPONSES
+from everlong_server.api.views import Served, get_services, model_view
+from everlong_server.errors import NotFound, Unavailable
+from everlong_server.metrics import CONTENT_TYPE_LATEST
+
+router = APIRouter()
+
+
+@router.get("/livez", tags=["health"], response_class=PlainTextResponse)
+async def livez() -> str:
+    """200 while the process runs."""
+    return "ok"
+
+
+@router.get("/readyz", tags=["health"], response_class=PlainTextResponse, responses={503: RESPONSES[503]})
+async def readyz(request: Request) -> str:
+    """200 when requests can be served; 503 while loading, draining, or when Redis or the engine is away."""
+    services = get_services(request)
+    if services.engine.draining:
+        raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+    if not services.engine.alive:
+        raise Unavailable("the engine has failed; the server must be restarted", code="engine_failed", retry_after=30)
+    try:
+        async with asyncio.timeout(2.0):
+            await services.redis.ping()
+    except TimeoutError:
+        raise Unavailable("the store does not answer", code="store_unavailable", retry_after=2) from None
+    return "ok"
+
+
+@router.get("/metrics", tags=["health"], response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/v1/models", tags=["models"], responses={503: RESPONSES[503]})
+async def models(services: Served) -> schemas.ModelList:
+    """The served models."""
+    return schemas.ModelList(data=[model_view(services)])
+
+
+@router.get("/v1/models/{model_id}", tags=["models"], responses={404: RESPONSES[404], 503: RESPONSES[503]})
+async def model(model_id: str, services: Served) -> schemas.ServedModel:
+    """One of them."""
+    if model_id != services.model.name:
+        raise NotFound(f"no model {model_id[:64]!r}", param="model_id", code="model_not_found")
+    return model_view(services)

@@ -1,0 +1,162 @@
+"""What goes over the wire, as pydantic models: the source of the OpenAPI document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from everlong_models import SamplingParams
+
+
+class Wire(BaseModel):
+    """Requests refuse unknown fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class DocumentError(Wire):
+    """Why a document could not be read."""
+
+    message: str
+    code: str
+
+
+class Document(Wire):
+    """An uploaded text and how far it has been read."""
+
+    id: str
+    object: Literal["document"] = "document"
+    filename: str | None
+    status: Literal["queued", "reading", "ready", "failed"]
+    bytes: int = Field(description="UTF-8 bytes of text")
+    tokens: int = Field(description="tokens read so far")
+    segments: int = Field(description="full segments read into the memory")
+    progress: float | None = Field(description="0 … 1; null before reading has begun")
+    tokens_per_second: float | None
+    model: str
+    state_digest: str | None = Field(description="SHA-256 of the state's tensors, once ready")
+    error: DocumentError | None
+    created_at: float = Field(description="Unix time in seconds")
+
+
+class Deleted(Wire):
+    """What was deleted."""
+
+    id: str
+    object: Literal["document.deleted", "session.deleted"]
+    deleted: Literal[True] = True
+
+
+class CreateSession(Wire):
+    """A new session over documents, which are read one after the other into one memory."""
+
+    documents: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(default_factory=list)
+    model: str | None = Field(None, max_length=256, description="the served model's name; default: the served model")
+
+
+class Session(Wire):
+    """A fork of its documents' state plus the dialogue."""
+
+    id: str
+    object: Literal["session"] = "session"
+    documents: list[str]
+    model: str
+    status: Literal["reading", "ready", "failed"]
+    position: int = Field(description="tokens of context: documents and dialogue")
+    messages: int
+    state_bytes: int
+    state_digest: str | None
+    created_at: float
+
+
+class CreateMessage(SamplingParams):
+    """A message to a session, and how its answer is drawn."""
+
+    content: str = Field(min_length=1, description="what is said")
+    stream: bool = Field(False, description="answer with server-sent events")
+
+
+class Usage(Wire):
+    """Tokens. `reused_tokens` of the prompt's were held in memory and not read again."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reused_tokens: int
+
+
+class Message(Wire):
+    """A part of the dialogue. Those of the user have neither `finish_reason` nor `usage`."""
+
+    id: str
+    object: Literal["message"] = "message"
+    role: Literal["user", "assistant"]
+    content: str
+    created_at: float
+    session: str | None = None
+    model: str | None = None
+    finish_reason: Literal["stop", "length", "cancelled"] | None = None
+    usage: Usage | None = None
+    seed: int | None = None
+    logprobs: list[dict[str, Any]] | None = None
+
+
+class ServedModel(Wire):
+    """The model that answers."""
+
+    id: str
+    object: Literal["model"] = "model"
+    owned_by: str = "everlong"
+    backbone: str
+    memory: str
+    memory_trained: bool = Field(description="false: the memory has no trained weights and answers nonsense")
+    segment_length: int
+    state_bytes: int = Field(description="bytes of a session's memory, however long its documents are")
+    fingerprint: str
+    description: str
+
+
+class DocumentList(Wire):
+    """Newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[Document]
+    has_more: bool
+
+
+class SessionList(Wire):
+    """Newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[Session]
+    has_more: bool
+
+
+class MessageList(Wire):
+    """Oldest first."""
+
+    object: Literal["list"] = "list"
+    data: list[Message]
+    has_more: Literal[False] = False
+
+
+class ModelList(Wire):
+    """The served models."""
+
+    object: Literal["list"] = "list"
+    data: list[ServedModel]
+
+
+class ErrorDetail(Wire):
+    """`code` is for programs, `param` names the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(Wire):
+    """Every error of every endpoint."""
+
+    error: ErrorDetail

@@ -1,0 +1,118 @@
+"""`/v1/sessions`: create, look, fork, delete, talk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from everlong_models import SamplingParams
+from everlong_server.api import schemas
+from everlong_server.api.documents import After, Limit
+from everlong_server.api.errors import RESPONSES
+from everlong_server.api.events import event_stream
+from everlong_server.api.views import Served, session_view
+from everlong_server.engine.conversation import Turn
+from everlong_server.errors import InvalidRequest, NotFound
+
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=RESPONSES)
+
+
+@router.post("", status_code=201)
+async def create(body: schemas.CreateSession, services: Served) -> schemas.Session:
+    """A session over documents. It may be created before they are read; `status` says when it can be talked to."""
+    model, limit = services.model, services.settings.max_session_documents
+    if body.model not in (None, model.name):
+        raise NotFound(
+            f"no model {body.model!r}; this server serves {model.name!r}", param="model", code="model_not_found"
+        )
+    if len(body.documents) > limit:
+        raise InvalidRequest(f"documents: {len(body.documents)} documents, the limit is {limit}", param="documents")
+    if body.documents:
+        await services.documents.ensure_reading(model.fingerprint, body.documents)
+    session = await services.sessions.create(model.fingerprint, model.name, body.documents)
+    return await session_view(services, session)
+
+
+@router.get("")
+async def index(services: Served, limit: Limit = 20, after: After = None) -> schemas.SessionList:
+    """All sessions, newest first."""
+    sessions, more = await services.sessions.list(limit, after)
+    return schemas.SessionList(data=[await session_view(services, session) for session in sessions], has_more=more)
+
+
+@router.get("/{session_id}")
+async def get(session_id: str, services: Served) -> schemas.Session:
+    """A session."""
+    return await session_view(services, await services.sessions.get(session_id))
+
+
+@router.delete("/{session_id}")
+async def delete(session_id: str, services: Served) -> schemas.Deleted:
+    """Deletes the session, its memory and its dialogue."""
+    await services.sessions.delete(session_id)
+    return schemas.Deleted(id=session_id, object="session.deleted")
+
+
+@router.post("/{session_id}/fork", status_code=201)
+async def fork(session_id: str, services: Served) -> schemas.Session:
+    """A copy of the session as of its last complete answer; the two go their own ways."""
+    return await session_view(services, await services.sessions.fork(session_id))
+
+
+@router.get("/{session_id}/messages")
+async def messages(session_id: str, services: Served) -> schemas.MessageList:
+    """The dialogue so far."""
+    await services.sessions.get(session_id)
+    stored = await services.sessions.messages(session_id)
+    return schemas.MessageList(data=[schemas.Message(**message) for message in stored])
+
+
+@router.post(
+    "/{session_id}/messages",
+    response_model=schemas.Message,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def send(session_id: str, body: schemas.CreateMessage, request: Request, services: Served) -> Response:
+    """Says something and gets the answer: as JSON, or with `stream` as server-sent events.
+
+    If the caller goes away before the answer is complete, nothing has happened to the session.
+    """
+    turn = await services.conversations.send(session_id, body.content, sampling(body))
+    if body.stream:
+        return event_stream(turn.events, services.settings.keepalive_seconds)
+    return JSONResponse(await _whole(turn, request))
+
+
+def sampling(body: schemas.CreateMessage) -> SamplingParams:
+    """The part of a message that says how its answer is drawn."""
+    return SamplingParams(**body.model_dump(include=set(SamplingParams.model_fields)))
+
+
+async def _whole(turn: Turn, request: Request) -> dict[str, Any]:
+    """The complete message; the answer ends within one step if the caller goes away."""
+
+    async def last() -> dict[str, Any]:
+        message: dict[str, Any] = {}
+        async with contextlib.aclosing(turn.events) as events:
+            async for event in events:
+                message = event.get("message", message)
+        return message
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answer, left = asyncio.create_task(last()), asyncio.create_task(gone())
+    try:
+        await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+        return await answer
+    finally:
+        left.cancel()
+        answer.cancel()
+        await asyncio.gather(answer, left, return_exceptions=True)

@@ -1,0 +1,192 @@
+"""Receiving a text: streamed to the blob store as it comes, checked on the way, never held in memory."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass, field
+
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
+
+from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from everlong_server.store.blobs import Blobs, BlobWriter
+
+_MAGIC = {
+    b"%PDF-": "a PDF file",
+    b"PK\x03\x04": "a ZIP file (docx, epub and the like are ZIP files)",
+    b"\x1f\x8b": "a gzip file",
+    b"7z\xbc\xaf\x27\x1c": "a 7z file",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+    b"\xd0\xcf\x11\xe0": "an old Office file",
+    b"{\\rtf": "an RTF file",
+}
+_BOM = codecs.BOM_UTF8
+# curl --data-binary says application/x-www-form-urlencoded unless told otherwise.
+_RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded")
+_MAX_NAME = 255
+
+
+@dataclass(slots=True)
+class Text:
+    """Checks bytes that arrive in pieces: UTF-8, and nothing that is known not to be text."""
+
+    limit: int
+    bytes: int = 0
+    _head: bytes = b""
+    _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")())
+
+    def feed(self, data: bytes) -> None:
+        """Raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest` naming what was found and where."""
+        if len(self._head) < 1024:
+            self._head += data[: 1024 - len(self._head)]
+            for magic, name in _MAGIC.items():
+                if self._head.startswith(magic):
+                    raise UnsupportedMedia(f"the document is {name}; upload plain UTF-8 text", param="file")
+            if b"\0" in self._head:
+                raise UnsupportedMedia(
+                    "the document holds NUL bytes: it is no text; upload plain UTF-8 text", param="file"
+                )
+        if self.bytes + len(data) > self.limit:
+            raise too_large(self.limit)
+        pending = len(self._decoder.getstate()[0])
+        try:
+            self._decoder.decode(data)
+        except UnicodeDecodeError as error:
+            at = self.bytes - pending + error.start
+            raise InvalidRequest(
+                f"the document is not UTF-8: {error.reason} at byte {at}", param="file", code="invalid_utf8"
+            ) from None
+        self.bytes += len(data)
+
+    def finish(self) -> int:
+        """The byte where the text starts, behind a byte-order mark. Raises `InvalidRequest` if there is no text."""
+        try:
+            self._decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            raise InvalidRequest(
+                f"the document is not UTF-8: it ends inside a character, at byte {self.bytes}",
+                param="file",
+                code="invalid_utf8",
+            ) from None
+        start = len(_BOM) if self._head.startswith(_BOM) else 0
+        if self.bytes == start:
+            raise InvalidRequest("the document is empty", param="file", code="empty_document")
+        return start
+
+
+def too_large(limit: int) -> TooLarge:
+    """The error for a document of more than `limit` bytes."""
+    return TooLarge(f"the document has more than {limit} bytes, the limit (EVERLONG_MAX_DOCUMENT_BYTES)", param="file")
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What came: the text's bytes, where it starts in the blob, and what the sender calls it."""
+
+    bytes: int
+    text_offset: int
+    filename: str | None
+
+
+async def receive(request: Request, blobs: Blobs, name: str, limit: int) -> Received:
+    """The request's document in the blob `name`, durable. Raises what is wrong with it, leaving no blob behind."""
+    length = request.headers.get("content-length")
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    multipart = kind == b"multipart/form-data"
+    if length is not None and length.isdigit() and int(length) > limit + (4096 if multipart else 0):
+        raise too_large(limit)
+    if not multipart:
+        _check_type(kind.decode("latin-1"), options.get(b"charset", b"utf-8").decode("latin-1"))
+    writer = await blobs.create(name)
+    try:
+        text = Text(limit)
+        if multipart:
+            filename = await _multipart(request, writer, text, options.get(b"boundary", b""))
+        else:
+            filename = request.query_params.get("filename")
+            async for data in request.stream():
+                text.feed(data)
+                await writer.write(data)
+        start = text.finish()
+        if filename is not None and len(filename) > _MAX_NAME:
+            raise InvalidRequest(f"filename has {len(filename)} characters, the limit is {_MAX_NAME}", param="filename")
+        await writer.commit()
+    except BaseException:
+        await writer.abort()
+        raise
+    return Received(text.bytes - start, start, filename or None)
+
+
+def _check_type(kind: str, charset: str) -> None:
+    if not (kind in _RAW_TYPES or kind.startswith("text/")):
+        raise UnsupportedMedia(
+            f"content type {kind[:60]!r}: send text/plain or multipart/form-data", param="content-type"
+        )
+    if charset.lower().replace("_", "-") not in ("utf-8", "utf8", "us-ascii", "ascii"):
+        raise UnsupportedMedia(f"charset {charset[:60]!r}: send UTF-8", param="content-type")
+
+
+async def _multipart(request: Request, writer: BlobWriter, text: Text, boundary: bytes) -> str | None:
+    """Streams the part named `file`; its file name. Other parts are errors."""
+    if not boundary:
+        raise InvalidRequest("multipart body without a boundary", param="content-type", code="invalid_multipart")
+    header: dict[bytes, bytes] = {}
+    name, value = bytearray(), bytearray()
+    found: list[str | None] = []
+    waiting: list[bytes] = []
+    ended = False
+
+    def header_end() -> None:
+        header[bytes(name).lower()] = bytes(value)
+        name.clear()
+        value.clear()
+
+    def headers_finished() -> None:
+        _, options = parse_options_header(header.get(b"content-disposition", b""))
+        part = options.get(b"name", b"").decode("utf-8", "replace")
+        header.clear()
+        if part != "file":
+            raise InvalidRequest(
+                f"unknown part {part[:60]!r}; send the document as the part 'file'",
+                param=part[:60],
+                code="unknown_parameter",
+            )
+        if found:
+            raise InvalidRequest("more than one document in one request", param="file")
+        given = options.get(b"filename")
+        found.append(given.decode("utf-8", "replace") if given is not None else None)
+
+    def end() -> None:
+        nonlocal ended
+        ended = True
+
+    parser = MultipartParser(
+        boundary,
+        {
+            "on_header_field": lambda data, start, stop: name.extend(data[start:stop]),
+            "on_header_value": lambda data, start, stop: value.extend(data[start:stop]),
+            "on_header_end": header_end,
+            "on_headers_finished": headers_finished,
+            "on_part_data": lambda data, start, stop: waiting.append(data[start:stop]),
+            "on_end": end,
+        },
+    )
+    try:
+        async for data in request.stream():
+            parser.write(data)
+            for part in waiting:
+                text.feed(part)
+                await writer.write(part)
+            waiting.clear()
+        parser.finalize()
+    except MultipartParseError as error:
+        raise InvalidRequest(f"malformed multipart body: {error}", code="invalid_multipart") from None
+    if not found:
+        raise InvalidRequest("multipart body without a part 'file'", param="file", code="missing_parameter")
+    if not ended:
+        raise InvalidRequest("the multipart body was cut off", code="invalid_multipart")
+    return found[0]

@@ -1,0 +1,113 @@
+"""The FastAPI application: routes, limits, start and end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from everlong_models import Model
+from everlong_server.api import documents, errors, health, sessions, stream
+from everlong_server.metrics import Metrics
+from everlong_server.services import Services, running
+from everlong_server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def create_app(
+    settings: Settings,
+    redis_url: str,
+    load: Callable[[], Model],
+    *,
+    on_ready: Callable[[Services], None] = lambda services: None,
+    on_failure: Callable[[BaseException], None] = lambda error: None,
+) -> FastAPI:
+    """The application. It answers at once; `load` (blocking) runs beside it, and `/readyz` is 503 until it is done.
+
+    `on_ready` and `on_failure` are told how that went, on the event loop.
+    """
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        ending = asyncio.Event()
+
+        async def serve() -> None:
+            try:
+                model = await asyncio.to_thread(load)
+                async with running(settings, model, redis_url, metrics) as services:
+                    app.state.services = services
+                    on_ready(services)
+                    await ending.wait()
+            except Exception as error:
+                on_failure(error)
+                raise
+            finally:
+                app.state.services = None
+
+        task = asyncio.create_task(serve())
+        try:
+            yield
+        finally:
+            ending.set()
+            if app.state.services is None:
+                task.cancel()  # it is still loading
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(task, return_exceptions=True)
+
+    app = FastAPI(
+        title="everlong",
+        summary="Long-context inference with a memory of fixed size",
+        version="0.1.0",
+        license_info={"name": "Apache-2.0"},
+        lifespan=lifespan,
+        separate_input_output_schemas=False,
+    )
+    app.state.services = None
+    app.state.metrics = metrics
+    errors.install(app)
+    for module in (documents, sessions, stream, health):
+        app.include_router(module.router)
+    app.add_middleware(_Guard, limit=settings.max_body_bytes, metrics=metrics)
+    return app
+
+
+class _Guard:
+    """Counts requests, and bounds the bodies of all but uploads, which bound themselves as they are streamed."""
+
+    def __init__(self, app: ASGIApp, limit: int, metrics: Metrics) -> None:
+        self._app = app
+        self._limit = limit
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        received = 0
+        upload = scope["method"] == "POST" and scope["path"].rstrip("/") == "/v1/documents"
+
+        async def bounded() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._limit and not upload:
+                raise HTTPException(
+                    413, f"the body has more than {self._limit} bytes, the limit (EVERLONG_MAX_BODY_BYTES)"
+                )
+            return message
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "other")
+                self._metrics.requests.labels(scope["method"], route, str(message["status"])).inc()
+            await send(message)
+
+        await self._app(scope, bounded, counted)

