@@ -86,7 +86,7 @@ def _find(name: str, models_dir: Path | None) -> Path:
     from everlong_models.loading import find_backbone
 
     try:
-        return find_backbone(name, models_dir=_models_dir(models_dir), progress=lambda message: err.print(message))
+        return find_backbone(name, models_dir=_models_dir(models_dir), progress=err.print)
     except EverlongModelError as error:
         raise fail(str(error)) from None
 

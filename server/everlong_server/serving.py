@@ -54,7 +54,7 @@ def _serve(settings: Settings, redis_url: str) -> int:
     failed: list[BaseException] = []
 
     def load() -> Model:
-        return parts.load(settings, progress=lambda message: console.print(message))
+        return parts.load(settings, progress=console.print)
 
     def on_ready(services: Services) -> None:
         _banner(server, services, time.monotonic() - began)

@@ -37,7 +37,7 @@ class Text:
     limit: int
     bytes: int = 0
     _head: bytes = b""
-    _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")())
+    _decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
 
     def feed(self, data: bytes) -> None:
         """Raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest` naming what was found and where."""

@@ -198,10 +198,7 @@ class Conversations:
 
     def _prompt(self, session: Session, content: str) -> list[int]:
         chat, tokenizer = self._engine.model.chat, self._engine.model.tokenizer
-        if session.messages:
-            before = chat.turn
-        else:
-            before = chat.separator if session.documents else chat.head
+        before = chat.turn if session.messages else chat.separator if session.documents else chat.head
         return [*before, *tokenizer.encode(content), *chat.ask]
 
     async def _commit(
