@@ -1,0 +1,71 @@
+"""A tiny model folder with random weights: a Llama of two layers, a byte-level tokenizer trained on the test data, RMT."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from everlong_models.backbone import Backbone
+from everlong_models.rmt import RMT, RMTConfig
+from everlong_models.weights import Manifest, save_weights
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+DATA = Path(__file__).parent / "data"
+NOVEL = DATA / "valley-of-fear.md"
+STORY = DATA / "looking-glass.md"
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tokenizer(vocab: int = 512) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with chat markup, trained on the test data."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train([str(NOVEL)], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", bos_token="<|im_start|>")
+    fast.chat_template = CHAT
+    return fast
+
+
+def make_model(folder: Path, *, segment_length: int = 64, memory_tokens: int = 4, name: str = "tiny-rmt", seed: int = 0) -> Path:
+    """A model folder for `--model`: backbone, tokenizer and random memory weights; its path."""
+    tokenizer = make_tokenizer()
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    language_model = LlamaForCausalLM(config).eval()
+    # Larger than at initialisation, so that a random model's distributions are sharp enough to tell states apart.
+    with torch.no_grad():
+        for parameter in language_model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+    target = folder / name
+    backbone = target / "backbone"
+    language_model.save_pretrained(backbone)
+    tokenizer.save_pretrained(backbone)
+    memory = RMT(RMTConfig(segment_length=segment_length, memory_tokens=memory_tokens), Backbone(language_model))
+    spec = {"name": "rmt", "segment_length": segment_length, "memory_tokens": memory_tokens}
+    save_weights(target, Manifest(backbone="backbone", memory=spec, description="random weights, for tests"), memory)
+    assert json.loads((target / "everlong.json").read_text())["memory"]["name"] == "rmt"
+    return target
