@@ -66,6 +66,6 @@ def make_model(folder: Path, *, segment_length: int = 64, memory_tokens: int = 4
     tokenizer.save_pretrained(backbone)
     memory = RMT(RMTConfig(segment_length=segment_length, memory_tokens=memory_tokens), Backbone(language_model))
     spec = {"name": "rmt", "segment_length": segment_length, "memory_tokens": memory_tokens}
-    save_weights(target, Manifest(backbone="backbone", memory=spec, description="random weights, for tests"), memory)
+    save_weights(target, Manifest(backbone="backbone", memory=spec, trained=False, description="random weights, for tests"), memory)
     assert json.loads((target / "everlong.json").read_text())["memory"]["name"] == "rmt"
     return target

@@ -114,7 +114,7 @@ def load_model(
         fingerprint=_fingerprint(
             module, tokenizer, architecture(backbone), f"{memory_name}:{config.model_dump_json()}"
         ),
-        trained=loaded or memory_name in UNTRAINED,
+        trained=(loaded and manifest is not None and manifest.trained) or memory_name in UNTRAINED,
         description=manifest.description if manifest else "",
     )
 

@@ -36,6 +36,7 @@ class Manifest(BaseModel):
     )
     memory: dict[str, Any]
     lora_scale: float = Field(1.0, gt=0, allow_inf_nan=False)
+    trained: bool = Field(True, description="false: the weights are random, for tests")
     description: str = ""
 
 
