@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
 from everlong_models.backbone import Backbone
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.weights import Manifest, save_weights
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 DATA = Path(__file__).parent / "data"
 NOVEL = DATA / "valley-of-fear.md"
@@ -39,7 +40,9 @@ def make_tokenizer(vocab: int = 512) -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_model(folder: Path, *, segment_length: int = 64, memory_tokens: int = 4, name: str = "tiny-rmt", seed: int = 0) -> Path:
+def make_model(
+    folder: Path, *, segment_length: int = 64, memory_tokens: int = 4, name: str = "tiny-rmt", seed: int = 0
+) -> Path:
     """A model folder for `--model`: backbone, tokenizer and random memory weights; its path."""
     tokenizer = make_tokenizer()
     torch.manual_seed(seed)
@@ -66,6 +69,10 @@ def make_model(folder: Path, *, segment_length: int = 64, memory_tokens: int = 4
     tokenizer.save_pretrained(backbone)
     memory = RMT(RMTConfig(segment_length=segment_length, memory_tokens=memory_tokens), Backbone(language_model))
     spec = {"name": "rmt", "segment_length": segment_length, "memory_tokens": memory_tokens}
-    save_weights(target, Manifest(backbone="backbone", memory=spec, trained=False, description="random weights, for tests"), memory)
+    save_weights(
+        target,
+        Manifest(backbone="backbone", memory=spec, trained=False, description="random weights, for tests"),
+        memory,
+    )
     assert json.loads((target / "everlong.json").read_text())["memory"]["name"] == "rmt"
     return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -60,21 +61,35 @@ class MemoryModel(Protocol):
         """The memory after the open segment of each row, whatever its length."""
 
 
-class SegmentReader(nn.Module):
-    """The part of `MemoryModel` that is the same for all: cutting into segments and checking what comes in.
-
-    A memory derives from this and writes `_read_segment` and the methods of `MemoryModel` that it does not have here.
-    """
+class SegmentReader(nn.Module, ABC):
+    """The part of `MemoryModel` that is the same for all: cutting into segments and checking what comes in."""
 
     segment_length: int
     vocab_size: int
 
+    @abstractmethod
     def initial_state(self, rows: int = 1) -> MemoryState:
-        raise NotImplementedError
+        """See `MemoryModel`."""
 
+    @abstractmethod
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         """The memory after one full segment (B, S)."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
+        """See `MemoryModel`."""
+
+    @abstractmethod
+    def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
+        """See `MemoryModel`."""
+
+    @abstractmethod
+    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """See `MemoryModel`."""
+
+    @abstractmethod
+    def close(self, cache: Cache) -> MemoryState:
+        """See `MemoryModel`."""
 
     def read(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         """The memory after reading `tokens` (B, n·S).

@@ -72,13 +72,13 @@ def list_models(models_dir: ModelsDir = None) -> None:
 @models.command()
 def pull(name: str, models_dir: ModelsDir = None) -> None:
     """Fetch a model from the Hugging Face hub, or make the default one ready."""
-    print(_find(name, models_dir))
+    out.print(str(_find(name, models_dir)), soft_wrap=True)
 
 
 @models.command()
 def path(name: str, models_dir: ModelsDir = None) -> None:
     """Where a model is, in Hugging Face format; fetched or converted if need be."""
-    print(_find(name, models_dir))
+    out.print(str(_find(name, models_dir)), soft_wrap=True)
 
 
 def _find(name: str, models_dir: Path | None) -> Path:

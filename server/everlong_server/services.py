@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import torch
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from everlong_models import Model, load_model
@@ -22,7 +21,7 @@ from everlong_server.engine.reading import Reader
 from everlong_server.metrics import Metrics
 from everlong_server.settings import Settings
 from everlong_server.store.blobs import Blobs
-from everlong_server.store.connection import connect
+from everlong_server.store.connection import Client, connect
 from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.sessions import Sessions
@@ -36,7 +35,7 @@ class Services:
 
     settings: Settings
     model: Model
-    redis: Redis
+    redis: Client
     blobs: Blobs
     documents: Documents
     sessions: Sessions

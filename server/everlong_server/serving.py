@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from everlong_models import EverlongModelError, Model
+from everlong_models.window import Window
 from everlong_server import services as parts
 from everlong_server.app import create_app
 from everlong_server.services import Services
@@ -109,7 +110,7 @@ class _Server(uvicorn.Server):
 
     async def _finish(self, services: Services, sig: int) -> None:
         deadline = time.monotonic() + self._drain_seconds
-        while services.engine.answering and time.monotonic() < deadline:
+        while services.engine.answering and time.monotonic() < deadline:  # noqa: ASYNC110 - once, at the end
             await asyncio.sleep(0.05)
         super().handle_exit(sig, None)
 
@@ -122,28 +123,27 @@ def _banner(server: _Server, services: Services, seconds: float) -> None:
     console.print(f"\n[bold]everlong[/] serves [bold]{model.name}[/] with memory [bold]{model.memory_name}[/], "
                   f"ready after {seconds:.0f} s")  # fmt: skip
     console.print(_honesty(model))
-    console.print("\nUpload a document, chat about it, or open a WebSocket:\n")
-    print(
-        f"  curl -sT BOOK.txt -H 'content-type: text/plain' -X POST 'http://{url}/v1/documents?filename=BOOK.txt'",
-        file=sys.stderr,
-    )
-    print(f"  everlong chat BOOK.txt --url http://{url}", file=sys.stderr)
-    print(f"  ws://{url}/v1/sessions/SESSION_ID/stream      (SESSION_ID from POST /v1/sessions)", file=sys.stderr)
-    print(
-        f"\n  API: http://{url}/docs    data: {settings.data_dir.expanduser().absolute()}    end: Ctrl-C",
-        file=sys.stderr,
-        flush=True,
+    console.print(
+        f"""
+Upload a document, chat about it, or open a WebSocket:
+
+  curl -sT BOOK.txt -H 'content-type: text/plain' -X POST 'http://{url}/v1/documents?filename=BOOK.txt'
+  everlong chat BOOK.txt --url http://{url}
+  ws://{url}/v1/sessions/SESSION_ID/stream      (SESSION_ID from POST /v1/sessions)
+
+  API: http://{url}/docs    data: {settings.data_dir.expanduser().absolute()}    end: Ctrl-C
+""",
+        markup=False,
     )
 
 
 def _honesty(model: Model) -> str:
     """What the model can't do, plainly."""
-    if model.memory_name == "window":
+    if isinstance(model.memory, Window):
         config = model.memory.config
-        kept = config.sinks + config.window + config.segment_length  # type: ignore[union-attr]
         return (
-            f"It answers from what lies in its window: the first {config.sinks} and the last ~{kept - config.sinks} tokens "  # type: ignore[union-attr]
-            "of document and dialogue.\nIt has no long-term memory: of what was read before, it knows nothing, and may invent it."
+            f"It answers from what lies in its window: the first {config.sinks} tokens, the last {config.window}, and the open segment.\n"
+            "It has no long-term memory: of what was read before, it knows nothing, and may invent it."
         )
     if not model.trained:
         return (

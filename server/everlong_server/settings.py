@@ -90,7 +90,7 @@ def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
             near = difflib.get_close_matches(variable.upper(), known, 1)
             raise SettingsError(f"unknown variable {variable}" + (f"; did you mean {near[0]}?" if near else ""))
     try:
-        return Settings(_cli_parse_args=args, **overrides)  # type: ignore[call-arg]
+        return Settings(_cli_parse_args=args, **overrides)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "?"

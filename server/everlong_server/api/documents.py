@@ -63,7 +63,7 @@ async def upload(
 @router.get("")
 async def index(services: Served, limit: Limit = 20, after: After = None) -> schemas.DocumentList:
     """All documents, newest first."""
-    documents, more = await services.documents.list(limit, after)
+    documents, more = await services.documents.newest(limit, after)
     data = [await document_view(services, document) for document in documents]
     return schemas.DocumentList(data=data, has_more=more)
 

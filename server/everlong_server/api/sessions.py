@@ -40,7 +40,7 @@ async def create(body: schemas.CreateSession, services: Served) -> schemas.Sessi
 @router.get("")
 async def index(services: Served, limit: Limit = 20, after: After = None) -> schemas.SessionList:
     """All sessions, newest first."""
-    sessions, more = await services.sessions.list(limit, after)
+    sessions, more = await services.sessions.newest(limit, after)
     return schemas.SessionList(data=[await session_view(services, session) for session in sessions], has_more=more)
 
 

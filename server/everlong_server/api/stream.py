@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import MutableMapping
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
@@ -87,7 +88,7 @@ class _Conversation:
                 self._answering.cancel()
                 await asyncio.gather(self._answering, return_exceptions=True)
 
-    async def _receive(self, frame: dict[str, Any]) -> None:
+    async def _receive(self, frame: MutableMapping[str, Any]) -> None:
         text = frame.get("text")
         if text is None:
             raise InvalidRequest("frames are JSON text, this one was binary", code="invalid_frame")

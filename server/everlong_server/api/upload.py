@@ -35,7 +35,7 @@ class Text:
     """Checks bytes that arrive in pieces: UTF-8, and nothing that is known not to be text."""
 
     limit: int
-    bytes: int = 0
+    size: int = 0
     _head: bytes = b""
     _decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
 
@@ -50,17 +50,17 @@ class Text:
                 raise UnsupportedMedia(
                     "the document holds NUL bytes: it is no text; upload plain UTF-8 text", param="file"
                 )
-        if self.bytes + len(data) > self.limit:
+        if self.size + len(data) > self.limit:
             raise too_large(self.limit)
         pending = len(self._decoder.getstate()[0])
         try:
             self._decoder.decode(data)
         except UnicodeDecodeError as error:
-            at = self.bytes - pending + error.start
+            at = self.size - pending + error.start
             raise InvalidRequest(
                 f"the document is not UTF-8: {error.reason} at byte {at}", param="file", code="invalid_utf8"
             ) from None
-        self.bytes += len(data)
+        self.size += len(data)
 
     def finish(self) -> int:
         """The byte where the text starts, behind a byte-order mark. Raises `InvalidRequest` if there is no text."""
@@ -68,12 +68,12 @@ class Text:
             self._decoder.decode(b"", final=True)
         except UnicodeDecodeError:
             raise InvalidRequest(
-                f"the document is not UTF-8: it ends inside a character, at byte {self.bytes}",
+                f"the document is not UTF-8: it ends inside a character, at byte {self.size}",
                 param="file",
                 code="invalid_utf8",
             ) from None
         start = len(_BOM) if self._head.startswith(_BOM) else 0
-        if self.bytes == start:
+        if self.size == start:
             raise InvalidRequest("the document is empty", param="file", code="empty_document")
         return start
 
@@ -118,7 +118,7 @@ async def receive(request: Request, blobs: Blobs, name: str, limit: int) -> Rece
     except BaseException:
         await writer.abort()
         raise
-    return Received(text.bytes - start, start, filename or None)
+    return Received(text.size - start, start, filename or None)
 
 
 def _check_type(kind: str, charset: str) -> None:

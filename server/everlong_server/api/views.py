@@ -43,7 +43,7 @@ def _document(document: Document, reading: Reading | None, model: str) -> schema
     return schemas.Document(
         id=document.id,
         filename=document.filename,
-        status=status,  # type: ignore[arg-type]
+        status=status,
         bytes=document.bytes,
         tokens=cursor.tokens if cursor else 0,
         segments=cursor.segments if cursor else 0,
@@ -62,7 +62,7 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
         id=session.id,
         documents=list(session.documents),
         model=session.model_name,
-        status=await services.conversations.state_of(session),  # type: ignore[arg-type]
+        status=await services.conversations.state_of(session),
         position=session.position,
         messages=session.messages,
         state_bytes=session.state_bytes or services.model.state_bytes,

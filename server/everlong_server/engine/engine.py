@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -91,7 +91,7 @@ class Engine:
             work.cancelled = True
             self._runner.wake()
 
-    async def answer(self, answer: Answer) -> AsyncIterator[Delta | Finished]:
+    async def answer(self, answer: Answer) -> AsyncGenerator[Delta | Finished, None]:
         """Tokens as they are generated, then `Finished`. Raises what the answer failed with.
 
         Closing the iterator cancels the answer within one step. To end it and keep it, call `cancel`.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+# redis.asyncio.Redis. Its annotations are unions over sync, async, bytes and str that no caller can narrow.
+Client = Any
 
-def connect(url: str) -> Redis:
+
+def connect(url: str) -> Client:
     """A client of the Redis at `url`; connections are made when they are needed.
 
     A command is retried for about a second when the connection breaks. Every script of ours checks a version or a

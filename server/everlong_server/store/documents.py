@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis.asyncio import Redis
-
 from everlong_server.errors import NotFound
 from everlong_server.store import keys, scripts
+from everlong_server.store.connection import Client
 from everlong_server.store.records import Cursor, Document, Reading, is_id, pack_tokens, reading_id
 from everlong_server.store.scripts import Scripts, flat
 
@@ -30,7 +29,7 @@ class Claim:
 class Documents:
     """Documents, and the readings that models make of them."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Client) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
 
@@ -48,12 +47,12 @@ class Documents:
 
     async def get(self, document_id: str) -> Document:
         """Raises `NotFound`."""
-        stored = is_id("doc", document_id) and await self._redis.hgetall(keys.document(document_id))
+        stored = await self._redis.hgetall(keys.document(document_id)) if is_id("doc", document_id) else None
         if not stored:
             raise _no_document(document_id, "document_id")
         return Document.of(stored)
 
-    async def list(self, limit: int, after: str | None) -> tuple[list[Document], bool]:
+    async def newest(self, limit: int, after: str | None) -> tuple[list[Document], bool]:
         """Newest first, and whether there are more. `after`: the last id of the page before."""
         ids, more = await page(self._redis, keys.DOCUMENTS, limit, after)
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -148,7 +147,7 @@ def _no_document(document_id: str, param: str) -> NotFound:
     return NotFound(f"no document {document_id[:64]!r}", param=param, code="document_not_found")
 
 
-async def page(redis: Redis, index: str, limit: int, after: str | None) -> tuple[list[str], bool]:
+async def page(redis: Client, index: str, limit: int, after: str | None) -> tuple[list[str], bool]:
     """Ids of an index, newest first, and whether there are more. Raises `NotFound` for an unknown `after`."""
     start = 0
     if after is not None:

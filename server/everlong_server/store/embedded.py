@@ -80,7 +80,8 @@ class EmbeddedRedis:
                 "--dir", str(self.folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
                 "--maxmemory-policy", "noeviction", "--daemonize", "no",
             ],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent,  # noqa: PLW1509 - before there are threads
+            start_new_session=True,
         )  # fmt: skip
         log.close()
         deadline = time.monotonic() + _START_SECONDS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from everlong_server.store import keys
+from everlong_server.store.connection import Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Job:
 class Jobs:
     """The stream of one model (fingerprint) as seen by one replica."""
 
-    def __init__(self, redis: Redis, model: str, replica: str, lease_seconds: float) -> None:
+    def __init__(self, redis: Client, model: str, replica: str, lease_seconds: float) -> None:
         self._redis = redis
         self._stream = keys.jobs(model)
         self._replica = replica

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis.asyncio import Redis
 from redis.commands.core import AsyncScript
+
+from everlong_server.store.connection import Client
 
 # KEYS: document, documents, document_readings, reading, jobs
 # ARGV: document id, created, reading id, number of document fields n, n fields and values, then those of the reading
@@ -169,7 +170,7 @@ return redis.call('HINCRBY', KEYS[1], 'version', 1)
 class Scripts:
     """The scripts above, registered with one client; called as `await scripts.run(TEXT, keys, args)`."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Client) -> None:
         self._redis = redis
         self._scripts: dict[str, AsyncScript] = {}
 

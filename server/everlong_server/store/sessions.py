@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis.asyncio import Redis
-
 from everlong_server.errors import Conflict, NotFound, SessionBusy
 from everlong_server.store import keys, scripts
+from everlong_server.store.connection import Client
 from everlong_server.store.documents import page
 from everlong_server.store.records import Session, is_id, new_id, now, pack_tokens, reading_id
 from everlong_server.store.scripts import Scripts, flat
@@ -28,7 +27,7 @@ class Lease:
 class Sessions:
     """Sessions of all replicas. `replica`: this process's id, `lease_seconds`: how long a silent writer keeps its lease."""
 
-    def __init__(self, redis: Redis, replica: str, lease_seconds: float) -> None:
+    def __init__(self, redis: Client, replica: str, lease_seconds: float) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
         self._replica = replica
@@ -48,7 +47,7 @@ class Sessions:
 
     async def get(self, session_id: str) -> Session:
         """Raises `NotFound`. A session whose documents have been read meanwhile gets their state now."""
-        stored = is_id("ses", session_id) and await self._redis.hgetall(keys.session(session_id))
+        stored = await self._redis.hgetall(keys.session(session_id)) if is_id("ses", session_id) else None
         if not stored:
             raise _no_session(session_id)
         session = Session.of(stored)
@@ -59,7 +58,7 @@ class Sessions:
             session = Session.of(await self._redis.hgetall(keys.session(session_id)) or stored)
         return session
 
-    async def list(self, limit: int, after: str | None) -> tuple[list[Session], bool]:
+    async def newest(self, limit: int, after: str | None) -> tuple[list[Session], bool]:
         """Newest first, and whether there are more."""
         ids, more = await page(self._redis, keys.SESSIONS, limit, after)
         sessions = []

