@@ -127,11 +127,13 @@ class Conversations:
                 f"content has {len(content)} characters, the limit is {self._max_message_chars}: "
                 "upload a long text as a document", param="content",
             )  # fmt: skip
-        for token in (*params.logit_bias, *params.stop_token_ids):
-            if token >= model.memory.vocab_size:
-                raise InvalidRequest(
-                    f"token id {token} is not below the vocabulary's {model.memory.vocab_size}", param="logit_bias"
-                )
+        vocabulary = model.memory.vocab_size
+        for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            for token in tokens:
+                if token >= vocabulary:
+                    raise InvalidRequest(
+                        f"{name}: token id {token} is not below the vocabulary's {vocabulary}", param=name
+                    )
         async with AsyncExitStack() as stack:
             stack.enter_context(self._engine.admit())
             session = await self._sessions.get(session_id)

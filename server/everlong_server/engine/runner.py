@@ -56,7 +56,7 @@ Sink = Callable[[Delta | Finished | Failed], None]
 ReadSink = Callable[[MemoryState | Failed], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Answer:
     """An answer to be generated: behind `state` and the open segment, the prompt."""
 
@@ -78,7 +78,7 @@ class Answer:
     written: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Read:
     """Full segments (n·S,) to be read behind `state`."""
 
@@ -184,7 +184,11 @@ class Runner:
 
     def _do(self, work: Work) -> None:
         if work.kind == "step":
-            self._step()
+            try:
+                self._step()
+            except Exception as error:  # out of memory, say: the rows of this batch end, what waits goes on
+                for row in list(self._rows):
+                    self._fail(row, error)
             return
         item = self._work[work.id] if work.id is not None else None
         try:
