@@ -44,17 +44,9 @@ class Upload:
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         self._progress(0, self.total)
-        if isinstance(self._source, AsyncIterable):
-            async for piece in self._source:
-                if chunk := _bytes(piece):
-                    yield chunk
-                    self._count(chunk)
-            return
-        with closing(self._chunks()) as chunks:
-            # In a thread: a slow disk or a slow generator must not stop the event loop.
-            while (chunk := await asyncio.to_thread(next, chunks, b"")) != b"":
-                yield chunk
-                self._count(chunk)
+        async for chunk in self._achunks():
+            yield chunk
+            self._count(chunk)
 
     def _count(self, chunk: bytes) -> None:
         self._sent += len(chunk)
@@ -72,7 +64,44 @@ class Upload:
         elif isinstance(source, _File):
             yield from _read(source)
         else:
-            yield from (chunk for piece in source if (chunk := _bytes(piece)))
+            bucket = _Bucket()
+            for piece in source:
+                if chunk := bucket.add(piece):
+                    yield chunk
+            if chunk := bucket.empty():
+                yield chunk
+
+    async def _achunks(self) -> AsyncIterator[bytes]:
+        if isinstance(self._source, AsyncIterable):
+            bucket = _Bucket()
+            async for piece in self._source:
+                if chunk := bucket.add(piece):
+                    yield chunk
+            if chunk := bucket.empty():
+                yield chunk
+            return
+        with closing(self._chunks()) as chunks:
+            # In a thread: a slow disk or a slow generator must not stop the event loop.
+            while chunk := await asyncio.to_thread(next, chunks, b""):
+                yield chunk
+
+
+class _Bucket:
+    """Gathers small pieces, or a text that comes line by line would leave packet by packet."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def add(self, piece: bytes | str) -> bytes:
+        """The chunk that this piece completes; empty if it does not."""
+        self._held += _bytes(piece)
+        return self.empty() if len(self._held) >= CHUNK else b""
+
+    def empty(self) -> bytes:
+        """What is left."""
+        chunk = bytes(self._held)
+        self._held.clear()
+        return chunk
 
 
 @runtime_checkable
