@@ -2,8 +2,8 @@
 
 Documents advance by a quarter with each look at them. Named `stuck` they do not, `broken` they fail, `unheard` their
 event stream dies at once, `buffered` theirs says nothing and never ends, `large` and `pdf` they are refused. The
-question `hang` is answered until it is cancelled, `die` loses the connection, `cut` ends early, `fail` ends with an error event,
-`busy` is refused.
+question `hang` is answered until it is cancelled, `deaf` for ever, `die` loses the connection, `cut` ends early,
+`fail` ends with an error event, `busy` is refused.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ async def events(fake: Fake, session: str, content: str, stop: asyncio.Event) ->
         yield {"type": "error", "error": error("out_of_memory", "no room for the answer")}
         return
     pieces = [ANSWER[i : i + 5] for i in range(0, len(ANSWER), 5)]
-    if content in ("hang", "die", "cut"):
+    if content in ("hang", "deaf", "die", "cut"):
         yield {"type": delta, "delta": pieces[0]}
         if content == "die":
             raise ConnectionResetError
         if content == "cut":
             return
-        await stop.wait()
+        await (stop if content == "hang" else asyncio.Event()).wait()
         fake.cancelled.set()
         yield {"type": "response.completed", "message": fake.answer(session, pieces[0], "cancelled")}
         return
