@@ -75,7 +75,7 @@ class Server:
         """Starts the process, without waiting for it to be ready."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", "from everlong_server.cli import serve; serve()", "--port", str(self.port)],
+                [sys.executable, "-m", "everlong_client", "serve", "--port", str(self.port)],
                 env=self.environment,
                 stdout=log,
                 stderr=log,
