@@ -32,6 +32,7 @@ class Fake:
     uploads: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)
     questions: list[dict[str, Any]] = field(default_factory=list)
     event_streams: int = 0
+    cancelling: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
     closed: threading.Event = field(default_factory=threading.Event)
 
@@ -249,6 +250,7 @@ async def converse(socket: WebSocket, id: str) -> None:
         while True:
             said = await socket.receive_json()
             if said.pop("type") == "response.cancel":
+                fake.cancelling.set()
                 stop.set()
                 continue
             if writing is not None:
