@@ -39,8 +39,9 @@ def serve_forever(settings: Settings) -> int:
         if settings.redis_url is None:
             console.print("starting the embedded Redis")
             # Here, in the main thread: the child asks to die with the thread that made it.
-            redis = EmbeddedRedis(settings.data_dir.expanduser().absolute())
-            redis.start()
+            embedded = EmbeddedRedis(settings.data_dir.expanduser().absolute())
+            embedded.start()
+            redis = embedded  # only one that was started here is stopped here
         return _serve(settings, settings.redis_url or (redis.url if redis else ""))
     except (EmbeddedRedisError, OSError) as error:
         console.print(f"[bold red]error:[/] {error}")
@@ -97,22 +98,22 @@ class _Server(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second one ends."""
+        """The first signal drains, the second one ends. (Uvicorn's own would raise the signal again at the very end.)"""
         services: Services | None = self._app.state.services
-        if services is None or services.engine.draining or services.engine.answering == 0:
-            if services is not None:
-                services.engine.draining = True
-            super().handle_exit(sig, frame)
-            return
-        services.engine.draining = True
-        console.print(f"{signal.Signals(sig).name}: finishing {services.engine.answering} answers")
-        self._drain = asyncio.get_running_loop().create_task(self._finish(services, sig))
+        if self._drain is not None or services is None or services.engine.answering == 0:
+            self.force_exit = self.should_exit
+            self.should_exit = True
+        else:
+            console.print(f"{signal.Signals(sig).name}: finishing {services.engine.answering} answers")
+            self._drain = asyncio.get_running_loop().create_task(self._finish(services))
+        if services is not None:
+            services.engine.draining = True
 
-    async def _finish(self, services: Services, sig: int) -> None:
+    async def _finish(self, services: Services) -> None:
         deadline = time.monotonic() + self._drain_seconds
         while services.engine.answering and time.monotonic() < deadline:  # noqa: ASYNC110 - once, at the end
             await asyncio.sleep(0.05)
-        super().handle_exit(sig, None)
+        self.should_exit = True
 
 
 def _banner(server: _Server, services: Services, seconds: float) -> None:

@@ -96,7 +96,7 @@ def test_a_kill_while_answering_leaves_the_session_as_it_was(new_server) -> None
         server.http.stream("POST", f"/v1/sessions/{session['id']}/messages", json=body) as r,
     ):
         for line in r.iter_lines():
-            if "delta" in line:
+            if "delta" in line and server.process is not None:
                 server.kill9()
     server.start()
     assert server.get_session(session["id"]) == session

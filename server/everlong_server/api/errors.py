@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from starlette.exceptions import HTTPException
 
 from everlong_models import EverlongModelError
@@ -39,7 +39,8 @@ def as_server_error(error: BaseException) -> ServerError:
         return error
     if isinstance(error, RequestValidationError | ValidationError):
         return _invalid(error)
-    if isinstance(error, OutOfMemoryError):
+    # A script that runs out of memory answers with an ordinary error that quotes Redis' own.
+    if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "-OOM" in str(error)):
         return Unavailable("the store is full", code="store_full", retry_after=30)
     if isinstance(error, RedisError):
         log.warning("redis: %s: %s", type(error).__name__, error)
