@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -38,6 +40,32 @@ class Metrics:
             "everlong_segment_seconds", "Reading one segment, waiting included", buckets=_LATENCY, registry=registry
         )
 
+    def pace(self) -> Pace:
+        """A clock for one answer."""
+        return Pace(self)
+
+    def answered(self, reason: str, *, prompt: int, generated: int, reused: int) -> None:
+        """An answer is complete; what it used, in tokens."""
+        self.answers.labels(reason).inc()
+        self.tokens_prompt.inc(prompt)
+        self.tokens_generated.inc(generated)
+        self.tokens_reused.inc(reused)
+
     def render(self) -> bytes:
         """The text format."""
         return generate_latest(self.registry)
+
+
+class Pace:
+    """Times the tokens of one answer, from the moment that it is made."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._histogram = metrics.first_token_seconds
+        self._then = metrics.token_seconds
+        self._last = time.monotonic()
+
+    def token(self) -> None:
+        """A token is there."""
+        moment = time.monotonic()
+        self._histogram.observe(moment - self._last)
+        self._histogram, self._last = self._then, moment

@@ -129,7 +129,7 @@ Upload a document, chat about it, or open a WebSocket:
 
   curl -sT BOOK.txt -H 'content-type: text/plain' -X POST 'http://{url}/v1/documents?filename=BOOK.txt'
   everlong chat BOOK.txt --url http://{url}
-  ws://{url}/v1/sessions/SESSION_ID/stream      (SESSION_ID from POST /v1/sessions)
+  python -m websockets ws://{url}/v1/sessions/SESSION_ID/stream    # then: {{"type": "message.create", "content": "…"}}
 
   API: http://{url}/docs    data: {settings.data_dir.expanduser().absolute()}    end: Ctrl-C
 """,

@@ -1,0 +1,78 @@
+"""The Python client of everlong, the long-context inference server.
+
+from everlong_client import Everlong
+
+with Everlong("http://127.0.0.1:8080") as client:
+    document = client.documents.wait(client.documents.upload("book.txt").id)
+    session = client.sessions.create([document.id])
+    print(client.sessions.send(session.id, "Who is the narrator?").content)
+"""
+
+from everlong_client.async_client import AsyncConversation, AsyncEverlong, AsyncMessageStream
+from everlong_client.client import Conversation, Everlong, MessageStream
+from everlong_client.document import Document, Failure
+from everlong_client.errors import (
+    APIConnectionError,
+    APIStatusError,
+    APITimeoutError,
+    AuthenticationError,
+    ConflictError,
+    DocumentNotReadyError,
+    EverlongError,
+    InternalServerError,
+    NotFoundError,
+    PayloadTooLargeError,
+    RateLimitError,
+    ReadingFailedError,
+    ServiceUnavailableError,
+    SessionBusyError,
+    StreamError,
+    UnexpectedAnswerError,
+    UnprocessableEntityError,
+    UnsupportedMediaTypeError,
+)
+from everlong_client.event import Event, OtherEvent, ResponseCompleted, ResponseCreated, TextDelta
+from everlong_client.message import Message, Sampling, Usage
+from everlong_client.model import Model
+from everlong_client.session import Session
+from everlong_client.wire import VERSION as __version__  # noqa: N811  # the name that Python expects
+
+__all__ = [
+    "APIConnectionError",
+    "APIStatusError",
+    "APITimeoutError",
+    "AsyncConversation",
+    "AsyncEverlong",
+    "AsyncMessageStream",
+    "AuthenticationError",
+    "ConflictError",
+    "Conversation",
+    "Document",
+    "DocumentNotReadyError",
+    "Event",
+    "Everlong",
+    "EverlongError",
+    "Failure",
+    "InternalServerError",
+    "Message",
+    "MessageStream",
+    "Model",
+    "NotFoundError",
+    "OtherEvent",
+    "PayloadTooLargeError",
+    "RateLimitError",
+    "ReadingFailedError",
+    "ResponseCompleted",
+    "ResponseCreated",
+    "Sampling",
+    "ServiceUnavailableError",
+    "Session",
+    "SessionBusyError",
+    "StreamError",
+    "TextDelta",
+    "UnexpectedAnswerError",
+    "UnprocessableEntityError",
+    "UnsupportedMediaTypeError",
+    "Usage",
+    "__version__",
+]

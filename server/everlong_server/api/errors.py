@@ -47,7 +47,7 @@ def as_server_error(error: BaseException) -> ServerError:
     if isinstance(error, HTTPException):
         if error.status_code == 404:
             return NotFound("no such path", code="path_not_found")
-        known = InvalidRequest(str(error.detail), code="invalid_request")
+        known = InvalidRequest(str(error.detail), code=_HTTP_CODES.get(error.status_code, "invalid_request"))
         known.status = error.status_code
         return known
     if isinstance(error, EverlongModelError):
@@ -75,6 +75,7 @@ def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{param or 'the body'}: {first['msg']}{shown}", param=param, code=_CODES.get(first["type"]))
 
 
+_HTTP_CODES = {405: "method_not_allowed", 413: "too_large"}
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_parameter"}
 
 

@@ -63,7 +63,7 @@ async def fork(session_id: str, services: Served) -> schemas.Session:
     return await session_view(services, await services.sessions.fork(session_id))
 
 
-@router.get("/{session_id}/messages")
+@router.get("/{session_id}/messages", response_model_exclude_none=True)
 async def messages(session_id: str, services: Served) -> schemas.MessageList:
     """The dialogue so far."""
     await services.sessions.get(session_id)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from everlong_server.bench.flat import flat
 from everlong_server.bench.report import Report
+from everlong_server.bench.restart import restart
 
 
 class Benchmark(Protocol):
@@ -15,4 +17,5 @@ class Benchmark(Protocol):
         """Measures."""
 
 
-BENCHMARKS: dict[str, Benchmark] = {}
+BENCHMARKS: dict[str, Benchmark] = {"flat": flat, "restart": restart}
+"""By name."""

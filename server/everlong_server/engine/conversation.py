@@ -121,17 +121,8 @@ class Conversations:
     async def _turn(
         self, turn: Turn, session_id: str, content: str, params: SamplingParams
     ) -> AsyncGenerator[Event, None]:
-        model, arrived = self._engine.model, time.monotonic()
-        if len(content) > self._max_message_chars:
-            raise TooLarge(
-                f"content has {len(content)} characters, the limit is {self._max_message_chars}: "
-                "upload a long text as a document", param="content",
-            )  # fmt: skip
-        for token in (*params.logit_bias, *params.stop_token_ids):
-            if token >= model.memory.vocab_size:
-                raise InvalidRequest(
-                    f"token id {token} is not below the vocabulary's {model.memory.vocab_size}", param="logit_bias"
-                )
+        pace = self._metrics.pace()
+        self._check(content, params)
         async with AsyncExitStack() as stack:
             stack.enter_context(self._engine.admit())
             session = await self._sessions.get(session_id)
@@ -145,56 +136,62 @@ class Conversations:
             answer = Answer(state, list(session.open), prompt, params, seed, sink=lambda event: None)
             turn._answer, turn._engine = answer, self._engine
             message: dict[str, Any] = {
-                "id": turn.id, "object": "message", "role": "assistant", "session": session_id, "model": model.name,
-                "created_at": now(), "seed": seed,
+                "id": turn.id, "object": "message", "role": "assistant", "session": session_id,
+                "model": self._engine.model.name, "created_at": now(), "seed": seed,
             }  # fmt: skip
             yield {"type": "response.created", "response": message}
-            previous, first, logprobs = time.monotonic(), True, []
             finished: Finished | None = None
+            logprobs: list[dict[str, Any]] = []
             try:
                 async with contextlib.aclosing(self._engine.answer(answer)) as events:
                     async for event in events:
                         if isinstance(event, Finished):
                             finished = event
                             break
-                        moment = time.monotonic()
-                        if first:
-                            self._metrics.first_token_seconds.observe(moment - arrived)
-                        elif event.token >= 0:
-                            self._metrics.token_seconds.observe(moment - previous)
-                        previous, first = moment, False
-                        if event.logprobs is not None:
-                            logprobs.append(event.logprobs)
-                        if event.text or event.logprobs is not None:
-                            delta: Event = {
+                        pace.token()
+                        logprobs += event.logprobs
+                        if event.text or event.logprobs:
+                            more = {"logprobs": event.logprobs} if event.logprobs else {}
+                            yield {
                                 "type": "response.output_text.delta",
                                 "response_id": turn.id,
                                 "delta": event.text,
+                                **more,
                             }
-                            yield delta | ({"logprobs": [event.logprobs]} if event.logprobs is not None else {})
             except InterruptedError:  # cancelled before the prompt was read: there is nothing to keep
-                finished = None
+                pass
             reused = session.position - len(session.open)
-            usage = {
-                "prompt_tokens": session.position + len(prompt),
-                "completion_tokens": finished.tokens if finished else 0,
-                "reused_tokens": reused,
-            }
             message |= {
                 "content": finished.text if finished else "",
                 "finish_reason": finished.reason if finished else "cancelled",
-                "usage": usage,
+                "usage": {
+                    "prompt_tokens": session.position + len(prompt),
+                    "completion_tokens": finished.tokens if finished else 0,
+                    "reused_tokens": reused,
+                },
             }
             if params.logprobs:
                 message["logprobs"] = logprobs
             if finished is not None:
                 await self._commit(session, lease, content, message, finished)
-                self._metrics.tokens_prompt.inc(len(prompt))
-                self._metrics.tokens_generated.inc(finished.tokens)
-                self._metrics.tokens_reused.inc(reused)
-            self._metrics.answers.labels(message["finish_reason"]).inc()
+                self._metrics.answered(finished.reason, prompt=len(prompt), generated=finished.tokens, reused=reused)
         # The lease is back before the caller hears of the end, so that its next message finds the session free.
         yield {"type": "response.completed", "message": message}
+
+    def _check(self, content: str, params: SamplingParams) -> None:
+        """Raises what is wrong with a message, whatever its session."""
+        if len(content) > self._max_message_chars:
+            raise TooLarge(
+                f"content has {len(content)} characters, the limit is {self._max_message_chars}: "
+                "upload a long text as a document", param="content",
+            )  # fmt: skip
+        vocabulary = self._engine.model.memory.vocab_size
+        for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            for token in tokens:
+                if token >= vocabulary:
+                    raise InvalidRequest(
+                        f"{name}: token id {token} is not below the vocabulary's {vocabulary}", param=name
+                    )
 
     def _prompt(self, session: Session, content: str) -> list[int]:
         chat, tokenizer = self._engine.model.chat, self._engine.model.tokenizer

@@ -23,11 +23,10 @@ from everlong_server.engine.scheduler import Scheduler, Work
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One generated token: the text that it completes (often empty), and its log-probabilities if asked for."""
+    """A generated token: the text that it completes (often empty), and its log-probabilities if asked for."""
 
     text: str
-    token: int
-    logprobs: dict[str, Any] | None = None
+    logprobs: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ Sink = Callable[[Delta | Finished | Failed], None]
 ReadSink = Callable[[MemoryState | Failed], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Answer:
     """An answer to be generated: behind `state` and the open segment, the prompt."""
 
@@ -78,7 +77,7 @@ class Answer:
     written: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Read:
     """Full segments (n·S,) to be read behind `state`."""
 
@@ -184,7 +183,11 @@ class Runner:
 
     def _do(self, work: Work) -> None:
         if work.kind == "step":
-            self._step()
+            try:
+                self._step()
+            except Exception as error:  # out of memory, say: the rows of this batch end, what waits goes on
+                for row in list(self._rows):
+                    self._fail(row, error)
             return
         item = self._work[work.id] if work.id is not None else None
         try:
@@ -296,8 +299,7 @@ class Runner:
         stream, stop = self._texts[item.id]
         text = stop.feed(stream.feed(token))
         item.written.append(text)
-        logprobs = self._logprobs(item, token) if params.logprobs else None
-        item.sink(Delta(text, token, logprobs))
+        item.sink(Delta(text, [self._logprobs(item, token)] if params.logprobs else []))
         if stop.found or item.generated >= params.max_tokens:
             self._finish(item, "stop" if stop.found else "length", token)
             return None
@@ -311,7 +313,7 @@ class Runner:
             rest += "" if stop.found else stop.finish()
             if rest:
                 item.written.append(rest)
-                item.sink(Delta(rest, -1))
+                item.sink(Delta(rest, []))
         state = item.state
         if len(item.open) == self._memory.segment_length:
             assert self._cache is not None

@@ -1,0 +1,5 @@
+"""`python -m everlong_client` is `everlong`."""
+
+from everlong_client.cli import main
+
+main()

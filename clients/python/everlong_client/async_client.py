@@ -1,0 +1,316 @@
+"""`AsyncEverlong`: `client`'s twin for asyncio, with `await` where that one blocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Self, TypeVar, Unpack
+
+import httpx
+from websockets.asyncio.client import ClientConnection, connect
+
+from everlong_client import call as calls
+from everlong_client.call import Call, Page
+from everlong_client.document import Document
+from everlong_client.errors import EverlongError
+from everlong_client.event import Answer, Event
+from everlong_client.message import Message, Sampling
+from everlong_client.model import Model
+from everlong_client.session import Session
+from everlong_client.sse import ServerSentEvent, SSEDecoder
+from everlong_client.upload import AnySource, Upload, UploadProgress
+from everlong_client.waiting import Waiting, document_in
+from everlong_client.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode
+
+__all__ = ["AsyncConversation", "AsyncDocuments", "AsyncEverlong", "AsyncMessageStream", "AsyncModels", "AsyncSessions"]
+
+T = TypeVar("T")
+
+
+class AsyncEverlong:
+    """An asyncio client of the everlong server at `base_url`; arguments and errors are those of `Everlong`."""
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        http_client: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._transport = _Transport(Wire(base_url, api_key, timeout), http_client or httpx.AsyncClient())
+        self._owns_http = http_client is None
+        self.documents = AsyncDocuments(self._transport)
+        self.sessions = AsyncSessions(self._transport)
+        self.models = AsyncModels(self._transport)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._owns_http:
+            await self._transport.http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncDocuments:
+    """`client.documents`: see `Documents`."""
+
+    def __init__(self, transport: _Transport) -> None:
+        self._transport = transport
+
+    async def upload(
+        self, source: AnySource, filename: str | None = None, progress: UploadProgress | None = None
+    ) -> Document:
+        """As `Documents.upload`; `source` may be an async iterator too. Others are read in a thread."""
+        return await self._transport.call(calls.upload_document(Upload(source, filename, progress)))
+
+    async def wait(
+        self,
+        document: str,
+        *,
+        progress: Callable[[Document], object] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # asyncio.timeout would not say what is late
+    ) -> Document:
+        """As `Documents.wait`."""
+        waiting = Waiting(document, progress, timeout)
+        while True:
+            with waiting.tolerance():
+                seen = await self._transport.call(calls.get_document(document), waiting.silence)
+                if waiting.saw(seen):
+                    return seen
+                if waiting.may_listen:
+                    async with self._transport.stream(calls.document_events(document), waiting.silence) as events:
+                        async for event in events:
+                            if (shown := document_in(event)) is not None and waiting.saw(shown):
+                                return shown
+            await asyncio.sleep(waiting.pause())
+
+    async def get(self, document: str) -> Document:
+        """As `Documents.get`."""
+        return await self._transport.call(calls.get_document(document))
+
+    async def list(self, *, limit: int | None = None, after: str | None = None) -> tuple[Document, ...]:
+        """As `Documents.list`."""
+        return await self._transport.pages(calls.list_documents(limit, after))
+
+    async def delete(self, document: str) -> None:
+        """As `Documents.delete`."""
+        await self._transport.call(calls.delete_document(document))
+
+
+class AsyncSessions:
+    """`client.sessions`: see `Sessions`."""
+
+    def __init__(self, transport: _Transport) -> None:
+        self._transport = transport
+
+    async def create(self, documents: Iterable[str] = (), *, model: str | None = None) -> Session:
+        """As `Sessions.create`."""
+        return await self._transport.call(calls.create_session(documents, model))
+
+    async def wait(
+        self,
+        session: str,
+        *,
+        progress: Callable[[Session], object] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # asyncio.timeout would not say what is late
+    ) -> Session:
+        """As `Sessions.wait`."""
+        waiting = Waiting(session, progress, timeout)
+        while True:
+            with waiting.tolerance():
+                seen = await self._transport.call(calls.get_session(session), waiting.silence)
+                if waiting.saw(seen):
+                    return seen
+            await asyncio.sleep(waiting.pause())
+
+    async def get(self, session: str) -> Session:
+        """As `Sessions.get`."""
+        return await self._transport.call(calls.get_session(session))
+
+    async def list(self, *, limit: int | None = None, after: str | None = None) -> tuple[Session, ...]:
+        """As `Sessions.list`."""
+        return await self._transport.pages(calls.list_sessions(limit, after))
+
+    async def delete(self, session: str) -> None:
+        """As `Sessions.delete`."""
+        await self._transport.call(calls.delete_session(session))
+
+    async def fork(self, session: str) -> Session:
+        """As `Sessions.fork`."""
+        return await self._transport.call(calls.fork_session(session))
+
+    async def send(self, session: str, content: str, **sampling: Unpack[Sampling]) -> Message:
+        """As `Sessions.send`."""
+        return await self._transport.call(calls.send_message(session, content, sampling))
+
+    def stream(self, session: str, content: str, **sampling: Unpack[Sampling]) -> AsyncMessageStream:
+        """As `Sessions.stream`; use the result with `async with` and `async for`."""
+        answer = Answer()
+        events = self._events(calls.send_message(session, content, sampling, stream=True), answer)
+        return AsyncMessageStream(answer, events, events.aclose)
+
+    def connect(self, session: str) -> AsyncConversation:
+        """As `Sessions.connect`; use the result with `async with`."""
+        return AsyncConversation(self._transport.wire, session)
+
+    async def _events(self, call: Call[Message], answer: Answer) -> AsyncGenerator[Event]:
+        async with self._transport.stream(call) as events:
+            async for event in events:
+                yield answer.take(event.data, event.event)
+                if answer.over:
+                    return
+        raise answer.cut_off()
+
+
+class AsyncModels:
+    """`client.models`: see `Models`."""
+
+    def __init__(self, transport: _Transport) -> None:
+        self._transport = transport
+
+    async def list(self) -> tuple[Model, ...]:
+        """As `Models.list`."""
+        return await self._transport.pages(calls.list_models())
+
+
+class AsyncMessageStream:
+    """The events of one answer, to iterate over: see `MessageStream`."""
+
+    def __init__(self, answer: Answer, events: AsyncIterator[Event], close: Callable[[], Awaitable[None]]) -> None:
+        self._answer = answer
+        self._events = events
+        self.close = close
+
+    @property
+    def message(self) -> Message:
+        """The complete answer. Raises `StreamError` while there is none."""
+        return self._answer.message
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._events
+
+    async def __anext__(self) -> Event:
+        return await anext(self._events)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class AsyncConversation:
+    """A session's WebSocket: see `Conversation`. `cancel` may be called from another task than takes the events."""
+
+    def __init__(self, wire: Wire, session: str) -> None:
+        self._wire = wire
+        self._arguments = wire.socket(session)
+        self._socket: ClientConnection | None = None
+        self._answer = Answer.none()
+
+    async def send(self, content: str, **sampling: Unpack[Sampling]) -> AsyncMessageStream:
+        """As `Conversation.send`."""
+        await self._abandon(self._answer)
+        async with self._errors():
+            socket = await self._open()
+            await socket.send(encode(calls.message_create(content, sampling)))
+        self._answer = answer = Answer()
+        return AsyncMessageStream(answer, self._events(socket, answer), lambda: self._abandon(answer))
+
+    async def cancel(self) -> None:
+        """As `Conversation.cancel`."""
+        if self._socket is not None and not self._answer.over:
+            async with self._errors():
+                await self._socket.send(encode({"type": "response.cancel"}))
+
+    async def close(self) -> None:
+        """As `Conversation.close`."""
+        socket, self._socket, self._answer = self._socket, None, Answer.none()
+        if socket is not None:
+            await socket.close()
+
+    async def __aenter__(self) -> Self:
+        async with self._errors():
+            await self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _open(self) -> ClientConnection:
+        if self._socket is None:
+            self._socket = await connect(**self._arguments)
+        return self._socket
+
+    async def _events(self, socket: ClientConnection, answer: Answer) -> AsyncGenerator[Event]:
+        while not answer.over:
+            async with self._errors():
+                frame = await socket.recv()
+            yield answer.take(frame)
+
+    async def _abandon(self, answer: Answer) -> None:
+        if self._socket is not None and not answer.over:
+            await self.cancel()
+            async for _ in self._events(self._socket, answer):
+                pass
+
+    @asynccontextmanager
+    async def _errors(self) -> AsyncIterator[None]:
+        try:
+            with self._wire.socket_errors():
+                yield
+        except EverlongError:
+            await self.close()
+            raise
+
+
+class _Transport:
+    """Sends calls and reads their answers."""
+
+    def __init__(self, wire: Wire, http: httpx.AsyncClient) -> None:
+        self.wire = wire
+        self.http = http
+
+    async def call(self, call: Call[T], silence: float | None = None) -> T:
+        body = aiter(call.body) if call.body is not None else None
+        with self.wire.http_errors():
+            response = await self.http.send(self.wire.request(self.http, call, body, silence))
+        return self.wire.result(call, response)
+
+    async def pages(self, first: Call[Page[T]]) -> tuple[T, ...]:
+        items: tuple[T, ...] = ()
+        call: Call[Page[T]] | None = first
+        while call is not None:
+            page = await self.call(call)
+            items += page.items
+            call = page.next
+        return items
+
+    @asynccontextmanager
+    async def stream(
+        self, call: Call[T], silence: float | None = None
+    ) -> AsyncIterator[AsyncIterator[ServerSentEvent]]:
+        with self.wire.http_errors():
+            response = await self.http.send(self.wire.request(self.http, call, None, silence), stream=True)
+        try:
+            if not response.is_success:
+                with self.wire.http_errors():
+                    await response.aread()
+                self.wire.check(response)
+            self.wire.check_stream(response)
+            yield self._decoded(response)
+        finally:
+            await response.aclose()
+
+    async def _decoded(self, response: httpx.Response) -> AsyncIterator[ServerSentEvent]:
+        decoder = SSEDecoder()
+        with self.wire.http_errors(streaming=True):
+            async for chunk in response.aiter_bytes():
+                for event in decoder.feed(chunk):
+                    yield event

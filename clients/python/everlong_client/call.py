@@ -1,0 +1,135 @@
+"""The server's HTTP calls: what is sent, and what the answer is read as. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from everlong_client.document import Document
+from everlong_client.errors import UnexpectedAnswerError
+from everlong_client.message import Message, Sampling
+from everlong_client.model import Model
+from everlong_client.record import from_json
+from everlong_client.session import Session
+from everlong_client.upload import Upload
+
+T = TypeVar("T")
+
+MOST_ITEMS = 100  # of a list at once
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request, and `parse`, which makes its result of the answer's JSON."""
+
+    method: str
+    path: str
+    parse: Callable[[Any], T]
+    params: Mapping[str, str | int] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    json: Mapping[str, Any] | None = None
+    body: Upload | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """A part of a list, and the call for the next part; None at the end."""
+
+    items: tuple[T, ...]
+    next: Call[Page[T]] | None
+
+
+def path(*parts: str) -> str:
+    """`/v1/` and the parts, escaped. Raises `ValueError` for an empty one: it would name another resource."""
+    if not all(parts):
+        raise ValueError("an id must not be empty")
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def upload_document(upload: Upload) -> Call[Document]:
+    headers = {"Content-Type": "text/plain"}
+    if upload.total is not None:
+        headers["Content-Length"] = str(upload.total)
+    params = {"filename": upload.filename} if upload.filename else {}
+    return Call("POST", path("documents"), _one(Document), params=params, headers=headers, body=upload)
+
+
+def get_document(document: str) -> Call[Document]:
+    return Call("GET", path("documents", document), _one(Document))
+
+
+def list_documents(limit: int | None, after: str | None) -> Call[Page[Document]]:
+    return _list(Document, "documents", limit, after)
+
+
+def delete_document(document: str) -> Call[None]:
+    return Call("DELETE", path("documents", document), _nothing)
+
+
+def document_events(document: str) -> Call[None]:
+    return Call("GET", path("documents", document, "events"), _nothing)
+
+
+def create_session(documents: Iterable[str], model: str | None) -> Call[Session]:
+    # A string is an iterable of strings as well, and nobody means its letters.
+    ids = [documents] if isinstance(documents, str) else list(documents)
+    return Call("POST", path("sessions"), _one(Session), json=_given(documents=ids, model=model))
+
+
+def get_session(session: str) -> Call[Session]:
+    return Call("GET", path("sessions", session), _one(Session))
+
+
+def list_sessions(limit: int | None, after: str | None) -> Call[Page[Session]]:
+    return _list(Session, "sessions", limit, after)
+
+
+def delete_session(session: str) -> Call[None]:
+    return Call("DELETE", path("sessions", session), _nothing)
+
+
+def fork_session(session: str) -> Call[Session]:
+    return Call("POST", path("sessions", session, "fork"), _one(Session))
+
+
+def send_message(session: str, content: str, sampling: Sampling, *, stream: bool = False) -> Call[Message]:
+    fields = _given(content=content, stream=stream or None, **sampling)
+    return Call("POST", path("sessions", session, "messages"), _one(Message), json=fields)
+
+
+def message_create(content: str, sampling: Sampling) -> dict[str, Any]:
+    """The WebSocket's way of `send_message`."""
+    return _given(type="message.create", content=content, **sampling)
+
+
+def list_models() -> Call[Page[Model]]:
+    return _list(Model, "models")
+
+
+def _one(cls: type[T]) -> Callable[[Any], T]:
+    return lambda data: from_json(cls, data)
+
+
+def _nothing(data: object) -> None:
+    return None
+
+
+def _list(cls: type[T], name: str, limit: int | None = None, after: str | None = None) -> Call[Page[T]]:
+    def parse(data: Any) -> Page[T]:
+        try:
+            items = tuple(from_json(cls, row) for row in data["data"])
+            more, last = data.get("has_more", False), data["data"][-1]["id"] if items else None
+        except (TypeError, KeyError, AttributeError) as error:
+            raise UnexpectedAnswerError(f"expected a list of {name}") from error
+        left = None if limit is None else limit - len(items)
+        follow = more and last is not None and (left is None or left > 0)
+        return Page(items[:limit], _list(cls, name, left, last) if follow else None)
+
+    size = None if limit is None else min(limit, MOST_ITEMS)
+    return Call("GET", path(name), parse, params=_given(limit=size, after=after))
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,38 @@
+"""A document: uploaded text, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Document", "Failure"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why the server could not read something."""
+
+    message: str
+    code: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """A document on the server.
+
+    `status` is queued, reading, ready or failed. `bytes`, `tokens` and `segments` count what was received and read so
+    far; `progress` goes from 0 to 1 and is None while the length is unknown. `tokens_per_second` is None unless it is
+    being read. `state_digest` names the memory that reading ended in. `created_at` is in Unix seconds.
+    """
+
+    id: str
+    filename: str | None = None
+    status: str
+    bytes: int = 0
+    tokens: int = 0
+    segments: int = 0
+    progress: float | None = None
+    tokens_per_second: float | None = None
+    model: str | None = None
+    state_digest: str | None = None
+    error: Failure | None = None
+    created_at: float = 0

@@ -1,0 +1,25 @@
+"""A model that the server offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Model"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A backbone, a memory and trained weights, under a name.
+
+    `memory` is the mechanism (rmt, infinite, …) and `memory_trained` whether its weights were trained;
+    `segment_length` is in tokens, `state_bytes` what a session's memory takes up.
+    """
+
+    id: str
+    memory: str | None = None
+    memory_trained: bool | None = None
+    segment_length: int | None = None
+    state_bytes: int | None = None
+    fingerprint: str | None = None
+    backbone: str | None = None
+    description: str | None = None

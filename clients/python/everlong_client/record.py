@@ -1,0 +1,39 @@
+"""From JSON to frozen dataclasses, forgiving what a newer or older server may add or leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from everlong_client.errors import UnexpectedAnswerError
+
+__all__ = ["from_json"]
+
+T = TypeVar("T")
+
+
+def from_json(cls: type[T], data: object) -> T:
+    """An instance of the dataclass `cls` from a JSON object; fields that `cls` does not know are left out.
+
+    Raises `UnexpectedAnswerError` if `data` is no object, or lacks a field that has no default.
+    """
+    if not isinstance(data, Mapping):
+        raise UnexpectedAnswerError(f"expected a {cls.__name__.lower()}, got {str(data)[:80]!r}")
+    try:
+        return cls(**{name: _value(hint, data[name]) for name, hint in get_type_hints(cls).items() if name in data})
+    except TypeError as error:  # the constructor's own words name what is missing
+        raise UnexpectedAnswerError(f"this is no {cls.__name__.lower()}: {error}") from error
+
+
+def _value(hint: Any, value: object) -> object:
+    if value is None:
+        return None
+    if isinstance(hint, UnionType):
+        hint = next((arg for arg in get_args(hint) if is_dataclass(arg)), None)
+    if is_dataclass(hint):
+        return from_json(hint, value)  # type: ignore[arg-type]  # is_dataclass also allows instances, hints are none
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(value)
+    return value

@@ -1,0 +1,29 @@
+"""A session: a memory of documents, and a dialogue about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from everlong_client.document import Failure
+
+__all__ = ["Session"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """A session on the server.
+
+    `status` is reading, ready or failed; `documents` are their ids. `position` counts the tokens in its memory,
+    `messages` those of the dialogue, `state_bytes` what the memory takes up. `created_at` is in Unix seconds.
+    """
+
+    id: str
+    documents: tuple[str, ...] = ()
+    model: str | None = None
+    status: str
+    position: int = 0
+    messages: int = 0
+    state_bytes: int = 0
+    state_digest: str | None = None
+    error: Failure | None = None
+    created_at: float = 0

@@ -1,0 +1,138 @@
+"""The body of an upload: from a path, bytes, a file or an iterator to chunks, counted as they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import stat
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Protocol, TypeAlias, runtime_checkable
+
+__all__ = ["CHUNK", "AnySource", "Source", "Upload", "UploadProgress"]
+
+CHUNK = 256 * 1024  # bytes
+
+Source: TypeAlias = str | os.PathLike[str] | bytes | IO[bytes] | IO[str] | Iterable[bytes] | Iterable[str]
+AnySource: TypeAlias = Source | AsyncIterable[bytes] | AsyncIterable[str]
+UploadProgress: TypeAlias = Callable[[int, int | None], object]
+
+
+class Upload:
+    """What is uploaded: iterate over it, with `for` or `async for`, for its chunks.
+
+    `source` is a path (a string is one too, never the text itself), bytes, an open file, or an iterator of bytes or
+    text; text is sent as UTF-8. `total` is its length in bytes, None if only reading it would tell. `progress` is
+    called with the bytes sent so far and the total. Raises `OSError` if the path cannot be read.
+    """
+
+    def __init__(self, source: AnySource, filename: str | None = None, progress: UploadProgress | None = None) -> None:
+        self._source = Path(source) if isinstance(source, str | os.PathLike) else source
+        self._progress = progress or (lambda sent, total: None)
+        self._sent = 0
+        self.filename = filename or _name(self._source)
+        self.total = _size(self._source)
+
+    def __iter__(self) -> Iterator[bytes]:
+        self._progress(0, self.total)
+        with closing(self._chunks()) as chunks:
+            for chunk in chunks:
+                yield chunk
+                self._count(chunk)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        self._progress(0, self.total)
+        async for chunk in self._achunks():
+            yield chunk
+            self._count(chunk)
+
+    def _count(self, chunk: bytes) -> None:
+        self._sent += len(chunk)
+        self._progress(self._sent, self.total)
+
+    def _chunks(self) -> Generator[bytes]:
+        source = self._source
+        if isinstance(source, Path):
+            with source.open("rb") as file:
+                yield from _read(file)
+        elif isinstance(source, bytes):
+            yield from (source[start : start + CHUNK] for start in range(0, len(source), CHUNK))
+        elif isinstance(source, AsyncIterable):
+            raise TypeError("an async iterator can only be uploaded by AsyncEverlong")
+        elif isinstance(source, _File):
+            yield from _read(source)
+        else:
+            bucket = _Bucket()
+            for piece in source:
+                if chunk := bucket.add(piece):
+                    yield chunk
+            if chunk := bucket.empty():
+                yield chunk
+
+    async def _achunks(self) -> AsyncIterator[bytes]:
+        if isinstance(self._source, AsyncIterable):
+            bucket = _Bucket()
+            async for piece in self._source:
+                if chunk := bucket.add(piece):
+                    yield chunk
+            if chunk := bucket.empty():
+                yield chunk
+            return
+        with closing(self._chunks()) as chunks:
+            # In a thread: a slow disk or a slow generator must not stop the event loop.
+            while chunk := await asyncio.to_thread(next, chunks, b""):
+                yield chunk
+
+
+class _Bucket:
+    """Gathers small pieces, or a text that comes line by line would leave packet by packet."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def add(self, piece: bytes | str) -> bytes:
+        """The chunk that this piece completes; empty if it does not."""
+        self._held += _bytes(piece)
+        return self.empty() if len(self._held) >= CHUNK else b""
+
+    def empty(self) -> bytes:
+        """What is left."""
+        chunk = bytes(self._held)
+        self._held.clear()
+        return chunk
+
+
+@runtime_checkable
+class _File(Protocol):
+    def read(self, size: int, /) -> bytes | str: ...
+
+
+def _read(file: _File) -> Iterator[bytes]:
+    while piece := file.read(CHUNK):
+        yield _bytes(piece)
+
+
+def _bytes(piece: bytes | str) -> bytes:
+    return piece.encode() if isinstance(piece, str) else piece
+
+
+def _name(source: object) -> str | None:
+    name = source.name if isinstance(source, Path) else getattr(source, "name", None)
+    # Files of pipes and descriptors have a number or something like "<stdin>" for a name.
+    return Path(name).name if isinstance(name, str) and not name.startswith("<") else None
+
+
+def _size(source: object) -> int | None:
+    if isinstance(source, bytes):
+        return len(source)
+    if isinstance(source, Path):
+        info = source.stat()
+        return info.st_size if stat.S_ISREG(info.st_mode) else None
+    if isinstance(source, io.RawIOBase | io.BufferedIOBase) and source.seekable():
+        here = source.tell()
+        end = source.seek(0, io.SEEK_END)
+        source.seek(here)
+        return end - here
+    return None

@@ -1,0 +1,104 @@
+"""`everlong bench restart`: a second question right after a full restart, against one without."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from everlong_server.bench.report import Report, Target
+from everlong_server.bench.tiny import save_tiny
+
+_QUESTIONS = 5
+
+
+def restart(*, quick: bool, progress: Callable[[str], None]) -> Report:
+    """Reads a document, asks, kills the server with -9, starts it again, asks: no token is read twice."""
+    tokens = 10_000 if quick else 100_000
+    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+        model = save_tiny(Path(folder) / "model")
+        server = _Process(model, Path(folder) / "data")
+        try:
+            progress("starting a server with a tiny random RMT")
+            server.start()
+            document = server.http.post(
+                "/v1/documents", content=b"All in the golden afternoon. " * (tokens // 29 + 1)
+            ).json()
+            while (read := server.http.get(f"/v1/documents/{document['id']}").json())["status"] != "ready":
+                time.sleep(0.05)
+            progress(f"read {read['tokens']:,} tokens")
+            rows, first = [], {}
+            for phase in ("before", "after kill -9 and restart"):
+                if phase != "before":
+                    server.kill()
+                    began = time.perf_counter()
+                    server.start()
+                    progress(f"restarted in {time.perf_counter() - began:.1f} s")
+                session = server.http.post("/v1/sessions", json={"documents": [document["id"]]}).json()["id"]
+                server.first_token(session)  # warm
+                seconds = [server.first_token(session) for _ in range(_QUESTIONS)]
+                first[phase] = statistics.median(seconds)
+                rows.append({"phase": phase, "document_tokens": read["tokens"], "first_token_ms": first[phase] * 1e3})
+        finally:
+            server.kill()
+    ratio = first["after kill -9 and restart"] / first["before"]
+    return Report("restart", rows, [Target("first token after the restart ÷ without", ratio, 1.2, at_most=True)])
+
+
+class _Process:
+    """`everlong serve` on a free port."""
+
+    def __init__(self, model: Path, data: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port = probe.getsockname()[1]
+        self._model, self._data = model, data
+        self._process: subprocess.Popen[bytes] | None = None
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=120)
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [
+                sys.executable, "-m", "everlong_client", "serve", "--port", str(self._port),
+                "--model", str(self._model), "--data-dir", str(self._data),
+            ],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        while True:
+            if self._process.poll() is not None:
+                raise RuntimeError("the server ended; `everlong doctor` may say why")
+            try:
+                if self.http.get("/readyz").status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.1)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def first_token(self, session: str) -> float:
+        """Seconds from the request to the first piece of the answer."""
+        body = {
+            "content": "And then?",
+            "stream": True,
+            "max_tokens": 4,
+            "ignore_eos": True,
+            "temperature": 0,
+            "logprobs": True,
+        }
+        start, first = time.perf_counter(), 0.0
+        with self.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
+            for line in response.iter_lines():
+                if not first and line.startswith("event: response.output_text.delta"):
+                    first = time.perf_counter() - start
+        return first

@@ -1,0 +1,52 @@
+"""A tiny model with random weights: what is measured about lengths and durability does not depend on what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from everlong_models.backbone import Backbone
+from everlong_models.rmt import RMT, RMTConfig
+from everlong_models.weights import Manifest, save_weights
+
+SEGMENT, MEMORY_TOKENS = 512, 16
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token for each byte, and an end-of-text mark."""
+    vocabulary = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")  # noqa: S106 - a token of text
+
+
+def tiny_rmt() -> RMT:
+    """RMT of 512-token segments and 16 memory tokens around a Llama of 2 layers and width 128, in float32."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=257,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        bos_token_id=None,
+        eos_token_id=256,
+    )
+    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    return RMT(RMTConfig(segment_length=SEGMENT, memory_tokens=MEMORY_TOKENS), Backbone(model)).eval()
+
+
+def save_tiny(folder: Path) -> Path:
+    """The same as a model folder for `--model`; its path."""
+    memory = tiny_rmt()
+    memory.backbone.model.save_pretrained(folder / "backbone")
+    tiny_tokenizer().save_pretrained(folder / "backbone")
+    spec = {"name": "rmt", "segment_length": SEGMENT, "memory_tokens": MEMORY_TOKENS}
+    save_weights(folder, Manifest(backbone="backbone", memory=spec, trained=False), memory)
+    return folder

@@ -1,0 +1,46 @@
+"""Fixtures for everything: a tiny model, and real servers with real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process import Server
+from tests.tinymodel import make_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny RMT with random weights."""
+    return make_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def shared_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server process for all tests that do not harm it."""
+    with Server(tiny_model, tmp_path_factory.mktemp("data")) as server:
+        server.start()
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Iterator[Server]:
+    """The shared server. Fails a test that leaves a key behind that is not documented, or should expire and does not."""
+    yield shared_server
+    shared_server.check_keys()
+
+
+@pytest.fixture
+def new_server(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Makes servers of the test's own: `new_server(max_streams=1)`; all end with the test."""
+    made: list[Server] = []
+
+    def make(model: Path = tiny_model, data: Path | None = None, **settings: object) -> Server:
+        made.append(Server(model, data or tmp_path / f"data{len(made)}", **settings))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.stop()

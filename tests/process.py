@@ -1,0 +1,221 @@
+"""`Server`: a real `everlong serve` process, to be started, killed and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import psutil
+import redis
+
+from everlong_server.store import keys
+
+START_SECONDS = 120
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Any, seconds: float = 60, what: str = "") -> Any:
+    """The first true value of `condition()`; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds} s in vain {what}")
+
+
+class Server:
+    """`settings` become EVERLONG_* variables."""
+
+    def __init__(self, model: Path | str, data: Path, **settings: object) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.data = data
+        # A Unix socket's path is short; pytest's folders are not.
+        self._short = tempfile.TemporaryDirectory(prefix="evl")
+        link = Path(self._short.name) / "d"
+        data.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(data)
+        self._link = link
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("EVERLONG_")},
+            "EVERLONG_MODEL": str(model),
+            "EVERLONG_DATA_DIR": str(link),
+            "EVERLONG_THREADS": "1",
+            **{f"EVERLONG_{name.upper()}": _text(value) for name, value in settings.items()},
+        }
+        self.settings = settings
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = data / "server.log"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def launch(self) -> None:
+        """Starts the process, without waiting for it to be ready."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "everlong_client", "serve", "--port", str(self.port)],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def start(self) -> Self:
+        """Starts the process and waits until it is ready."""
+        self.launch()
+        self.wait_ready()
+        return self
+
+    def wait_ready(self) -> None:
+        """Until /readyz is 200."""
+
+        def ready() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, f"the server ended: {self.log.read_text()[-3000:]}"
+            try:
+                return self.http.get("/readyz").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        wait_for(ready, START_SECONDS, f"for the server: {self.log.read_text()[-3000:]}")
+
+    def kill9(self) -> None:
+        """kill -9, and waits for the body."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+        self.process = None
+
+    def terminate(self, sig: int = signal.SIGTERM, seconds: float = 40) -> int:
+        """A polite end; the exit status."""
+        assert self.process is not None
+        self.process.send_signal(sig)
+        status = self.process.wait(seconds)
+        self.process = None
+        return status
+
+    def stop(self) -> None:
+        """Ends the process if it runs, and cleans up."""
+        if self.process is not None:
+            self.terminate()
+        self.http.close()
+        self._short.cleanup()
+
+    @property
+    def memory(self) -> psutil.Process:
+        """The process, for its resident memory."""
+        assert self.process is not None
+        return psutil.Process(self.process.pid)
+
+    @property
+    def redis(self) -> redis.Redis:
+        """A client of the embedded Redis."""
+        return redis.Redis(unix_socket_path=str(self._link / "redis" / "redis.sock"))
+
+    # What tests do all the time
+
+    def upload(self, text: str | bytes, **query: str) -> dict[str, Any]:
+        """Uploads a document."""
+        body = text.encode() if isinstance(text, str) else text
+        answer = self.http.post("/v1/documents", content=body, params=query, headers={"content-type": "text/plain"})
+        assert answer.status_code == 202, answer.text
+        return answer.json()
+
+    def document(self, document_id: str) -> dict[str, Any]:
+        """GET a document."""
+        answer = self.http.get(f"/v1/documents/{document_id}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def wait_read(self, document_id: str, seconds: float = 120) -> dict[str, Any]:
+        """The document once it is ready."""
+
+        def done() -> dict[str, Any] | None:
+            document = self.document(document_id)
+            assert document["status"] != "failed", document["error"]
+            return document if document["status"] == "ready" else None
+
+        return wait_for(done, seconds, f"for document {document_id}")
+
+    def read(self, text: str | bytes) -> dict[str, Any]:
+        """Uploads a document and waits until it is read."""
+        return self.wait_read(self.upload(text)["id"])
+
+    def session(self, *documents: str) -> dict[str, Any]:
+        """Creates a session."""
+        answer = self.http.post("/v1/sessions", json={"documents": list(documents)})
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    def get_session(self, session_id: str) -> dict[str, Any]:
+        """GET a session."""
+        answer = self.http.get(f"/v1/sessions/{session_id}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def say(self, session_id: str, content: str, **sampling: Any) -> dict[str, Any]:
+        """Sends a message; the answer."""
+        answer = self.http.post(f"/v1/sessions/{session_id}/messages", json={"content": content, **sampling})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def error(self, answer: httpx.Response, status: int, code: str, param: str | None = None) -> dict[str, Any]:
+        """Checks that `answer` is an error as documented; its inner object."""
+        assert answer.status_code == status, (answer.status_code, answer.text)
+        body = answer.json()
+        assert body.keys() == {"error"}
+        assert body["error"].keys() == {"message", "type", "param", "code"}
+        assert body["error"]["code"] == code, body
+        if param is not None:
+            assert body["error"]["param"] == param, body
+        if status in (429, 503):
+            assert int(answer.headers["retry-after"]) >= 1
+        return body["error"]
+
+    def check_keys(self) -> None:
+        """Every key in Redis is documented, expires if it should, and belongs to something that exists."""
+        client = self.redis
+        found = {key.decode() for key in client.scan_iter("*")}
+        for key in found:
+            kinds = [kind for kind in keys.KEYS if kind.matches(key)]
+            assert len(kinds) == 1, f"key {key!r} is documented {len(kinds)} times in keys.py"
+            assert client.type(key).decode() == kinds[0].type, key
+            ttl = client.pttl(key)
+            if ttl != -2:  # gone meanwhile
+                assert (ttl >= 0) == kinds[0].expires, f"key {key!r} has TTL {ttl}"
+        documents = {member.decode() for member in client.zrange(keys.DOCUMENTS, 0, -1)}
+        sessions = {member.decode() for member in client.zrange(keys.SESSIONS, 0, -1)}
+        for key in found:
+            if match := re.match(r"everlong:document:([^:]+)", key):
+                assert match[1] in documents, f"{key} is left of a deleted document"
+            if match := re.match(r"everlong:session:([^:]+)", key):
+                assert match[1] in sessions, f"{key} is left of a deleted session"
+            if re.fullmatch(r"everlong:reading:[^:]+", key):
+                of = client.hget(key, "documents")
+                assert of is None or set(json.loads(of)) <= documents, f"{key} is left of a deleted document"
+
+
+def _text(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)

@@ -1,0 +1,86 @@
+"""`everlong serve --help`, `models`, `doctor`, `bench` as typed by a person."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from everlong_server.settings import Settings
+
+
+def everlong(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EVERLONG_")} | variables
+    return subprocess.run(
+        [sys.executable, "-m", "everlong_client", *args],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
+    )
+
+
+def test_serve_help_names_every_setting() -> None:
+    done = everlong("serve", "--help", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    for name in Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in done.stdout, name
+
+
+def test_serve_with_a_wrong_setting_ends_with_one_line() -> None:
+    done = everlong("serve", "--port", "99999")
+    assert done.returncode == 1
+    assert "--port (EVERLONG_PORT)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_serve_with_a_wrong_model_ends_with_one_line(tmp_path: Path) -> None:
+    done = everlong("serve", "--port", "0", "--model", str(tmp_path), "--data-dir", str(tmp_path / "d"))
+    assert done.returncode == 1
+    assert "config.json" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_models_list_and_path(tiny_model: Path, tmp_path: Path) -> None:
+    done = everlong("models", "list", "--models-dir", str(tmp_path), COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    assert "smollm2-135m-instruct (default)" in done.stdout
+    done = everlong("models", "path", str(tiny_model / "backbone"))
+    assert done.stdout.strip() == str(tiny_model / "backbone")
+    done = everlong("models", "path", "./nowhere.gguf")
+    assert done.returncode == 1
+    assert "no GGUF file" in done.stderr
+
+
+def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
+    fine = {
+        "EVERLONG_DATA_DIR": str(tmp_path),
+        "EVERLONG_MODELS_DIR": str(tmp_path),
+        "EVERLONG_PORT": "0",
+        "COLUMNS": "200",
+    }
+    done = everlong("doctor", **fine)
+    assert done.returncode == 0, done.stdout
+    done = everlong("doctor", **fine | {"EVERLONG_REDIS_URL": "redis://127.0.0.1:1/0"})
+    assert done.returncode == 1
+    assert "wrong" in done.stdout
+    done = everlong("doctor", **fine | {"EVERLONG_MODEL": "nobody/knows-it"})
+    assert done.returncode == 1
+    assert "everlong models pull nobody/knows-it" in done.stdout
+
+
+def test_bench_flat_says_the_same_to_people_and_programs(tmp_path: Path) -> None:
+    file = tmp_path / "flat.json"
+    done = everlong("bench", "flat", "--quick", "--json", str(file), COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    assert document.keys() >= {"machine", "command", "rows", "targets"}
+    assert len(document["rows"]) >= 2
+    assert len({row["state_bytes"] for row in document["rows"]}) == 1
+    for target in document["targets"]:
+        assert target.keys() >= {"name", "value", "target", "met"}
+        assert target["name"] in done.stdout
+    assert everlong("bench", "nothing").returncode == 1

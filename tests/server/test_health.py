@@ -1,0 +1,74 @@
+"""Probes, metrics, models."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from everlong_server.metrics import Metrics
+from tests.process import Server
+
+
+def test_probes(server: Server) -> None:
+    assert server.http.get("/livez").text == "ok"
+    assert server.http.get("/readyz").status_code == 200
+
+
+def test_a_server_that_is_loading_is_alive_and_not_ready(new_server) -> None:
+    from tests.process import wait_for
+
+    server = new_server()
+    server.launch()
+
+    def alive() -> bool:
+        try:
+            return server.http.get("/livez").status_code == 200
+        except Exception:
+            return False
+
+    wait_for(alive)
+    answer = server.http.get("/readyz")
+    if answer.status_code != 200:  # it may be quick
+        server.error(answer, 503, "loading")
+    server.wait_ready()
+
+
+def test_models_say_what_they_are(server: Server) -> None:
+    models = server.http.get("/v1/models").json()
+    assert models["object"] == "list"
+    (model,) = models["data"]
+    assert model["id"] == "tiny-rmt"
+    assert model["memory"] == "rmt"
+    assert model["memory_trained"] is False
+    assert model["segment_length"] == 64
+    assert model["state_bytes"] == 4 * 64 * 4
+    assert server.http.get("/v1/models/tiny-rmt").json() == model
+
+
+def test_metrics_count_what_happens(server: Server) -> None:
+    def value(name: str, **labels: str) -> float:
+        families = text_string_to_metric_families(server.http.get("/metrics").text)
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    read, generated = value("everlong_tokens_read_total"), value("everlong_tokens_generated_total")
+    refused = value("everlong_rejections_total", code="session_not_found")
+    document = server.read("a few words for the metrics")
+    server.say(server.session(document["id"])["id"], "?", temperature=0, max_tokens=7, ignore_eos=True)
+    server.http.get("/v1/sessions/ses_unknown")
+    assert value("everlong_tokens_read_total") == read + document["tokens"]
+    assert value("everlong_tokens_generated_total") == generated + 7
+    assert value("everlong_rejections_total", code="session_not_found") == refused + 1
+    assert value("everlong_requests_total", route="/v1/sessions/{session_id}", status="404") >= 1
+    assert value("everlong_first_token_seconds_count") >= 1
+
+
+def test_names_follow_prometheus() -> None:
+    for family in text_string_to_metric_families(Metrics().render().decode()):
+        assert family.name.startswith("everlong_")
+        assert family.documentation
+        if family.type == "histogram":
+            assert family.name.endswith("_seconds")

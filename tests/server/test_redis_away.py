@@ -1,0 +1,104 @@
+"""Redis goes away and comes back: 503 meanwhile, nothing lost, and all goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from everlong_server.store.embedded import redis_server
+from tests.process import Server, free_port, wait_for
+from tests.tinymodel import STORY
+
+GREEDY = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+
+
+class OwnRedis:
+    """A Redis server of the test's own, on a port, with its append-only file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._command = [
+            redis_server(), "--port", str(self.port), "--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+
+        def answers() -> bool:
+            with contextlib.suppress(redis.RedisError):
+                return bool(redis.Redis(port=self.port).ping())
+            return False
+
+        wait_for(answers)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
+    server = OwnRedis(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_redis_killed_and_restarted(new_server, own_redis: OwnRedis, server: Server) -> None:
+    text = STORY.read_text()
+    calm = server.upload(text)["id"]
+    other = new_server(redis_url=own_redis.url, checkpoint_seconds=0.05).start()
+    session = other.session()["id"]
+    first = other.say(session, "Hello.", **GREEDY)
+    before = other.get_session(session)
+    document = other.upload(text)["id"]
+    wait_for(lambda: (other.document(document)["progress"] or 0) > 0.2)
+
+    own_redis.kill()
+    other.error(other.http.get("/readyz"), 503, "store_unavailable")
+    assert other.http.get("/livez").status_code == 200
+    other.error(other.http.get(f"/v1/documents/{document}"), 503, "store_unavailable")
+    other.error(other.http.post(f"/v1/sessions/{session}/messages", json={"content": "?"}), 503, "store_unavailable")
+    files = set((other.data / "documents").iterdir())
+    other.error(other.http.post("/v1/documents", content=b"some text"), 503, "store_unavailable")
+    assert set((other.data / "documents").iterdir()) == files, "a document that was not acknowledged left a file"
+
+    own_redis.start()
+    wait_for(lambda: other.http.get("/readyz").status_code == 200)
+    assert other.get_session(session) == before
+    assert other.http.get(f"/v1/sessions/{session}/messages").json()["data"][1]["content"] == first["content"]
+    assert other.say(session, "And on.", **GREEDY)["content"]
+    assert other.wait_read(document)["state_digest"] == server.wait_read(calm)["state_digest"]
+
+
+def test_a_server_that_starts_before_its_redis_waits_for_it(new_server, own_redis: OwnRedis) -> None:
+    own_redis.kill()
+    server = new_server(redis_url=own_redis.url)
+    server.launch()
+    wait_for(lambda: "redis is away" in server.log.read_text(), 60)
+    server.error(server.http.get("/readyz"), 503, "loading")
+    own_redis.start()
+    server.wait_ready()
+    assert server.read("some text")["status"] == "ready"
+
+
+def test_a_redis_that_is_full_refuses_and_keeps_what_it_has(new_server, own_redis: OwnRedis) -> None:
+    server = new_server(redis_url=own_redis.url).start()
+    document = server.read(STORY.read_text()[:2000])
+    client = redis.Redis(port=own_redis.port)
+    client.config_set("maxmemory-policy", "noeviction")
+    client.config_set("maxmemory", 1)
+    server.error(server.http.post("/v1/sessions", json={"documents": [document["id"]]}), 503, "store_full")
+    server.error(server.http.post("/v1/documents", content=b"more"), 503, "store_full")
+    client.config_set("maxmemory", 0)
+    assert server.document(document["id"]) == document
+    assert server.say(server.session(document["id"])["id"], "?", **GREEDY)["content"]

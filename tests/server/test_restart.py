@@ -1,0 +1,156 @@
+"""Killed with -9 at any moment: nothing acknowledged is lost, and everything goes on exactly where it stood."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import httpx
+import pytest
+
+from tests.process import Server, wait_for
+from tests.tinymodel import NOVEL, STORY
+
+GREEDY = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
+SAMPLED = {"temperature": 1.0, "top_p": 1, "max_tokens": 30, "ignore_eos": True, "seed": 7}
+
+
+def test_a_novel_read_across_two_kills_equals_one_read_in_peace(server: Server, new_server) -> None:
+    text = NOVEL.read_text()
+    calm = server.upload(text)
+
+    broken = new_server(checkpoint_seconds=0.05).start()
+    # In chunks, and answered before it is read.
+    data = text.encode()
+    answer = broken.http.post("/v1/documents", content=(data[i : i + 10_007] for i in range(0, len(data), 10_007)))
+    assert answer.status_code == 202
+    document = answer.json()["id"]
+    seen = 0
+    for share in (0.2, 0.6):
+        wait_for(
+            lambda share=share: (broken.document(document)["progress"] or 0) > share, 120, "for reading to come so far"
+        )
+        broken.kill9()
+        broken.start()
+        now = broken.document(document)
+        assert now["status"] in ("queued", "reading")
+        assert now["tokens"] > seen, "what was read before the kill was lost"
+        seen = now["tokens"]
+    done, expected = broken.wait_read(document), server.wait_read(calm["id"])
+    assert done["tokens"] == expected["tokens"] >= 100_000
+    assert done["segments"] == expected["segments"]
+    assert done["state_digest"] == expected["state_digest"]
+    broken.check_keys()
+
+
+def test_kills_at_random_moments_of_reading(new_server) -> None:
+    text = STORY.read_text()
+    server = new_server(checkpoint_seconds=0).start()
+    expected = server.read(text)
+    document = server.upload(text)["id"]
+    chance = random.Random(4)
+    for _ in range(3):
+        tokens = server.document(document)["tokens"] + chance.randrange(2000, 12_000)
+        wait_for(lambda tokens=tokens: (d := server.document(document))["tokens"] > tokens or d["status"] == "ready")
+        server.kill9()
+        server.start()
+    done = server.wait_read(document)
+    assert done["state_digest"] == expected["state_digest"]
+    assert done["tokens"] == expected["tokens"]
+    server.check_keys()
+
+
+@pytest.mark.parametrize("end", ["kill -9", "SIGTERM", "SIGINT"])
+def test_a_session_goes_on_where_it_stopped(new_server, end: str) -> None:
+    server = new_server().start()
+    document = server.read(STORY.read_text()[:5000])["id"]
+    stays, restarts = server.session(document)["id"], server.session(document)["id"]
+    for session in (stays, restarts):
+        server.say(session, "One.", **SAMPLED)
+    reference = [server.say(stays, question, **SAMPLED)["content"] for question in ("Two?", "Three?")]
+    before = server.get_session(restarts)
+
+    answers = []
+    for question in ("Two?", "Three?"):
+        if end == "kill -9":
+            server.kill9()
+        else:
+            assert server.terminate(getattr(signal, end)) == 0
+        server.start()
+        if not answers:
+            assert server.get_session(restarts) == before
+            assert server.document(document)["status"] == "ready"
+        answers.append(server.say(restarts, question, **SAMPLED)["content"])
+    assert answers == reference
+    assert server.get_session(restarts)["state_digest"] == server.get_session(stays)["state_digest"]
+    dialogue = server.http.get(f"/v1/sessions/{restarts}/messages").json()["data"]
+    assert [m["content"] for m in dialogue if m["role"] == "user"] == ["One.", "Two?", "Three?"]
+
+
+def test_a_kill_while_answering_leaves_the_session_as_it_was(new_server) -> None:
+    server = new_server().start()
+    session = server.session(server.read(STORY.read_text()[:3000])["id"])
+    body = {"content": "Talk.", "stream": True, "max_tokens": 1_000_000, "ignore_eos": True}
+    with (
+        pytest.raises(httpx.TransportError),
+        server.http.stream("POST", f"/v1/sessions/{session['id']}/messages", json=body) as r,
+    ):
+        for line in r.iter_lines():
+            if "delta" in line:
+                server.kill9()
+    server.start()
+    assert server.get_session(session["id"]) == session
+    # Its lease died with the server: the next message is not kept waiting.
+    assert server.say(session["id"], "And now?", **GREEDY)["content"]
+    server.check_keys()
+
+
+def test_sigterm_lets_an_answer_finish_and_refuses_new_ones(new_server) -> None:
+    server = new_server().start()
+    session, other = server.session()["id"], server.session()["id"]
+    body = {"content": "Talk.", "stream": True, "max_tokens": 400, "ignore_eos": True}
+    with server.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
+        lines = response.iter_lines()
+        next(line for line in lines if "delta" in line)
+        assert server.process is not None
+        server.process.send_signal(signal.SIGTERM)
+        with httpx.Client(base_url=server.url) as client:
+            wait_for(lambda: client.get("/readyz").status_code == 503)
+            server.error(client.get("/readyz"), 503, "draining")
+            server.error(client.post(f"/v1/sessions/{other}/messages", json={"content": "?"}), 503, "draining")
+            server.error(client.post("/v1/documents", content=b"text"), 503, "draining")
+        assert "response.completed" in "".join(lines)
+    assert server.process.wait(30) == 0
+    server.process = None
+    server.start()
+    assert server.get_session(session)["messages"] == 2
+
+
+def test_a_document_of_another_model_is_read_again_and_its_sessions_say_why_not(new_server, tmp_path) -> None:
+    from tests.tinymodel import make_model
+
+    data = tmp_path / "data"
+    first = new_server(data=data).start()
+    document = first.read(STORY.read_text()[:3000])
+    session = first.session(document["id"])
+    first.terminate()
+    second = new_server(make_model(tmp_path, segment_length=32, name="other"), data).start()
+    again = second.wait_read(document["id"])
+    assert again["model"] == "other"
+    assert again["state_digest"] != document["state_digest"]
+    answer = second.http.post(f"/v1/sessions/{session['id']}/messages", json={"content": "?"})
+    error = second.error(answer, 409, "state_unusable")
+    assert "tiny-rmt" in error["message"]
+    assert second.say(second.session(document["id"])["id"], "?", **GREEDY)["content"]
+    second.check_keys()
+
+
+def test_two_servers_never_share_a_data_folder(new_server, tmp_path) -> None:
+    first = new_server(data=tmp_path / "data").start()
+    second = new_server(data=tmp_path / "data")
+    second.launch()
+    assert second.process is not None
+    assert second.process.wait(60) == 1
+    second.process = None
+    assert "another server uses the data folder" in second.log.read_text()
+    assert first.http.get("/readyz").status_code == 200

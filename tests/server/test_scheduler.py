@@ -1,0 +1,124 @@
+"""The scheduler: answers first, documents never starve, nobody is forgotten."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everlong_server.engine.scheduler import Scheduler, Work
+
+
+def test_nothing_to_do() -> None:
+    assert Scheduler(2, 0.3).next() is None
+
+
+def test_a_document_alone_gets_all_the_time() -> None:
+    scheduler = Scheduler(2, 0.3)
+    scheduler.add_document(1)
+    for _ in range(10):
+        work = scheduler.next()
+        assert work == Work("read", 1)
+        scheduler.record(work, 1.0)
+
+
+def test_documents_take_turns() -> None:
+    scheduler = Scheduler(2, 0.3)
+    for document in (1, 2, 3):
+        scheduler.add_document(document)
+    order = []
+    for _ in range(6):
+        work = scheduler.next()
+        assert work is not None
+        order.append(work.id)
+        scheduler.record(work, 1.0)
+    assert order == [1, 2, 3, 1, 2, 3]
+
+
+def test_prompts_go_first_and_wait_when_all_places_are_taken() -> None:
+    scheduler = Scheduler(1, 0.3)
+    scheduler.add_prompt(1)
+    scheduler.add_prompt(2)
+    assert scheduler.next() == Work("open", 1)
+    scheduler.opened(1)
+    assert scheduler.next() == Work("step")
+    scheduler.remove(1)
+    assert scheduler.next() == Work("open", 2)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.7])
+def test_reading_gets_its_share_while_answers_are_generated(share: float) -> None:
+    scheduler = Scheduler(4, share)
+    scheduler.add_document(1)
+    scheduler.streams.add(2)
+    spent, between, longest = {"read": 0.0, "step": 0.0}, 0, 0
+    cost = {"read": 1.0, "step": 0.05}
+    for _ in range(5000):
+        work = scheduler.next()
+        assert work is not None
+        scheduler.record(work, cost[work.kind])
+        spent[work.kind] += cost[work.kind]
+        between = between + 1 if work.kind == "read" else 0
+        longest = max(longest, between)
+    assert spent["read"] / sum(spent.values()) == pytest.approx(share, abs=0.02)
+    if share < 0.5:
+        assert longest == 1, "a stream stalls for one segment at most"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["prompt", "document", "cancel"]), st.integers(0, 5), st.floats(0.001, 2.0)),
+        max_size=80,
+    ),
+    st.integers(1, 3),
+    st.floats(0.05, 0.95),
+)
+def test_whatever_comes_everything_is_done_in_the_end(
+    events: list[tuple[str, int, float]], streams: int, share: float
+) -> None:
+    """Every prompt is opened and ends, every document is read, every step has someone to step."""
+    scheduler, left, segments, next_id = Scheduler(streams, share), {}, {}, 0
+
+    def work_once(seconds: float) -> bool:
+        work = scheduler.next()
+        if work is None:
+            assert not left
+            assert not segments
+            return False
+        if work.kind == "open":
+            assert work.id in left
+            assert len(scheduler.streams) < streams
+            scheduler.opened(work.id)
+        elif work.kind == "read":
+            segments[work.id] -= 1
+            if segments[work.id] == 0:
+                del segments[work.id]
+                scheduler.remove(work.id)
+        else:
+            assert scheduler.streams
+            for stream in list(scheduler.streams):
+                left[stream] -= 1
+                if left[stream] == 0:
+                    del left[stream]
+                    scheduler.remove(stream)
+        scheduler.record(work, seconds)
+        return True
+
+    for kind, n, seconds in events:
+        next_id += 1
+        if kind == "prompt":
+            left[next_id] = n + 1
+            scheduler.add_prompt(next_id)
+        elif kind == "document":
+            segments[next_id] = n + 1
+            scheduler.add_document(next_id)
+        else:
+            victim = n + 1
+            left.pop(victim, None)
+            segments.pop(victim, None)
+            scheduler.remove(victim)
+        work_once(seconds)
+    for _ in range(5000):
+        if not work_once(0.1):
+            return
+    raise AssertionError("work is left that is never done")

@@ -1,0 +1,69 @@
+"""Settings: from variables and flags, unknown ones refused, all of them documented."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from everlong_server.settings import Settings, SettingsError, load_settings
+
+SERVER = Path(__file__).parents[2] / "server" / "everlong_server"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("EVERLONG_"):
+            monkeypatch.delenv(name)
+
+
+def test_variables_and_flags_flags_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERLONG_PORT", "9000")
+    monkeypatch.setenv("EVERLONG_MAX_STREAMS", "3")
+    settings = load_settings(["--port", "9001", "--data-dir", "/somewhere"])
+    assert (settings.port, settings.max_streams, settings.data_dir) == (9001, 3, Path("/somewhere"))
+
+
+def test_memory_options_are_json() -> None:
+    settings = load_settings(["--memory", "rmt", "--memory-options", '{"segment_length": 128}'])
+    assert settings.memory_options == {"segment_length": 128}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("EVERLONG_PROT", "1", "did you mean EVERLONG_PORT"),
+        ("EVERLONG_PORT", "70000", "less than or equal to 65535"),
+        ("EVERLONG_MAX_STREAMS", "0", "greater than or equal to 1"),
+        ("EVERLONG_READING_SHARE", "1", "less than 1"),
+        ("EVERLONG_LOG_LEVEL", "loud", "'debug'"),
+    ],
+)
+def test_bad_variables_are_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, words: str) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=variable) as caught:
+        load_settings([])
+    assert words in str(caught.value)
+
+
+def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises((SettingsError, SystemExit)):
+        load_settings(["--prot", "1"])
+
+
+def test_every_setting_says_what_it_is() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+
+
+def test_nothing_else_reads_the_environment() -> None:
+    readers = [
+        path.name
+        for path in [*SERVER.rglob("*.py"), *(SERVER.parents[1] / "models").rglob("*.py")]
+        if re.search(r"os\.environ|getenv", path.read_text())
+    ]
+    assert readers == ["settings.py"]

@@ -1,0 +1,52 @@
+"""The check on uploaded text says the same however the bytes are cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from everlong_server.api.upload import Text
+from everlong_server.errors import InvalidRequest, ServerError
+
+
+def verdict(data: bytes, cuts: list[int]) -> tuple[str, str] | int:
+    text, at = Text(limit=1 << 20), 0
+    try:
+        for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
+            text.feed(data[at:cut])
+            at = cut
+        return text.finish()
+    except ServerError as error:
+        return error.code, error.message
+
+
+@given(
+    st.one_of(st.binary(max_size=60), st.text(max_size=40).map(str.encode)), st.lists(st.integers(0, 1000), max_size=6)
+)
+@example("a€b".encode()[:-2], [1, 2])
+@example(b"\xef\xbb\xbf", [1, 2])
+def test_cuts_do_not_matter(data: bytes, cuts: list[int]) -> None:
+    whole, pieces = verdict(data, []), verdict(data, cuts)
+    if isinstance(whole, tuple) and isinstance(pieces, tuple) and "unsupported" in pieces[0] + whole[0]:
+        return  # which of two faults is seen first depends on what has arrived
+    assert whole == pieces
+
+
+@given(
+    st.text(min_size=1, max_size=50).filter(
+        lambda text: "\0" not in text and not text.startswith(("%PDF-", "{\\rtf", "PK"))
+    )
+)
+def test_text_is_text(text: str) -> None:
+    data = text.encode()
+    if data == b"\xef\xbb\xbf":
+        return
+    assert verdict(data, [1, 3, 5]) == (3 if data.startswith(b"\xef\xbb\xbf") else 0)
+
+
+def test_the_place_of_a_bad_byte_is_exact() -> None:
+    text = Text(limit=1 << 20)
+    text.feed("é".encode()[:1])
+    with pytest.raises(InvalidRequest, match="at byte 0"):
+        text.feed(b"x")
