@@ -84,7 +84,6 @@ def test_no_such_command():
     result = run("chatt")
     assert result.exit_code == 2
     assert "No such command 'chatt'" in result.stderr
-    assert "'chat'" in result.stderr, "the suggestion"
 
 
 @pytest.mark.parametrize("args", [["--help"], ["chat", "--help"], ["--version"]])
