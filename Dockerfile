@@ -51,7 +51,7 @@ WORKDIR /data
 VOLUME ["/data", "/models"]
 EXPOSE 8080
 STOPSIGNAL SIGTERM
-# The first start converts the default model's weights, which takes half a minute.
+# The first start converts the default model's weights, which takes a minute or so.
 # http.client rather than urllib, which would ask a proxy for 127.0.0.1 where one is set.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=180s --retries=3 \
     CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['EVERLONG_PORT']), timeout=4); c.request('GET', '/readyz'); sys.exit(c.getresponse().status != 200)"]
