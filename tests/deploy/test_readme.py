@@ -1,0 +1,49 @@
+"""deploy/README.md names nothing that does not exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import yaml
+
+from everlong_server.settings import PREFIX, Settings, load_settings
+from tests.deploy.files import README, ROOT
+
+TEXT = README.read_text()
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def test_settings_exist_and_their_values_are_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = set(re.findall(rf"{PREFIX}[A-Z_]+", TEXT))
+    assert named
+    assert named <= {f"{PREFIX}{field}".upper() for field in Settings.model_fields}
+    for name, value in re.findall(rf"({PREFIX}[A-Z_]+)=([^\s`]+)", TEXT):
+        monkeypatch.setenv(name, value)
+    load_settings()
+
+
+def test_other_variables_exist() -> None:
+    used = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text())) | {"COMPOSE_FILE"}
+    named = set(re.findall(r"\b([A-Z]+(?:_[A-Z]+)+)=", TEXT))
+    assert {name for name in named if not name.startswith(PREFIX)} == {name for name in used if PREFIX not in name}
+
+
+def test_files_exist() -> None:
+    named = re.findall(r"(?:deploy/[\w./-]+|docker-compose)\.yml", TEXT)
+    assert named
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+def test_volumes_and_images_are_those_of_compose() -> None:
+    volumes = {f"{COMPOSE['name']}_{volume}" for volume in COMPOSE["volumes"]}
+    assert set(re.findall(r"^\| `(everlong_\w+)`", TEXT, re.MULTILINE)) == volumes
+    assert set(re.findall(r"-v (everlong_\w+):", TEXT)) <= volumes
+    images = {service["image"] for service in COMPOSE["services"].values()}
+    assert set(re.findall(r"\s((?:redis|everlong):[\w.-]+)", TEXT)) <= images
+
+
+def test_flags_after_the_image_exist() -> None:
+    (flags,) = re.findall(r"everlong:cpu (.+)$", TEXT, re.MULTILINE)
+    load_settings(shlex.split(flags))
