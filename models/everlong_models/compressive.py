@@ -131,7 +131,7 @@ class Compressive(InputsReader):
     def _reconstruction(self, inputs: Tensor, squeezed: Squeezed) -> Tensor:
         """ℒ for the layers' `inputs` (B, T, L, D) as queries."""
         c, G = self.config.compression_rate, squeezed.compressed.shape[1]
-        # A row of which nothing left has no key to attend to; it may see all, and counts for nothing.
+        # A row of which nothing left has no key to attend to, which not every kernel survives: it may see all, for nothing.
         some = squeezed.groups > 0
         real = (torch.arange(G, device=some.device) < squeezed.groups[:, None]) | ~some[:, None]
         total = inputs.new_zeros(())

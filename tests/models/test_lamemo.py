@@ -14,6 +14,7 @@ from tests.models.twins import SMALL
 
 
 def build(**changes):
+    torch.manual_seed(0)
     return twins.random_weights(LaMemo(LaMemoConfig(**(SMALL | {"memory_length": 8} | changes))))
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from everlong_models.errors import ConfigError
+from everlong_models.lamemo import LaMemo, LaMemoConfig
 from everlong_models.transformer_xl import TransformerXL, TransformerXLConfig
 from tests.models import twins
 from tests.models.laws import CLOSE, Laws, tokens
@@ -13,6 +14,7 @@ from tests.models.twins import SMALL
 
 
 def build(**changes):
+    torch.manual_seed(0)
     return twins.random_weights(TransformerXL(TransformerXLConfig(**(SMALL | changes))))
 
 
@@ -90,10 +92,14 @@ def test_segment_is_forward_and_read_in_one_pass():
     assert after.digest() == model.read(text[:, 8:], state).digest()
 
 
-def test_reading_computes_no_logits(monkeypatch):
-    model = build()
+@pytest.mark.parametrize("kind", ["transformer_xl", "lamemo"])
+def test_reading_computes_only_what_the_memory_is_made_of(kind, monkeypatch):
+    """No logits, no output of the last layer, and no graph for gradients that nothing will ask for."""
+    model = build() if kind == "transformer_xl" else LaMemo(LaMemoConfig(**SMALL))
     monkeypatch.setattr(model, "_logits", lambda hidden: pytest.fail("logits were computed"))
-    model.read(tokens(model, 1, 16), model.initial_state())
+    monkeypatch.setattr(model.blocks[-1], "forward", lambda x, context: pytest.fail("the last layer was computed"))
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: pytest.fail("a graph was built"), lambda saved: saved):
+        model.read(tokens(model, 1, 16), model.initial_state())
 
 
 def test_a_negative_memory_is_refused():
