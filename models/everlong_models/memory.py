@@ -30,7 +30,7 @@ class MemoryModel(Protocol):
     """A transformer with a memory of fixed size.
 
     Shapes: B rows, T tokens, S = `segment_length`, V vocabulary. All methods are pure: the state that goes in is not
-    changed, and nothing is kept in the module between calls. `read` and `forward` are differentiable.
+    changed, and nothing is kept in the module between calls. `read`, `forward` and `segment` are differentiable.
     """
 
     @property
@@ -49,6 +49,12 @@ class MemoryModel(Protocol):
 
     def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
         """Logits (B, T, V) at every position of one segment of 1 ≤ T ≤ S `tokens` (B, T)."""
+
+    def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        """`forward` and `read` of one full segment `tokens` (B, S): logits (B, S, V) and the memory after it.
+
+        The logits at the last position are the prediction of the next segment's first token.
+        """
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
         """Starts a segment with its first 1 ≤ T ≤ S `tokens` (B, T): the cache, and the last position's logits (B, V)."""
@@ -90,6 +96,15 @@ class SegmentReader(nn.Module):
                 state = self._read_segment(segment, state)
         return state
 
+    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
+        raise NotImplementedError
+
+    def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        """Logits (B, S, V) and the next memory of one full segment, in two passes; a memory that can, overrides this
+        with one pass."""
+        self.check_full(tokens, state)
+        return self.forward(tokens, state), self._read_segment(tokens, state)
+
     def check(self, tokens: Tensor, state: MemoryState) -> None:
         """Raises `TokenError` or `StateError` unless `tokens` (B, T) and `state` (B rows) fit this model."""
         if tokens.dim() != 2:
@@ -109,3 +124,9 @@ class SegmentReader(nn.Module):
         self.check(tokens, state)
         if not 1 <= tokens.shape[1] <= self.segment_length:
             raise TokenError(f"a segment holds 1 to {self.segment_length} tokens, got {tokens.shape[1]}")
+
+    def check_full(self, tokens: Tensor, state: MemoryState) -> None:
+        """As `check`, and there must be exactly S tokens."""
+        self.check(tokens, state)
+        if tokens.shape[1] != self.segment_length:
+            raise TokenError(f"a full segment holds {self.segment_length} tokens, got {tokens.shape[1]}")
