@@ -52,7 +52,7 @@ class Layers:
         parts = PARTS.get(config.model_type)
         if parts is None:
             raise BackboneError(
-                f"driving the layers of a {config.model_type!r} model one by one is not known; known: {', '.join(PARTS)}"
+                f"how to drive a {config.model_type!r} model layer by layer is not known; known: {', '.join(PARTS)}"
             )
         missing = [part for part in parts if not hasattr(base, part)]
         if missing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -91,9 +92,14 @@ class SegmentReader(nn.Module):
         self.check(tokens, state)
         if tokens.shape[1] % self.segment_length:
             raise TokenError(f"read takes full segments of {self.segment_length} tokens, got {tokens.shape[1]} tokens")
-        for segment in tokens.split(self.segment_length, dim=1):
-            if segment.shape[1]:
-                state = self._read_segment(segment, state)
+        if not tokens.shape[1]:
+            return state
+        return self._read_segments(torch.split(tokens, self.segment_length, dim=1), state)
+
+    def _read_segments(self, segments: Sequence[Tensor], state: MemoryState) -> MemoryState:
+        """The memory after full segments (B, S) each, in order; overridden by a memory that reads several at once."""
+        for segment in segments:
+            state = self._read_segment(segment, state)
         return state
 
     def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
