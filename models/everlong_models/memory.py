@@ -113,17 +113,9 @@ class SegmentReader(nn.Module):
 
     def check(self, tokens: Tensor, state: MemoryState) -> None:
         """Raises `TokenError` or `StateError` unless `tokens` (B, T) and `state` (B rows) fit this model."""
-        if tokens.dim() != 2:
-            raise TokenError(f"tokens have the shape (rows, tokens), got {tuple(tokens.shape)}")
-        if tokens.shape[0] != state.rows:
-            raise TokenError(f"{tokens.shape[0]} rows of tokens for a state of {state.rows} rows")
-        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
-            raise TokenError(
-                f"token ids must be in [0, {self.vocab_size}), got {int(tokens.min())}…{int(tokens.max())}"
-            )
         with torch.no_grad():
-            state.require_like(self.initial_state(1))
-        state.require_finite()
+            like = self.initial_state(1)
+        check_input(tokens, state, like, self.vocab_size)
 
     def check_segment(self, tokens: Tensor, state: MemoryState) -> None:
         """As `check`, and there must be 1 ≤ T ≤ S tokens."""
@@ -136,3 +128,16 @@ class SegmentReader(nn.Module):
         self.check(tokens, state)
         if tokens.shape[1] != self.segment_length:
             raise TokenError(f"a full segment holds {self.segment_length} tokens, got {tokens.shape[1]}")
+
+
+def check_input(tokens: Tensor, state: MemoryState, like: MemoryState, vocab_size: int) -> None:
+    """Raises `TokenError` unless `tokens` (B, T) are ids of the vocabulary and `state` has B rows; `StateShape` or
+    `StateNotFinite` unless the tensors of `state` are finite and like those of `like`."""
+    if tokens.dim() != 2:
+        raise TokenError(f"tokens have the shape (rows, tokens), got {tuple(tokens.shape)}")
+    if tokens.shape[0] != state.rows:
+        raise TokenError(f"{tokens.shape[0]} rows of tokens for a state of {state.rows} rows")
+    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise TokenError(f"token ids must be in [0, {vocab_size}), got {int(tokens.min())}…{int(tokens.max())}")
+    state.require_like(like)
+    state.require_finite()
