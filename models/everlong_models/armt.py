@@ -45,9 +45,9 @@ NU = 3
 class ARMTConfig(MemoryConfig):
     """`memory_tokens`: m. `memory_width`: what keys and queries have before φ widens them sixfold.
 
-    `epsilon`: ε. `diagonals`: read along diagonals, several layers at once, instead of segment after segment; the same
-    states but for rounding. It pays on a GPU whose work one segment does not fill; it holds a second copy of the
-    layers' weights, and the activations of all layers, while it reads.
+    `epsilon`: ε. `diagonals`: read along diagonals, several layers at once, instead of segment after segment: the same
+    states but for rounding. The work is the same; it is meant for a GPU that one segment of few rows leaves idle. While
+    it reads it holds a second copy of the layers' weights. On a CPU it costs 3 to 15 % (135M backbone, one row).
     """
 
     memory_tokens: int = Field(16, ge=1)
@@ -228,8 +228,7 @@ class ARMT(SegmentReader):
 
     def close(self, cache: Cache) -> MemoryState:
         """Appends the write tokens behind each row's segment and lets them write."""
-        # A copy, since the write tokens must not stay in a cache that its owner may go on decoding with.
-        kv = cache["kv"].clone()
+        kv = cache["kv"].clone()  # only `step` writes into a cache
         return self._run(self._write_tokens(cache.rows), _held(cache), write=True, kv=kv, at=cache.lengths)[1]
 
 

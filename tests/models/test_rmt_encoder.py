@@ -95,7 +95,10 @@ def test_a_mixed_batch_is_the_papers_recurrence_of_each_row(model):
     together = model(tokens, lengths)
     torch.testing.assert_close(together, alone, **CLOSE)
     named = {name: p for name, p in model.named_parameters() if "pooler" not in name}
-    for checkpointed in (False, True):
+    calls = []
+    model.backbone.register_forward_pre_hook(lambda *_: calls.append(1))
+    for checkpointed, expected_calls in ((False, 4), (True, 3 * 2 + 1)):
+        calls.clear()
         scores = model(tokens, lengths, checkpointed=checkpointed)
         grads = torch.autograd.grad(nn.functional.cross_entropy(scores, classes), list(named.values()))
         expected = torch.autograd.grad(
@@ -103,6 +106,7 @@ def test_a_mixed_batch_is_the_papers_recurrence_of_each_row(model):
         )
         for name, mine, theirs in zip(named, grads, expected, strict=True):
             torch.testing.assert_close(mine, theirs, **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
+        assert len(calls) == expected_calls
 
 
 def test_read_and_classify_are_forward_in_steps(model):

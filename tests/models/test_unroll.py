@@ -192,16 +192,20 @@ def test_it_goes_on_from_a_state(model):
 
 
 def test_padding_is_never_looked_at(model):
-    text, lengths = tokens(model, 2, 2 * S), torch.tensor([S + 3, 2])
+    text, lengths = tokens(model, 4, 2 * S), torch.tensor([S + 3, 2, S + 6, S])
     padded = text.masked_fill(torch.arange(2 * S) >= lengths[:, None], -100)
     with torch.no_grad():
         loss = document_loss(model, text, lengths=lengths)
         assert torch.equal(document_loss(model, padded, lengths=lengths), loss)
 
 
-def test_the_loss_is_float32_under_a_bfloat16_backbone():
+def test_the_loss_is_computed_in_float32_under_a_bfloat16_backbone():
     model = RMT(RMTConfig(segment_length=S, memory_tokens=3), llama(dtype=torch.bfloat16))
-    assert document_loss(model, tokens(model, 2, 2 * S)).dtype == torch.float32
+    text = tokens(model, 1, S)
+    with torch.no_grad():
+        logits = model.forward(text, model.initial_state())[0, :-1]
+        loss = document_loss(model, text)
+    torch.testing.assert_close(loss, F.cross_entropy(logits.float(), text[0, 1:]), rtol=1e-6, atol=0)
 
 
 def test_bad_input_is_refused_at_the_call(model):
