@@ -172,7 +172,7 @@ class ARMT(SegmentReader):
 
     def _read_segments(self, segments: Sequence[Tensor], state: MemoryState) -> MemoryState:
         """In order, or along diagonals: on diagonal d, layer l works on segment d − l."""
-        if not self.config.diagonals:
+        if not self.config.diagonals or len(segments) == 1:  # one segment's diagonals have one cell each
             return super()._read_segments(segments, state)
         m, epsilon, L = self.config.memory_tokens, self.config.epsilon, len(self.layers)
         stacked, own = self.layers.stacked(), self._projections()
