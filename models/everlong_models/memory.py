@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -31,7 +32,7 @@ class MemoryModel(Protocol):
     """A transformer with a memory of fixed size.
 
     Shapes: B rows, T tokens, S = `segment_length`, V vocabulary. All methods are pure: the state that goes in is not
-    changed, and nothing is kept in the module between calls. `read` and `forward` are differentiable.
+    changed, and nothing is kept in the module between calls. `read`, `forward` and `segment` are differentiable.
     """
 
     @property
@@ -50,6 +51,12 @@ class MemoryModel(Protocol):
 
     def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
         """Logits (B, T, V) at every position of one segment of 1 ≤ T ≤ S `tokens` (B, T)."""
+
+    def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        """`forward` and `read` of one full segment `tokens` (B, S): logits (B, S, V) and the memory after it.
+
+        The logits at the last position are the prediction of the next segment's first token.
+        """
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
         """Starts a segment with its first 1 ≤ T ≤ S `tokens` (B, T): the cache, and the last position's logits (B, V)."""
@@ -100,27 +107,52 @@ class SegmentReader(nn.Module, ABC):
         self.check(tokens, state)
         if tokens.shape[1] % self.segment_length:
             raise TokenError(f"read takes full segments of {self.segment_length} tokens, got {tokens.shape[1]} tokens")
-        for segment in tokens.split(self.segment_length, dim=1):
-            if segment.shape[1]:
-                state = self._read_segment(segment, state)
+        if not tokens.shape[1]:
+            return state
+        return self._read_segments(torch.split(tokens, self.segment_length, dim=1), state)
+
+    def _read_segments(self, segments: Sequence[Tensor], state: MemoryState) -> MemoryState:
+        """The memory after full segments (B, S) each, in order; overridden by a memory that reads several at once."""
+        for segment in segments:
+            state = self._read_segment(segment, state)
         return state
+
+    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
+        raise NotImplementedError
+
+    def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        """Logits (B, S, V) and the next memory of one full segment, in two passes; a memory that can, overrides this
+        with one pass."""
+        self.check_full(tokens, state)
+        return self.forward(tokens, state), self._read_segment(tokens, state)
 
     def check(self, tokens: Tensor, state: MemoryState) -> None:
         """Raises `TokenError` or `StateError` unless `tokens` (B, T) and `state` (B rows) fit this model."""
-        if tokens.dim() != 2:
-            raise TokenError(f"tokens have the shape (rows, tokens), got {tuple(tokens.shape)}")
-        if tokens.shape[0] != state.rows:
-            raise TokenError(f"{tokens.shape[0]} rows of tokens for a state of {state.rows} rows")
-        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab_size:
-            raise TokenError(
-                f"token ids must be in [0, {self.vocab_size}), got {int(tokens.min())}…{int(tokens.max())}"
-            )
         with torch.no_grad():
-            state.require_like(self.initial_state(1))
-        state.require_finite()
+            like = self.initial_state(1)
+        check_input(tokens, state, like, self.vocab_size)
 
     def check_segment(self, tokens: Tensor, state: MemoryState) -> None:
         """As `check`, and there must be 1 ≤ T ≤ S tokens."""
         self.check(tokens, state)
         if not 1 <= tokens.shape[1] <= self.segment_length:
             raise TokenError(f"a segment holds 1 to {self.segment_length} tokens, got {tokens.shape[1]}")
+
+    def check_full(self, tokens: Tensor, state: MemoryState) -> None:
+        """As `check`, and there must be exactly S tokens."""
+        self.check(tokens, state)
+        if tokens.shape[1] != self.segment_length:
+            raise TokenError(f"a full segment holds {self.segment_length} tokens, got {tokens.shape[1]}")
+
+
+def check_input(tokens: Tensor, state: MemoryState, like: MemoryState, vocab_size: int) -> None:
+    """Raises `TokenError` unless `tokens` (B, T) are ids of the vocabulary and `state` has B rows; `StateShape` or
+    `StateNotFinite` unless the tensors of `state` are finite and like those of `like`."""
+    if tokens.dim() != 2:
+        raise TokenError(f"tokens have the shape (rows, tokens), got {tuple(tokens.shape)}")
+    if tokens.shape[0] != state.rows:
+        raise TokenError(f"{tokens.shape[0]} rows of tokens for a state of {state.rows} rows")
+    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise TokenError(f"token ids must be in [0, {vocab_size}), got {int(tokens.min())}…{int(tokens.max())}")
+    state.require_like(like)
+    state.require_finite()

@@ -71,10 +71,13 @@ class RMT(SegmentReader):
             hidden = self.memory + F.linear(hidden, self.projection)
         return MemoryState({"memory": hidden})
 
+    def _framed(self, tokens: Tensor, memory: Tensor) -> Tensor:
+        """The segment between its read and its write tokens: (B, m + T + m, D)."""
+        return torch.cat([memory, self.backbone.embed(tokens), memory], dim=1)
+
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         memory = state["memory"]
-        x = torch.cat([memory, self.backbone.embed(tokens), memory], dim=1)
-        return self._update(self.backbone.hidden(x, keep=memory.shape[1]))
+        return self._update(self.backbone.hidden(self._framed(tokens, memory), keep=memory.shape[1]))
 
     def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
         """Logits (B, T, V) of one segment; the write tokens follow it and cannot influence them."""
@@ -82,6 +85,14 @@ class RMT(SegmentReader):
         memory = state["memory"]
         hidden = self.backbone.hidden(torch.cat([memory, self.backbone.embed(tokens)], dim=1))
         return self.backbone.logits(hidden[:, memory.shape[1] :])
+
+    def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        """Logits (B, S, V) and M_{t+1} of one full segment in one pass."""
+        self.check_full(tokens, state)
+        memory = state["memory"]
+        m = memory.shape[1]
+        hidden = self.backbone.hidden(self._framed(tokens, memory))
+        return self.backbone.logits(hidden[:, m:-m]), self._update(hidden[:, -m:])
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
         """Prefills [M_t ; tokens]; the cache keeps M_t for the write at the segment's end."""

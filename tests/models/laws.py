@@ -78,6 +78,17 @@ class Laws:
             assert cache.lengths.tolist() == [S, S]
             assert_same_state(model.close(cache), model.read(segment, state))
 
+    @pytest.mark.parametrize("segments", [0, 2])
+    def test_a_segment_is_forward_and_read_at_once(self, model: MemoryModel, segments: int) -> None:
+        S = model.segment_length
+        state = model.read(tokens(model, 2, segments * S, 1), model.initial_state(2))
+        text = tokens(model, 2, S, 2)
+        logits, after = model.segment(text, state)
+        torch.testing.assert_close(logits, model.forward(text, state), **CLOSE)
+        assert_same_state(after, model.read(text, state))
+        with pytest.raises(TokenError, match=str(S)):
+            model.segment(text[:, 1:], state)
+
     def test_the_past_matters_to_the_answer_only_through_the_state(self, model: MemoryModel) -> None:
         S = model.segment_length
         state = model.read(tokens(model, 1, 2 * S, 1), model.initial_state())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from everlong_models.backbone import Backbone
 
@@ -35,4 +37,10 @@ FAMILIES = {"llama": llama, "gpt2": gpt2}
 
 def _backbone(kind: type[PreTrainedModel], config: object, dtype: torch.dtype) -> Backbone:
     torch.manual_seed(0)
-    return Backbone(kind(config).to(dtype).eval())
+    model = kind(config)
+    for module in list(model.modules()):
+        for name, norm in module.named_children():
+            if isinstance(norm, LlamaRMSNorm):
+                # Transformers' own computes in float32, whatever the weights: too coarse for comparing to 1e-9.
+                setattr(module, name, nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon))
+    return Backbone(model.to(dtype).eval())

@@ -1,0 +1,198 @@
+"""Training unrolls: the loss of whole documents through a memory's recurrence, for any `MemoryModel`.
+
+    for part in unroll(model, tokens, lengths=lengths, loss_mask=answers):
+        total, count = total + part.loss.sum(), count + part.targets.sum()
+
+Token i+1 is predicted at position i, so a segment's last position predicts the next segment's first token; a
+document's first token is never a target. Rows of one batch may have different numbers of segments: a row takes part
+only in what its own document holds, so its loss and its gradient are those that it has alone.
+
+Full back-propagation through time is the default. `truncate` cuts the gradient, not the memory, at borders counted back
+from each document's last segment: the answer is at the end, and its gradient reaches back over a whole stretch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from everlong_models.errors import ConfigError, TokenError
+from everlong_models.memory import MemoryModel
+from everlong_models.state import MemoryState
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one segment of an unroll adds.
+
+    `loss` (B,): negative log-likelihoods of the targets that each row predicts from this segment, summed; float32 or
+    better. `targets` (B,): how many they are. `correct` (B,): of how many the most likely token is the target.
+    `state`: the memory after it, of each row after its own last full segment. `border`: no gradient leads from later
+    segments into this one or an earlier one, so that a backward pass here frees all that was computed.
+    """
+
+    loss: Tensor
+    targets: Tensor
+    correct: Tensor
+    state: MemoryState
+    border: bool
+
+
+class _Batch(NamedTuple):
+    """At each position (B, T): the token, the one that follows it, and whether that is a target."""
+
+    tokens: Tensor
+    following: Tensor
+    wanted: Tensor
+
+
+def document_loss(model: MemoryModel, tokens: Tensor, **how: Any) -> Tensor:
+    """Mean negative log-likelihood of all targets in the batch, a scalar; `how` as in `unroll`.
+
+    Raises `TokenError` if there is no target.
+    """
+    parts = list(unroll(model, tokens, **how))
+    targets = sum(int(part.targets.sum()) for part in parts)
+    if not targets:
+        raise TokenError("no token of the batch is a target")
+    return torch.stack([part.loss.sum() for part in parts]).sum() / targets
+
+
+def unroll(
+    model: MemoryModel,
+    tokens: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    loss_mask: Tensor | None = None,
+    state: MemoryState | None = None,
+    truncate: int | None = None,
+    checkpointed: bool = False,
+) -> Iterator[Part]:
+    """The parts of documents `tokens` (B, N), segment by segment.
+
+    `lengths` (B,): tokens in each row's document, default N; what stands behind them is never looked at.
+    `loss_mask` (B, N): which tokens are targets, default all. `state`: the memory before, default the initial one.
+    `truncate`: segments that a gradient reaches back over, default all. `checkpointed`: activations are not kept but
+    computed again in the backward pass, one segment at a time.
+
+    Raises `TokenError` or `ConfigError` at the call, for what does not fit together.
+    """
+    if tokens.dim() != 2:
+        raise TokenError(f"tokens have the shape (rows, tokens), got {tuple(tokens.shape)}")
+    rows, longest = tokens.shape
+    held = [longest] * rows if lengths is None else [int(length) for length in lengths]
+    if len(held) != rows or not all(0 <= length <= longest for length in held):
+        raise TokenError(f"lengths must be {rows} numbers from 0 to {longest}, got {held}")
+    if loss_mask is not None and loss_mask.shape != tokens.shape:
+        raise TokenError(f"loss_mask has the shape {tuple(loss_mask.shape)}, the tokens {tuple(tokens.shape)}")
+    if truncate is not None and truncate < 1:
+        raise ConfigError("truncate", truncate, "must be at least 1 segment")
+    inside = torch.arange(longest, device=tokens.device) < torch.tensor(held, device=tokens.device)[:, None]
+    wanted = inside if loss_mask is None else inside & loss_mask.bool()
+    tokens = tokens.masked_fill(~inside, 0)
+    following, wanted = (F.pad(x[:, 1:], (0, 1)) for x in (tokens, wanted))  # nothing follows the last
+    state = model.initial_state(rows) if state is None else state
+    batch = _Batch(tokens, following, wanted)
+    return _parts(model, batch, held, state, truncate=truncate, checkpointed=checkpointed)
+
+
+def _parts(
+    model: MemoryModel,
+    batch: _Batch,
+    held: list[int],
+    state: MemoryState,
+    *,
+    truncate: int | None,
+    checkpointed: bool,
+) -> Iterator[Part]:
+    S, rows = model.segment_length, len(held)
+    segments = [-(-length // S) for length in held]
+
+    def cut_before(index: int) -> list[int]:
+        """The rows whose gradient stops between segment `index` and the one before it."""
+        if truncate is None:
+            return []
+        return [row for row, n in enumerate(segments) if 0 < index < n and (n - index) % truncate == 0]
+
+    for index in range(max(segments, default=0)):
+        state = _detach(state, cut_before(index))
+        start, end = index * S, (index + 1) * S
+        loss, correct = _nothing(batch)
+        # Rows with a full segment here move on; a document's partial last segment is predicted but never committed.
+        full = [row for row, length in enumerate(held) if length >= end]
+        tail = [row for row, length in enumerate(held) if start < length < end]
+        for some, step in ((full, _full), (tail, _tail)):
+            if not some:
+                continue
+            of = torch.tensor(some, device=loss.device)
+            seen = slice(start, min(end, max(held[row] for row in some)))
+            arguments = model, _Batch(*(x[of, seen] for x in batch)), _take(state, of)
+            result = checkpoint(step, *arguments, use_reentrant=False) if checkpointed else step(*arguments)
+            loss = loss + result[0].new_zeros(rows).index_copy(0, of, result[0])
+            correct = correct.index_copy(0, of, result[1])
+            state = _put(state, of, result[2])
+        yield Part(
+            loss=loss,
+            targets=batch.wanted[:, start:end].sum(1),
+            correct=correct,
+            state=state,
+            border=cut_before(index + 1) == [row for row, n in enumerate(segments) if index + 1 < n],
+        )
+
+
+def _full(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, MemoryState]:
+    """Loss (B,), number of right predictions (B,), and memory after one full segment."""
+    if bool(batch.wanted.any()):
+        logits, after = model.segment(batch.tokens, state)
+        return *_score(logits, batch), after
+    return *_nothing(batch), model.read(batch.tokens, state)  # no logits are computed before the answer
+
+
+def _tail(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, MemoryState]:
+    """As `_full`, for segments that are not full and therefore leave the memory as it is."""
+    if bool(batch.wanted.any()):
+        return *_score(model.forward(batch.tokens, state), batch), state
+    return *_nothing(batch), state
+
+
+def _score(logits: Tensor, batch: _Batch) -> tuple[Tensor, Tensor]:
+    """Loss and number of right predictions, (B,) each, of logits (B, T, V)."""
+    rows, positions = batch.wanted.nonzero(as_tuple=True)
+    scores, targets = logits[rows, positions], batch.following[rows, positions]
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    losses = F.cross_entropy(scores, targets, reduction="none")
+    right = (scores.argmax(-1) == targets).long()
+    loss, correct = (x.new_zeros(len(logits)).index_add(0, rows, x) for x in (losses, right))
+    return loss, correct
+
+
+def _nothing(batch: _Batch) -> tuple[Tensor, Tensor]:
+    """As `_score`, without a target."""
+    rows, device = len(batch.tokens), batch.tokens.device
+    return torch.zeros(rows, device=device), torch.zeros(rows, dtype=torch.int64, device=device)
+
+
+def _take(state: MemoryState, rows: Tensor) -> MemoryState:
+    return MemoryState({name: tensor[rows] for name, tensor in state.tensors.items()})
+
+
+def _put(state: MemoryState, rows: Tensor, new: MemoryState) -> MemoryState:
+    """`state` with the tensors of `new` in `rows`; the other rows are left as they are."""
+    if len(rows) == state.rows:
+        return new
+    return MemoryState({name: tensor.index_copy(0, rows, new[name]) for name, tensor in state.tensors.items()})
+
+
+def _detach(state: MemoryState, rows: list[int]) -> MemoryState:
+    """`state` without gradient in `rows`."""
+    if not rows:
+        return state
+    of = torch.tensor(rows, device=next(iter(state.tensors.values())).device)
+    cut = MemoryState({name: tensor.detach() for name, tensor in _take(state, of).tensors.items()})
+    return _put(state, of, cut)
