@@ -76,6 +76,13 @@ class SegmentReader(nn.Module):
         """The memory after one full segment (B, S)."""
         raise NotImplementedError
 
+    def _read_segments(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        """The memory after n full segments (B, n·S), one after the other; a memory that can do better overrides this."""
+        for segment in tokens.split(self.segment_length, dim=1):
+            if segment.shape[1]:
+                state = self._read_segment(segment, state)
+        return state
+
     def read(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         """The memory after reading `tokens` (B, n·S).
 
@@ -85,10 +92,7 @@ class SegmentReader(nn.Module):
         self.check(tokens, state)
         if tokens.shape[1] % self.segment_length:
             raise TokenError(f"read takes full segments of {self.segment_length} tokens, got {tokens.shape[1]} tokens")
-        for segment in tokens.split(self.segment_length, dim=1):
-            if segment.shape[1]:
-                state = self._read_segment(segment, state)
-        return state
+        return self._read_segments(tokens, state)
 
     def check(self, tokens: Tensor, state: MemoryState) -> None:
         """Raises `TokenError` or `StateError` unless `tokens` (B, T) and `state` (B rows) fit this model."""
