@@ -26,14 +26,22 @@ import torch
 from torch import Tensor
 
 
-def gaussian(t: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """The density N(t; mean, variance); shapes broadcast."""
-    return torch.exp(-0.5 * (t - mean).square() / variance) * torch.rsqrt(2 * math.pi * variance)
-
-
 def spread(count: int, low: float, high: float) -> Tensor:
     """`count` positions in ]low, high], linearly spaced: t_i = i / L of section 2.2, moved. float64."""
     return low + (high - low) * torch.arange(1, count + 1, dtype=torch.float64) / max(count, 1)
+
+
+def expectation(mean: Tensor, variance: Tensor, centres: Tensor, widths: Tensor) -> Tensor:
+    """E_p[ψ] (…, N) of p = N(`mean`, `variance`) (…), for a basis of `widths` (W,) at each of `centres` (n,), N = W·n.
+
+    A `variance` of zero gives ψ(mean) itself. The large tensors are touched as seldom as can be, for they are queries
+    times N: distances are shared by the widths, and the normalisation goes into the exponent.
+    """
+    variance = variance[..., None] + widths.square()  # (…, W)
+    distance = (mean[..., None] - centres).square()  # (…, n)
+    normalisation = -0.5 * (2 * math.pi * variance).log()
+    exponent = distance[..., None, :] * (-0.5 / variance)[..., None]
+    return exponent.add_(normalisation[..., None]).exp_().flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -44,17 +52,16 @@ class Basis:
     widths: tuple[float, ...]
 
     def centres(self) -> Tensor:
-        """μ_j, (N,) float64."""
-        return torch.linspace(0, 1, self.functions // len(self.widths), dtype=torch.float64).repeat(len(self.widths))
+        """The n = N / len(widths) centres (n,), float64. ψ_j has the centre j mod n and the width j div n."""
+        return torch.linspace(0, 1, self.functions // len(self.widths), dtype=torch.float64)
 
-    def variances(self) -> Tensor:
-        """σ_j², (N,) float64."""
-        widths = torch.tensor(self.widths, dtype=torch.float64)
-        return widths.square().repeat_interleave(self.functions // len(self.widths))
+    def deviations(self) -> Tensor:
+        """`widths` (W,), float64."""
+        return torch.tensor(self.widths, dtype=torch.float64)
 
     def at(self, t: Tensor) -> Tensor:
-        """ψ(t), (…, N) float64, of positions `t` (…)."""
-        return gaussian(t.double()[..., None], self.centres().to(t.device), self.variances().to(t.device))
+        """ψ(t), (…, N) float64, of positions `t` (…) on the CPU."""
+        return expectation(t.double(), torch.zeros_like(t), self.centres(), self.deviations())
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ and are read one segment after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -35,14 +36,14 @@ from everlong_models.state import MemoryState
 class InfiniteConfig(LongTermConfig):
     """`parallel_tokens`: how many tokens of a row a plain memory reads at once, in segments side by side."""
 
-    parallel_tokens: int = 2048
+    parallel_tokens: int = 1024
 
 
 class Trace(NamedTuple):
     """What one pass over a segment leaves."""
 
     hidden: Tensor  # (B, T, D): final hidden states
-    entering: Tensor  # (B, layers, T, D): what the memories will take in
+    entering: Tensor  # (B, layers, T, D): each layer's input, for its memory
     densities: list[Density]  # of each layer
 
 
@@ -51,10 +52,123 @@ class TrainingStep(NamedTuple):
 
     logits: Tensor  # (B, T, V)
     state: MemoryState  # after the segment
-    divergence: Tensor  # (B,): L_KL of Eq. 21, to be weighed by λ_KL (the paper: 1e-6 per segment for GPT-2)
+    divergence: Tensor  # (B,): L_KL of Eq. 21, to be weighed by λ_KL (1e-6 for GPT-2, 1e-5 from scratch)
 
 
-class InfiniteFormer(SegmentReader):
+class LongTermReader(SegmentReader):
+    """A transformer whose layers have long-term memories: all but how its layers run.
+
+    `memory`: the layers' memories. A model derives from this and writes `_pass`, `_update`, `_logits` and `_new_kv`.
+    """
+
+    memory: LongTermMemory
+
+    @abstractmethod
+    def _pass(
+        self,
+        tokens: Tensor,
+        state: Mapping[str, Tensor],
+        look: Callable[[int], Look],
+        kv: Tensor | None = None,
+        at: Tensor | None = None,
+    ) -> Trace:
+        """`tokens` (B, T) through all layers, each looking at its memory by `look`.
+
+        Without `at` they start a segment, and their keys and values are stored in `kv`, if one is given. With `at` (B,)
+        each row continues its segment there.
+        """
+
+    @abstractmethod
+    def _update(self, state: Mapping[str, Tensor], entering: Tensor, attention: Tensor | None) -> MemoryState:
+        """The state after a segment with layer inputs `entering`, which gave `attention` (see `LongTermMemory`)."""
+
+    @abstractmethod
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Vocabulary scores (…, V) of final hidden states (…, D)."""
+
+    @abstractmethod
+    def _new_kv(self, rows: int) -> Tensor:
+        """An empty key/value tensor (rows, layers, 2, kv heads, C, head dim) for one segment."""
+
+    def initial_state(self, rows: int = 1) -> MemoryState:
+        """Empty memories."""
+        return MemoryState(self.memory.empty(rows))
+
+    def _pass_from(self, tokens: Tensor, state: MemoryState) -> Trace:
+        return self._pass(tokens, state.tensors, lambda layer: self.memory.look(state.tensors, layer))
+
+    def _attention(self, trace: Trace, state: Mapping[str, Tensor]) -> Tensor | None:
+        return self.memory.histogram(trace.densities, state["segments"]) if self.memory.is_sticky else None
+
+    def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        with torch.no_grad():  # what enters a memory is detached anyway; its gate is not
+            trace = self._pass_from(tokens, state)
+        return self._update(state.tensors, trace.entering, self._attention(trace, state.tensors))
+
+    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
+        """Logits (B, T, V) of one segment."""
+        self.check_segment(tokens, state)
+        return self._logits(self._pass_from(tokens, state).hidden)
+
+    def training_step(self, tokens: Tensor, state: MemoryState) -> TrainingStep:
+        """`forward`, the state after the segment and the KL term, of one pass over 1 ≤ T ≤ S `tokens` (B, T).
+
+        The state carries the graph of its gates; detach it where back-propagation through time is to end.
+        """
+        self.check_segment(tokens, state)
+        trace = self._pass_from(tokens, state)
+        after = self._update(state.tensors, trace.entering, self._attention(trace, state.tensors))
+        divergence = self.memory.divergence(trace.densities, state["segments"])
+        return TrainingStep(self._logits(trace.hidden), after, divergence)
+
+    def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
+        """Prefills `tokens`; the cache keeps the state, what queries need of it, and what the memory will take in."""
+        self.check_segment(tokens, state)
+        B, T = tokens.shape
+        looks = [self.memory.look(state.tensors, layer) for layer in range(len(self.memory))]
+        kv = self._new_kv(B)
+        trace = self._pass(tokens, state.tensors, looks.__getitem__, kv)
+        entering = trace.entering.new_zeros(B, len(self.memory), self.segment_length, self.memory.width)
+        entering[:, :, :T] = trace.entering
+        tensors = {
+            **state.tensors,
+            "kv": kv,
+            "entering": entering,
+            "values": torch.stack([look.values for look in looks], dim=1),
+            "directions": torch.stack([look.directions for look in looks], dim=1),
+        }
+        attention = self._attention(trace, state.tensors)
+        if attention is not None:
+            tensors["attention"] = attention
+        return Cache(tensors, torch.full((B,), T, device=tokens.device)), self._logits(trace.hidden[:, -1])
+
+    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """One token a row."""
+        trace = self._pass(
+            tokens[:, None],
+            cache.tensors,
+            lambda layer: Look(cache["values"][:, layer], cache["directions"][:, layer]),
+            cache["kv"],
+            cache.lengths,
+        )
+        rows = torch.arange(cache.rows, device=tokens.device)
+        cache["entering"][rows, :, cache.lengths] = trace.entering[:, :, 0]
+        attention = self._attention(trace, cache.tensors)
+        if attention is not None:
+            cache["attention"].add_(attention)
+        cache.lengths = cache.lengths + 1
+        return self._logits(trace.hidden[:, -1])
+
+    def close(self, cache: Cache) -> MemoryState:
+        """The state after each row's open segment; one that is not full gets as much of the signal as a full one."""
+        rows = []
+        for row, length in enumerate(cache.lengths.tolist()):
+            one = {name: tensor[row : row + 1] for name, tensor in cache.tensors.items()}
+            rows.append(self._update(one, one["entering"][:, :, :length], one.get("attention")))
+        return MemoryState.stack(rows)
+
+
+class InfiniteFormer(LongTermReader):
     """∞-former around `backbone`. State: see `LongTermMemory`; a session's size is layers · N · D numbers.
 
     Raises `ConfigError` for settings that cannot work, `BackboneError` for a backbone whose layers cannot be driven.
@@ -82,16 +196,14 @@ class InfiniteFormer(SegmentReader):
             device=backbone.device,
         )
 
-    def initial_state(self, rows: int = 1) -> MemoryState:
-        """Empty memories."""
-        return MemoryState(self.memory.empty(rows))
-
-    # -- a segment -----------------------------------------------------------------------------------------------------
-
     def _pass(
-        self, tokens: Tensor, look: Callable[[int], Look], kv: Tensor | None = None, at: Tensor | None = None
+        self,
+        tokens: Tensor,
+        state: Mapping[str, Tensor],
+        look: Callable[[int], Look],
+        kv: Tensor | None = None,
+        at: Tensor | None = None,
     ) -> Trace:
-        """`tokens` (B, T) through all layers, each looking at its memory by `look`."""
         x, call = self.decoder.begin(self.backbone.embed(tokens), kv, at)
         entering, densities = [], []
         for layer in range(len(self.memory)):
@@ -106,31 +218,14 @@ class InfiniteFormer(SegmentReader):
     def _entering(self, x: Tensor, normed: Tensor) -> Tensor:
         return x if self.config.source == "raw" else normed
 
-    def _update(self, state: MemoryState, trace: Trace) -> MemoryState:
-        histogram = self.memory.histogram(trace.densities, state["segments"]) if self.memory.is_sticky else None
-        return MemoryState(self.memory.update(state.tensors, trace.entering, histogram))
+    def _update(self, state: Mapping[str, Tensor], entering: Tensor, attention: Tensor | None) -> MemoryState:
+        return MemoryState(self.memory.update(state, entering, attention))
 
-    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
-        """Logits (B, T, V) of one segment."""
-        self.check_segment(tokens, state)
-        return self.backbone.logits(self._pass(tokens, lambda layer: self.memory.look(state.tensors, layer)).hidden)
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.backbone.logits(hidden)
 
-    def training_step(self, tokens: Tensor, state: MemoryState) -> TrainingStep:
-        """`forward`, the state after the segment and the KL term, of one pass over 1 ≤ T ≤ S `tokens` (B, T).
-
-        The state carries the graph of its gates; detach it where back-propagation through time is to end.
-        """
-        self.check_segment(tokens, state)
-        trace = self._pass(tokens, lambda layer: self.memory.look(state.tensors, layer))
-        divergence = self.memory.divergence(trace.densities, state["segments"])
-        return TrainingStep(self.backbone.logits(trace.hidden), self._update(state, trace), divergence)
-
-    # -- reading -------------------------------------------------------------------------------------------------------
-
-    def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
-        with torch.no_grad():  # what enters a memory is detached anyway
-            trace = self._pass(tokens, lambda layer: self.memory.look(state.tensors, layer))
-        return self._update(state, trace)
+    def _new_kv(self, rows: int) -> Tensor:
+        return self.backbone.new_kv(rows, self.segment_length)
 
     def _read_segments(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         if self.memory.is_sticky:
@@ -163,50 +258,3 @@ class InfiniteFormer(SegmentReader):
                 recalled, _ = memory.attend(memory.look(before.flatten(0, 1)), queries)
                 x = self.decoder.feed_forward(layer, x + context + recalled)
         return MemoryState({"coefficients": torch.stack(after, dim=1), "segments": state["segments"] + n})
-
-    # -- decoding ------------------------------------------------------------------------------------------------------
-
-    def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
-        """Prefills `tokens`; the cache keeps the state, what queries need of it, and what it will take in."""
-        self.check_segment(tokens, state)
-        B, T, layers = state.rows, tokens.shape[1], len(self.memory)
-        looks = [self.memory.look(state.tensors, layer) for layer in range(layers)]
-        kv = self.backbone.new_kv(B, self.segment_length)
-        trace = self._pass(tokens, looks.__getitem__, kv)
-        entering = trace.entering.new_zeros(B, layers, self.segment_length, self.backbone.width)
-        entering[:, :, :T] = trace.entering
-        tensors = {
-            **state.tensors,
-            "kv": kv,
-            "entering": entering,
-            "values": torch.stack([look.values for look in looks], dim=1),
-            "directions": torch.stack([look.directions for look in looks], dim=1),
-        }
-        if self.memory.is_sticky:
-            tensors["attention"] = self.memory.histogram(trace.densities, state["segments"])
-        lengths = torch.full((B,), T, device=tokens.device)
-        return Cache(tensors, lengths), self.backbone.logits(trace.hidden[:, -1])
-
-    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
-        """One token a row."""
-        trace = self._pass(
-            tokens[:, None],
-            lambda layer: Look(cache["values"][:, layer], cache["directions"][:, layer]),
-            cache["kv"],
-            cache.lengths,
-        )
-        rows = torch.arange(cache.rows, device=tokens.device)
-        cache["entering"][rows, :, cache.lengths] = trace.entering[:, :, 0]
-        if self.memory.is_sticky:
-            cache["attention"].add_(self.memory.histogram(trace.densities, cache["segments"]))
-        cache.lengths = cache.lengths + 1
-        return self.backbone.logits(trace.hidden[:, -1])
-
-    def close(self, cache: Cache) -> MemoryState:
-        """The state after each row's open segment; one that is not full gets as much of the signal as a full one."""
-        rows = []
-        for row, length in enumerate(cache.lengths.tolist()):
-            one = {name: tensor[row : row + 1] for name, tensor in cache.tensors.items()}
-            after = self.memory.update(one, one["entering"][:, :, :length], one.get("attention"))
-            rows.append(MemoryState(after))
-        return MemoryState.stack(rows)

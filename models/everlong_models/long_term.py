@@ -29,9 +29,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everlong_models import sticky
-from everlong_models.continuous import Basis, Regression, divergence, gaussian, stored_operators
+from everlong_models.continuous import Basis, Regression, divergence, expectation, stored_operators
 from everlong_models.errors import ConfigError
 from everlong_models.memory import MemoryConfig
+
+Contraction = float | Literal["k/(k+1)"]
 
 
 class LongTermConfig(MemoryConfig):
@@ -53,7 +55,7 @@ class LongTermConfig(MemoryConfig):
     widths: tuple[float, ...] = (0.005, 0.01)
     samples: int = 512
     ridge: float = 0.5
-    tau: float | Literal["k/(k+1)"] = 0.5
+    tau: Contraction = 0.5
     sticky: Literal["off", "independent", "stratified"] = "off"
     bins: int = 128
     gate: Literal["full", "depthwise"] = "full"
@@ -108,7 +110,7 @@ class LayerMemory(nn.Module):
     """One layer's long-term memory. B rows, N basis functions, D width, H heads of dimension d, T positions."""
 
     centres: Tensor
-    variances: Tensor
+    widths: Tensor
 
     def __init__(self, config: LongTermConfig, width: int, heads: int, head_dim: int) -> None:
         super().__init__()
@@ -117,7 +119,7 @@ class LayerMemory(nn.Module):
         basis = Basis(N, config.widths)
         self.regression = Regression(basis, config.samples, config.ridge)
         self.register_buffer("centres", basis.centres(), persistent=False)
-        self.register_buffer("variances", basis.variances(), persistent=False)
+        self.register_buffer("widths", basis.deviations(), persistent=False)
         self.key = nn.Linear(width, heads * head_dim, bias=False)
         self.value = nn.Linear(width, heads * head_dim, bias=False)
         self.output = nn.Linear(heads * head_dim, width, bias=False)
@@ -152,7 +154,7 @@ class LayerMemory(nn.Module):
     def attend(self, look: Look, queries: Tensor) -> tuple[Tensor, Density]:
         """Z_LTM (B, T, D), in the queries' type, and the densities it was read with (Eq. 9-11). Zero for no memory."""
         density = self.density(look, queries)
-        weights = gaussian(density.mean[..., None], self.centres, density.variance[..., None] + self.variances)
+        weights = expectation(density.mean, density.variance, self.centres, self.widths)  # (B, H, T, N)
         context = (weights @ look.values).transpose(1, 2).flatten(2)  # (B, T, H·d)
         return self.output(context).to(queries.dtype), density
 
@@ -180,7 +182,8 @@ class LayerMemory(nn.Module):
             return fresh
         if positions is None:
             return maps.contract @ past + fresh
-        samples = gaussian(positions.to(past.dtype)[..., None], self.centres, self.variances) @ past  # (B, M, D)
+        positions = positions.to(past.dtype)
+        samples = expectation(positions, torch.zeros_like(positions), self.centres, self.widths) @ past  # (B, M, D)
         return maps.past @ samples + fresh
 
     def scan(self, past: Tensor, entering: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
@@ -234,6 +237,11 @@ class LongTermMemory(nn.Module):
     def is_sticky(self) -> bool:
         """Whether samples are drawn by attention."""
         return self.config.sticky != "off"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The state's tensors."""
+        return ("coefficients", "segments", *(("histogram", "seed") if self.is_sticky else ()))
 
     def empty(self, rows: int) -> dict[str, Tensor]:
         """The state before anything was read: an empty signal, which reads as zero."""
