@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -33,7 +34,7 @@ class InfiniteScratchConfig(LongTermConfig):
     `vocab_size`: 20 symbols and a separator. `short_term`: m, positions of the short-term memory.
     """
 
-    segment_length: int = 1024
+    segment_length: int = Field(1024, ge=2)
     vocab_size: int = 21
     layers: int = 3
     heads: int = 6
@@ -48,8 +49,6 @@ class InfiniteScratchConfig(LongTermConfig):
 
     def require_workable(self) -> None:
         super().require_workable()
-        if self.segment_length < 2:
-            raise ConfigError("segment_length", self.segment_length, "must be at least 2")
         for field in ("vocab_size", "layers", "heads"):
             if getattr(self, field) < 1:
                 raise ConfigError(field, getattr(self, field), "must be at least 1")

@@ -51,7 +51,7 @@ def stratify(uniform: Tensor) -> Tensor:
 
 def uniforms(seed: Tensor, segment: Tensor, layer: int, count: int) -> Tensor:
     """Numbers in [0, 1[ (B, count), float64: a function of a row's `seed` and `segment` (B,) int64, and of `layer`."""
-    key = _mix(_mix(_mix(seed) + segment * _GOLDEN) + layer * _GOLDEN)
+    key = _mix(_mix(_mix(seed) + segment * _GOLDEN) + torch.full_like(seed, layer) * _GOLDEN)
     index = torch.arange(1, count + 1, device=seed.device)
     bits = _mix(key[:, None] + index * _GOLDEN)  # splitmix64, started at `key`
     return _shift(bits, 11).double() * 2.0**-53
