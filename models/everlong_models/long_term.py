@@ -247,7 +247,8 @@ class LongTermMemory(nn.Module):
         """The state before anything was read: an empty signal, which reads as zero."""
         like, layers = self[0].bias, len(self)
         state = {
-            "coefficients": like.new_zeros(rows, layers, self.config.basis, self.width),
+            # Views of one zero: every check of a state asks for these, and a signal may have tens of megabytes.
+            "coefficients": like.new_zeros(()).expand(rows, layers, self.config.basis, self.width),
             "segments": torch.zeros(rows, dtype=torch.int64, device=like.device),
         }
         if self.is_sticky:

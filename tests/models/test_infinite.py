@@ -185,6 +185,14 @@ def test_an_empty_memory_has_no_divergence_and_gives_no_attention():
 
 
 @torch.no_grad()
+def test_densities_are_never_narrower_than_the_least_variance():
+    memory = build(min_variance=1e-4).memory[0]
+    memory.bias[:, 1] = -1e4
+    signal = torch.zeros(1, 10, 48).double()
+    assert memory.density(memory.look(signal), torch.zeros(1, 6, 3, 8).double()).variance.unique().tolist() == [1e-4]
+
+
+@torch.no_grad()
 def test_sticky_draws_are_the_rows_own():
     """Another seed in the state draws other samples; the same seed draws the same again."""
     model = build(sticky="independent")
