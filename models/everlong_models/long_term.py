@@ -45,7 +45,8 @@ class LongTermConfig(MemoryConfig):
     `sticky`: how the M points are chosen: "off" evenly; "independent" by draws from the attention (the paper's);
     "stratified" by one draw from each M-th of the probability (beyond the paper: less noise). `bins`: D.
     `gate`: "full" convolution over all dimensions (the paper's), or "depthwise", 1/D of its cost.
-    `source`: "raw" layer inputs (the paper's), or "normed", as the layer's own attention sees them.
+    `source`: "raw" layer inputs (the paper's), or "normed", as the layer's own attention sees them: the raw ones of a
+    Llama grow with depth, to coefficients of 5,000 in SmolLM2's upper layers where normed ones stay at 1.
     `output`: how W^O starts: at "zero", so that an untrained memory leaves a pretrained backbone's answers as they
     were, or "random". `prior`: σ0 of the KL term, where untrained densities start. `min_variance`: least σ².
     `seed`: of the initial weights and of sticky draws.

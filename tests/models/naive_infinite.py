@@ -57,7 +57,9 @@ def update(B_NE: Tensor, X_TE: Tensor, count: int, config, sampled: list[float] 
 
 
 def gate(X_TE: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Eq. 18 with a full convolution `weight` (E, E, 3)."""
+    """Eq. 18 with a full convolution `weight` (E, E, 3), or a depthwise one (E, 1, 3)."""
+    if weight.shape[1] == 1:
+        weight = weight * torch.eye(len(bias), dtype=torch.float64)[:, :, None]
     T, out = X_TE.shape[0], torch.zeros_like(X_TE)
     for t in range(T):
         total = bias.clone()

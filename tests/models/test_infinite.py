@@ -90,7 +90,7 @@ def naive_segment(model: InfiniteFormer, tokens_T: Tensor, state: dict) -> tuple
     [
         ("llama", {}),
         ("gpt2", {"tau": "k/(k+1)"}),
-        ("gpt2", {"sticky": "independent"}),
+        ("gpt2", {"sticky": "independent", "gate": "depthwise"}),
         ("llama", {"sticky": "stratified", "source": "normed"}),
     ],
     ids=str,
@@ -123,8 +123,11 @@ def test_reading_in_parallel_is_reading_one_by_one(family, tau):
     one, many = (build(family, tau=tau, segment_length=8, parallel_tokens=n) for n in (1, 40))
     text = tokens(one, 3, 14 * 8)
     # Rows that have read different numbers of segments.
-    start = MemoryState.stack([one.read(text[:1, : n * 8], one.initial_state()) for n in (0, 1, 3)])
-    assert_same_state(many.read(text, start), one.read(text, start))
+    start = MemoryState.stack([one.read(text[:1, : n * 8], one.initial_state()) for n in (1, 0, 3)])
+    found = many.read(text, start)
+    assert_same_state(found, one.read(text, start))
+    for row, state in enumerate(found.split()):
+        assert_same_state(state, one.read(text[row : row + 1], start.split()[row]))
 
 
 @torch.no_grad()
@@ -254,6 +257,8 @@ def test_what_is_trained_lives_outside_the_backbone():
     names = {name for name in build().state_dict() if not name.startswith("backbone.")}
     parts = ("affine", "bias", "key.weight", "value.weight", "output.weight", "convolution.weight", "convolution.bias")
     assert names == {f"memory.layers.{layer}.{part}" for layer in range(2) for part in parts}
+    sizes = {gate: build(gate=gate).memory[0].convolution.weight.numel() for gate in ("full", "depthwise")}
+    assert sizes == {"full": 48 * 48 * 3, "depthwise": 48 * 3}
 
 
 @torch.no_grad()
