@@ -8,7 +8,7 @@ are pre-norm:
     X' = X + Attention(q, k, v) W_o + Z_LTM(q),    X'' = X' + FFN(norm(X'))
 
 Positions P are sinusoidal, counted within [STM ; segment] and added to queries and keys only, so that a cached input is
-the same at whatever distance it is met (the paper takes Transformer-XL's relative positions for the same end).
+the same at whatever distance it is met (Transformer-XL's relative positions serve the same end).
 """
 
 from __future__ import annotations
