@@ -117,9 +117,6 @@ class SegmentReader(nn.Module, ABC):
             state = self._read_segment(segment, state)
         return state
 
-    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
-        raise NotImplementedError
-
     def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         """Logits (B, S, V) and the next memory of one full segment, in two passes; a memory that can, overrides this
         with one pass."""
