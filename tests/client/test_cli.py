@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import re
 import select
 import signal
 import sys
@@ -175,11 +174,13 @@ def test_control_sequences_do_not_reach_the_terminal(run: Run, monkeypatch: pyte
 class Terminal:
     """A command on a terminal of its own."""
 
-    def __init__(self, *args: str, url: str) -> None:
+    def __init__(self, *args: str, url: str, stdout: Path | None = None) -> None:
         self.output = ""
         self._pid, self._fd = pty.fork()
         if self._pid == 0:
             os.environ |= {"EVERLONG_URL": url, "TERM": "xterm", "COLUMNS": "200"}
+            if stdout is not None:
+                os.dup2(os.open(stdout, os.O_WRONLY | os.O_CREAT), 1)
             os.execv(sys.executable, [sys.executable, "-m", "everlong_client", *args])
 
     def type(self, keys: str) -> None:
@@ -222,8 +223,8 @@ class Terminal:
 def terminal(server: FakeServer) -> Iterator[Callable[..., Terminal]]:
     made: list[Terminal] = []
 
-    def start(*args: str | Path) -> Terminal:
-        made.append(Terminal(*map(str, args), url=server.url))
+    def start(*args: str | Path, stdout: Path | None = None) -> Terminal:
+        made.append(Terminal(*map(str, args), url=server.url, stdout=stdout))
         return made[-1]
 
     yield start
@@ -291,19 +292,23 @@ def test_interrupting_an_ingest(terminal: Callable[..., Terminal], fake: Fake, b
     assert ingest.wait() == 130
 
 
-def test_bars_are_not_for_scripts(terminal: Callable[..., Terminal], server: FakeServer, book: Path, tmp_path: Path):
+def test_results_and_errors_stand_above_the_bars(terminal: Callable[..., Terminal], book: Path):
+    for name in ("broken", "[bold]it.txt"):
+        book.with_name(name).write_text("x")
+    ingest = terminal("ingest", book, book.with_name("broken"), book.with_name("[bold]it.txt"))
+    clear = "\x1b[2K"  # the line, of a bar that was there
+    ingest.expect(f"{clear}doc_1\r\n")
+    ingest.expect(f"{clear}\x1b[31merror: broken: doc_2 could not be read: byte 17 is not UTF-8\x1b[0m\r\n")
+    ingest.expect("reading [bold]it.txt")
+    ingest.expect(f"{clear}doc_3\r\n")
+    assert ingest.wait() == 1
+
+
+def test_bars_are_not_for_scripts(terminal: Callable[..., Terminal], book: Path, tmp_path: Path):
     """`id=$(everlong ingest book.txt)`: bars on the terminal, the id alone in the variable."""
     out = tmp_path / "out"
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.environ |= {"EVERLONG_URL": server.url, "TERM": "xterm"}
-        os.execv("/bin/sh", ["sh", "-c", f"{sys.executable} -m everlong_client ingest '{book}' > '{out}'"])
-    shown = b""
-    try:
-        while piece := os.read(fd, 65536):
-            shown += piece
-    except OSError:
-        pass
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    command = terminal("ingest", book, stdout=out)
+    command.expect("reading book.txt")
+    command.expect("1,000 tokens")
+    assert command.wait() == 0
     assert out.read_text() == "doc_1\n"
-    assert re.search(rb"reading book.txt.*1,000 tokens", shown, re.DOTALL)

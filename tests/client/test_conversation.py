@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,7 @@ def test_cancel(client: Any, fake: Fake, session: str):
         conversation.cancel()  # nothing to cancel, nothing sent
         answer = conversation.send("hang")
         text = until_text(answer)
+        assert not fake.cancelling.is_set()
         conversation.cancel()
         assert [type(event) for event in answer] == [ResponseCompleted]
         assert (answer.message.content, answer.message.finish_reason) == (text, "cancelled")
@@ -147,8 +149,10 @@ def test_no_websocket_here(make: Callable[..., Any], server: FakeServer):
 
 
 def test_a_handshake_that_is_never_answered(make: Callable[..., Any], mute_url: str):
+    begun = time.monotonic()
     with pytest.raises(APITimeoutError, match="did not answer in time"):
         make(mute_url, timeout=0.1).sessions.connect("ses_1").send("?")
+    assert time.monotonic() - begun < 5, "not websockets' own 10 s"
 
 
 def test_the_key_is_sent(make: Callable[..., Any], server: FakeServer, session: str):

@@ -164,6 +164,21 @@ def test_get_list_delete(client: Any):
         client.documents.get(ids[0])
 
 
+def test_a_list_ends_at_its_limit(make: Callable[..., Any]):
+    """Whatever a server makes of `limit`, and without a request more than it takes."""
+    asked: list[dict[str, str]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(dict(request.url.params))
+        rows = [{"id": f"doc_{len(asked)}_{n}", "status": "ready"} for n in range(2)]
+        return httpx.Response(200, json={"data": rows, "has_more": True})
+
+    client = make(handler=handler)
+    assert [document.id for document in client.documents.list(limit=3)] == ["doc_1_0", "doc_1_1", "doc_2_0"]
+    assert [document.id for document in client.documents.list(limit=2, after="doc_0")] == ["doc_3_0", "doc_3_1"]
+    assert asked == [{"limit": "3"}, {"limit": "1", "after": "doc_1_1"}, {"limit": "2", "after": "doc_0"}]
+
+
 def test_wait_follows_the_events(client: Any, server: FakeServer):
     seen: list[Document] = []
     id = client.documents.upload(b"x").id

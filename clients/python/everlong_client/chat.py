@@ -8,14 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from rich.console import Console
-
 from everlong_client.client import Conversation, Everlong
 from everlong_client.errors import EverlongError
 from everlong_client.event import TextDelta
 from everlong_client.message import Sampling
 from everlong_client.session import Session
-from everlong_client.terminal import complain, note, write
+from everlong_client.terminal import complain, console, note, write
 
 with suppress(ImportError):  # there is none on Windows
     import readline  # noqa: F401  # gives the prompt history and editing
@@ -81,7 +79,7 @@ class Chat:
                 self._ask(line)
 
     def _prepare(self) -> None:
-        with Console(stderr=True).status("waiting for the session's documents"):
+        with console().status("waiting for the session's documents"):
             self.session = self._client.sessions.wait(self.session.id)
         if self._terminal:
             note(f"session {self.session.id}, {self.session.position:,} tokens in memory; /help lists the commands")

@@ -15,7 +15,7 @@ from everlong_client.client import Everlong
 from everlong_client.commands import Commands
 from everlong_client.ingest import ingest_files
 from everlong_client.message import Sampling
-from everlong_client.terminal import fail, note
+from everlong_client.terminal import fail, note, write
 from everlong_client.wire import DEFAULT_URL, VERSION
 
 __all__ = ["app", "main"]
@@ -67,7 +67,7 @@ def ingest(
         for document in ingest_files(client, files, wait=wait):
             failed |= document is None
             if document is not None:
-                typer.echo(document.id)
+                write(f"{document.id}\n")
     if failed:
         raise typer.Exit(1)
 

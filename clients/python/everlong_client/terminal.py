@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import TracebackType
 from typing import NoReturn, Protocol, Self
 
@@ -12,29 +13,37 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from everlong_client.document import Document
 from everlong_client.upload import UploadProgress
 
-__all__ = ["Report", "complain", "fail", "note", "report", "write"]
+__all__ = ["Report", "complain", "console", "fail", "note", "report", "write"]
 
 # A text that was read, or an answer about it, must not reach the terminal's control sequences.
 _CONTROLS = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t")
 
 
+@cache
+def console() -> Console:
+    """Standard error. There is one, so that a line and a bar do not write over each other."""
+    return Console(stderr=True)
+
+
 def write(text: str) -> None:
-    """Writes a piece of an answer, at once."""
-    typer.echo(text.translate(_CONTROLS), nl=False)
+    """Writes a result, or a piece of an answer, at once."""
+    sys.stdout.write(text.translate(_CONTROLS))
+    sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """Writes a line about what is going on."""
-    typer.secho(_line(text), dim=True, err=True)
+    console().print(Text(_line(text), style="dim"), soft_wrap=True)
 
 
 def complain(text: str) -> None:
     """Writes an error as one line."""
-    typer.secho(f"error: {_line(text)}", fg=typer.colors.RED, err=True)
+    console().print(Text(f"error: {_line(text)}", style="red"), soft_wrap=True)
 
 
 def fail(text: str) -> NoReturn:
@@ -65,18 +74,17 @@ class Report(Protocol):
 
 def report() -> Report:
     """A report with bars where standard error is a terminal, in plain lines elsewhere."""
-    console = Console(stderr=True)
-    return Bars(console) if console.is_terminal else Lines()
+    return Bars() if console().is_terminal else Lines()
 
 
 class Bars(Progress):
     """One bar for each document: it fills with the upload, and again with the reading."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}"))
-        # What a bar and a result share is a terminal: elsewhere the result goes to standard output untouched.
+        # A result is written above the bars where both are on a terminal; elsewhere it must reach standard output.
         redirect = sys.stdout.isatty()
-        super().__init__(*columns, TimeRemainingColumn(), console=console, redirect_stdout=redirect)
+        super().__init__(*columns, TimeRemainingColumn(), console=console(), redirect_stdout=redirect)
         self._bars: dict[str, TaskID] = {}
 
     def upload(self, name: str) -> UploadProgress:
