@@ -30,7 +30,7 @@ MEMORIES: dict[str, tuple[type[MemoryConfig], Callable[[Any, Backbone], SegmentR
 }
 """Every memory by name: its config and its class."""
 
-UNTRAINED = frozenset({"window"})
+TRAINING_FREE = frozenset({"window"})
 """Memories that have nothing to train: they work as they are."""
 
 
@@ -38,7 +38,7 @@ UNTRAINED = frozenset({"window"})
 class Model:
     """What a server serves.
 
-    `trained`: whether memory weights were loaded, or the memory needs none. `fingerprint`: SHA-256 over weights,
+    `trained`: whether trained memory weights were loaded; None for a memory that has nothing to train. `fingerprint`: SHA-256 over weights,
     tokenizer, architecture, memory configuration and dtype: states of one fingerprint are exchangeable.
     """
 
@@ -49,7 +49,7 @@ class Model:
     tokenizer: Tokenizer
     chat: ChatFormat
     fingerprint: str
-    trained: bool
+    trained: bool | None
     description: str
 
     @property
@@ -114,7 +114,7 @@ def load_model(
         fingerprint=_fingerprint(
             module, tokenizer, architecture(backbone), f"{memory_name}:{config.model_dump_json()}"
         ),
-        trained=(loaded and manifest is not None and manifest.trained) or memory_name in UNTRAINED,
+        trained=None if memory_name in TRAINING_FREE else loaded and manifest is not None and manifest.trained,
         description=manifest.description if manifest else "",
     )
 

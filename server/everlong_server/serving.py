@@ -146,7 +146,7 @@ def _honesty(model: Model) -> str:
             f"It answers from what lies in its window: the first {config.sinks} tokens, the last {config.window}, and the open segment.\n"
             "It has no long-term memory: of what was read before, it knows nothing, and may invent it."
         )
-    if not model.trained:
+    if model.trained is False:
         return (
             "[bold yellow]warning:[/] the memory has no trained weights. It is exact, fast and durable, and its answers are nonsense: "
             "for training and tests only."

@@ -87,7 +87,7 @@ class Laws:
         torch.testing.assert_close(logits, model.forward(text, state), **CLOSE)
         assert_same_state(after, model.read(text, state))
         with pytest.raises(TokenError, match=str(S)):
-            model.segment(text[:, 1:], state)
+            model.segment(tokens(model, 2, S + 1), state)
 
     def test_the_past_matters_to_the_answer_only_through_the_state(self, model: MemoryModel) -> None:
         S = model.segment_length

@@ -32,4 +32,4 @@ def test_a_question_whose_answer_stands_in_the_last_part(tmp_path: Path) -> None
         assert "marmalade" in message["content"].lower(), message["content"]
         assert message["finish_reason"] == "stop"
         model = server.http.get("/v1/models").json()["data"][0]
-        assert (model["id"], model["memory"], model["memory_trained"]) == (DEFAULT, "window", True)
+        assert (model["id"], model["memory"], model["memory_trained"]) == (DEFAULT, "window", None)

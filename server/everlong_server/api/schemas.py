@@ -109,7 +109,9 @@ class ServedModel(Wire):
     owned_by: str = "everlong"
     backbone: str
     memory: str
-    memory_trained: bool = Field(description="false: the memory has no trained weights and answers nonsense")
+    memory_trained: bool | None = Field(
+        description="false: the memory has no trained weights and answers nonsense; null: it has nothing to train"
+    )
     segment_length: int
     state_bytes: int = Field(description="bytes of a session's memory, however long its documents are")
     fingerprint: str

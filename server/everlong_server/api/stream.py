@@ -64,6 +64,7 @@ class _Conversation:
         self._session_id = session_id
         self._turn: Turn | None = None
         self._answering: asyncio.Task[None] | None = None
+        self._busy = False
         self._cancel_asked = False
 
     async def run(self) -> None:
@@ -117,14 +118,14 @@ class _Conversation:
             )
 
     async def _create(self, message: dict[str, Any]) -> None:
-        if self._answering is not None and not self._answering.done():
+        if self._busy:
             raise SessionBusy(f"session {self._session_id!r} is generating an answer", param="session_id")
         message.pop("stream", None)  # it is one
         try:
             body = schemas.CreateMessage.model_validate(message)
         except ValidationError as error:
             raise as_server_error(error) from None
-        self._turn, self._cancel_asked = None, False
+        self._turn, self._busy, self._cancel_asked = None, True, False
         self._answering = asyncio.create_task(self._answer(body))
 
     async def _answer(self, body: schemas.CreateMessage) -> None:
@@ -135,15 +136,16 @@ class _Conversation:
                 turn.cancel()
             async with contextlib.aclosing(turn.events) as events:
                 async for event in events:
+                    # Before it is sent: the client may answer with its next message at once.
+                    self._busy = event["type"] != "response.completed"
                     await self._send(event)
         except (Overloaded, Unavailable, NotFound) as error:
             await _refuse(self._socket, error)
         except WebSocketDisconnect:
             return
         except Exception as error:
+            self._busy = False
             await self._send(error_event(error))
-        finally:
-            self._turn = None
 
     async def _send(self, event: dict[str, Any]) -> None:
         try:
