@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -77,7 +78,12 @@ class TestFilter:
     def test_ties(self):
         tied = torch.tensor([1.0, 3.0, 3.0, 3.0])
         assert sampler(temperature=0).draw(tied) == 1
-        assert (sampler(top_k=2).filter(tied) > 0).tolist() == [False, True, True, True]  # none is likelier than another
+        assert (sampler(top_k=2).filter(tied) > 0).tolist() == [
+            False,
+            True,
+            True,
+            True,
+        ]  # none is likelier than another
         assert (sampler(top_p=0.5).filter(tied) > 0).tolist() == [False, True, True, False]  # the first ones
 
     @pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-38, 1e-45, 1e-60, 5e-324])
@@ -160,7 +166,7 @@ class TestPenalties:
 
 
 class TestParams:
-    RANGES = {  # field: inside, outside
+    RANGES: ClassVar = {  # field: inside, outside
         "max_tokens": ([1, 1_000_000], [0, -1, 1_000_001, 1.5]),
         "temperature": ([0, 2], [-0.01, 2.01]),
         "top_p": ([1e-9, 1], [0, -1, 1.01]),
