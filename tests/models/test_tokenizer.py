@@ -198,6 +198,7 @@ class TestStreaming:
             "a " + "漢" * 20 + "A" * 20 + "b c",
             "I said we'll, WE'LL, they've, 'tis, I'd 'l l''ll",
             "x" + " " * 20 + "\n" * 3 + " \n\t  \r\n  y\u00a0 \u00a0\n z \x85\x1c  \x1c\n a",
+            "a \n" + " " * 20 + "\n" + "\t" * 12 + "\n b",  # what looks like a line's beginning is not yet one
             "12 1234567890 ½1² a1b22 .5,000.00 ٣٣٣٣",
             "a./\n/\n\n/ /b !!\n\n\n c!! \n - --- ---",
             "é e\u0301 👩‍👩‍👧🇩🇪 \u200d\u0301 \u0378字\u0378ABCDEFGHIJKLMd <|im_end|>\n<|im_start|> end",
