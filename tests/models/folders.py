@@ -27,9 +27,13 @@ def backbone(family: str = "llama") -> Path:
     torch.manual_seed(3)
     if family == "llama":
         sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, **sizes))
+        model = LlamaForCausalLM(
+            LlamaConfig(vocab_size=VOCAB, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, **sizes)
+        )
     else:
-        config = GPT2Config(vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2)
+        config = GPT2Config(
+            vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2
+        )
         model = GPT2LMHeadModel(config)
     model.save_pretrained(folder)
     make_tokenizer(VOCAB).save_pretrained(folder)

@@ -12,9 +12,7 @@ from everlong_models.errors import BackboneError
 from everlong_models.tokenizer import Tokenizer
 from tests.tinymodel import CHAT, make_tokenizer
 
-SYSTEM = (
-    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are helpful.<|im_end|>\n{% endif %}" + CHAT
-)
+SYSTEM = "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are helpful.<|im_end|>\n{% endif %}" + CHAT
 TRIMMED = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] | trim }} [/INST]"
     "{% else %} {{ m['content'] | trim }}{{ eos_token }}{% endif %}{% endfor %}"
@@ -69,7 +67,11 @@ def test_without_a_template_the_format_is_plain_text():
     tokens = tokenizer(None)
     chat = ChatFormat.of(tokens)
     assert chat.head == ()
-    assert [tokens.decode(list(part)) for part in (chat.separator, chat.ask, chat.turn)] == ["\n\n", "\n\nAnswer:", "\n\n"]
+    assert [tokens.decode(list(part)) for part in (chat.separator, chat.ask, chat.turn)] == [
+        "\n\n",
+        "\n\nAnswer:",
+        "\n\n",
+    ]
 
 
 @pytest.mark.parametrize(

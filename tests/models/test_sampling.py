@@ -130,6 +130,11 @@ class TestDraw:
         assert s.draw(torch.tensor([-math.inf, 0.0])) == 1
         assert s.draw(torch.tensor([0.0, -math.inf])) == 0
 
+    @pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.499, 1), (0.501, 3), (1.0, 3)])
+    def test_impossible_tokens_are_not_drawn_at_the_edges(self, uniform, token, monkeypatch):
+        monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(uniform, dtype=torch.float64))
+        assert sampler(vocab=5).draw(torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])) == token
+
     def test_logits_are_left_alone(self):
         logits = torch.randn(8)
         before = logits.clone()

@@ -11,7 +11,15 @@ from safetensors.torch import load_file, save
 
 from everlong_models.errors import AdapterError
 from everlong_models.rmt import RMT, RMTConfig
-from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, load_weights, own_parameters, read_manifest, save_weights
+from everlong_models.weights import (
+    MANIFEST,
+    WEIGHTS,
+    Manifest,
+    load_weights,
+    own_parameters,
+    read_manifest,
+    save_weights,
+)
 from tests.models.folders import change_weights, manifest
 from tests.models.tiny import FAMILIES
 
@@ -74,7 +82,9 @@ class TestDamage:
         with pytest.raises(AdapterError, match=f"{WEIGHTS} is damaged"):
             load(folder)
 
-    @pytest.mark.parametrize("data", [b"\x80\x04K\x01.", b"PK\x03\x04" * 9, b"\xff" * 64], ids=["pickle", "zip", "noise"])
+    @pytest.mark.parametrize(
+        "data", [b"\x80\x04K\x01.", b"PK\x03\x04" * 9, b"\xff" * 64], ids=["pickle", "zip", "noise"]
+    )
     def test_no_safetensors(self, folder, data):
         (folder / WEIGHTS).write_bytes(data)
         with pytest.raises(AdapterError, match="no safetensors file"):
@@ -134,7 +144,9 @@ class TestLowRank:
 
     @pytest.mark.parametrize("layer", ["model.layers.7.self_attn.k_proj", "model.norm", "model.layers", ""])
     def test_no_such_layer(self, folder, layer):
-        change_weights(folder, **{f"lora.{layer}.{half}": t for half, t in zip("AB", self.pair("llama").values(), strict=True)})
+        change_weights(
+            folder, **{f"lora.{layer}.{half}": t for half, t in zip("AB", self.pair("llama").values(), strict=True)}
+        )
         with pytest.raises(AdapterError, match=f"'{layer}', which is no linear layer"):
             load(folder)
 
