@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jinja2 import TemplateError
+
+from everlong_models.errors import BackboneError
 from everlong_models.tokenizer import Tokenizer
 
 _A, _B, _C = "\x01a\x01", "\x01b\x01", "\x01c\x01"
@@ -29,16 +32,25 @@ class ChatFormat:
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> ChatFormat:
-        """The format of the tokenizer's chat template, or a plain one for base models, which have none."""
+        """The format of the tokenizer's chat template, or a plain one for base models, which have none.
+
+        Raises `BackboneError` for a template that cannot render a dialogue of user and assistant as it is.
+        """
         if tokenizer.chat_template:
             messages = [
                 {"role": "user", "content": _A},
                 {"role": "assistant", "content": _B},
                 {"role": "user", "content": _C},
             ]
-            head, _, rest = tokenizer.render(messages, answer=True).partition(_A)
-            _, _, rest = rest.partition(_B)
-            turn, _, ask = rest.partition(_C)
+            try:
+                rendered = tokenizer.render(messages, answer=True)
+            except (TemplateError, TypeError, ValueError) as error:
+                raise BackboneError(f"the chat template does not work: {error}") from error
+            head, found_a, rest = rendered.partition(_A)
+            _, found_b, rest = rest.partition(_B)
+            turn, found_c, ask = rest.partition(_C)
+            if not (found_a and found_b and found_c):
+                raise BackboneError(f"the chat template loses messages or changes their order: {rendered!r}")
         else:
             head, ask, turn = "", "\n\nAnswer:", "\n\n"
         return ChatFormat(

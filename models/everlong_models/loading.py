@@ -44,17 +44,21 @@ def load_backbone(
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+        )
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers, safetensors and tokenizers raise what they like for damaged files
         raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
     finally:
         if bars:
             transformers_logging.enable_progress_bar()
     if not isinstance(model, PreTrainedModel):
         raise BackboneError(f"{folder} does not hold a causal language model")
+    if missing := sorted(report["missing_keys"]):  # transformers would go on with random numbers in their place
+        raise BackboneError(f"the weights in {folder} lack {', '.join(missing[:5])} ({len(missing)} tensors in all)")
     model.requires_grad_(False)
-    return Backbone(model.to(device).eval()), Tokenizer(tokenizer)
+    return Backbone(model.to(device)).eval(), Tokenizer(tokenizer)
 
 
 def find_backbone(name: str, *, models_dir: Path, progress: Progress = lambda message: None) -> Path:
@@ -80,15 +84,19 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     target = models_dir / name.replace("/", "--")
+    # Complete before it gets its name, so that a pull which was cut off is never taken for a model. The scratch folder
+    # has a fixed name: the next pull goes on where this one ended.
+    scratch = models_dir / f".pulling-{target.name}"
     progress(f"pulling {name} from the Hugging Face hub")
     try:
         snapshot_download(
-            name, local_dir=target, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+            name, local_dir=scratch, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise BackboneError(
             f"no backbone {name!r}: not a folder, not a GGUF file, not pulled, and the hub gave none ({error})"
         ) from error
+    _put(scratch, target)
     return target
 
 
@@ -125,7 +133,7 @@ def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
         try:
             model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # gguf, numpy and transformers raise what they like for a damaged file
             raise BackboneError(f"cannot read {file} as GGUF: {error}") from error
         # The tensors were dequantised on loading; transformers would refuse to save what it thinks is still quantised.
         if hasattr(model.config, "quantization_config"):
@@ -134,16 +142,20 @@ def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
         model.save_pretrained(scratch)
         _mend_pre_tokenizer(tokenizer, file)
         tokenizer.save_pretrained(scratch)
-        try:
-            scratch.rename(target)
-        except OSError:
-            if not (target / "config.json").is_file():  # else another process was quicker
-                raise
+        _put(scratch, target)
         return target
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+def _put(scratch: Path, target: Path) -> None:
+    try:
+        scratch.rename(target)
+    except OSError:
+        if not (target / "config.json").is_file():  # else another process was quicker
+            raise
 
 
 def _mend_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:

@@ -14,12 +14,12 @@ from torch import nn
 
 from everlong_models.backbone import Backbone
 from everlong_models.chat import ChatFormat
-from everlong_models.errors import BackboneError, ConfigError
+from everlong_models.errors import AdapterError, BackboneError, ConfigError
 from everlong_models.loading import DEFAULT_BACKBONE, Progress, architecture, load_backbone
 from everlong_models.memory import MemoryConfig, SegmentReader
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.tokenizer import Tokenizer
-from everlong_models.weights import MANIFEST, Manifest, _first, load_weights, read_manifest
+from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, load_weights, own_parameters, read_manifest
 from everlong_models.window import Window, WindowConfig
 
 DEFAULT_MEMORY = "window"
@@ -92,7 +92,9 @@ def load_model(
     try:
         config = config_class.model_validate(spec)
     except ValidationError as error:
-        raise ConfigError(f"memory {memory_name}", spec, _first(error)) from error
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "memory"
+        raise ConfigError(field, first["input"], f"{first['msg']} (memory {memory_name})") from error
 
     backbone_name = name if manifest is None else _beside(folder, manifest.backbone)
     if backbone_name is None:
@@ -102,6 +104,8 @@ def load_model(
     )
     module = build(config, backbone).eval()
     loaded = manifest is not None and load_weights(folder, module, backbone, manifest.lora_scale)
+    if manifest and manifest.trained and not loaded and own_parameters(module):
+        raise AdapterError(f'no {folder / WEIGHTS}, and {MANIFEST} does not say "trained": false')
     module.requires_grad_(False)
     progress("computing the fingerprint")
     return Model(

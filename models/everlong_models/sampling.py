@@ -115,8 +115,10 @@ class Sampler:
     def filter(self, scores: Tensor) -> Tensor:
         """Probabilities (V,), not normalised, of what temperature, top_k, top_p and min_p leave of `scores` (V,)."""
         params = self.params
-        # The largest score goes to 0 first, so that a tiny temperature cannot overflow.
-        probabilities = torch.softmax((scores - scores.max()) / params.temperature, dim=0)
+        # The largest score goes to 0 first, so that a tiny temperature cannot overflow; one that float32 does not know
+        # would be 0.
+        temperature = max(params.temperature, torch.finfo(torch.float32).tiny)
+        probabilities = torch.softmax((scores - scores.max()) / temperature, dim=0)
         if 0 < params.top_k < probabilities.numel():
             threshold = probabilities.topk(params.top_k).values[-1]
             probabilities = probabilities.where(probabilities >= threshold, 0.0)
@@ -132,7 +134,11 @@ class Sampler:
 
 
 class StopStrings:
-    """Finds stop strings in text that arrives in pieces, and never lets through a part of one."""
+    """Finds stop strings in text that arrives in pieces, and never lets through a part of one.
+
+    The stop string that is complete first ends the text, the longest of them if several are: that does not depend on
+    the pieces in which the text arrives.
+    """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
@@ -140,14 +146,14 @@ class StopStrings:
         self.found = False
 
     def feed(self, text: str) -> str:
-        """The text that is safe to show; ends before the first stop string, after which `found` is true."""
-        if not self._stop:
-            return text
+        """The text that is safe to show; ends before the first stop string, after which `found` is true and none comes."""
+        if not self._stop or self.found:
+            return "" if self.found else text
         self._held += text
-        hits = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        hits = [(at + len(stop), at) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if hits:
             self.found = True
-            shown, self._held = self._held[: min(hits)], ""
+            shown, self._held = self._held[: min(hits)[1]], ""
             return shown
         keep = max(_overlap(self._held, stop) for stop in self._stop)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

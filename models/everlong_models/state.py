@@ -107,7 +107,9 @@ class MemoryState:
     def require_finite(self) -> MemoryState:
         """Itself; raises `StateNotFinite` naming the tensor if it holds NaN or infinity."""
         for name, tensor in self.tensors.items():
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            if tensor.is_floating_point() and tensor.element_size() == 1:
+                tensor = tensor.float()  # torch cannot ask float8 directly  # noqa: PLW2901
+            if (tensor.is_floating_point() or tensor.is_complex()) and not bool(torch.isfinite(tensor).all()):
                 raise StateNotFinite(f"state tensor {name!r} holds NaN or infinity")
         return self
 
@@ -122,7 +124,11 @@ class MemoryState:
 
 def encode_state(state: MemoryState, fingerprint: str) -> bytes:
     """`state` as bytes, marked as belonging to the model with this `fingerprint`."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+    # Copies, as safetensors refuses tensors that share memory: two names of a state may be views of one tensor.
+    tensors = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in state.tensors.items()
+    }
     payload = safetensors_save(tensors, metadata={"model": fingerprint})
     return _HEADER.pack(MAGIC, FORMAT_VERSION, len(payload), hashlib.sha256(payload).digest()) + payload
 
@@ -130,8 +136,8 @@ def encode_state(state: MemoryState, fingerprint: str) -> bytes:
 def decode_state(blob: bytes, fingerprint: str) -> MemoryState:
     """The state in `blob`, on the CPU.
 
-    Raises `StateTruncated`, `StateAltered`, `StateVersion`, `StateOfOtherModel` or `StateNotFinite`, each saying what
-    was found and what was expected; `StateError` if the bytes are no state at all.
+    Raises `StateTruncated`, `StateAltered`, `StateVersion`, `StateOfOtherModel`, `StateShape` or `StateNotFinite`, each
+    saying what was found and what was expected; `StateError` if the bytes are no state at all.
     """
     if len(blob) < _HEADER.size:
         raise StateTruncated(f"a state has a header of {_HEADER.size} bytes, got {len(blob)} bytes in all")

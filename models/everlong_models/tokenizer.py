@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +15,23 @@ from transformers import PreTrainedTokenizerBase
 
 from everlong_models.errors import BackboneError
 
-# A pre-token is settled once this many characters, not counting trailing white space, follow it: the longest
-# look-ahead of the patterns in use is a contraction ('ve, 'll) or the next non-space character.
-_LOOK_AHEAD = 8
+# The alternatives that the patterns of byte-level tokenizers in use are made of (GPT-2, SmolLM, Llama 3, Qwen, o200k,
+# Tekken). `_settled` is right for these; a pattern of any other kind is not cut.
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ALTERNATIVES = (
+    *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", _CONTRACTION, "'(?:[sdmt]|ll|ve|re)", "'(?i:[sdmt]|ll|ve|re)"),
+    *(r" ?\p{L}+", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{N}]?+\p{L}+", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"),
+    *(rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{end}" for end in ("", f"{_CONTRACTION}?")),
+    *(rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{end}" for end in ("", f"{_CONTRACTION}?")),
+    *(r" ?\p{N}+", r"\p{N}{1,3}", r"\p{N}{1,2}", r"\p{N}+", r"\p{N}"),
+    *(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]++[\r\n]*"),
+    *(r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),
+    *(r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"),
+)
+_ALTERNATIVE = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"
+_PATTERN = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*")
+_LOOK_AHEAD = 8  # characters behind a cut that must be known; the longest that a pattern needs is a contraction
 _CHUNK = 1 << 16
 
 
@@ -78,41 +94,51 @@ class Tokenizer:
 class TokenStream:
     """Encodes a text that arrives in pieces to exactly the tokens of the whole text, in bounded memory.
 
-    Byte-level tokenizers merge within pre-tokens only, and a pre-token is found by a pattern that scans left to right:
-    so the text can be cut before any pre-token that is settled. What is not settled waits in `_pending`. Memory is
-    bounded by the longest pre-token (a run without spaces). A tokenizer of another kind is given the whole text at once.
+    Byte-level tokenizers merge within pre-tokens only, and a pre-token is found by a pattern that scans left to right
+    and never looks back: so the text can be cut before any pre-token whose beginning is settled (see `_settled`). What
+    is not settled waits. Memory is bounded by the longest run of letters. A tokenizer of another kind is given the
+    whole text at once.
     """
 
     tokenizer: Tokenizer
     consumed: int = 0
     """UTF-8 bytes of text whose tokens have all been handed out: encoding can be resumed there."""
-    _pending: str = ""
-    _next: int = field(default=_CHUNK)
+    _parts: list[str] = field(default_factory=list)
+    _waiting: int = 0
+    """Characters in `_parts`."""
+    _next: int = field(default_factory=lambda: _CHUNK)
+    """Characters that must wait before it is worth to look again."""
 
     def feed(self, text: str) -> list[int]:
         """The tokens that are settled now."""
-        self._pending += text
-        if not self.tokenizer.streams or len(self._pending) < self._next:
+        self._parts.append(text)
+        self._waiting += len(text)
+        if not self.tokenizer.streams or self._waiting < self._next:
             return []
-        encoding = self.tokenizer._text.encode(self._pending, add_special_tokens=False)
-        limit = len(self._pending.rstrip()) - _LOOK_AHEAD
+        pending = "".join(self._parts)
+        encoding = self.tokenizer._text.encode(pending, add_special_tokens=False)
+        limit = _settled(pending)
         words, offsets = encoding.word_ids, encoding.offsets
         for cut in range(len(words) - 1, 0, -1):
             start = offsets[cut][0]
             if start <= limit and words[cut] != words[cut - 1]:
-                self.consumed += len(self._pending[:start].encode())
-                self._pending = self._pending[start:]
-                self._next = len(self._pending) + _CHUNK
+                self.consumed += len(pending[:start].encode())
+                self._hold(pending[start:])
+                self._next = self._waiting + _CHUNK
                 return list(encoding.ids[:cut])
-        self._next = 2 * len(self._pending)  # one long run: look again when it has doubled, so the work stays linear
+        self._hold(pending)
+        self._next = 2 * self._waiting  # one long run: look again when it has doubled, so the work stays linear
         return []
 
     def finish(self) -> list[int]:
         """The tokens of what is left."""
-        ids = self.tokenizer.encode(self._pending)
-        self.consumed += len(self._pending.encode())
-        self._pending = ""
-        return ids
+        pending = "".join(self._parts)
+        self.consumed += len(pending.encode())
+        self._hold("")
+        return self.tokenizer.encode(pending)
+
+    def _hold(self, text: str) -> None:
+        self._parts, self._waiting = [text], len(text)
 
 
 class TextStream:
@@ -138,22 +164,40 @@ class TextStream:
         return str(rest)
 
 
+def _settled(text: str) -> int:
+    """The last place at or before which the beginnings of pre-tokens no longer depend on what follows `text`.
+
+    A pattern that finds a boundary may have looked beyond it: to the end of white space, to the end of a contraction,
+    and, where it tells capitals from small letters (o200k), to the end of the letters and marks: "字ABC" is two
+    pre-tokens and "字ABCd" is one. So a boundary is settled if it is followed by the end of its letters, and then by a
+    few more characters of which the last is no white space.
+    """
+    at = len(text.rstrip()) - _LOOK_AHEAD
+    while at >= 0 and ((kind := unicodedata.category(text[at]))[0] in "LM" or kind == "Cn"):
+        at -= 1  # an unassigned character may be a letter to the tokenizer's newer tables
+    return at
+
+
 def _restartable(spec: dict[str, Any]) -> bool:
-    """Whether encoding may be cut before any settled pre-token: no normaliser, patterns that only look ahead."""
+    """Whether encoding may be cut where `_settled` says so.
+
+    That takes byte-level BPE without a normaliser, and tokens found by one known pattern, alone or on what is left
+    after splitting at digits. (Of two patterns, the first would have to be resumed in the middle of what it found.)
+    """
     if spec.get("normalizer") or any(not token["special"] for token in spec.get("added_tokens", [])):
         return False
     pre = spec.get("pre_tokenizer")
     if pre is None or spec["model"].get("type") != "BPE" or spec["model"].get("dropout"):
         return False
     parts = pre["pretokenizers"] if pre["type"] == "Sequence" else [pre]
-    for part in parts:
-        if part["type"] == "ByteLevel":
-            if part["add_prefix_space"]:
-                return False
-        elif part["type"] == "Split":
-            pattern = part["pattern"].get("Regex")
-            if pattern is None or "(?<" in pattern or part["behavior"] != "Isolated":
-                return False
-        elif part["type"] != "Digits":
+    *digits, last = parts
+    if last["type"] != "ByteLevel" or last["add_prefix_space"]:
+        return False
+    if not last["use_regex"]:
+        if not digits or digits[-1]["type"] != "Split":
             return False
-    return any(part["type"] in ("ByteLevel", "Split") for part in parts)
+        split = digits.pop()
+        pattern = split["pattern"].get("Regex")
+        if pattern is None or split["behavior"] != "Isolated" or not _PATTERN.fullmatch(pattern):
+            return False
+    return all(part["type"] == "Digits" for part in digits)

@@ -82,7 +82,9 @@ def load_weights(folder: Path, memory: nn.Module, backbone: Backbone | None, lor
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise AdapterError(f"{file}: tensor {name!r} holds NaN or infinity")
-    lora = {name: tensors.pop(name) for name in list(tensors) if name.startswith("lora.")}
+    lora = {
+        name: tensors.pop(name) for name in list(tensors) if name.startswith("lora.") and name.endswith((".A", ".B"))
+    }
     own = own_parameters(memory)
     if missing := sorted(own.keys() - tensors.keys()):
         raise AdapterError(f"{file} lacks {', '.join(missing)}")
@@ -104,13 +106,18 @@ def _merge(lora: dict[str, Tensor], scale: float, backbone: Backbone | None, fil
     if backbone is None:
         raise AdapterError(f"{file} has low-rank updates, but this model has no backbone")
     layers = dict(backbone.model.named_modules())
-    for name in sorted({key.removeprefix("lora.").rsplit(".", 1)[0] for key in lora}):
+    for name in sorted({key.removeprefix("lora.")[:-2] for key in lora}):
         a, b = lora.get(f"lora.{name}.A"), lora.get(f"lora.{name}.B")
         layer = layers.get(name)
         if a is None or b is None:
             raise AdapterError(f"{file}: the low-rank update of {name!r} lacks one of A and B")
         if not isinstance(layer, nn.Linear | Conv1D):
             raise AdapterError(f"{file} updates {name!r}, which is no linear layer of this backbone")
+        if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
+            raise AdapterError(
+                f"{file}: A {tuple(a.shape)} and B {tuple(b.shape)} of the low-rank update of {name!r} do not fit: "
+                "they are (r, in) and (out, r)"
+            )
         update = scale * (b.float() @ a.float())
         if isinstance(layer, Conv1D):  # GPT-2 keeps its weights transposed
             update = update.T

@@ -1,0 +1,56 @@
+"""Tiny model folders, made once a test run and copied for tests that damage them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from everlong_models.weights import MANIFEST, WEIGHTS
+from tests.tinymodel import make_tokenizer
+
+RMT = {"name": "rmt", "segment_length": 16, "memory_tokens": 2}
+VOCAB = 300
+
+
+@functools.cache
+def backbone(family: str = "llama") -> Path:
+    """A folder in Hugging Face format; never written to."""
+    folder = Path(tempfile.mkdtemp(prefix="everlong-tests-")) / family
+    torch.manual_seed(3)
+    if family == "llama":
+        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+        model = LlamaForCausalLM(
+            LlamaConfig(vocab_size=VOCAB, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, **sizes)
+        )
+    else:
+        config = GPT2Config(
+            vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2
+        )
+        model = GPT2LMHeadModel(config)
+    model.save_pretrained(folder)
+    make_tokenizer(VOCAB).save_pretrained(folder)
+    return folder
+
+
+def manifest(folder: Path, **changes: Any) -> Path:
+    """Writes `everlong.json` of an RMT around the tiny Llama, with `changes`; the folder."""
+    folder.mkdir(exist_ok=True)
+    fields = {"format": "everlong.model", "version": 1, "backbone": str(backbone()), "memory": RMT} | changes
+    (folder / MANIFEST).write_text(json.dumps(fields))
+    return folder
+
+
+def change_weights(folder: Path, **changes: Tensor | None) -> None:
+    """Replaces, adds or (None) removes tensors of `memory.safetensors`; `__` in a name stands for a dot."""
+    file = folder / WEIGHTS
+    tensors = load_file(file) if file.exists() else {}
+    tensors |= {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)

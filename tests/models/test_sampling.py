@@ -1,0 +1,296 @@
+"""Sampling against naive twins, and stop strings against the whole text."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from everlong_models.sampling import MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, Sampler, SamplingParams
+from everlong_models.sampling import StopStrings as Stops
+
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
+
+
+def sampler(seed: int = 0, context: list[int] | None = None, vocab: int = 8, **params: object) -> Sampler:
+    return Sampler(SamplingParams(**(NEUTRAL | params)), seed, context or [], vocab)
+
+
+def naive_filter(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> list[float]:
+    """The definitions, token by token."""
+    scaled = [x / temperature for x in logits]
+    total = sum(math.exp(x - max(scaled)) for x in scaled)
+    p = [math.exp(x - max(scaled)) / total for x in scaled]
+    if top_k:
+        p = [x if sum(y > x for y in p) < top_k else 0.0 for x in p]
+    if top_p < 1:
+        kept, mass, whole = [0.0] * len(p), 0.0, sum(p)
+        for i in sorted(range(len(p)), key=lambda i: -p[i]):
+            if mass >= top_p * whole:
+                break
+            kept[i] = p[i]
+            mass += p[i]
+        p = kept
+    return [x if x >= min_p * max(p) else 0.0 for x in p]
+
+
+# Distinct scores some way apart, so that no comparison hangs on float32's last bit.
+SCORES = st.lists(st.integers(-80, 80), min_size=2, max_size=12, unique=True).map(lambda xs: [x / 16 for x in xs])
+
+
+class TestFilter:
+    @settings(max_examples=200, deadline=None)
+    @given(
+        SCORES,
+        st.sampled_from([0.1, 0.7, 1.0, 1.9]),
+        st.integers(0, 14),
+        st.sampled_from([0.03, 0.371, 0.777, 0.953, 1.0]),
+        st.sampled_from([0.0, 0.0123, 0.31, 1.0]),
+    )
+    def test_equals_the_naive_twin(self, logits, temperature, top_k, top_p, min_p):
+        s = sampler(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        expected = torch.tensor(naive_filter(logits, temperature, top_k, top_p, min_p))
+        torch.testing.assert_close(s.filter(torch.tensor(logits)), expected, rtol=1e-4, atol=1e-7)
+
+    def test_each_by_hand(self):
+        scores = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+        for params, left in (
+            ({"top_k": 2}, [0.4, 0.3, 0, 0]),
+            ({"top_p": 0.69}, [0.4, 0.3, 0, 0]),
+            ({"top_p": 0.71}, [0.4, 0.3, 0.2, 0]),
+            ({"top_p": 1e-9}, [0.4, 0, 0, 0]),
+            ({"min_p": 0.6}, [0.4, 0.3, 0, 0]),
+            ({"top_k": 3, "top_p": 0.7}, [0.4, 0.3, 0, 0]),  # 0.7 of the 0.9 that top_k left
+            ({"temperature": 0.5}, [0.16 / 0.3, 0.09 / 0.3, 0.04 / 0.3, 0.01 / 0.3]),
+        ):
+            torch.testing.assert_close(sampler(**params).filter(scores), torch.tensor(left), msg=str(params))
+
+    @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 0}])
+    def test_the_narrowest_of_each_is_greedy(self, params):
+        logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
+        assert {sampler(seed, vocab=50, **params).draw(logits) for seed in range(20)} == {int(logits.argmax())}
+
+    def test_ties(self):
+        tied = torch.tensor([1.0, 3.0, 3.0, 3.0])
+        assert sampler(temperature=0).draw(tied) == 1
+        assert (sampler(top_k=2).filter(tied) > 0).tolist() == [
+            False,
+            True,
+            True,
+            True,
+        ]  # none is likelier than another
+        assert (sampler(top_p=0.5).filter(tied) > 0).tolist() == [False, True, True, False]  # the first ones
+
+    @pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-38, 1e-45, 1e-60, 5e-324])
+    def test_a_tiny_temperature_is_greedy_and_never_nan(self, temperature):
+        logits = torch.tensor([-40.0, 90.0, 80.0, 1e30, -math.inf])
+        s = sampler(temperature=temperature, top_k=3, top_p=0.9, min_p=0.1)
+        assert s.filter(logits).tolist() == [0, 0, 0, 1, 0]
+        assert s.draw(logits) == 3
+
+    def test_half_precision_logits_are_drawn_in_float32(self):
+        assert sampler().adjust(torch.zeros(4, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+class TestDraw:
+    def test_frequencies_are_the_probabilities(self):
+        p = torch.tensor([0.5, 0.25, 0.0, 0.15, 0.1])
+        s, n = sampler(seed=7, vocab=5), 4000
+        counts = torch.bincount(torch.tensor([s.draw(p.log()) for _ in range(n)]), minlength=5)
+        assert counts[2] == 0
+        possible = p > 0
+        chi_square = float(((counts - n * p)[possible] ** 2 / (n * p)[possible]).sum())
+        assert chi_square < 16.3  # 3 degrees of freedom: one seed in a thousand is worse
+
+    def test_same_seed_same_answer(self):
+        logits = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
+
+        def answer(seed: int) -> list[int]:
+            s = sampler(seed, vocab=30)
+            torch.rand(seed % 3 + 1)  # the global generator has no say
+            return [s.draw(row) for row in logits]
+
+        assert answer(5) == answer(5)
+        assert answer(2**63 - 1) == answer(2**63 - 1)
+        assert len({tuple(answer(seed)) for seed in range(8)}) == 8
+
+    def test_a_draw_costs_one_random_number_whatever_the_vocabulary(self):
+        a, b = sampler(3, vocab=4), sampler(3, vocab=5000)
+        a.draw(torch.zeros(4)), b.draw(torch.zeros(5000))
+        assert torch.equal(a._generator.get_state(), b._generator.get_state())
+
+    def test_the_last_token_can_be_drawn_and_none_beyond(self):
+        s = sampler(vocab=2)
+        assert {s.draw(torch.zeros(2)) for _ in range(50)} == {0, 1}
+        assert s.draw(torch.tensor([-math.inf, 0.0])) == 1
+        assert s.draw(torch.tensor([0.0, -math.inf])) == 0
+
+    @pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.499, 1), (0.501, 3), (1.0, 3)])
+    def test_impossible_tokens_are_not_drawn_at_the_edges(self, uniform, token, monkeypatch):
+        monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(uniform, dtype=torch.float64))
+        assert sampler(vocab=5).draw(torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])) == token
+
+    def test_logits_are_left_alone(self):
+        logits = torch.randn(8)
+        before = logits.clone()
+        sampler(logit_bias={1: 5.0}, repetition_penalty=2.0, presence_penalty=1.0, context=[1]).draw(logits)
+        assert torch.equal(logits, before)
+
+
+class TestPenalties:
+    LOGITS = torch.tensor([2.0, -1.0, 0.5, 0.0, 3.0, -2.0, 1.0, 1.5])
+
+    def test_repetition_divides_what_is_positive_and_multiplies_what_is_not(self):
+        s = sampler(context=[0, 1, 3, 3], repetition_penalty=2.0)
+        torch.testing.assert_close(s.adjust(self.LOGITS)[:4], torch.tensor([1.0, -2.0, 0.5, 0.0]))
+        assert s.draw(torch.tensor([0.0] * 7 + [60.0])) == 7
+        assert s.adjust(self.LOGITS)[7] == 0.75
+
+    def test_presence_counts_once_and_frequency_each_time_and_neither_the_context(self):
+        s = sampler(context=[1, 2], presence_penalty=0.5, frequency_penalty=-0.25)
+        for token in (4, 4, 6, 4):
+            s.draw(torch.full((8,), -1e4).index_fill(0, torch.tensor(token), 0.0))
+        expected = self.LOGITS.clone()
+        expected[4] += 3 * 0.25 - 0.5
+        expected[6] += 0.25 - 0.5
+        torch.testing.assert_close(s.adjust(self.LOGITS), expected)
+
+    def test_bias_is_added_first(self):
+        s = sampler(context=[2], logit_bias={2: 1.5, 5: -100}, repetition_penalty=4.0)
+        expected = self.LOGITS.clone()
+        expected[2], expected[5] = (0.5 + 1.5) / 4, -102
+        torch.testing.assert_close(s.adjust(self.LOGITS), expected)
+
+    def test_neutral_values_change_nothing(self):
+        assert torch.equal(sampler(context=[1, 2, 3]).adjust(self.LOGITS), self.LOGITS)
+
+
+class TestParams:
+    RANGES: ClassVar = {  # field: inside, outside
+        "max_tokens": ([1, 1_000_000], [0, -1, 1_000_001, 1.5]),
+        "temperature": ([0, 2], [-0.01, 2.01]),
+        "top_p": ([1e-9, 1], [0, -1, 1.01]),
+        "top_k": ([0, 1_000_000], [-1, 1_000_001, 1.5]),
+        "min_p": ([0, 1], [-0.1, 1.01]),
+        "repetition_penalty": ([0.01, 10], [0, -1, 10.1]),
+        "presence_penalty": ([-2, 2], [-2.1, 2.1]),
+        "frequency_penalty": ([-2, 2], [-2.1, 2.1]),
+        "seed": ([None, 0, 2**63 - 1], [-1, 2**63, 0.5]),
+        "top_logprobs": ([0, 20], [-1, 21]),
+        "stop": (
+            [None, "x", ["x"] * MAX_STOP_STRINGS, "x" * MAX_STOP_LENGTH],
+            ["", [""], ["x"] * (MAX_STOP_STRINGS + 1), "x" * (MAX_STOP_LENGTH + 1), 5, [5]],
+        ),
+        "stop_token_ids": ([[], [0]], [[-1], [0] * (MAX_STOP_STRINGS + 1), 3, ["x"]]),
+        "logit_bias": (
+            [{}, {0: 100, 1: -100}],
+            [{-1: 0}, {0: 101}, {0: -101}, {0: math.nan}, {0: math.inf}, dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1)],
+        ),
+        "ignore_eos": ([True], [3, "perhaps"]),
+        "logprobs": ([True], [3, "perhaps"]),
+    }
+
+    def test_every_field_is_tested(self):
+        assert set(self.RANGES) == set(SamplingParams.model_fields)
+
+    @pytest.mark.parametrize("field", RANGES)
+    def test_limits(self, field):
+        inside, outside = self.RANGES[field]
+        for value in inside:
+            SamplingParams(**{field: value})
+        for value in outside:
+            with pytest.raises(ValidationError, match=field):
+                SamplingParams(**{field: value})
+
+    @pytest.mark.parametrize("field", [f for f in RANGES if f not in ("stop", "ignore_eos", "logprobs")])
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "many", [[]], {"a": 1}, object()], ids=str)
+    def test_no_number(self, field, value):
+        with pytest.raises(ValidationError, match=field):
+            SamplingParams(**{field: value})
+
+    def test_unknown_fields_are_errors(self):
+        with pytest.raises(ValidationError, match="temprature"):
+            SamplingParams(temprature=0.5)
+
+    def test_a_single_stop_string_is_a_list_of_one(self):
+        assert SamplingParams(stop="\n\n").stop == ("\n\n",)
+        assert SamplingParams(stop=None).stop == ()
+
+    def test_frozen(self):
+        with pytest.raises(ValidationError):
+            SamplingParams().temperature = 1
+
+
+def cut(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
+    """`text` up to the stop string that is complete first, letter by letter; whether there is one."""
+    for end in range(len(text) + 1):
+        starts = [end - len(s) for s in stop if text[:end].endswith(s)]
+        if starts:
+            return text[: min(starts)], True
+    return text, False
+
+
+class TestStopStrings:
+    @settings(max_examples=400, deadline=None)
+    @given(
+        st.lists(st.text("ab\n", max_size=4), max_size=12),
+        st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4).map(tuple),
+    )
+    def test_any_pieces_equal_the_whole_and_nothing_leaks(self, pieces, stop):
+        whole, found = cut("".join(pieces), stop)
+        stops, shown, seen = Stops(stop), "", ""
+        for piece in pieces:
+            seen += piece
+            new = stops.feed(piece)
+            shown += new
+            assert whole.startswith(shown)
+            if stops.found:
+                assert shown == whole
+            else:
+                held = seen[len(shown) :]  # held back only what may still become a stop string
+                assert held == "" or any(s.startswith(held) for s in stop)
+        shown += stops.finish()
+        assert (shown, stops.found) == (whole, found)
+        at_once = Stops(stop)
+        assert (at_once.feed("".join(pieces)) + at_once.finish(), at_once.found) == (whole, found)
+
+    def test_no_part_is_ever_shown(self):
+        stops = Stops(("<|end|>",))
+        assert [stops.feed(c) for c in "a<|en<|end|>b<"] == ["a", *[""] * 4, "<|en", *[""] * 6, "", ""]
+        assert stops.found
+        assert stops.finish() == ""
+
+    def test_what_only_looked_like_one_is_shown(self):
+        stops = Stops(("stop", "halt"))
+        assert stops.feed("do not sto") == "do not "
+        assert stops.feed("re ha") == "store "
+        assert stops.finish() == "ha"
+        assert not stops.found
+
+    @pytest.mark.parametrize(
+        ("stop", "text", "shown"),
+        [
+            (("b", "abc"), "xabc", "xa"),  # complete first
+            (("bc", "abc"), "xabc", "x"),  # complete together: the longer
+            (("abcd", "bc"), "xabcd", "xa"),
+            (("d", "b"), "abcd", "a"),
+            (("aab",), "aaaab", "aa"),
+            (("\n\n", "\n"), "a\n\nb", "a"),
+        ],
+    )
+    def test_the_earliest_wins_whatever_the_pieces(self, stop, text, shown):
+        assert cut(text, stop) == (shown, True)
+        for pieces in ([text], list(text), [text[:2], text[2:]], [text[:3], text[3:]]):
+            stops = Stops(stop)
+            assert "".join(map(stops.feed, pieces)) == shown, pieces
+            assert stops.found
+
+    def test_without_stop_strings_text_passes(self):
+        stops = Stops(())
+        assert stops.feed("a") + stops.feed("b") + stops.finish() == "ab"
+        assert not stops.found
