@@ -6,11 +6,14 @@ calls. `keep` and the absence of logits let a memory pay only for the positions 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from everlong_models.errors import BackboneError
+from everlong_models.llama import Llama, why_not
 
 
 class Backbone(nn.Module):
@@ -35,6 +38,23 @@ class Backbone(nn.Module):
         self.head_dim: int = getattr(config, "head_dim", None) or self.width // self.heads
         self.vocab_size: int = config.vocab_size
         self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+        self._lean: Llama | None = None
+
+    def optimize(self) -> str | None:
+        """Makes `hidden` and `logits` fast, for good: same results, no gradients.
+
+        The weights are taken over in the layout that the machine multiplies fastest and are gone from `model`, whose
+        weights can no longer be saved, loaded or trained: what would do so raises `BackboneError` from now on. Returns
+        None; or, where the fast path does not know something about the model, what that is, and nothing changes.
+        """
+        if self._lean is None:
+            if reason := why_not(self.model):
+                return reason
+            self.model.eval().requires_grad_(False)
+            self._lean = Llama(self.model)
+            self.model.register_state_dict_pre_hook(_refuse_saving)
+            self.model.register_load_state_dict_pre_hook(_refuse_loading)
+        return None
 
     @property
     def device(self) -> torch.device:
@@ -68,13 +88,17 @@ class Backbone(nn.Module):
         (B,) each row continues at its own position behind what `kv` holds for it. `keep`: only the last so many
         positions are returned, (B, keep, D); default all.
         """
+        if at is not None and kv is None:
+            raise BackboneError("hidden: continuing at a position needs the keys and values before it")
+        if self._lean is not None:
+            if torch.is_grad_enabled() and x.requires_grad:
+                raise BackboneError("hidden: an optimized backbone has no gradients; use torch.no_grad or load it anew")
+            return self._lean.hidden(x, kv, at, keep)
         base = self.model.base_model
-        if at is None:
+        if kv is None or at is None:
             past = None if kv is None else _KeysValues(kv, None)
             out = base(inputs_embeds=x, past_key_values=past, use_cache=past is not None).last_hidden_state
         else:
-            if kv is None:
-                raise BackboneError("hidden: continuing at a position needs the keys and values before it")
             positions = at[:, None] + torch.arange(x.shape[1], device=x.device)  # (B, T)
             visible = torch.arange(kv.shape[4], device=x.device) <= positions[:, :, None]  # (B, T, C)
             out = base(
@@ -88,7 +112,16 @@ class Backbone(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores (…, V) of final hidden states (…, D)."""
-        return self.model.get_output_embeddings()(hidden)
+        return self.model.get_output_embeddings()(hidden) if self._lean is None else self._lean.head(hidden)
+
+
+def _refuse_saving(model: nn.Module, prefix: str, keep_vars: bool) -> None:
+    raise BackboneError("an optimized backbone has no weights to save; save before optimize() or load it anew")
+
+
+def _refuse_loading(model: nn.Module, state_dict: Mapping[str, Tensor], prefix: str, *_: object) -> None:
+    if any(name.startswith(prefix) for name in state_dict):
+        raise BackboneError("an optimized backbone takes no weights; load them before optimize()")
 
 
 class _KeysValues:

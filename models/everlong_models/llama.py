@@ -1,0 +1,188 @@
+"""`Llama`: the inference forward of Llama-family models, as lean as PyTorch allows.
+
+Computes what transformers' forward computes (its naive twin, compared in tests/models/test_llama.py), for weights that
+will not change again:
+
+    h ← h + O attention(rope(Q n(h)), rope(K n(h)), V n(h)),    h ← h + D (silu(G n(h)) · U n(h)),    n = RMS norm
+
+Norm weights and the attention's scale are folded into the matrices behind them and element-wise work into the matmuls
+before it; the upper triangle of the attention is skipped in blocks; in the last layer only the positions that are asked
+for have queries. Shapes: B rows, T positions, D width, G kv heads, R query heads per kv head, d head dim, C capacity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from everlong_models.linear import Linear, has_onednn, matmul
+
+FAMILY = ("llama", "mistral", "qwen2")
+# Kinds of rotary positions whose frequencies do not depend on the length of the text.
+ROPE = ("default", "linear", "llama3", "yarn")
+# Query positions whose scores are computed at once: fewer skip more of the upper triangle, more make better matmuls.
+BLOCK = 144
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """What `Llama` does not know about `model`, in words; None if there is nothing."""
+    config = model.config
+    if config.model_type not in FAMILY:
+        return f"architecture {config.model_type!r}"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act!r}"
+    rope = config.rope_parameters
+    if rope["rope_type"] not in ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return f"rotary positions {rope}"
+    if getattr(config, "sliding_window", None) is not None:
+        return f"a sliding window of {config.sliding_window}"
+    matrices = [matrix for layer in model.base_model.layers for matrix in _matrices(layer)]
+    # Not isinstance: adapters and quantised matrices derive from nn.Linear and do something else.
+    strange = {type(matrix) for matrix in [*matrices, model.get_output_embeddings()]} - {nn.Linear}
+    return f"matrices of type {', '.join(map(str, strange))}" if strange else None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's matrices."""
+
+    q: Linear
+    kv: Linear
+    o: Linear
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+class Llama:
+    """The lean twin of `model`, to which `why_not` must have no objection.
+
+    It takes the matrices over, one by one, so that no weight is held twice: `model` has none of them afterwards and
+    keeps only its embeddings and norms.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        base, head = model.base_model, model.get_output_embeddings()
+        self.kv_heads: int = model.config.num_key_value_heads
+        self.eps: float = model.config.rms_norm_eps
+        self.rotary: nn.Module = base.rotary_emb
+        self.norm: Tensor = base.norm.weight.detach()
+        self.layers = [_take(layer) for layer in base.layers]
+        self.head = Linear(head.weight, head.bias)
+        if head.weight is not model.get_input_embeddings().weight:
+            _drop_weight(head)
+
+    def hidden(self, x: Tensor, kv: Tensor | None, at: Tensor | None, keep: int | None) -> Tensor:
+        """As `Backbone.hidden`."""
+        B, T, D = x.shape
+        G, last = self.kv_heads, len(self.layers) - 1
+        positions = torch.arange(T, device=x.device) + (0 if at is None else at[:, None])  # (T,) or (B, T)
+        cos, sin = (table[:, :, None] for table in self.rotary(x, positions.view(-1, T)))  # (1 or B, T, 1, d)
+        d = cos.shape[-1]
+        sin = torch.cat([-sin[..., : d // 2], sin[..., d // 2 :]], dim=-1)
+        if kv is None:  # one layer's keys and values, which the next layer overwrites
+            kv = x.new_empty(B, 1, 2, G, T, d).expand(-1, last + 1, -1, -1, -1, -1)
+        mask = None if at is None else _mask(positions, kv)
+        h = x
+        for index, layer in enumerate(self.layers):
+            normed = F.rms_norm(h, (D,), None, self.eps)
+            new = layer.kv(normed).view(B, T, 2, G, d)
+            new[:, :, 0] = _rotate(new[:, :, 0], cos, sin)
+            stored = kv[:, index]
+            if at is None:
+                stored = stored[..., :T, :]
+                stored.copy_(new.permute(0, 2, 3, 1, 4))
+            else:
+                stored[torch.arange(B, device=x.device)[:, None], :, :, positions] = new
+            keys, values = stored.unbind(1)  # (B, G, T or C, d)
+            # The last layer's keys and values are needed of all positions, the rest only of those that are kept.
+            n = keep if keep is not None and index == last else T
+            h, normed = h[:, T - n :].contiguous(), normed[:, T - n :].contiguous()
+            queries = _rotate(layer.q(normed).view(B, n, -1, d), cos[:, T - n :], sin[:, T - n :])
+            queries = queries.unflatten(2, (G, -1)).transpose(1, 2)  # (B, G, n, R, d)
+            mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
+            h = layer.o(mixed, plus=h)
+            normed = F.rms_norm(h, (D,), None, self.eps)
+            h = layer.down(layer.up(normed, times=layer.gate(normed, silu=True)), plus=h)
+        return F.rms_norm(h, (D,), self.norm, self.eps)
+
+
+def _matrices(layer: Any) -> list[Any]:
+    a, mlp = layer.self_attn, layer.mlp
+    return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+
+
+def _take(layer: Any) -> Layer:
+    matrices = _matrices(layer)
+    q, k, v, o, gate, up, down = matrices
+    before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+    scale = layer.self_attn.scaling
+    taken = Layer(
+        q=Linear(q.weight * before * scale, None if q.bias is None else q.bias * scale),
+        kv=Linear(torch.cat([k.weight, v.weight]) * before, None if k.bias is None else torch.cat([k.bias, v.bias])),
+        o=Linear(o.weight, o.bias),
+        gate=Linear(gate.weight * between, gate.bias),
+        up=Linear(up.weight * between, up.bias),
+        down=Linear(down.weight, down.bias),
+    )
+    for matrix in matrices:
+        _drop_weight(matrix)
+    return taken
+
+
+def _drop_weight(matrix: nn.Linear) -> None:
+    matrix.weight = nn.Parameter(torch.empty_like(matrix.weight, device="meta"), requires_grad=False)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions for `x` (B, T, heads, d); the first half of `sin` is negated."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+def _mask(positions: Tensor, kv: Tensor) -> Tensor:
+    """(B, T, C): 0 where a query at `positions` (B, T) may look, -∞ behind it."""
+    hidden = torch.arange(kv.shape[4], device=kv.device) > positions[:, :, None]
+    return torch.zeros(hidden.shape, dtype=kv.dtype, device=kv.device).masked_fill_(hidden, -torch.inf)
+
+
+def _masked(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attention (B, n, G·R·d) of the last n queries (B, G, n, R, d) over stored keys and values (B, G, C, d).
+
+    The R heads that share keys are rows of one matrix, so that no key is read twice or copied.
+    """
+    n, R = queries.shape[2:4]
+    mask = mask[:, -n:].repeat_interleave(R, dim=1)[:, None]
+    mixed = F.scaled_dot_product_attention(queries.flatten(2, 3), keys, values, attn_mask=mask, scale=1.0)
+    return mixed.unflatten(2, (n, R)).transpose(1, 2).flatten(2)
+
+
+def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention (B, n, G·R·d) of the last n queries (B, G, n, R, d) over keys and values (B, G, T, d)."""
+    B, G, n, R, d = queries.shape
+    T = keys.shape[2]
+    if not has_onednn(queries):
+        mask = None if n == T else torch.ones(n, T, dtype=torch.bool, device=keys.device).tril_(T - n)
+        heads = queries.transpose(2, 3).flatten(1, 2)
+        mixed = F.scaled_dot_product_attention(
+            heads, keys, values, attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True
+        )
+        return mixed.transpose(1, 2).flatten(2)
+    # The R heads that share keys are rows of one matrix; each block of queries sees only the keys up to its own end.
+    queries, out = queries.contiguous(), queries.new_empty(B, n, G, R * d)
+    block = -(-n // -(-n // BLOCK))
+    future = queries.new_full((block, block), -torch.inf).triu_(1).repeat_interleave(R, dim=0)
+    for b in range(B):
+        for g in range(G):
+            for start in range(0, n, block):
+                end = min(start + block, n)
+                seen, size = T - n + end, end - start
+                scores = matmul(queries[b, g, start:end].view(-1, d), keys[b, g, :seen])
+                scores[:, seen - size :] += future[: size * R, :size]
+                mixed = matmul(scores.softmax(-1), values[b, g, :seen].t())
+                out[b, start:end, g] = mixed.view(size, R * d)
+    return out.flatten(2)

@@ -1,0 +1,52 @@
+"""`Linear` is y = act(x Wᵀ + b) · times + plus, packed or not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from everlong_models import linear
+from everlong_models.linear import Linear, has_onednn, matmul
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 700])
+def test_the_formula(dtype, biased, rows):
+    torch.manual_seed(0)
+    weight, bias = torch.randn(40, 24, dtype=dtype), torch.randn(40, dtype=dtype) if biased else None
+    x, other = torch.randn(2, rows, 24, dtype=dtype), torch.randn(2, rows, 40, dtype=dtype)
+    y, layer = F.linear(x, weight, bias), Linear(weight, bias)
+    close = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(layer(x), y, **close)
+    torch.testing.assert_close(layer(x, silu=True), F.silu(y), **close)
+    torch.testing.assert_close(layer(x, times=other), y * other, **close)
+    torch.testing.assert_close(layer(x, plus=other), y + other, **close)
+
+
+def test_only_float32_on_the_cpu_is_packed(monkeypatch):
+    weight = torch.randn(8, 8)
+    assert Linear(weight).packed == torch.backends.mkldnn.is_available()
+    assert not Linear(weight.double()).packed
+    assert not Linear(weight.to("meta")).packed
+    monkeypatch.setattr(linear, "has_onednn", lambda x: False)
+    plain = Linear(weight)
+    assert not plain.packed
+    assert plain.weight.data_ptr() == weight.data_ptr()
+
+
+def test_packed_is_float32_and_nothing_less():
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 512), torch.randn(64, 512)
+    exact = x.double() @ weight.double().T
+    error = (Linear(weight)(x) - exact).abs().max() / exact.abs().max()
+    assert error < 1e-6  # TF32 and bfloat16 would be at 1e-4 and 1e-3
+
+
+@pytest.mark.skipif(not has_onednn(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+def test_matmul():
+    torch.manual_seed(0)
+    x, keys, values = torch.randn(30, 16), torch.randn(50, 16), torch.randn(16, 9)
+    torch.testing.assert_close(matmul(x, keys[:33]), x @ keys[:33].T)
+    torch.testing.assert_close(matmul(x, values.t()), x @ values)
