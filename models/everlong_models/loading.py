@@ -39,6 +39,7 @@ def load_backbone(
     """
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
     device = torch.device(device)
+    # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     progress(f"loading {name} ({device}, {str(dtype).removeprefix('torch.')})")
     bars = transformers_logging.is_progress_bar_enabled()
@@ -47,7 +48,6 @@ def load_backbone(
         model, report = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # transformers, safetensors and tokenizers raise what they like for damaged files
         raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
     finally:
@@ -58,7 +58,17 @@ def load_backbone(
     if missing := sorted(report["missing_keys"]):  # transformers would go on with random numbers in their place
         raise BackboneError(f"the weights in {folder} lack {', '.join(missing[:5])} ({len(missing)} tensors in all)")
     model.requires_grad_(False)
-    return Backbone(model.to(device)).eval(), Tokenizer(tokenizer)
+    return Backbone(model.to(device)).eval(), load_tokenizer(folder)
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer in `folder`. Raises `BackboneError`."""
+    try:
+        return Tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    except BackboneError:
+        raise
+    except Exception as error:  # as above
+        raise BackboneError(f"cannot load the tokenizer in {folder}: {error}") from error
 
 
 def find_backbone(name: str, *, models_dir: Path, progress: Progress = lambda message: None) -> Path:

@@ -12,39 +12,65 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from everlong_models.armt import ARMT, ARMTConfig
 from everlong_models.backbone import Backbone
 from everlong_models.chat import ChatFormat
+from everlong_models.compressive import Compressive, CompressiveConfig
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
-from everlong_models.loading import DEFAULT_BACKBONE, Progress, architecture, load_backbone
+from everlong_models.infinite import InfiniteConfig, InfiniteFormer
+from everlong_models.infinite_scratch import InfiniteScratch, InfiniteScratchConfig
+from everlong_models.lamemo import LaMemo, LaMemoConfig
+from everlong_models.loading import DEFAULT_BACKBONE, Progress, architecture, load_backbone, load_tokenizer
 from everlong_models.memory import MemoryConfig, SegmentReader
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.tokenizer import Tokenizer
+from everlong_models.transformer_xl import TransformerXL, TransformerXLConfig
 from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, load_weights, own_parameters, read_manifest
 from everlong_models.window import Window, WindowConfig
 
 DEFAULT_MEMORY = "window"
 
-MEMORIES: dict[str, tuple[type[MemoryConfig], Callable[[Any, Backbone], SegmentReader]]] = {
-    "rmt": (RMTConfig, RMT),
-    "window": (WindowConfig, Window),
-}
-"""Every memory by name: its config and its class."""
 
-TRAINING_FREE = frozenset({"window"})
-"""Memories that have nothing to train: they work as they are."""
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How a memory is made.
+
+    `build` takes the config, and the backbone if it is `around` one; from-scratch models bring all their weights.
+    `whole`: it uses the backbone as a whole, so that the backbone may be optimized; others act between its layers.
+    `training_free`: it has nothing to train and works as it is.
+    """
+
+    config: type[MemoryConfig]
+    build: Callable[..., SegmentReader]
+    around: bool = True
+    whole: bool = False
+    training_free: bool = False
+
+
+MEMORIES: dict[str, Memory] = {
+    "rmt": Memory(RMTConfig, RMT, whole=True),
+    "window": Memory(WindowConfig, Window, whole=True, training_free=True),
+    "armt": Memory(ARMTConfig, ARMT),
+    "infinite": Memory(InfiniteConfig, InfiniteFormer),
+    "infinite_scratch": Memory(InfiniteScratchConfig, InfiniteScratch, around=False),
+    "transformer_xl": Memory(TransformerXLConfig, TransformerXL, around=False),
+    "compressive": Memory(CompressiveConfig, Compressive, around=False),
+    "lamemo": Memory(LaMemoConfig, LaMemo, around=False),
+}
+"""Every memory by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """What a server serves.
 
-    `trained`: whether trained memory weights were loaded; None for a memory that has nothing to train. `fingerprint`: SHA-256 over weights,
-    tokenizer, architecture, memory configuration and dtype: states of one fingerprint are exchangeable.
+    `trained`: whether trained memory weights were loaded; None for a memory that has nothing to
+    train. `backbone_name`: None for a model from scratch. `fingerprint`: SHA-256 over weights, tokenizer, architecture, memory configuration and dtype: states of one fingerprint are exchangeable.
     """
 
     name: str
     memory_name: str
-    backbone_name: str
+    backbone_name: str | None
     memory: SegmentReader
     tokenizer: Tokenizer
     chat: ChatFormat
@@ -88,37 +114,53 @@ def load_model(
     memory_name = str(spec.pop("name", None))
     if memory_name not in MEMORIES:
         raise ConfigError("memory", memory_name, f"one of {', '.join(sorted(MEMORIES))}")
-    config_class, build = MEMORIES[memory_name]
+    kind = MEMORIES[memory_name]
     try:
-        config = config_class.model_validate(spec)
+        config = kind.config.model_validate(spec)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "memory"
         raise ConfigError(field, first["input"], f"{first['msg']} (memory {memory_name})") from error
 
+    backbone: Backbone | None = None
     backbone_name = name if manifest is None else _beside(folder, manifest.backbone)
-    if backbone_name is None:
-        raise BackboneError(f"{folder / MANIFEST}: memory {memory_name} needs a backbone")
-    backbone, tokenizer = load_backbone(
-        backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress
-    )
-    module = build(config, backbone).eval()
+    if kind.around:
+        if backbone_name is None:
+            raise BackboneError(f"{folder / MANIFEST}: memory {memory_name} needs a backbone")
+        backbone, tokenizer = load_backbone(
+            backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress
+        )
+        module = kind.build(config, backbone).eval()
+    else:
+        if manifest is None or manifest.backbone is not None:
+            raise ConfigError("memory", memory_name, "is no memory around a backbone: name a folder with everlong.json")
+        backbone_name = None
+        progress(f"loading {folder.name} ({device})")
+        # Small models, whose accumulators are their weights: float32 everywhere.
+        module, tokenizer = kind.build(config).to(device, dtype or torch.float32).eval(), load_tokenizer(folder)
+        if tokenizer.vocab_size > module.vocab_size:
+            raise ConfigError(
+                "vocab_size", module.vocab_size, f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens"
+            )
     loaded = manifest is not None and load_weights(folder, module, backbone, manifest.lora_scale)
     if manifest and manifest.trained and not loaded and own_parameters(module):
         raise AdapterError(f'no {folder / WEIGHTS}, and {MANIFEST} does not say "trained": false')
     module.requires_grad_(False)
     progress("computing the fingerprint")
+    fingerprint = _fingerprint(
+        module, tokenizer, architecture(backbone) if backbone else "", f"{memory_name}:{config.model_dump_json()}"
+    )
+    if backbone is not None and kind.whole:
+        backbone.optimize()
     return Model(
         name=folder.name if manifest else _short(name),
         memory_name=memory_name,
-        backbone_name=_short(backbone_name),
+        backbone_name=None if backbone_name is None else _short(backbone_name),
         memory=module,
         tokenizer=tokenizer,
         chat=ChatFormat.of(tokenizer),
-        fingerprint=_fingerprint(
-            module, tokenizer, architecture(backbone), f"{memory_name}:{config.model_dump_json()}"
-        ),
-        trained=None if memory_name in TRAINING_FREE else loaded and manifest is not None and manifest.trained,
+        fingerprint=fingerprint,
+        trained=None if kind.training_free else loaded and manifest is not None and manifest.trained,
         description=manifest.description if manifest else "",
     )
 

@@ -107,7 +107,7 @@ class ServedModel(Wire):
     id: str
     object: Literal["model"] = "model"
     owned_by: str = "everlong"
-    backbone: str
+    backbone: str | None = Field(description="null for a model trained from scratch")
     memory: str
     memory_trained: bool | None = Field(
         description="false: the memory has no trained weights and answers nonsense; null: it has nothing to train"
