@@ -38,8 +38,9 @@ TRAINING_FREE = frozenset({"window"})
 class Model:
     """What a server serves.
 
-    `trained`: whether trained memory weights were loaded; None for a memory that has nothing to train. `fingerprint`: SHA-256 over weights,
-    tokenizer, architecture, memory configuration and dtype: states of one fingerprint are exchangeable.
+    `trained`: whether trained memory weights were loaded; None for a memory that has nothing to train. `fingerprint`:
+    SHA-256 over weights, tokenizer, architecture, memory configuration and dtype: states of one fingerprint are
+    exchangeable.
     """
 
     name: str

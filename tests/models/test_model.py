@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
-from everlong_models.model import MEMORIES, UNTRAINED, Model, load_model
+from everlong_models.model import MEMORIES, TRAINING_FREE, Model, load_model
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.state import decode_state, encode_state
 from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, save_weights
@@ -89,7 +89,7 @@ class TestFolder:
     def test_a_memory_without_weights_needs_no_file(self, tmp_path):
         spec = {"name": "window", "segment_length": 8, "sinks": 2, "window": 20}
         model = load(manifest(tmp_path / "w", memory=spec), tmp_path)
-        assert (model.trained, model.memory_name, model.name) == (True, "window", "w")
+        assert (model.trained, model.memory_name, model.name) == (None, "window", "w")
 
     def test_low_rank_updates_are_merged(self, folder, tmp_path):
         before = load(folder, tmp_path)
@@ -141,8 +141,8 @@ class TestPlainBackbone:
 
     def test_window_needs_no_training_and_is_the_default(self, tmp_path):
         model = load(backbone(), tmp_path, options={"segment_length": 8, "sinks": 2, "window": 20})
-        assert (model.trained, model.memory_name, model.segment_length) == (True, "window", 8)
-        assert MEMORIES.keys() >= UNTRAINED
+        assert (model.trained, model.memory_name, model.segment_length) == (None, "window", 8)
+        assert MEMORIES.keys() >= TRAINING_FREE
 
     def test_an_unknown_memory(self, tmp_path):
         with pytest.raises(ConfigError, match=r"memory='rnn': one of .*rmt.*window") as caught:
