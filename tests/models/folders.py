@@ -18,12 +18,13 @@ from tests.tinymodel import make_tokenizer
 
 RMT = {"name": "rmt", "segment_length": 16, "memory_tokens": 2}
 VOCAB = 300
+_ROOM = tempfile.TemporaryDirectory(prefix="everlong-tests-")  # removed when the process ends
 
 
 @functools.cache
 def backbone(family: str = "llama") -> Path:
     """A folder in Hugging Face format; never written to."""
-    folder = Path(tempfile.mkdtemp(prefix="everlong-tests-")) / family
+    folder = Path(_ROOM.name) / family
     torch.manual_seed(3)
     if family == "llama":
         sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
