@@ -62,8 +62,15 @@ def save_weights(folder: Path, manifest: Manifest, memory: nn.Module, lora: dict
 
 
 def own_parameters(memory: nn.Module) -> dict[str, Tensor]:
-    """What a memory adds to its backbone: its parameters and persistent buffers."""
-    return {name: tensor for name, tensor in memory.state_dict().items() if not name.startswith("backbone.")}
+    """What a memory adds to its backbone: its parameters and persistent buffers. The backbone is not looked at."""
+    found: dict[str, Tensor] = {}
+    for name, child in memory.named_children():
+        if name != "backbone":
+            found |= {f"{name}.{key}": tensor for key, tensor in child.state_dict().items()}
+    for key, tensor in (*memory.named_parameters(recurse=False), *memory.named_buffers(recurse=False)):
+        if key not in memory._non_persistent_buffers_set:
+            found[key] = tensor.detach()
+    return found
 
 
 def load_weights(folder: Path, memory: nn.Module, backbone: Backbone | None, lora_scale: float) -> bool:
