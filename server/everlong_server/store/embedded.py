@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import IO
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 _START_SECONDS = 120.0  # a large append-only file takes a while to load
 _SOCKET_PATH_LIMIT = 100  # bytes in sockaddr_un, with room for a terminator
@@ -93,7 +95,7 @@ class EmbeddedRedis:
 
     def stop(self) -> None:
         """Ends Redis, which first writes what it holds, and gives the folder free."""
-        client = redis.Redis(unix_socket_path=str(self.socket))
+        client = self._client()
         try:
             client.shutdown()
         except redis.exceptions.RedisError:
@@ -107,8 +109,12 @@ class EmbeddedRedis:
             self._lock.close()
             self._lock = None
 
+    def _client(self) -> redis.Redis:
+        # Without redis-py's own retries, which wait for seconds: that nobody answers is an answer here.
+        return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
+
     def _answers(self) -> bool:
-        client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1.0)
+        client = self._client()
         try:
             return bool(client.ping())
         except redis.exceptions.RedisError:  # not there yet, or still loading its file
