@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from everlong_server.store.keys import KEYS
 
+from everlong_server.store.keys import KEYS
 from tests.process import Server
 
 ROOT = Path(__file__).parents[1]
@@ -24,7 +24,9 @@ def test_the_curl_commands_of_the_readme(server: Server) -> None:
         for placeholder, identifier in ids.items():
             command = command.replace(placeholder, identifier)  # noqa: PLW2901
         command = command.replace("127.0.0.1:8080", f"127.0.0.1:{server.port}")  # noqa: PLW2901
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
+        done = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True
+        )
         (identifier,) = re.findall(r'^\{"id":"((?:doc|ses|msg)_\w+)"', done.stdout)
         ids[f"{identifier[:3]}_…"] = identifier
         if identifier.startswith("doc"):
@@ -35,7 +37,9 @@ def test_the_curl_commands_of_the_readme(server: Server) -> None:
 def test_the_python_example_of_the_readme(server: Server) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     code = code.replace("http://127.0.0.1:8080", server.url)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
