@@ -99,12 +99,14 @@ def load_model(
     dtype: torch.dtype | None = None,
     progress: Progress = lambda message: None,
 ) -> Model:
-    """The model `name`: a folder with `everlong.json`, or a backbone (see `load_backbone`) with an untrained memory.
+    """The model `name`: a folder with `everlong.json` (or the name of one in `models_dir`), or a backbone (see `load_backbone`) with an untrained memory.
 
     `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone; a model folder
     brings its own and refuses others. Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
     folder = Path(name).expanduser()
+    if not folder.exists() and (models_dir / name / MANIFEST).is_file():
+        folder = models_dir / name
     manifest: Manifest | None = None
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)

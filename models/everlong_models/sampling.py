@@ -37,7 +37,7 @@ class SamplingParams(BaseModel):
         0.0, ge=0, le=1, allow_inf_nan=False, description="only tokens this likely against the likeliest"
     )
     repetition_penalty: float = Field(
-        1.0, gt=0, le=10, allow_inf_nan=False, description="divides logits of tokens in context"
+        1.0, ge=0.01, le=10, allow_inf_nan=False, description="divides logits of tokens in context"
     )
     presence_penalty: float = Field(
         0.0, ge=-2, le=2, allow_inf_nan=False, description="subtracted once a token was generated"

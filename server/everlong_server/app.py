@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -41,7 +42,7 @@ def create_app(
 
         async def serve() -> None:
             try:
-                model = await asyncio.to_thread(load)
+                model = await _in_daemon(load)
                 async with running(settings, model, redis_url, metrics) as services:
                     app.state.services = services
                     on_ready(services)
@@ -77,6 +78,32 @@ def create_app(
         app.include_router(module.router)
     app.add_middleware(_Guard, limit=settings.max_body_bytes, metrics=metrics)
     return app
+
+
+async def _in_daemon(load: Callable[[], Model]) -> Model:
+    """The result of `load`, on a thread that does not keep a process alive that is told to end meanwhile."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Model] = loop.create_future()
+
+    def settle(model: Model | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if model is not None:
+            future.set_result(model)
+        else:
+            future.set_exception(error or RuntimeError("loading gave no model"))
+
+    def run() -> None:
+        model, error = None, None
+        try:
+            model = load()
+        except BaseException as caught:  # handed on, whatever it is
+            error = caught
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, model, error)
+
+    threading.Thread(target=run, name="everlong-load", daemon=True).start()
+    return await future
 
 
 class _Guard:

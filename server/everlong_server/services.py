@@ -76,7 +76,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         while True:
             try:
                 await jobs.prepare(alone=alone)
-                if alone:  # nobody else can be uploading
+                if alone and settings.blob_url is None:  # nobody else can be uploading here
                     await blobs.sweep(await documents.ids())
                 break
             except RedisError as error:

@@ -18,6 +18,7 @@ from everlong_models import EverlongModelError, Model
 from everlong_models.window import Window
 from everlong_server import services as parts
 from everlong_server.app import create_app
+from everlong_server.errors import Unavailable
 from everlong_server.services import Services
 from everlong_server.settings import Settings
 from everlong_server.store.embedded import EmbeddedRedis, EmbeddedRedisError
@@ -113,6 +114,9 @@ class _Server(uvicorn.Server):
         deadline = time.monotonic() + self._drain_seconds
         while services.engine.answering and time.monotonic() < deadline:  # noqa: ASYNC110 - once, at the end
             await asyncio.sleep(0.05)
+        # What is not finished ends with an error that its caller is told, and leaves its session as it was.
+        services.engine.abort(Unavailable("the server is shutting down", code="draining", retry_after=5))
+        await asyncio.sleep(0.2)
         self.should_exit = True
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsError as SourceError
 
 PREFIX = "EVERLONG_"
 # Read by the client's command line, not by the server.
@@ -91,6 +92,8 @@ def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
             raise SettingsError(f"unknown variable {variable}" + (f"; did you mean {near[0]}?" if near else ""))
     try:
         return Settings(_cli_parse_args=args, **overrides)
+    except SourceError as error:  # a variable that should be JSON and is not
+        raise SettingsError(f"{error}: {error.__cause__}") from error
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from everlong_server.api.events import event_stream
 from everlong_server.api.upload import receive
 from everlong_server.api.views import Served, document_view
 from everlong_server.errors import NotFound, Unavailable
-from everlong_server.store.records import Document, new_id, now
+from everlong_server.store.records import Document, is_id, new_id, now
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=RESPONSES)
 
@@ -64,7 +65,10 @@ async def upload(
 async def index(services: Served, limit: Limit = 20, after: After = None) -> schemas.DocumentList:
     """All documents, newest first."""
     documents, more = await services.documents.newest(limit, after)
-    data = [await document_view(services, document) for document in documents]
+    data = []
+    for document in documents:
+        with contextlib.suppress(NotFound):  # deleted since the page was read
+            data.append(await document_view(services, document))
     return schemas.DocumentList(data=data, has_more=more)
 
 
@@ -77,8 +81,11 @@ async def get(document_id: str, services: Served) -> schemas.Document:
 @router.delete("/{document_id}")
 async def delete(document_id: str, services: Served) -> schemas.Deleted:
     """Deletes the text and what was learnt from it; cancels its reading. Sessions keep the memory that they have."""
-    await services.documents.delete(document_id)
-    await services.blobs.delete(document_id)
+    try:
+        await services.documents.delete(document_id)
+    finally:
+        if is_id("doc", document_id):  # also if it was deleted before and its text is still there
+            await services.blobs.delete(document_id)
     return schemas.Deleted(id=document_id, object="document.deleted")
 
 

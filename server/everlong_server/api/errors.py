@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from everlong_models import EverlongModelError
 from everlong_server.api.schemas import ErrorBody
 from everlong_server.errors import Internal, InvalidRequest, NotFound, ServerError, Unavailable
+
+CLIENT_CLOSED = 499
+"""nginx's word for a client that has gone: nobody reads it but the metrics."""
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +46,9 @@ def as_server_error(error: BaseException) -> ServerError:
         return _invalid(error)
     # A script that runs out of memory answers with an ordinary error that quotes Redis' own.
     if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "-OOM" in str(error)):
+        return Unavailable("the store is full", code="store_full", retry_after=30)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        log.error("the blob store is full: %s", error)
         return Unavailable("the store is full", code="store_full", retry_after=30)
     if isinstance(error, RedisError):
         log.warning("redis: %s: %s", type(error).__name__, error)
@@ -102,5 +110,9 @@ def install(app: FastAPI) -> None:
         request.app.state.metrics.rejections.labels(known.code).inc()
         return response
 
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED)
+
+    app.add_exception_handler(ClientDisconnect, gone)
     for kind in (ServerError, RequestValidationError, HTTPException, RedisError, Exception):
         app.add_exception_handler(kind, handle)

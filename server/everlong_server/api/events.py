@@ -26,7 +26,14 @@ def event_stream(events: AsyncGenerator[dict[str, Any], None], keepalive_seconds
             except Exception as error:
                 yield ServerSentEvent(json.dumps(error_event(error)), event="error")
 
-    return EventSourceResponse(body(), ping=keepalive_seconds, sep="\n", headers={"Cache-Control": "no-store"})
+    return EventSourceResponse(
+        body(),
+        ping=keepalive_seconds,
+        # A client that reads nothing for so long is gone: it must not hold its session any longer.
+        send_timeout=2 * keepalive_seconds,
+        sep="\n",
+        headers={"Cache-Control": "no-store"},
+    )
 
 
 def error_event(error: Exception) -> dict[str, Any]:

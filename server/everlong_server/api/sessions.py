@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from everlong_models import SamplingParams
 from everlong_server.api import schemas
 from everlong_server.api.documents import After, Limit
-from everlong_server.api.errors import RESPONSES
+from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
 from everlong_server.api.events import event_stream
 from everlong_server.api.views import Served, session_view
 from everlong_server.engine.conversation import Turn
@@ -84,7 +84,8 @@ async def send(session_id: str, body: schemas.CreateMessage, request: Request, s
     turn = await services.conversations.send(session_id, body.content, sampling(body))
     if body.stream:
         return event_stream(turn.events, services.settings.keepalive_seconds)
-    return JSONResponse(await _whole(turn, request))
+    message = await _whole(turn, request)
+    return Response(status_code=CLIENT_CLOSED) if message is None else JSONResponse(message)
 
 
 def sampling(body: schemas.CreateMessage) -> SamplingParams:
@@ -92,8 +93,8 @@ def sampling(body: schemas.CreateMessage) -> SamplingParams:
     return SamplingParams(**body.model_dump(include=set(SamplingParams.model_fields)))
 
 
-async def _whole(turn: Turn, request: Request) -> dict[str, Any]:
-    """The complete message; the answer ends within one step if the caller goes away."""
+async def _whole(turn: Turn, request: Request) -> dict[str, Any] | None:
+    """The complete message; None if the caller goes away, upon which the answer ends within one step."""
 
     async def last() -> dict[str, Any]:
         message: dict[str, Any] = {}
@@ -109,9 +110,7 @@ async def _whole(turn: Turn, request: Request) -> dict[str, Any]:
     answer, left = asyncio.create_task(last()), asyncio.create_task(gone())
     try:
         await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            answer.cancel()
-        return await answer
+        return await answer if answer.done() else None
     finally:
         left.cancel()
         answer.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from dataclasses import dataclass, field
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
@@ -164,18 +164,18 @@ async def _multipart(request: Request, writer: BlobWriter, text: Text, boundary:
         nonlocal ended
         ended = True
 
-    parser = MultipartParser(
-        boundary,
-        {
-            "on_header_field": lambda data, start, stop: name.extend(data[start:stop]),
-            "on_header_value": lambda data, start, stop: value.extend(data[start:stop]),
-            "on_header_end": header_end,
-            "on_headers_finished": headers_finished,
-            "on_part_data": lambda data, start, stop: waiting.append(data[start:stop]),
-            "on_end": end,
-        },
-    )
     try:
+        parser = MultipartParser(
+            boundary,
+            {
+                "on_header_field": lambda data, start, stop: name.extend(data[start:stop]),
+                "on_header_value": lambda data, start, stop: value.extend(data[start:stop]),
+                "on_header_end": header_end,
+                "on_headers_finished": headers_finished,
+                "on_part_data": lambda data, start, stop: waiting.append(data[start:stop]),
+                "on_end": end,
+            },
+        )
         async for data in request.stream():
             parser.write(data)
             for part in waiting:
@@ -183,7 +183,7 @@ async def _multipart(request: Request, writer: BlobWriter, text: Text, boundary:
                 await writer.write(part)
             waiting.clear()
         parser.finalize()
-    except MultipartParseError as error:
+    except FormParserError as error:  # of a boundary that is too long, too
         raise InvalidRequest(f"malformed multipart body: {error}", code="invalid_multipart") from None
     if not found:
         raise InvalidRequest("multipart body without a part 'file'", param="file", code="missing_parameter")

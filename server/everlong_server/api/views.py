@@ -14,7 +14,7 @@ from everlong_server.store.records import Document, Reading, Session, reading_id
 
 
 def get_services(connection: HTTPConnection) -> Services:
-    """Raises `Unavailable` while the model is being loaded or the server drains."""
+    """Raises `Unavailable` while the model is being loaded."""
     services: Services | None = connection.app.state.services
     if services is None:
         raise Unavailable("the model is being loaded", code="loading", retry_after=2)

@@ -18,7 +18,6 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from everlong_models import EverlongModelError, MemoryState, SamplingParams, decode_state, encode_state
-from everlong_models.errors import StateOfOtherModel
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.runner import Answer, Finished
 from everlong_server.errors import DocumentFailed, DocumentNotReady, InvalidRequest, StateUnusable, TooLarge
@@ -67,39 +66,42 @@ class Conversations:
 
     async def state_of(self, session: Session) -> str:
         """`ready`, `reading` or `failed`: whether the session can be talked to. Raises nothing."""
-        if session.state is not None or session.reading is None:
+        if session.started or session.reading is None:
             return "ready"
         reading = await self._documents.reading(session.reading)
         if reading is None or reading.status == "failed":
             return "failed"
         return "reading"
 
-    async def _ready(self, session: Session) -> MemoryState:
-        """The session's state. Raises why it has none."""
+    async def _require_ready(self, session: Session) -> None:
+        """Raises why the session cannot be talked to, if it can't."""
         model = self._engine.model
         if session.model != model.fingerprint:
             raise StateUnusable(
                 f"session {session.id!r} was made with model {session.model_name!r} (fingerprint {session.model[:12]}…); "
                 f"this server serves {model.name!r} ({model.fingerprint[:12]}…)", param="session_id",
             )  # fmt: skip
-        if session.state is None and session.reading is not None:
-            reading = await self._documents.reading(session.reading)
-            if reading is None:
-                raise DocumentFailed("a document of this session was deleted before it was read", param="documents")
-            if reading.status == "failed":
-                raise DocumentFailed(
-                    f"a document of this session could not be read: {(reading.error or {}).get('message')}",
-                    param="documents",
-                )
-            raise DocumentNotReady(
-                f"the documents of session {session.id!r} are still being read", param="session_id", retry_after=1
+        if session.started or session.reading is None:
+            return
+        reading = await self._documents.reading(session.reading)
+        if reading is None:
+            raise DocumentFailed("a document of this session was deleted before it was read", param="documents")
+        if reading.status == "failed":
+            raise DocumentFailed(
+                f"a document of this session could not be read: {(reading.error or {}).get('message')}",
+                param="documents",
             )
+        raise DocumentNotReady(
+            f"the documents of session {session.id!r} are still being read", param="session_id", retry_after=1
+        )
+
+    def _state(self, session: Session) -> MemoryState:
+        """The session's state. Raises `StateUnusable`."""
+        model = self._engine.model
         if session.state is None:
             return model.memory.initial_state(1).to("cpu")
         try:
             return decode_state(session.state, model.fingerprint)
-        except StateOfOtherModel as error:
-            raise StateUnusable(f"session {session.id!r}: {error}", param="session_id") from error
         except EverlongModelError as error:
             raise StateUnusable(f"the stored state of session {session.id!r} is damaged: {error}") from error
 
@@ -125,12 +127,13 @@ class Conversations:
         self._check(content, params)
         async with AsyncExitStack() as stack:
             stack.enter_context(self._engine.admit())
-            session = await self._sessions.get(session_id)
-            await self._ready(session)  # a session that cannot be talked to says why before it says that it is busy
+            # A session that cannot be talked to says why before it says that it is busy.
+            await self._require_ready(await self._sessions.get(session_id))
             lease = await stack.enter_async_context(self._lease(turn, session_id))
-            session = await self._sessions.get(session_id)
-            state = await self._ready(session)
-            # Work that takes long in proportion to the message is not for the event loop.
+            session = await self._sessions.get(session_id, with_state=True)
+            await self._require_ready(session)
+            # Work that takes long in proportion to the message or the state is not for the event loop.
+            state = await asyncio.to_thread(self._state, session)
             prompt = await asyncio.to_thread(self._prompt, session, content)
             seed = params.seed if params.seed is not None else secrets.randbits(53)
             answer = Answer(state, list(session.open), prompt, params, seed, sink=lambda event: None)
@@ -202,6 +205,7 @@ class Conversations:
         self, session: Session, lease: Lease, content: str, message: dict[str, Any], finished: Finished
     ) -> None:
         blob = await asyncio.to_thread(encode_state, finished.state, self._engine.model.fingerprint)
+        digest = await asyncio.to_thread(finished.state.digest)
         question = {
             "id": new_id("msg"), "object": "message", "role": "user", "content": content,
             "created_at": message["created_at"],
@@ -212,7 +216,7 @@ class Conversations:
             lease,
             state=blob,
             state_bytes=finished.state.nbytes,
-            state_digest=finished.state.digest(),
+            state_digest=digest,
             open=finished.open,
             position=session.position + finished.prompt + finished.tokens,
             messages=[question, kept],

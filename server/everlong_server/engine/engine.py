@@ -26,6 +26,7 @@ class Engine:
         self._max_queued = max_queued
         self._admitted = 0
         self._durations: deque[float] = deque([10.0], maxlen=32)
+        self._answers: set[asyncio.Queue[Delta | Finished | Failed]] = set()
         self.draining = False
 
     def start(self) -> None:
@@ -63,12 +64,10 @@ class Engine:
                 retry_after=max(1, math.ceil(seconds)),
             )
         self._admitted += 1
-        start = time.monotonic()
         try:
             yield
         finally:
             self._admitted -= 1
-            self._durations.append(time.monotonic() - start)
 
     async def read(self, state: MemoryState, tokens: Tensor) -> MemoryState:
         """The state after full segments `tokens` (n·S,), n ≥ 1. Cancelling the task stops it after the segment at hand."""
@@ -99,7 +98,9 @@ class Engine:
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Delta | Finished | Failed] = asyncio.Queue()
         answer.sink = lambda event: _post(loop, events.put_nowait, event)
+        start = time.monotonic()
         self._runner.submit(answer)
+        self._answers.add(events)
         try:
             while True:
                 event = await events.get()
@@ -109,9 +110,16 @@ class Engine:
                     raise event.error if isinstance(event.error, Exception) else Internal("the engine has failed")
                 yield event
                 if isinstance(event, Finished):
+                    self._durations.append(time.monotonic() - start)
                     return
         finally:
+            self._answers.discard(events)
             self.cancel(answer)
+
+    def abort(self, error: Exception) -> None:
+        """Every answer under way fails with `error`, which its caller is told."""
+        for events in self._answers:
+            events.put_nowait(Failed(error))
 
     def cancel(self, answer: Answer) -> None:
         """Ends the answer within one step; `Finished` says "cancelled". No effect on one that has ended."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 import torch
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
 from everlong_models.tokenizer import Tokenizer
@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 16
 _SEGMENTS_AT_ONCE = 4
-_MAX_ATTEMPTS = 5
+_MAX_ATTEMPTS = 8
 _RETRY_SECONDS = 0.5
+_LONGEST_PAUSE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,13 @@ class Reader:
             except RedisError as error:
                 log.warning("redis is away, reading waits: %s", type(error).__name__)
                 await asyncio.sleep(_RETRY_SECONDS)
+                if isinstance(error, ResponseError) and "NOGROUP" in str(error):  # Redis has lost its data
+                    await self._jobs.prepare(alone=False)
 
     async def _do(self, job: Job) -> None:
         """One job, to its end; also one that was begun elsewhere or before."""
-        while True:
+        pause = _RETRY_SECONDS
+        while self._engine.alive:
             try:
                 claim = await self._documents.claim(job.reading)
                 if claim is not None:
@@ -102,18 +106,30 @@ class Reader:
                 return
             except Fenced as reason:
                 log.info("reading stops: %s", reason)
-                reading = await self._documents.reading(job.reading)
-                if reading is None or reading.status in ("ready", "failed"):
-                    await self._jobs.done(job)
-                return  # else another replica has taken the job over, and ends it
+                if await self._others(job):
+                    self._jobs.drop(job)
+                    return
             except RedisError as error:
                 # Nothing is lost: the next try starts at the last checkpoint.
                 log.warning("redis is away, reading waits: %s", type(error).__name__)
                 await asyncio.sleep(_RETRY_SECONDS)
             except Exception:
-                # The number of tries without progress is counted with the claim, and ends this.
-                log.exception("reading %s broke off, trying again", job.reading)
-                await asyncio.sleep(_RETRY_SECONDS)
+                # A blob store that is away, a device out of memory. The tries without progress are counted with the
+                # claim, and end this.
+                log.exception("reading %s broke off, trying again in %.1f s", job.reading, pause)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        # The device is gone: the job stays, for this server's next start or for another replica.
+        log.error("the engine has failed, reading %s waits for a restart", job.reading)
+        await asyncio.Event().wait()
+
+    async def _others(self, job: Job) -> bool:
+        """Whether another replica has taken over the job, and so ends it; False: it is to be done or dropped here."""
+        try:
+            reading = await self._documents.reading(job.reading)
+        except RedisError:
+            return False
+        return reading is not None and reading.status == "reading"
 
     async def _read(self, reading_id: str, claim: Claim) -> None:
         reading = await self._documents.reading(reading_id, with_state=True)

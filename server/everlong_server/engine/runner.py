@@ -125,6 +125,18 @@ class Runner:
             work.sink(Failed(self.dead or RuntimeError("the engine has stopped")))
             return
         self._inbox.put(work)
+        if self._stopping.is_set():  # it may have ended between the two
+            self._refuse(self.dead or RuntimeError("the engine has stopped"))
+
+    def _refuse(self, reason: BaseException) -> None:
+        """Fails what nobody will take out of the inbox any more."""
+        while True:
+            try:
+                late = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if late is not None:
+                late.sink(Failed(reason))
 
     def wake(self) -> None:
         """Lets the thread look at what was cancelled while it has nothing to do."""
@@ -148,12 +160,10 @@ class Runner:
             raise
         finally:
             reason = self.dead or RuntimeError("the engine has stopped")
+            self._stopping.set()
             for item in list(self._work.values()):
                 item.sink(Failed(reason))
-            while not self._inbox.empty():
-                late = self._inbox.get()
-                if late is not None:
-                    late.sink(Failed(reason))
+            self._refuse(reason)
 
     def _receive(self) -> None:
         """Takes in what has arrived; waits for something if there is nothing to do."""
@@ -174,7 +184,10 @@ class Runner:
     def _drop_cancelled(self) -> None:
         for item in [item for item in self._work.values() if item.cancelled]:
             if isinstance(item, Answer) and item in self._rows:
-                self._finish(item, "cancelled")
+                try:
+                    self._finish(item, "cancelled")
+                except Exception as error:
+                    self._break(error)
             elif isinstance(item, Answer) and item.sampler is None:
                 # Its prompt was not read: nothing has happened to the session.
                 self._fail(item, InterruptedError("cancelled before it began"))
@@ -185,9 +198,8 @@ class Runner:
         if work.kind == "step":
             try:
                 self._step()
-            except Exception as error:  # out of memory, say: the rows of this batch end, what waits goes on
-                for row in list(self._rows):
-                    self._fail(row, error)
+            except Exception as error:
+                self._break(error)
             return
         item = self._work[work.id] if work.id is not None else None
         try:
@@ -200,6 +212,12 @@ class Runner:
         except Exception as error:  # the fault of this row (a damaged state, say): the others go on
             assert item is not None
             self._fail(item, error)
+
+    def _break(self, error: Exception) -> None:
+        """The batch is lost (out of memory, say): every answer in it fails, what waits goes on."""
+        self._rows, self._cache = [], None
+        for id in list(self._scheduler.streams):
+            self._fail(self._work[id], error)
 
     def _fail(self, item: Answer | Read, error: BaseException) -> None:
         self._forget(item)

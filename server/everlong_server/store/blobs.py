@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 from typing import IO, Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+_OURS = re.compile(r"doc_[0-9a-f]{32}|\.doc_[0-9a-f]{32}\.part")
 
 
 class Blobs:
@@ -37,9 +42,10 @@ class Blobs:
             await asyncio.to_thread(self._fs.rm_file, self._path(name))
 
     async def sweep(self, keep: set[str]) -> list[str]:
-        """Removes what no document names: the rests of uploads that were never acknowledged. Their names."""
-        names = [path.rsplit("/", 1)[-1] for path in await asyncio.to_thread(self._fs.ls, self._root, detail=False)]
-        lost = [name for name in names if name not in keep]
+        """Removes the rests of uploads that were never acknowledged: blobs of ours that are not in `keep`. Their names."""
+        entries = await asyncio.to_thread(self._fs.ls, self._root, detail=True)
+        names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
+        lost = [name for name in names if _OURS.fullmatch(name) and name not in keep]
         for name in lost:
             await self.delete(name)
         return lost
@@ -66,7 +72,7 @@ class BlobWriter:
 
     def _commit(self) -> None:
         self._file.flush()
-        local = hasattr(self._file, "fileno")
+        local = isinstance(self._fs, LocalFileSystem)
         if local:
             os.fsync(self._file.fileno())
         self._file.close()
@@ -80,6 +86,7 @@ class BlobWriter:
 
     async def abort(self) -> None:
         """Throws away what was written."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses
+            self._file.close()
         if await asyncio.to_thread(self._fs.exists, self._partial):
             await asyncio.to_thread(self._fs.rm_file, self._partial)

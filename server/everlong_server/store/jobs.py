@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from redis.exceptions import ResponseError
 
-from everlong_server.store import keys
+from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
+from everlong_server.store.scripts import Scripts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,9 @@ class Jobs:
         self._stream = keys.jobs(model)
         self._replica = replica
         self._lease_ms = int(lease_seconds * 1000)
+        self._scripts = Scripts(redis)
+        self._held: set[str] = set()
+        self._polling = asyncio.Lock()
 
     async def prepare(self, *, alone: bool) -> None:
         """Makes the consumer group, and marks this replica alive. `alone`: no other replica can be, so none is."""
@@ -48,28 +53,33 @@ class Jobs:
         await self._redis.delete(keys.replica(self._replica))
 
     async def next(self, wait_ms: int) -> Job | None:
-        """A job, first those of dead replicas; None if there is none within `wait_ms`."""
-        taken = await self._reclaim()
-        if taken is not None:
-            return taken
+        """A job, first those that their takers have left behind; None if there is none within `wait_ms`."""
+        async with self._polling:  # one at a time, so that `_held` knows of every entry that was delivered
+            job = await self._reclaim() or await self._receive(wait_ms)
+            if job is not None:
+                self._held.add(job.entry)
+            return job
+
+    async def _receive(self, wait_ms: int) -> Job | None:
         answer = await self._redis.xreadgroup(keys.READERS, self._replica, {self._stream: ">"}, count=1, block=wait_ms)
         if not answer:
             return None
         entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
-        for entry, fields in entries:
-            return Job(entry.decode(), fields[b"reading"].decode())
-        return None
+        return next((Job(entry.decode(), fields[b"reading"].decode()) for entry, fields in entries), None)
 
     async def _reclaim(self) -> Job | None:
-        pending = await self._redis.xpending_range(self._stream, keys.READERS, "-", "+", count=100)
-        for item in pending:
-            owner = item["consumer"].decode()
-            if owner == self._replica or await self._redis.exists(keys.replica(owner)):
+        """A job of a dead replica, or one that was delivered here although its answer got lost."""
+        for item in await self._redis.xpending_range(self._stream, keys.READERS, "-", "+", count=100):
+            entry, owner = item["message_id"].decode(), item["consumer"].decode()
+            if entry in self._held:
                 continue
-            claimed = await self._redis.xclaim(self._stream, keys.READERS, self._replica, 0, [item["message_id"]])
-            for entry, fields in claimed:
-                if fields:
-                    return Job(entry.decode(), fields[b"reading"].decode())
+            taken = await self._scripts.run(
+                scripts.TAKE_JOB,
+                [self._stream, keys.replica(owner)],
+                [keys.READERS, self._replica, entry, owner],
+            )
+            if taken:
+                return Job(entry, taken.decode())
         return None
 
     async def done(self, job: Job) -> None:
@@ -78,3 +88,8 @@ class Jobs:
             pipe.xack(self._stream, keys.READERS, job.entry)
             pipe.xdel(self._stream, job.entry)
             await pipe.execute()
+        self._held.discard(job.entry)
+
+    def drop(self, job: Job) -> None:
+        """Leaves the job to whoever has it now."""
+        self._held.discard(job.entry)

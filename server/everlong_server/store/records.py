@@ -150,8 +150,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A fork of its documents' state plus the dialogue. `state` is absent before the documents are read, and in a
-    session without documents before its first message."""
+    """A fork of its documents' state plus the dialogue. It has `started` once it has a state: when its documents are
+    read, or at its first message. `state` is that state if it was asked for."""
 
     id: str
     model: str
@@ -162,6 +162,7 @@ class Session:
     messages: int
     position: int
     open: tuple[int, ...]
+    started: bool
     state: bytes | None
     state_bytes: int
     state_digest: str | None
@@ -192,6 +193,7 @@ class Session:
             messages=int(stored[b"messages"]),
             position=int(stored[b"position"]),
             open=tuple(unpack_tokens(stored.get(b"open", b""))),
+            started=b"state_bytes" in stored,
             state=stored.get(b"state"),
             state_bytes=int(stored.get(b"state_bytes", 0)),
             state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,

@@ -65,6 +65,16 @@ end
 return redis.call('HINCRBY', KEYS[1], 'version', 1)
 """
 
+# KEYS: jobs, the owner's replica. ARGV: group, replica id, entry, owner
+# Returns the reading of an entry that was taken over, or nothing: its owner lives, or somebody was quicker.
+TAKE_JOB = """
+if ARGV[4] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1 then return nil end
+local pending = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)
+if not pending[1] or pending[1][2] ~= ARGV[4] then return nil end
+local taken = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3])
+return taken[1] and taken[1][2] and taken[1][2][2]
+"""
+
 # KEYS: document, documents, document_readings. ARGV: document id, prefix of reading keys, of document keys
 # Returns 1, or 0 if there is no such document. What the document's readings had learnt goes with them.
 DELETE_DOCUMENT = """

@@ -45,18 +45,23 @@ class Sessions:
         )
         return await self.get(session_id)
 
-    async def get(self, session_id: str) -> Session:
+    async def get(self, session_id: str, *, with_state: bool = False) -> Session:
         """Raises `NotFound`. A session whose documents have been read meanwhile gets their state now."""
-        stored = await self._redis.hgetall(keys.session(session_id)) if is_id("ses", session_id) else None
-        if not stored:
-            raise _no_session(session_id)
-        session = Session.of(stored)
-        if session.state is None and session.reading is not None:
+        session = await self._stored(session_id, with_state)
+        if not session.started and session.reading is not None:
             await self._scripts.run(
                 scripts.START_SESSION, [keys.session(session_id), keys.reading(session.reading)], []
             )
-            session = Session.of(await self._redis.hgetall(keys.session(session_id)) or stored)
+            session = await self._stored(session_id, with_state)
         return session
+
+    async def _stored(self, session_id: str, with_state: bool) -> Session:
+        fields = (*_FACTS, b"state") if with_state else _FACTS
+        values = await self._redis.hmget(keys.session(session_id), fields) if is_id("ses", session_id) else []
+        stored = {field: value for field, value in zip(fields, values, strict=False) if value is not None}
+        if not stored:
+            raise _no_session(session_id)
+        return Session.of(stored)
 
     async def newest(self, limit: int, after: str | None) -> tuple[list[Session], bool]:
         """Newest first, and whether there are more."""
@@ -152,6 +157,12 @@ class Sessions:
         if version < 0:
             reason = "the lease was lost" if version == -1 else "another writer was quicker"
             raise Conflict(f"session {session.id!r} was not changed: {reason}", param="session_id")
+
+
+_FACTS = (
+    b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", b"position", b"open",
+    b"state_bytes", b"state_digest",
+)  # fmt: skip
 
 
 def _no_session(session_id: str) -> NotFound:

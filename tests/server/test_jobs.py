@@ -1,0 +1,86 @@
+"""Jobs change hands once; what is left behind is taken up; nothing of others is touched."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everlong_server.store import keys
+from everlong_server.store.blobs import Blobs
+from everlong_server.store.connection import connect
+from everlong_server.store.embedded import EmbeddedRedis
+from everlong_server.store.jobs import Jobs
+
+MODEL = "m" * 64
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    folder = Path(tempfile.mkdtemp(prefix="evl"))
+    redis = EmbeddedRedis(folder)
+    redis.start()
+    yield redis.url
+    redis.stop()
+    shutil.rmtree(folder)
+
+
+async def test_a_dead_replicas_job_is_taken_over_by_one(url: str) -> None:
+    redis = connect(url)
+    await redis.flushall()
+    dead, a, b = (Jobs(redis, MODEL, name, 5.0) for name in ("dead", "a", "b"))
+    for jobs in (dead, a, b):
+        await jobs.prepare(alone=False)
+    await redis.xadd(keys.jobs(MODEL), {"reading": "r1"})
+    job = await dead.next(10)
+    assert job is not None
+    assert await a.next(10) is None, "its owner lives"
+    await dead.leave()
+    taken = await asyncio.gather(*(jobs.next(10) for jobs in (a, b) for _ in range(4)))
+    assert [job for job in taken if job is not None] == [job]
+    await (a if job.entry in a._held else b).done(job)
+    assert await redis.xlen(keys.jobs(MODEL)) == 0
+    await redis.aclose()
+
+
+async def test_a_job_whose_delivery_got_lost_comes_again(url: str) -> None:
+    redis = connect(url)
+    await redis.flushall()
+    jobs = Jobs(redis, MODEL, "a", 5.0)
+    await jobs.prepare(alone=False)
+    await redis.xadd(keys.jobs(MODEL), {"reading": "r1"})
+    await redis.xreadgroup(keys.READERS, "a", {keys.jobs(MODEL): ">"})  # carried out, but nobody took it
+    job = await jobs.next(10)
+    assert job is not None
+    assert job.reading == "r1"
+    assert await jobs.next(10) is None, "it is in hand"
+    await redis.aclose()
+
+
+async def test_a_sweep_takes_only_our_own_leavings(tmp_path: Path) -> None:
+    blobs = Blobs(f"file://{tmp_path}")
+    keep, lost = f"doc_{'a' * 32}", f"doc_{'b' * 32}"
+    for name in (keep, lost, f".doc_{'c' * 32}.part", "thesis.txt", "doc_short"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "folder").mkdir()
+    await blobs.sweep({keep})
+    assert {path.name for path in tmp_path.iterdir()} == {keep, "thesis.txt", "doc_short", "folder"}
+
+
+async def test_blobs_need_no_local_disk() -> None:
+    blobs = Blobs("memory://everlong-test")
+    writer = await blobs.create("doc_1")
+    await writer.write(b"some text")
+    await writer.commit()
+    with blobs.open("doc_1", 5) as file:
+        assert file.read() == b"text"
+    other = await blobs.create("doc_2")
+    await other.write(b"half")
+    await other.abort()
+    await blobs.delete("doc_1")
+    with pytest.raises(FileNotFoundError):
+        blobs.open("doc_2")

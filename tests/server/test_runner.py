@@ -1,0 +1,68 @@
+"""The device thread survives what goes wrong in one batch, and tells everybody."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everlong_models import SamplingParams, load_model
+from everlong_server.engine.runner import Answer, Delta, Failed, Finished, Runner
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path):
+    return load_model(str(tiny_model), models_dir=tmp_path)
+
+
+def answer(model: Any, events: queue.Queue, tokens: int, open: list[int] | None = None) -> Answer:
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    return Answer(model.memory.initial_state(1), open or [], [5, 6, 7], params, 0, events.put)
+
+
+def last(events: queue.Queue) -> Finished | Failed:
+    while isinstance(event := events.get(timeout=30), Delta):
+        pass
+    return event
+
+
+@pytest.mark.parametrize("method", ["open", "step", "close"])
+def test_an_error_in_the_batch_ends_its_answers_and_nothing_else(model, monkeypatch, method: str) -> None:
+    runner = Runner(model, max_streams=4, reading_share=0.3)
+    runner.start()
+    real, calls = getattr(model.memory, method), [0]
+
+    def fails_once(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == (3 if method == "open" else 1):  # at a segment's border, with two rows in the batch
+            raise MemoryError("no room")
+        return real(*args)
+
+    try:
+        monkeypatch.setattr(model.memory, method, fails_once)
+        events: list[queue.Queue] = [queue.Queue(), queue.Queue()]
+        for q in events:
+            runner.submit(answer(model, q, 200))
+        ends = [last(q) for q in events]
+        assert any(isinstance(end, Failed) and isinstance(end.error, MemoryError) for end in ends)
+        again: queue.Queue = queue.Queue()
+        runner.submit(answer(model, again, 3))
+        assert isinstance(last(again), Finished)
+        assert runner.dead is None
+    finally:
+        runner.stop()
+
+
+def test_stop_fails_what_is_unfinished_and_what_comes_late(model) -> None:
+    runner = Runner(model, max_streams=4, reading_share=0.3)
+    runner.start()
+    events: queue.Queue = queue.Queue()
+    runner.submit(answer(model, events, 1_000_000))
+    assert isinstance(events.get(timeout=30), Delta)
+    runner.stop()
+    assert isinstance(last(events), Failed)
+    late: queue.Queue = queue.Queue()
+    runner.submit(answer(model, late, 1))
+    assert isinstance(last(late), Failed)
