@@ -26,7 +26,7 @@ FAMILY = ("llama", "mistral", "qwen2")
 # Kinds of rotary positions whose frequencies do not depend on the length of the text.
 ROPE = ("default", "linear", "llama3", "yarn")
 # Query positions whose scores are computed at once: fewer skip more of the upper triangle, more make better matmuls.
-BLOCK = 144
+BLOCK = 192
 
 
 def why_not(model: PreTrainedModel) -> str | None:
@@ -51,8 +51,7 @@ def why_not(model: PreTrainedModel) -> str | None:
 class Layer:
     """One layer's matrices."""
 
-    q: Linear
-    kv: Linear
+    qkv: Linear
     o: Linear
     gate: Linear
     up: Linear
@@ -68,7 +67,9 @@ class Llama:
 
     def __init__(self, model: PreTrainedModel) -> None:
         base, head = model.base_model, model.get_output_embeddings()
+        self.heads: int = model.config.num_attention_heads
         self.kv_heads: int = model.config.num_key_value_heads
+        self.head_dim: int = base.layers[0].self_attn.head_dim
         self.eps: float = model.config.rms_norm_eps
         self.rotary: nn.Module = base.rotary_emb
         self.norm: Tensor = base.norm.weight.detach()
@@ -80,31 +81,31 @@ class Llama:
     def hidden(self, x: Tensor, kv: Tensor | None, at: Tensor | None, keep: int | None) -> Tensor:
         """As `Backbone.hidden`."""
         B, T, D = x.shape
-        G, last = self.kv_heads, len(self.layers) - 1
+        H, G, d = self.heads, self.kv_heads, self.head_dim
         positions = torch.arange(T, device=x.device) + (0 if at is None else at[:, None])  # (T,) or (B, T)
-        cos, sin = (table[:, :, None] for table in self.rotary(x, positions.view(-1, T)))  # (1 or B, T, 1, d)
-        d = cos.shape[-1]
-        sin = torch.cat([-sin[..., : d // 2], sin[..., d // 2 :]], dim=-1)
+        rotation = _rotation(*self.rotary(x, positions.view(-1, T)))
         if kv is None:  # one layer's keys and values, which the next layer overwrites
-            kv = x.new_empty(B, 1, 2, G, T, d).expand(-1, last + 1, -1, -1, -1, -1)
-        mask = None if at is None else _mask(positions, kv)
+            kv = x.new_empty(B, 1, 2, G, T, d).expand(-1, len(self.layers), -1, -1, -1, -1)
+        if at is None:
+            kv, mask = kv[..., :T, :], None
+        else:
+            if kv.device.type == "cpu":  # elsewhere, asking for a length costs more than not knowing it
+                kv = kv[..., : int(at.max()) + T, :]
+            mask = _mask(positions, kv)
+        rows = torch.arange(B, device=x.device)[:, None]
         h = x
         for index, layer in enumerate(self.layers):
-            normed = F.rms_norm(h, (D,), None, self.eps)
-            new = layer.kv(normed).view(B, T, 2, G, d)
-            new[:, :, 0] = _rotate(new[:, :, 0], cos, sin)
-            stored = kv[:, index]
+            heads = layer.qkv(F.rms_norm(h, (D,), None, self.eps)).view(B, T, H + 2 * G, d)
+            _rotate(heads[:, :, : H + G], *rotation)
+            queries, new = heads[:, :, :H].unflatten(2, (G, -1)), heads[:, :, H:].unflatten(2, (2, G))
+            stored = kv[:, index]  # (B, 2, G, C, d)
             if at is None:
-                stored = stored[..., :T, :]
                 stored.copy_(new.permute(0, 2, 3, 1, 4))
             else:
-                stored[torch.arange(B, device=x.device)[:, None], :, :, positions] = new
-            keys, values = stored.unbind(1)  # (B, G, T or C, d)
-            # The last layer's keys and values are needed of all positions, the rest only of those that are kept.
-            n = keep if keep is not None and index == last else T
-            h, normed = h[:, T - n :].contiguous(), normed[:, T - n :].contiguous()
-            queries = _rotate(layer.q(normed).view(B, n, -1, d), cos[:, T - n :], sin[:, T - n :])
-            queries = queries.unflatten(2, (G, -1)).transpose(1, 2)  # (B, G, n, R, d)
+                stored[rows, :, :, positions] = new
+            if keep is not None and index + 1 == len(self.layers):  # from here on no position needs another
+                queries, h = queries[:, T - keep :], h[:, T - keep :].contiguous()
+            keys, values = stored.unbind(1)
             mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
             h = layer.o(mixed, plus=h)
             normed = F.rms_norm(h, (D,), None, self.eps)
@@ -122,9 +123,9 @@ def _take(layer: Any) -> Layer:
     q, k, v, o, gate, up, down = matrices
     before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
     scale = layer.self_attn.scaling
+    qkv = torch.cat([q.weight * scale, k.weight, v.weight]) * before
     taken = Layer(
-        q=Linear(q.weight * before * scale, None if q.bias is None else q.bias * scale),
-        kv=Linear(torch.cat([k.weight, v.weight]) * before, None if k.bias is None else torch.cat([k.bias, v.bias])),
+        qkv=Linear(qkv, None if q.bias is None else torch.cat([q.bias * scale, k.bias, v.bias])),
         o=Linear(o.weight, o.bias),
         gate=Linear(gate.weight * between, gate.bias),
         up=Linear(up.weight * between, up.bias),
@@ -139,9 +140,16 @@ def _drop_weight(matrix: nn.Linear) -> None:
     matrix.weight = nn.Parameter(torch.empty_like(matrix.weight, device="meta"), requires_grad=False)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions for `x` (B, T, heads, d); the first half of `sin` is negated."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+def _rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The tables (1 or B, T, d) of rotary positions as `_rotate` wants them, (1 or B, T, 1, d)."""
+    first, second = sin.chunk(2, dim=-1)
+    return cos[:, :, None], torch.cat([-first, second], dim=-1)[:, :, None]
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Gives `x` (B, T, heads, d) its rotary positions, in place."""
+    turned = x.roll(x.shape[-1] // 2, dims=-1)
+    x.mul_(cos).addcmul_(turned, sin)
 
 
 def _mask(positions: Tensor, kv: Tensor) -> Tensor:
@@ -151,38 +159,40 @@ def _mask(positions: Tensor, kv: Tensor) -> Tensor:
 
 
 def _masked(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Attention (B, n, G·R·d) of the last n queries (B, G, n, R, d) over stored keys and values (B, G, C, d).
+    """Attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over stored keys and values (B, G, C, d).
 
-    The R heads that share keys are rows of one matrix, so that no key is read twice or copied.
+    The R heads that share keys are rows of one matrix, so that no key is copied for them.
     """
-    n, R = queries.shape[2:4]
+    n, R = queries.shape[1], queries.shape[3]
     mask = mask[:, -n:].repeat_interleave(R, dim=1)[:, None]
-    mixed = F.scaled_dot_product_attention(queries.flatten(2, 3), keys, values, attn_mask=mask, scale=1.0)
+    mixed = F.scaled_dot_product_attention(
+        queries.transpose(1, 2).flatten(2, 3), keys, values, attn_mask=mask, scale=1.0
+    )
     return mixed.unflatten(2, (n, R)).transpose(1, 2).flatten(2)
 
 
 def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention (B, n, G·R·d) of the last n queries (B, G, n, R, d) over keys and values (B, G, T, d)."""
-    B, G, n, R, d = queries.shape
+    """Causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d)."""
+    B, n, G, R, d = queries.shape
     T = keys.shape[2]
     if not has_onednn(queries):
         mask = None if n == T else torch.ones(n, T, dtype=torch.bool, device=keys.device).tril_(T - n)
-        heads = queries.transpose(2, 3).flatten(1, 2)
         mixed = F.scaled_dot_product_attention(
-            heads, keys, values, attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True
-        )
+            *(queries.flatten(2, 3).transpose(1, 2), keys, values),
+            attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True,
+        )  # fmt: skip
         return mixed.transpose(1, 2).flatten(2)
-    # The R heads that share keys are rows of one matrix; each block of queries sees only the keys up to its own end.
-    queries, out = queries.contiguous(), queries.new_empty(B, n, G, R * d)
+    # The R heads that share keys are rows of one matrix; a block of queries sees only the keys up to its own end.
+    queries = queries.transpose(1, 2).contiguous()
+    out = queries.new_empty(B, n, G, R * d)
     block = -(-n // -(-n // BLOCK))
     future = queries.new_full((block, block), -torch.inf).triu_(1).repeat_interleave(R, dim=0)
-    for b in range(B):
-        for g in range(G):
+    for row in range(B):
+        for q, k, v, o in zip(queries[row], keys[row], values[row], out[row].unbind(1), strict=True):
             for start in range(0, n, block):
-                end = min(start + block, n)
-                seen, size = T - n + end, end - start
-                scores = matmul(queries[b, g, start:end].view(-1, d), keys[b, g, :seen])
+                size = min(block, n - start)
+                seen = T - n + start + size
+                scores = matmul(q[start : start + size].view(-1, d), k[:seen])
                 scores[:, seen - size :] += future[: size * R, :size]
-                mixed = matmul(scores.softmax(-1), values[b, g, :seen].t())
-                out[b, start:end, g] = mixed.view(size, R * d)
+                o[start : start + size] = matmul(scores.softmax(-1), v[:seen].t()).view(size, R * d)
     return out.flatten(2)

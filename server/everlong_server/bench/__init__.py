@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from everlong_server.bench.flat import flat
+from everlong_server.bench.read import read
 from everlong_server.bench.report import Report
 from everlong_server.bench.restart import restart
 
@@ -17,5 +18,5 @@ class Benchmark(Protocol):
         """Measures."""
 
 
-BENCHMARKS: dict[str, Benchmark] = {"flat": flat, "restart": restart}
+BENCHMARKS: dict[str, Benchmark] = {"flat": flat, "read": read, "restart": restart}
 """By name."""

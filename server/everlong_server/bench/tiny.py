@@ -9,6 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from everlong_models.backbone import Backbone
+from everlong_models.memory import SegmentReader
+from everlong_models.model import MEMORIES
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.weights import Manifest, save_weights
 
@@ -24,8 +26,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")  # noqa: S106 - a token of text
 
 
-def tiny_rmt() -> RMT:
-    """RMT of 512-token segments and 16 memory tokens around a Llama of 2 layers and width 128, in float32."""
+def tiny_backbone() -> Backbone:
+    """A Llama of 2 layers and width 128, in float32."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=257,
@@ -34,12 +36,29 @@ def tiny_rmt() -> RMT:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=1024,
+        max_position_embeddings=2048,
         bos_token_id=None,
         eos_token_id=256,
     )
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
-    return RMT(RMTConfig(segment_length=SEGMENT, memory_tokens=MEMORY_TOKENS), Backbone(model)).eval()
+    return Backbone(LlamaForCausalLM(config).eval().requires_grad_(False))
+
+
+def tiny_memory(name: str, backbone: Backbone | None, segment: int = SEGMENT) -> SegmentReader:
+    """The memory `name` around `backbone`, or from scratch: 4 layers of width 256. The rest as in its paper."""
+    kind = MEMORIES[name]
+    options: dict[str, object] = {"segment_length": segment}
+    if name == "infinite":
+        options |= {"source": "normed"}
+    if not kind.around:
+        options |= {"vocab_size": 257, "layers": 4, "heads": 4, "width": 256}
+    config = kind.config.model_validate(options)
+    module = kind.build(config, backbone) if kind.around else kind.build(config)
+    return module.eval().requires_grad_(False)
+
+
+def tiny_rmt() -> RMT:
+    """RMT of 512-token segments and 16 memory tokens around the tiny backbone."""
+    return RMT(RMTConfig(segment_length=SEGMENT, memory_tokens=MEMORY_TOKENS), tiny_backbone()).eval()
 
 
 def save_tiny(folder: Path) -> Path:
