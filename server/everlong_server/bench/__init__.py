@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from everlong_server.bench.flat import flat
-from everlong_server.bench.read import read
+from everlong_server.bench import flat, read, restart
 from everlong_server.bench.report import Report
-from everlong_server.bench.restart import restart
 
 
 class Benchmark(Protocol):
@@ -18,5 +16,5 @@ class Benchmark(Protocol):
         """Measures."""
 
 
-BENCHMARKS: dict[str, Benchmark] = {"flat": flat, "read": read, "restart": restart}
+BENCHMARKS: dict[str, Benchmark] = {"flat": flat.run, "read": read.run, "restart": restart.run}
 """By name."""

@@ -20,7 +20,7 @@ _ROUND = 64
 _ROUNDS = 24
 
 
-def flat(*, quick: bool, progress: Callable[[str], None]) -> Report:
+def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
     """Reads 1k … 1M tokens into a tiny RMT (100k into every other memory), then generates behind each length in turn."""
     rows: list[dict[str, Any]] = []
     targets: list[Target] = []

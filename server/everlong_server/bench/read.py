@@ -29,7 +29,7 @@ _PEAK_SIZES = (1024, 2048)
 """Square matrices: the faster size counts. Larger ones leave the caches and are slower."""
 
 
-def read(*, quick: bool, progress: Callable[[str], None]) -> Report:
+def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
     """Reads with every memory around the default backbone (`quick`: a tiny one), and with the from-scratch ones."""
     if quick:
         backbone_name, load = "tiny", tiny_backbone

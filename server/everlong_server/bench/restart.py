@@ -20,7 +20,7 @@ from everlong_server.bench.tiny import save_tiny
 _QUESTIONS = 5
 
 
-def restart(*, quick: bool, progress: Callable[[str], None]) -> Report:
+def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
     """Reads a document, asks, kills the server with -9, starts it again, asks: no token is read twice."""
     tokens = 10_000 if quick else 100_000
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
