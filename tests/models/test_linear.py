@@ -29,6 +29,7 @@ def test_only_float32_on_the_cpu_is_packed(monkeypatch):
     weight = torch.randn(8, 8)
     assert Linear(weight).packed == torch.backends.mkldnn.is_available()
     assert not Linear(weight.double()).packed
+    assert not Linear(weight.bfloat16()).packed
     assert not Linear(weight.to("meta")).packed
     monkeypatch.setattr(linear, "has_onednn", lambda x: False)
     plain = Linear(weight)
