@@ -79,6 +79,7 @@ async def delete(document_id: str, services: Served) -> schemas.Deleted:
     """Deletes the text and what was learnt from it; cancels its reading. Sessions keep the memory that they have."""
     await services.documents.delete(document_id)
     await services.blobs.delete(document_id)
+    await services.passages.delete(document_id)
     return schemas.Deleted(id=document_id, object="document.deleted")
 
 

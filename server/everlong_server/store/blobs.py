@@ -1,21 +1,29 @@
-"""`Blobs`: uploaded texts, on any file system that fsspec knows. What is acknowledged is on disk."""
+"""`Blobs`: uploaded texts and what is made of them, on any file system that fsspec knows. What is acknowledged is on disk."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 
 class Blobs:
-    """Files under one fsspec URL. All methods but `open` are blocking and run in threads."""
+    """Files under one fsspec URL. Methods that are no coroutines block: they are for threads."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._fs, self._root = fsspec.core.url_to_fs(self.url)
         self._fs.makedirs(self._root, exist_ok=True)
+        self._here = isinstance(self._fs, LocalFileSystem)
+        self._copies = None if self._here else tempfile.TemporaryDirectory(prefix="everlong")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -31,15 +39,53 @@ class Blobs:
         file.seek(offset)
         return file
 
+    def exists(self, name: str) -> bool:
+        """Whether there is such a blob."""
+        return bool(self._fs.exists(self._path(name)))
+
+    @contextlib.contextmanager
+    def fill(self, name: str) -> Iterator[Path]:
+        """The path of a new local file, which appears as the blob `name` at the end; an exception leaves nothing."""
+        partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
+        path = Path(partial) if self._copies is None else Path(self._copies.name, Path(partial).name)
+        try:
+            yield path
+            if self._copies is None:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            else:
+                self._fs.put_file(str(path), partial)
+            _publish(self._fs, partial, self._path(name), self._here)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def local(self, name: str) -> Path:
+        """The blob as a local file: itself, or a copy that lives as long as this process. For blobs that never change.
+
+        Raises `FileNotFoundError`.
+        """
+        if self._copies is None:
+            if not self.exists(name):
+                raise FileNotFoundError(name)
+            return Path(self._path(name))
+        copy = Path(self._copies.name, name)
+        if not copy.exists():
+            partial = copy.with_suffix(f".{uuid.uuid4().hex}")
+            self._fs.get_file(self._path(name), str(partial))
+            partial.rename(copy)
+        return copy
+
     async def delete(self, name: str) -> None:
         """Removes the blob; no error if there is none."""
+        if self._copies is not None:
+            await asyncio.to_thread(Path(self._copies.name, name).unlink, missing_ok=True)
         if await asyncio.to_thread(self._fs.exists, self._path(name)):
             await asyncio.to_thread(self._fs.rm_file, self._path(name))
 
     async def sweep(self, keep: set[str]) -> list[str]:
-        """Removes what no document names: the rests of uploads that were never acknowledged. Their names."""
+        """Removes what no id in `keep` begins the name of: the rests of what was never completed. Their names."""
         names = [path.rsplit("/", 1)[-1] for path in await asyncio.to_thread(self._fs.ls, self._root, detail=False)]
-        lost = [name for name in names if name not in keep]
+        lost = [name for name in names if name.partition(".")[0] not in keep]
         for name in lost:
             await self.delete(name)
         return lost
@@ -70,16 +116,21 @@ class BlobWriter:
         if local:
             os.fsync(self._file.fileno())
         self._file.close()
-        self._fs.mv(self._partial, self._final)
-        if local:
-            folder = os.open(os.path.dirname(self._final), os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        _publish(self._fs, self._partial, self._final, local)
 
     async def abort(self) -> None:
         """Throws away what was written."""
         self._file.close()
         if await asyncio.to_thread(self._fs.exists, self._partial):
             await asyncio.to_thread(self._fs.rm_file, self._partial)
+
+
+def _publish(fs: Any, partial: str, final: str, local: bool) -> None:
+    """Gives a complete file its name, for good."""
+    fs.mv(partial, final)
+    if local:
+        folder = os.open(os.path.dirname(final), os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
