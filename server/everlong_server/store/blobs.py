@@ -22,8 +22,8 @@ class Blobs:
         self.url = url.rstrip("/")
         self._fs, self._root = fsspec.core.url_to_fs(self.url)
         self._fs.makedirs(self._root, exist_ok=True)
-        self._here = isinstance(self._fs, LocalFileSystem)
-        self._copies = None if self._here else tempfile.TemporaryDirectory(prefix="everlong")
+        local = isinstance(self._fs, LocalFileSystem)
+        self._copies = None if local else tempfile.TemporaryDirectory(prefix="everlong")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -31,7 +31,8 @@ class Blobs:
     async def create(self, name: str) -> BlobWriter:
         """A writer whose content appears under `name` only when it is committed."""
         partial = self._path(f".{name}.part")
-        return BlobWriter(self._fs, await asyncio.to_thread(self._fs.open, partial, "wb"), partial, self._path(name))
+        file = await asyncio.to_thread(self._fs.open, partial, "wb")
+        return BlobWriter(self._fs, file, partial, self._path(name), local=self._copies is None)
 
     def open(self, name: str, offset: int = 0) -> IO[bytes]:
         """The blob for reading, from byte `offset` on. Raises `FileNotFoundError`."""
@@ -55,7 +56,7 @@ class Blobs:
                     os.fsync(file.fileno())
             else:
                 self._fs.put_file(str(path), partial)
-            _publish(self._fs, partial, self._path(name), self._here)
+            _publish(self._fs, partial, self._path(name), local=self._copies is None)
         finally:
             path.unlink(missing_ok=True)
 
@@ -94,11 +95,12 @@ class Blobs:
 class BlobWriter:
     """Writes one blob. `commit` makes it durable and visible; `abort` leaves nothing behind."""
 
-    def __init__(self, fs: Any, file: IO[bytes], partial: str, final: str) -> None:
+    def __init__(self, fs: Any, file: IO[bytes], partial: str, final: str, *, local: bool) -> None:
         self._fs = fs
         self._file = file
         self._partial = partial
         self._final = final
+        self._local = local
         self.bytes = 0
 
     async def write(self, data: bytes) -> None:
@@ -112,11 +114,10 @@ class BlobWriter:
 
     def _commit(self) -> None:
         self._file.flush()
-        local = hasattr(self._file, "fileno")
-        if local:
+        if self._local:
             os.fsync(self._file.fileno())
         self._file.close()
-        _publish(self._fs, self._partial, self._final, local)
+        _publish(self._fs, self._partial, self._final, local=self._local)
 
     async def abort(self) -> None:
         """Throws away what was written."""
@@ -125,7 +126,7 @@ class BlobWriter:
             await asyncio.to_thread(self._fs.rm_file, self._partial)
 
 
-def _publish(fs: Any, partial: str, final: str, local: bool) -> None:
+def _publish(fs: Any, partial: str, final: str, *, local: bool) -> None:
     """Gives a complete file its name, for good."""
     fs.mv(partial, final)
     if local:
