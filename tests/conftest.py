@@ -20,7 +20,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server process for all tests that do not harm it."""
-    with Server(tiny_model, tmp_path_factory.mktemp("data")) as server:
+    # Without passages, so that a prompt's length is known to the token; tests/server/test_recall.py is about these.
+    with Server(tiny_model, tmp_path_factory.mktemp("data"), recall_passages=0) as server:
         server.start()
         yield server
 

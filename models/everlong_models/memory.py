@@ -98,6 +98,15 @@ class SegmentReader(nn.Module, ABC):
     def close(self, cache: Cache) -> MemoryState:
         """See `MemoryModel`."""
 
+    @property
+    def sight(self) -> int:
+        """So many of the newest tokens can be seen as they are: a segment, or more in a memory that keeps tokens."""
+        return self.segment_length
+
+    def kept(self, state: MemoryState) -> list[int]:
+        """The newest tokens before the open segment that a `state` of one row holds as they are, oldest first."""
+        return []
+
     def read(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         """The memory after reading `tokens` (B, n·S).
 

@@ -56,6 +56,16 @@ class Window(SegmentReader):
             }
         )
 
+    @property
+    def sight(self) -> int:
+        """The window and a segment."""
+        return self.config.window + self.segment_length
+
+    def kept(self, state: MemoryState) -> list[int]:
+        """The window."""
+        seen = min(max(0, int(state["seen"]) - self.config.sinks), self.config.window)
+        return list(map(int, state["window"][0, self.config.window - seen :]))
+
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         return self._shift(tokens, state)
 

@@ -17,6 +17,7 @@ from everlong_models import Model, load_model
 from everlong_models.loading import Progress
 from everlong_server.engine.conversation import Conversations
 from everlong_server.engine.engine import Engine
+from everlong_server.engine.grounding import Recall
 from everlong_server.engine.reading import Reader
 from everlong_server.metrics import Metrics
 from everlong_server.settings import Settings
@@ -24,6 +25,7 @@ from everlong_server.store.blobs import Blobs
 from everlong_server.store.connection import Client, connect
 from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Jobs
+from everlong_server.store.passages import Passages
 from everlong_server.store.sessions import Sessions
 
 log = logging.getLogger(__name__)
@@ -38,10 +40,17 @@ class Services:
     redis: Client
     blobs: Blobs
     documents: Documents
+    passages: Passages
     sessions: Sessions
     engine: Engine
     conversations: Conversations
     metrics: Metrics
+
+    @property
+    def recall(self) -> Recall:
+        """What an answer is grounded on if its question says nothing about it; the question and the answer need room."""
+        settings = self.settings
+        return Recall(settings.recall_passages, min(settings.recall_tokens, self.model.memory.sight // 2))
 
 
 def load(settings: Settings, progress: Progress) -> Model:
@@ -72,6 +81,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         documents = Documents(redis)
         sessions = Sessions(redis, replica, settings.lease_seconds)
         blobs = Blobs(settings.blobs)
+        passages = Passages(blobs, documents)
         alone = settings.redis_url is None
         while True:
             try:
@@ -93,7 +103,10 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         metrics.answering.set_function(lambda: engine.answering)
         tasks = [asyncio.create_task(_beat(jobs, settings.lease_seconds / 3))]
         for _ in range(settings.max_readers):
-            reader = Reader(engine, documents, blobs, jobs, metrics, settings.checkpoint_seconds)
+            reader = Reader(
+                engine, documents, blobs, passages if settings.recall_passages else None, jobs, metrics,
+                settings.checkpoint_seconds,
+            )  # fmt: skip
             tasks.append(asyncio.create_task(reader.run()))
 
         async def end() -> None:
@@ -105,10 +118,10 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
 
         stack.push_async_callback(end)
         conversations = Conversations(
-            engine, sessions, documents, metrics,
+            engine, sessions, documents, passages, metrics,
             lease_seconds=settings.lease_seconds, max_message_chars=settings.max_message_chars,
         )  # fmt: skip
-        yield Services(settings, model, redis, blobs, documents, sessions, engine, conversations, metrics)
+        yield Services(settings, model, redis, blobs, documents, passages, sessions, engine, conversations, metrics)
 
 
 async def _beat(jobs: Jobs, seconds: float) -> None:

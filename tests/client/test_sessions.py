@@ -15,12 +15,14 @@ from everlong_client import (
     APITimeoutError,
     AsyncEverlong,
     DocumentNotReadyError,
+    Evidence,
     Message,
     Model,
     NotFoundError,
     OtherEvent,
     ResponseCompleted,
     ResponseCreated,
+    ResponseEvidence,
     SessionBusyError,
     StreamError,
     TextDelta,
@@ -229,3 +231,17 @@ def test_the_request(make: Callable[..., Any]):
     assert json.loads(request.content) == {"content": "Größe?", "top_k": 3}
     assert request.headers["authorization"] == "Bearer sesame"
     assert request.headers["user-agent"].startswith("everlong-client/")
+
+
+def test_evidence_comes_as_an_event_and_with_the_message(make: Any):
+    passage = {"document": "doc_1", "start": 1, "end": 4, "start_byte": 1, "end_byte": 5, "text": "yés", "score": 2.5}
+    message = {"id": "msg_1", "content": "Yes.", "evidence": [passage]}
+    frames = [
+        {"type": "response.evidence", "response_id": "msg_1", "evidence": [passage]},
+        {"type": "response.completed", "message": message},
+    ]
+    body = Chunks(*(f"data: {json.dumps(frame)}\n\n".encode() for frame in frames))
+    with make(handler=streaming(body)).sessions.stream("ses_1", "?", recall={"passages": 1}) as stream:
+        events = list(stream)
+    assert events[0] == ResponseEvidence((Evidence(**passage),))
+    assert stream.message.evidence == (Evidence(**passage),)

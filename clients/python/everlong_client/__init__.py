@@ -31,8 +31,8 @@ from everlong_client.errors import (
     UnprocessableEntityError,
     UnsupportedMediaTypeError,
 )
-from everlong_client.event import Event, OtherEvent, ResponseCompleted, ResponseCreated, TextDelta
-from everlong_client.message import Message, Sampling, Usage
+from everlong_client.event import Event, OtherEvent, ResponseCompleted, ResponseCreated, ResponseEvidence, TextDelta
+from everlong_client.message import Evidence, Message, Recall, Sampling, Usage
 from everlong_client.model import Model
 from everlong_client.session import Session
 from everlong_client.wire import VERSION as __version__  # noqa: N811  # the name that Python expects
@@ -52,6 +52,7 @@ __all__ = [
     "Event",
     "Everlong",
     "EverlongError",
+    "Evidence",
     "Failure",
     "InternalServerError",
     "Message",
@@ -62,8 +63,10 @@ __all__ = [
     "PayloadTooLargeError",
     "RateLimitError",
     "ReadingFailedError",
+    "Recall",
     "ResponseCompleted",
     "ResponseCreated",
+    "ResponseEvidence",
     "Sampling",
     "ServiceUnavailableError",
     "Session",

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from everlong_client.errors import StreamError, UnexpectedAnswerError
-from everlong_client.message import Message
+from everlong_client.message import Evidence, Message
 from everlong_client.record import from_json
 
-__all__ = ["Answer", "Event", "OtherEvent", "ResponseCompleted", "ResponseCreated", "TextDelta"]
+__all__ = ["Answer", "Event", "OtherEvent", "ResponseCompleted", "ResponseCreated", "ResponseEvidence", "TextDelta"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,14 @@ class ResponseCreated:
 
     id: str
     type: Literal["response.created"] = "response.created"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseEvidence:
+    """The passages that the answer is given, the best first."""
+
+    evidence: tuple[Evidence, ...]
+    type: Literal["response.evidence"] = "response.evidence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,7 @@ class OtherEvent:
     data: Mapping[str, Any]
 
 
-Event: TypeAlias = ResponseCreated | TextDelta | ResponseCompleted | OtherEvent
+Event: TypeAlias = ResponseCreated | ResponseEvidence | TextDelta | ResponseCompleted | OtherEvent
 
 
 class Answer:
@@ -93,6 +101,8 @@ class Answer:
         match kind := data.get("type", event):
             case "response.created":
                 return ResponseCreated(data["response"]["id"])
+            case "response.evidence":
+                return ResponseEvidence(tuple(from_json(Evidence, item) for item in data["evidence"]))
             case "response.output_text.delta":
                 return TextDelta(data["delta"])
             case "response.completed":

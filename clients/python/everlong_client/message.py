@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
-__all__ = ["Message", "Sampling", "Usage"]
+__all__ = ["Evidence", "Message", "Recall", "Sampling", "Usage"]
+
+
+class Recall(TypedDict, total=False):
+    """At most how many passages of the documents are put before a question, and how many tokens they may take."""
+
+    passages: int
+    tokens: int
 
 
 class Sampling(TypedDict, total=False):
-    """How an answer is sampled; what is left out, or None, is the server's choice."""
+    """How an answer is sampled, and what it is grounded on; what is left out, or None, is the server's choice."""
 
     max_tokens: int | None
     temperature: float | None
@@ -26,6 +33,21 @@ class Sampling(TypedDict, total=False):
     logit_bias: Mapping[str, float] | None
     logprobs: bool | None
     top_logprobs: int | None
+    recall: Recall | Literal[False] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """A passage that an answer was given, word for word: characters `start` to `end` of the document, or bytes of its
+    UTF-8; a byte-order mark does not count. The higher the `score`, the more it has of what was asked for."""
+
+    document: str
+    start: int
+    end: int
+    start_byte: int
+    end_byte: int
+    text: str
+    score: float = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +64,7 @@ class Message:
     """An answer.
 
     `finish_reason` is stop, length or cancelled. `seed` repeats the answer if it is sent again. `logprobs` is as the
-    server gives it, where it was asked for. `created_at` is in Unix seconds.
+    server gives it, where it was asked for. `evidence` is the best first. `created_at` is in Unix seconds.
     """
 
     id: str
@@ -54,4 +76,5 @@ class Message:
     session: str | None = None
     model: str | None = None
     logprobs: Any = None
+    evidence: tuple[Evidence, ...] = ()
     created_at: float = 0

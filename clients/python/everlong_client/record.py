@@ -35,5 +35,5 @@ def _value(hint: Any, value: object) -> object:
     if is_dataclass(hint):
         return from_json(hint, value)  # type: ignore[arg-type]  # is_dataclass also allows instances, hints are none
     if get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(value)
+        return tuple(_value(get_args(hint)[0], item) for item in value)
     return value

@@ -86,6 +86,7 @@ async def delete(document_id: str, services: Served) -> schemas.Deleted:
     finally:
         if is_id("doc", document_id):  # also if it was deleted before and its text is still there
             await services.blobs.delete(document_id)
+            await services.passages.delete(document_id)
     return schemas.Deleted(id=document_id, object="document.deleted")
 
 

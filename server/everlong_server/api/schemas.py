@@ -70,11 +70,21 @@ class Session(Wire):
     created_at: float
 
 
+class Recall(Wire):
+    """Passages of the documents that are put before the question, word for word. What is left out, the server sets."""
+
+    passages: int | None = Field(None, ge=0, le=32, description="at most so many; 0 is none")
+    tokens: int | None = Field(
+        None, ge=1, description="what they may take together; at most what the model sees at once"
+    )
+
+
 class CreateMessage(SamplingParams):
     """A message to a session, and how its answer is drawn."""
 
     content: str = Field(min_length=1, description="what is said")
     stream: bool = Field(False, description="answer with server-sent events")
+    recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 
 class Usage(Wire):
@@ -83,6 +93,19 @@ class Usage(Wire):
     prompt_tokens: int
     completion_tokens: int
     reused_tokens: int
+
+
+class Evidence(Wire):
+    """A passage that the model had before it, word for word: `text[start:end]` of the document's text, counted in
+    characters, or in bytes of its UTF-8; a byte-order mark does not count."""
+
+    document: str
+    start: int
+    end: int
+    start_byte: int
+    end_byte: int
+    text: str
+    score: float = Field(description="BM25")
 
 
 class Message(Wire):
@@ -99,6 +122,7 @@ class Message(Wire):
     usage: Usage | None = None
     seed: int | None = None
     logprobs: list[dict[str, Any]] | None = None
+    evidence: list[Evidence] | None = None
 
 
 class ServedModel(Wire):

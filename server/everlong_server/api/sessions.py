@@ -16,7 +16,9 @@ from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
 from everlong_server.api.events import event_stream
 from everlong_server.api.views import Served, session_view
 from everlong_server.engine.conversation import Turn
+from everlong_server.engine.grounding import Recall
 from everlong_server.errors import InvalidRequest, NotFound
+from everlong_server.services import Services
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=RESPONSES)
 
@@ -81,16 +83,25 @@ async def send(session_id: str, body: schemas.CreateMessage, request: Request, s
 
     If the caller goes away before the answer is complete, nothing has happened to the session.
     """
-    turn = await services.conversations.send(session_id, body.content, sampling(body))
+    turn = await services.conversations.send(session_id, *said(services, body))
     if body.stream:
         return event_stream(turn.events, services.settings.keepalive_seconds)
     message = await _whole(turn, request)
     return Response(status_code=CLIENT_CLOSED) if message is None else JSONResponse(message)
 
 
-def sampling(body: schemas.CreateMessage) -> SamplingParams:
-    """The part of a message that says how its answer is drawn."""
-    return SamplingParams(**body.model_dump(include=set(SamplingParams.model_fields)))
+def said(services: Services, body: schemas.CreateMessage) -> tuple[str, SamplingParams, Recall]:
+    """A message's words, how its answer is drawn, and what it is grounded on. Raises `InvalidRequest`."""
+    sampling = SamplingParams(**body.model_dump(include=set(SamplingParams.model_fields)))
+    asked, usual, sight = body.recall, services.recall, services.model.memory.sight
+    if not asked:
+        return body.content, sampling, Recall(0, 0)
+    if asked.tokens is not None and asked.tokens > sight:
+        raise InvalidRequest(
+            f"recall.tokens: {asked.tokens} tokens; the model sees {sight} at once", param="recall.tokens"
+        )
+    passages = usual.passages if asked.passages is None else asked.passages
+    return body.content, sampling, Recall(passages, asked.tokens or usual.tokens)
 
 
 async def _whole(turn: Turn, request: Request) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """`WS /v1/sessions/{id}/stream`: a conversation over one socket.
 
-The client sends `message.create` and `response.cancel`; the server sends `response.created`,
+The client sends `message.create` and `response.cancel`; the server sends `response.created`, `response.evidence`,
 `response.output_text.delta`, `response.completed` and `error`. An error of a message leaves the socket open.
 """
 
@@ -19,7 +19,7 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 from everlong_server.api import schemas
 from everlong_server.api.errors import as_server_error
 from everlong_server.api.events import error_event
-from everlong_server.api.sessions import sampling
+from everlong_server.api.sessions import said
 from everlong_server.api.views import get_services
 from everlong_server.engine.conversation import Turn
 from everlong_server.errors import InvalidRequest, NotFound, Overloaded, ServerError, SessionBusy, Unavailable
@@ -130,7 +130,7 @@ class _Conversation:
 
     async def _answer(self, body: schemas.CreateMessage) -> None:
         try:
-            turn = await self._services.conversations.send(self._session_id, body.content, sampling(body))
+            turn = await self._services.conversations.send(self._session_id, *said(self._services, body))
             self._turn = turn
             if self._cancel_asked:
                 turn.cancel()

@@ -19,10 +19,12 @@ from redis.exceptions import RedisError
 
 from everlong_models import EverlongModelError, MemoryState, SamplingParams, decode_state, encode_state
 from everlong_server.engine.engine import Engine
+from everlong_server.engine.grounding import Recall, choose, evidence_view, words_of
 from everlong_server.engine.runner import Answer, Finished
 from everlong_server.errors import DocumentFailed, DocumentNotReady, InvalidRequest, StateUnusable, TooLarge
 from everlong_server.metrics import Metrics
 from everlong_server.store.documents import Documents
+from everlong_server.store.passages import Passage, Passages
 from everlong_server.store.records import Session, new_id, now
 from everlong_server.store.sessions import Lease, Sessions
 
@@ -52,6 +54,7 @@ class Conversations:
         engine: Engine,
         sessions: Sessions,
         documents: Documents,
+        passages: Passages,
         metrics: Metrics,
         *,
         lease_seconds: float,
@@ -60,6 +63,7 @@ class Conversations:
         self._engine = engine
         self._sessions = sessions
         self._documents = documents
+        self._passages = passages
         self._metrics = metrics
         self._lease_seconds = lease_seconds
         self._max_message_chars = max_message_chars
@@ -105,10 +109,10 @@ class Conversations:
         except EverlongModelError as error:
             raise StateUnusable(f"the stored state of session {session.id!r} is damaged: {error}") from error
 
-    async def send(self, session_id: str, content: str, params: SamplingParams) -> Turn:
+    async def send(self, session_id: str, content: str, params: SamplingParams, recall: Recall) -> Turn:
         """A turn that has been admitted: its first event is at hand. Every refusal is raised here, before any event."""
         turn = Turn(id=new_id("msg"))
-        turn.events = self._turn(turn, session_id, content, params)
+        turn.events = self._turn(turn, session_id, content, params, recall)
         first = await anext(turn.events)
 
         async def events() -> AsyncGenerator[Event, None]:
@@ -121,7 +125,7 @@ class Conversations:
         return turn
 
     async def _turn(
-        self, turn: Turn, session_id: str, content: str, params: SamplingParams
+        self, turn: Turn, session_id: str, content: str, params: SamplingParams, recall: Recall
     ) -> AsyncGenerator[Event, None]:
         pace = self._metrics.pace()
         self._check(content, params)
@@ -134,7 +138,8 @@ class Conversations:
             await self._require_ready(session)
             # Work that takes long in proportion to the message or the state is not for the event loop.
             state = await asyncio.to_thread(self._state, session)
-            prompt = await asyncio.to_thread(self._prompt, session, content)
+            found = await self._recall(session, content, recall)
+            prompt, evidence = await asyncio.to_thread(self._prompt, session, state, content, found, recall)
             seed = params.seed if params.seed is not None else secrets.randbits(53)
             answer = Answer(state, list(session.open), prompt, params, seed, sink=lambda event: None)
             turn._answer, turn._engine = answer, self._engine
@@ -143,6 +148,9 @@ class Conversations:
                 "model": self._engine.model.name, "created_at": now(), "seed": seed,
             }  # fmt: skip
             yield {"type": "response.created", "response": message}
+            message["evidence"] = evidence
+            if recall.passages:
+                yield {"type": "response.evidence", "response_id": turn.id, "evidence": evidence}
             finished: Finished | None = None
             logprobs: list[dict[str, Any]] = []
             try:
@@ -196,10 +204,24 @@ class Conversations:
                         f"{name}: token id {token} is not below the vocabulary's {vocabulary}", param=name
                     )
 
-    def _prompt(self, session: Session, content: str) -> list[int]:
+    async def _recall(self, session: Session, content: str, recall: Recall) -> list[Passage]:
+        """The passages of the session's documents that a question is about, the best first."""
+        if not recall.passages or not session.documents:
+            return []
+        before = await self._sessions.messages(session.id, last=2) if session.messages else []
+        words = words_of(content, before[0]["content"] if before else None)
+        return await self._passages.search(session.documents, words, recall.passages) if words else []
+
+    def _prompt(
+        self, session: Session, state: MemoryState, content: str, found: list[Passage], recall: Recall
+    ) -> tuple[list[int], list[dict[str, Any]]]:
+        """The message's tokens, and the passages that its answer can rest on."""
         chat, tokenizer = self._engine.model.chat, self._engine.model.tokenizer
         before = chat.turn if session.messages else chat.separator if session.documents else chat.head
-        return [*before, *tokenizer.encode(content), *chat.ask]
+        seen = tokenizer.decode([*self._engine.model.memory.kept(state), *session.open]) if found else ""
+        evidence, text = choose(found, seen, recall.tokens, lambda text: len(tokenizer.encode(text)))
+        prompt = [*before, *tokenizer.encode(text), *tokenizer.encode(content), *chat.ask]
+        return prompt, [evidence_view(passage) for passage in evidence]
 
     async def _commit(
         self, session: Session, lease: Lease, content: str, message: dict[str, Any], finished: Finished

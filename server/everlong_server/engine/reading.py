@@ -11,7 +11,8 @@ import codecs
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import IO
 
@@ -25,6 +26,7 @@ from everlong_server.metrics import Metrics
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.documents import Claim, Documents, Fenced
 from everlong_server.store.jobs import Job, Jobs
+from everlong_server.store.passages import Passages
 from everlong_server.store.records import Cursor, Document, Reading
 
 log = logging.getLogger(__name__)
@@ -70,13 +72,16 @@ class Reader:
         engine: Engine,
         documents: Documents,
         blobs: Blobs,
+        passages: Passages | None,
         jobs: Jobs,
         metrics: Metrics,
         checkpoint_seconds: float,
     ) -> None:
+        """`passages`: None if they are not wanted."""
         self._engine = engine
         self._documents = documents
         self._blobs = blobs
+        self._passages = passages
         self._jobs = jobs
         self._metrics = metrics
         self._checkpoint_seconds = checkpoint_seconds
@@ -162,6 +167,20 @@ class Reader:
         cursor = Cursor(open=before.open + model.chat.separator, position=before.position + len(model.chat.separator))
         return decode_state(parent.state, model.fingerprint), cursor
 
+    @asynccontextmanager
+    async def _indexed(self, document: Document) -> AsyncIterator[None]:
+        """Makes the document's passages beside the block, on a thread of their own; both are complete at its end."""
+        if self._passages is None:
+            yield
+            return
+        index = asyncio.create_task(self._passages.ensure(document))
+        try:
+            yield
+            await index
+        finally:
+            index.cancel()
+            await asyncio.gather(index, return_exceptions=True)
+
     async def _advance(self, reading: Reading, claim: Claim) -> None:
         model = self._engine.model
         S = model.segment_length
@@ -179,8 +198,9 @@ class Reader:
             saved = time.monotonic()
 
         offset = max(cursor.offset, document.text_offset)
-        file = await asyncio.to_thread(self._blobs.open, document.id, offset)
-        try:
+        async with AsyncExitStack() as stack:
+            file = stack.enter_context(await asyncio.to_thread(self._blobs.open, document.id, offset))
+            await stack.enter_async_context(self._indexed(document))
             source = pieces(file, model.tokenizer, offset)
             skip = cursor.skip
             # The next piece is encoded while the device reads this one.
@@ -211,8 +231,6 @@ class Reader:
             finally:
                 upcoming.cancel()
                 await asyncio.gather(upcoming, return_exceptions=True)
-        finally:
-            file.close()
         end = document.text_offset + document.bytes
         cursor = replace(cursor, offset=end, skip=0, bytes=end)
         await save(status="ready", state_digest=state.digest())

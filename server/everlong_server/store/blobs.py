@@ -1,4 +1,4 @@
-"""`Blobs`: uploaded texts, on any file system that fsspec knows. What is acknowledged is on disk."""
+"""`Blobs`: uploaded texts and what is made of them, on any file system that fsspec knows. What is acknowledged is on disk."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import asyncio
 import contextlib
 import os
 import re
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-_OURS = re.compile(r"doc_[0-9a-f]{32}|\.doc_[0-9a-f]{32}\.part")
+_OURS = re.compile(r"\.?(doc_[0-9a-f]{32})(\.[\w.]+)?")
 
 
 class Blobs:
-    """Files under one fsspec URL. All methods but `open` are blocking and run in threads."""
+    """Files under one fsspec URL. Methods that are no coroutines block: they are for threads."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._fs, self._root = fsspec.core.url_to_fs(self.url)
         self._fs.makedirs(self._root, exist_ok=True)
+        local = isinstance(self._fs, LocalFileSystem)
+        self._copies = None if local else tempfile.TemporaryDirectory(prefix="everlong")
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -28,7 +34,8 @@ class Blobs:
     async def create(self, name: str) -> BlobWriter:
         """A writer whose content appears under `name` only when it is committed."""
         partial = self._path(f".{name}.part")
-        return BlobWriter(self._fs, await asyncio.to_thread(self._fs.open, partial, "wb"), partial, self._path(name))
+        file = await asyncio.to_thread(self._fs.open, partial, "wb")
+        return BlobWriter(self._fs, file, partial, self._path(name), local=self._copies is None)
 
     def open(self, name: str, offset: int = 0) -> IO[bytes]:
         """The blob for reading, from byte `offset` on. Raises `FileNotFoundError`."""
@@ -36,16 +43,55 @@ class Blobs:
         file.seek(offset)
         return file
 
+    def exists(self, name: str) -> bool:
+        """Whether there is such a blob."""
+        return bool(self._fs.exists(self._path(name)))
+
+    @contextlib.contextmanager
+    def fill(self, name: str) -> Iterator[Path]:
+        """The path of a new local file, which appears as the blob `name` at the end; an exception leaves nothing."""
+        partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
+        path = Path(partial) if self._copies is None else Path(self._copies.name, Path(partial).name)
+        try:
+            yield path
+            if self._copies is None:
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            else:
+                self._fs.put_file(str(path), partial)
+            _publish(self._fs, partial, self._path(name), local=self._copies is None)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def local(self, name: str) -> Path:
+        """The blob as a local file: itself, or a copy that lives as long as this process. For blobs that never change.
+
+        Raises `FileNotFoundError`.
+        """
+        if self._copies is None:
+            if not self.exists(name):
+                raise FileNotFoundError(name)
+            return Path(self._path(name))
+        copy = Path(self._copies.name, name)
+        if not copy.exists():
+            partial = copy.with_suffix(f".{uuid.uuid4().hex}")
+            self._fs.get_file(self._path(name), str(partial))
+            partial.rename(copy)
+        return copy
+
     async def delete(self, name: str) -> None:
         """Removes the blob; no error if there is none."""
+        if self._copies is not None:
+            await asyncio.to_thread(Path(self._copies.name, name).unlink, missing_ok=True)
         if await asyncio.to_thread(self._fs.exists, self._path(name)):
             await asyncio.to_thread(self._fs.rm_file, self._path(name))
 
     async def sweep(self, keep: set[str]) -> list[str]:
-        """Removes the rests of uploads that were never acknowledged: blobs of ours that are not in `keep`. Their names."""
+        """Removes what was never completed, and what belongs to no document in `keep`; nothing but our own. Their names."""
         entries = await asyncio.to_thread(self._fs.ls, self._root, detail=True)
         names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
-        lost = [name for name in names if _OURS.fullmatch(name) and name not in keep]
+        ours = [match for name in names if (match := _OURS.fullmatch(name))]
+        lost = [match[0] for match in ours if match[0].startswith(".") or match[1] not in keep]
         for name in lost:
             await self.delete(name)
         return lost
@@ -54,11 +100,12 @@ class Blobs:
 class BlobWriter:
     """Writes one blob. `commit` makes it durable and visible; `abort` leaves nothing behind."""
 
-    def __init__(self, fs: Any, file: IO[bytes], partial: str, final: str) -> None:
+    def __init__(self, fs: Any, file: IO[bytes], partial: str, final: str, *, local: bool) -> None:
         self._fs = fs
         self._file = file
         self._partial = partial
         self._final = final
+        self._local = local
         self.bytes = 0
 
     async def write(self, data: bytes) -> None:
@@ -72,17 +119,10 @@ class BlobWriter:
 
     def _commit(self) -> None:
         self._file.flush()
-        local = isinstance(self._fs, LocalFileSystem)
-        if local:
+        if self._local:
             os.fsync(self._file.fileno())
         self._file.close()
-        self._fs.mv(self._partial, self._final)
-        if local:
-            folder = os.open(os.path.dirname(self._final), os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+        _publish(self._fs, self._partial, self._final, local=self._local)
 
     async def abort(self) -> None:
         """Throws away what was written."""
@@ -90,3 +130,14 @@ class BlobWriter:
             self._file.close()
         if await asyncio.to_thread(self._fs.exists, self._partial):
             await asyncio.to_thread(self._fs.rm_file, self._partial)
+
+
+def _publish(fs: Any, partial: str, final: str, *, local: bool) -> None:
+    """Gives a complete file its name, for good."""
+    fs.mv(partial, final)
+    if local:
+        folder = os.open(os.path.dirname(final), os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

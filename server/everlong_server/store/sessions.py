@@ -74,9 +74,10 @@ class Sessions:
                 continue
         return sessions, more
 
-    async def messages(self, session_id: str) -> list[dict[str, Any]]:
-        """The dialogue so far."""
-        return [json.loads(message) for message in await self._redis.lrange(keys.session_messages(session_id), 0, -1)]
+    async def messages(self, session_id: str, *, last: int = 0) -> list[dict[str, Any]]:
+        """The dialogue so far, or the `last` of it."""
+        stored = await self._redis.lrange(keys.session_messages(session_id), -last, -1)
+        return [json.loads(message) for message in stored]
 
     async def fork(self, session_id: str) -> Session:
         """A copy of the session as it was last committed. Raises `NotFound`."""

@@ -1,0 +1,156 @@
+"""What a question is grounded on: passages of the text, found by its words, put before the question.
+
+All that a model sees of them is made here: which words are looked for, which passages are good enough, and the template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from everlong_server.store.passages import Passage
+
+# Words that say nothing about what a text is to be searched for: grammar, questions, small talk.
+_STOP = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    a about above after again against all also am an and another any anybody anyone anything are aren as at be because
+    been before being below between both but by can cannot could couldn d did didn do does doesn doing don down during
+    each either else even ever every few for from further get gets give go going gone got had hadn has hasn have haven
+    having he her here hers herself him himself his how however i if in into is isn it its itself just know let like ll
+    m many may maybe me might mine more most much must mustn my myself need neither no nor not now of off on once one
+    only or other ought our ours ourselves out over own perhaps please put rather re really s said same say says shall
+    she should shouldn so some somebody someone something still such t take tell than that the their theirs them
+    themselves then there these they thing things think this those though through to too under until up upon us ve very
+    want wants was wasn we well were weren what whatever when where whether which while who whom whose why will with
+    within without won would wouldn yes yet you your yours yourself yourselves
+    according answer ask asked chapter describe document documents exactly explain happen happened happens list mean
+    means mention mentioned mentions name passage question quote summarise summarize summary text word words
+    bye cheers cool evening fine good goodbye great hello help helpful hey hi nice ok okay sorry thank thanks welcome
+    morning afternoon tonight today
+        """,
+    )
+)
+# A question with one of these is about what was talked of before.
+_POINTING = {"he", "her", "him", "his", "it", "its", "she", "that", "their", "them", "these", "they", "this", "those"}
+_WORD = re.compile(r"[^\W_]+")
+_MANY = 8
+"""A long question is searched for by so many words of its beginning and of its end."""
+_FEW = 3
+"""A question of fewer words of its own takes those of the question before along."""
+_BEFORE = 0.5
+"""What these weigh."""
+_ENOUGH = 0.35
+"""The share of what was asked for that the best passage must have for any to be taken."""
+_NEAR = 0.5
+"""The share of the best passage's score that others must have."""
+
+_OPENING = "Passages from the text above that may help to answer:\n\n"
+_BETWEEN = "\n\n[…]\n\n"
+_CLOSING = "\n\nQuestion: "
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """`passages`: at most so many are given to an answer; 0 is none. `tokens`: what they may take together."""
+
+    passages: int
+    tokens: int
+
+
+def words_of(question: str, before: str | None) -> dict[str, float]:
+    """The words to look for and their weight, for a question and the one before it; none for small talk."""
+    every = _words(question)
+    own = _ends([word for word in every if word not in _STOP])
+    words = dict.fromkeys(own, 1.0)
+    pointing = not _POINTING.isdisjoint(every) if own else "?" in question and "you" not in every
+    if before is not None and (pointing or 0 < len(own) < _FEW):
+        for word in _ends([word for word in _words(before) if word not in _STOP]):
+            words.setdefault(word, _BEFORE)
+    return words
+
+
+def choose(found: Sequence[Passage], seen: str, budget: int, count: Callable[[str], int]) -> tuple[list[Passage], str]:
+    """What an answer rests on, the best first, and the text that goes before the question.
+
+    `found`: passages, the best first. `seen`: text that the model has before it anyway; what stands there is not
+    repeated. `budget`: tokens that the text may take, by `count`.
+    """
+    good = [p for p in found if found[0].share >= _ENOUGH and p.score >= _NEAR * found[0].score]
+    there = [p for p in good if p.text.strip() in seen]
+    fresh: list[Passage] = []
+    for passage in good:
+        if passage not in there:
+            more = _merged([*fresh, passage])
+            if count(_template(more)) <= budget:
+                fresh = more
+    if not fresh and (first := next((p for p in good if p not in there), None)) is not None:
+        fresh = _cut(first, budget, count)
+    evidence = sorted([*_merged(there), *fresh], key=lambda p: -p.score)  # stable: equals in the order of the text
+    return [_bare(p) for p in evidence], _template(fresh)
+
+
+def evidence_view(passage: Passage) -> dict[str, Any]:
+    """As callers see it."""
+    return {
+        "document": passage.document, "start": passage.start, "end": passage.end, "start_byte": passage.start_byte,
+        "end_byte": passage.end_byte, "text": passage.text, "score": passage.score,
+    }  # fmt: skip
+
+
+def _template(passages: Sequence[Passage]) -> str:
+    if not passages:
+        return ""
+    return _OPENING + _BETWEEN.join(passage.text.strip() for passage in passages) + _CLOSING
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(text)]
+
+
+def _ends(words: list[str]) -> list[str]:
+    words = list(dict.fromkeys(words))
+    return words if len(words) <= 2 * _MANY else words[:_MANY] + words[-_MANY:]
+
+
+def _merged(passages: Sequence[Passage]) -> list[Passage]:
+    """In the order of the text; neighbours are one, with the better's score."""
+    merged: list[Passage] = []
+    for passage in sorted(passages, key=lambda p: (p.document, p.start)):
+        last = merged[-1] if merged else None
+        if last is not None and (last.document, last.end) == (passage.document, passage.start):
+            merged[-1] = replace(
+                last, end=passage.end, end_byte=passage.end_byte, text=last.text + passage.text,
+                score=max(last.score, passage.score), share=max(last.share, passage.share),
+            )  # fmt: skip
+        else:
+            merged.append(passage)
+    return merged
+
+
+def _cut(passage: Passage, budget: int, count: Callable[[str], int]) -> list[Passage]:
+    """The beginning of a passage that alone is too long, as many words as fit; nothing if none does."""
+    passage = _bare(passage)
+    ends = [match.start() for match in re.finditer(r"\s+", passage.text)]
+    while ends and count(_template([_first(passage, ends[-1])])) > budget:
+        ends.pop()
+    return [_first(passage, ends[-1])] if ends else []
+
+
+def _first(passage: Passage, length: int) -> Passage:
+    text = passage.text[:length]
+    return replace(passage, text=text, end=passage.start + length, end_byte=passage.start_byte + len(text.encode()))
+
+
+def _bare(passage: Passage) -> Passage:
+    """Without the white space around it."""
+    text = passage.text.strip()
+    lead = passage.text[: passage.text.index(text)]
+    start, start_byte = passage.start + len(lead), passage.start_byte + len(lead.encode())
+    return replace(
+        passage, text=text, start=start, end=start + len(text), start_byte=start_byte,
+        end_byte=start_byte + len(text.encode()),
+    )  # fmt: skip

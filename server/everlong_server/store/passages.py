@@ -1,0 +1,240 @@
+"""`Passages`: the text of a document in passages of about a hundred words, and an index to find them by words.
+
+The index is one SQLite file beside the text, made from the text alone: FTS5 keeps the postings and stems the words, in
+bounded memory and without Python's lock. It appears under its name when it is complete, so whoever finds none makes it.
+Ranking is BM25 over all documents that are searched together, so that their scores can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import re
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from everlong_server.errors import NotFound
+from everlong_server.store.blobs import Blobs
+from everlong_server.store.documents import Documents
+from everlong_server.store.records import Document
+
+# Bytes of a passage: of English 80 to 120 words; of a script with longer characters, fewer characters and as many tokens.
+_SHORTEST, _LONGEST = 440, 680
+_BLOCK = 1 << 20
+_AT_ONCE = 512
+_END = re.compile(
+    rb"(?<!\bMr)(?<!\bMrs)(?<!\bDr)(?<!\bSt)[.!?](?:[\"')\]*_]|\xe2\x80[\x99\x9d]|\xc2\xbb)*\s+"
+    rb"|\n\s*\n|\xe3\x80\x82|\xef\xbc[\x81\x9f]|\xe0\xa5\xa4"
+)
+_SPACE = re.compile(rb"\s+")
+_UNSPACED = re.compile("([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])")
+"""Scripts that do not tell words apart, or inflect them: each character counts as a word."""
+
+_K1 = 1.2
+_HEAVIEST = 6
+"""So many of the query's words, the rarest, are what a passage is measured by."""
+
+_WORDS = "USING fts5(text, content='', columnsize=0, tokenize='porter unicode61')"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of a document. `start`, `end`: characters of the text; `start_byte`, `end_byte`: of its UTF-8.
+
+    `score`: BM25. `share`: how much of what was asked for it has, 0 … 1, rare words weighing more.
+    """
+
+    document: str
+    start: int
+    end: int
+    start_byte: int
+    end_byte: int
+    text: str
+    score: float = 0.0
+    share: float = 0.0
+
+
+def split(file: IO[bytes], document: str = "") -> Iterator[Passage]:
+    """The UTF-8 text in `file` as passages without gaps, in bounded memory. They end with a sentence where there is one,
+    else with a word, else at the greatest length."""
+    buffer, at, start, start_byte, more = b"", 0, 0, 0, True
+    while True:
+        while more and len(buffer) - at < _LONGEST:
+            block = file.read(_BLOCK)
+            more = bool(block)
+            buffer, at = buffer[at:] + block, 0
+        window = buffer[at : at + _LONGEST]
+        if not window:
+            return
+        cut = _cut(window) if len(window) == _LONGEST else len(window)
+        text = window[:cut].decode()
+        end, end_byte = start + len(text), start_byte + cut
+        yield Passage(document, start, end, start_byte, end_byte, text)
+        at, start, start_byte = at + cut, end, end_byte
+
+
+def _cut(window: bytes) -> int:
+    for pattern, shortest in ((_END, _SHORTEST), (_END, _SHORTEST // 2), (_SPACE, 1)):
+        ends = [match.end() for match in pattern.finditer(window, shortest)]
+        if ends:
+            return ends[-1]
+    cut = len(window) - 1
+    while window[cut] & 0xC0 == 0x80:  # inside a character
+        cut -= 1
+    return cut
+
+
+class Passages:
+    """The passages of all documents."""
+
+    def __init__(self, blobs: Blobs, documents: Documents) -> None:
+        self._blobs = blobs
+        self._documents = documents
+
+    async def ensure(self, document: Document) -> None:
+        """Makes the document's index unless it is there, or the document is not. Cancelling ends it soon."""
+        if await asyncio.to_thread(self._blobs.exists, _name(document.id)):
+            return
+        stop = threading.Event()
+        building = asyncio.create_task(asyncio.to_thread(self._build, document, stop))
+        try:
+            await asyncio.shield(building)
+        finally:
+            stop.set()
+            await asyncio.wait([building])
+            try:
+                await self._documents.get(document.id)
+            except NotFound:  # deleted meanwhile, perhaps before the index had its name
+                await self.delete(document.id)
+
+    async def delete(self, document_id: str) -> None:
+        """Removes the document's index; no error if there is none."""
+        await self._blobs.delete(_name(document_id))
+
+    async def search(self, documents: Sequence[str], words: Mapping[str, float], limit: int) -> list[Passage]:
+        """At most `limit` passages of `documents` that have some of `words`, by how much these weigh; the best first.
+
+        Equals are in the order of the text. Documents that were deleted have none. A missing index is made.
+        """
+        there = []
+        for document_id in documents:
+            with contextlib.suppress(NotFound):
+                document = await self._documents.get(document_id)
+                await self.ensure(document)
+                there.append(document)
+        return await asyncio.to_thread(self._search, there, words, limit)
+
+    def _build(self, document: Document, stop: threading.Event) -> None:
+        with (
+            contextlib.suppress(_Stopped, FileNotFoundError),
+            self._blobs.fill(_name(document.id)) as path,
+            contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index,
+            self._blobs.open(document.id, document.text_offset) as file,
+        ):
+            # The file counts only when it is complete: until then there is nothing to journal.
+            index.execute("PRAGMA journal_mode = OFF")
+            index.execute("PRAGMA synchronous = OFF")
+            index.execute("BEGIN")
+            index.execute("CREATE TABLE passages (id INTEGER PRIMARY KEY, start, end, start_byte, end_byte)")
+            index.execute(f"CREATE VIRTUAL TABLE words {_WORDS}")
+            index.execute("CREATE VIRTUAL TABLE places USING fts5vocab(words, 'instance')")
+            passages = enumerate(split(file))
+            while some := list(islice(passages, _AT_ONCE)):
+                if stop.is_set():
+                    raise _Stopped
+                rows = ((n, p.start, p.end, p.start_byte, p.end_byte) for n, p in some)
+                index.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", rows)
+                index.executemany(
+                    "INSERT INTO words(rowid, text) VALUES (?, ?)", ((n, _spaced(p.text)) for n, p in some)
+                )
+            index.execute("COMMIT")
+
+    def _search(self, documents: Sequence[Document], words: Mapping[str, float], limit: int) -> list[Passage]:
+        terms = _stems(words)
+        with contextlib.ExitStack() as stack:
+            indexes: list[tuple[Document, Any]] = []
+            for document in documents:
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    path = self._blobs.local(_name(document.id))
+                    index = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+                    stack.callback(index.close)
+                    indexes.append((document, index))
+            ranked = _rank([index for _, index in indexes], terms, limit)
+            found = []
+            for score, share, which, n in ranked:
+                document, index = indexes[which]
+                start, end, start_byte, end_byte = index.execute(
+                    "SELECT start, end, start_byte, end_byte FROM passages WHERE id = ?", (n,)
+                ).fetchone()
+                with (
+                    contextlib.suppress(FileNotFoundError),
+                    self._blobs.open(document.id, document.text_offset + start_byte) as file,
+                ):
+                    text = file.read(end_byte - start_byte).decode()
+                    found.append(Passage(document.id, start, end, start_byte, end_byte, text, score, share))
+            return found
+
+
+class _Stopped(Exception):
+    """The index is no longer wanted."""
+
+
+def _rank(indexes: Sequence[Any], terms: Mapping[str, float], limit: int) -> list[tuple[float, float, int, int]]:
+    """The best passages: score, share, number of the index, number of the passage."""
+    if not indexes:
+        return []
+    sizes = [index.execute("SELECT max(id) + 1 FROM passages").fetchone()[0] or 0 for index in indexes]
+    first = np.cumsum([0, *sizes])  # passages of all indexes are counted through
+    scores, shares = np.zeros(first[-1], np.float32), np.zeros(first[-1], np.float32)
+    weights = []
+    for term, weight in terms.items():
+        places = [_places(index, term) + first[n] for n, index in enumerate(indexes)]
+        where, count = np.unique(np.concatenate(places), return_counts=True)
+        idf = weight * math.log(1 + (first[-1] - len(where) + 0.5) / (len(where) + 0.5))
+        weights.append(idf)
+        scores[where] += idf * count * (_K1 + 1) / (count + _K1)
+        shares[where] += idf
+    shares /= sum(sorted(weights)[-_HEAVIEST:]) or 1
+    found = np.flatnonzero(scores)
+    best = found[np.argsort(-scores[found], kind="stable")[:limit]]
+    which = np.searchsorted(first, best, side="right") - 1
+    return [
+        (round(float(scores[i]), 3), min(1.0, float(shares[i])), int(w), int(i - first[w]))
+        for i, w in zip(best, which, strict=True)
+    ]
+
+
+def _places(index: Any, term: str) -> NDArray[np.int64]:
+    """The numbers of the passages that have `term`, as often as they have it."""
+    # As one string: a row each would cost three times as much.
+    row = index.execute("SELECT group_concat(doc) FROM places WHERE term = ?", (term,)).fetchone()
+    return np.fromstring(row[0] or "", np.int64, sep=",")
+
+
+def _stems(words: Mapping[str, float]) -> dict[str, float]:
+    """`words` as the index has them."""
+    stems: dict[str, float] = {}
+    with contextlib.closing(sqlite3.connect(":memory:")) as scratch:
+        scratch.execute(f"CREATE VIRTUAL TABLE words {_WORDS}")
+        scratch.execute("CREATE VIRTUAL TABLE places USING fts5vocab(words, 'instance')")
+        scratch.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", enumerate(map(_spaced, words)))
+        weights = list(words.values())
+        for term, n in scratch.execute("SELECT term, doc FROM places ORDER BY doc, term"):
+            stems[term] = max(stems.get(term, 0.0), weights[n])
+    return stems
+
+
+def _spaced(text: str) -> str:
+    return text if text.isascii() else _UNSPACED.sub(r" \1 ", text)
+
+
+def _name(document_id: str) -> str:
+    return f"{document_id}.passages"
