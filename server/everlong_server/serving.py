@@ -148,7 +148,7 @@ def _honesty(model: Model) -> str:
         config = model.memory.config
         return (
             f"It answers from what lies in its window: the first {config.sinks} tokens, the last {config.window}, and the open segment.\n"
-            "It has no long-term memory: of what was read before, it knows nothing, and may invent it."
+            "It has no long-term memory: of what was read before, it knows only the passages found for a question, and may invent the rest."
         )
     if model.trained is False:
         return (
