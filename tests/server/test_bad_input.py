@@ -26,7 +26,7 @@ def session(shared_server: Server) -> str:
         ({"top_k": -1}, "top_k", "greater than or equal to 0"),
         ({"top_k": 1.5}, "top_k", "integer"),
         ({"min_p": 2}, "min_p", "less than or equal to 1"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.01"),
         ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
         ({"frequency_penalty": -3}, "frequency_penalty", "greater than or equal to -2"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
