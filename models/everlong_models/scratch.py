@@ -10,6 +10,7 @@ dimension, D width, V vocabulary.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -122,24 +123,24 @@ class ScratchReader(SegmentReader):
         for weight in (p for p in self.parameters() if p.dim() == 2):
             nn.init.normal_(weight, std=INITIAL_STD)
 
+    @abstractmethod
     def _held(self, past: Mapping[str, Tensor]) -> Tensor:
         """Which of the P past positions (B, P) are filled."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _run(self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None) -> Run:
         """Reads a segment's first T `tokens` (B, T). Keys and values go to `kv` (B, L, 2, H, P+S, d), if given.
 
         Without `answer`, what only logits need is left out: the last layer's output is no part of any memory.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _keep(self, x: Tensor, context: Tensor, scores: Tensor) -> dict[str, Tensor]:
         """What the memory needs of a layer: of its input (B, T, D), contexts (B, T, H, d), scores (B, H, T, K)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _next(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> MemoryState:
         """The state after the first `lengths` (B,) positions of `trace` (B, T ≥ lengths, …)."""
-        raise NotImplementedError
 
     @property
     def _weight(self) -> Tensor:
@@ -230,9 +231,9 @@ class ScratchReader(SegmentReader):
 class InputsReader(ScratchReader):
     """A decoder whose memory is made of its layers' inputs, which later segments attend to as they are."""
 
+    @abstractmethod
     def _memory(self, past: Mapping[str, Tensor]) -> Tensor:
         """What layer l attends to beside its segment, at l of (B, P, L, D)."""
-        raise NotImplementedError
 
     def _run(self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None) -> Run:
         T, memory = tokens.shape[1], self._memory(past)
