@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -133,13 +136,20 @@ def _banner(server: _Server, services: Services, seconds: float) -> None:
 Upload a document, chat about it, or open a WebSocket:
 
   curl -sT BOOK.txt -H 'content-type: text/plain' -X POST 'http://{url}/v1/documents?filename=BOOK.txt'
-  everlong chat BOOK.txt --url http://{url}
-  python -m websockets ws://{url}/v1/sessions/SESSION_ID/stream    # then: {{"type": "message.create", "content": "…"}}
+  {_command("everlong")} chat BOOK.txt --url http://{url}
+  {_command("python")} -m websockets ws://{url}/v1/sessions/SESSION_ID/stream    # then: {{"type": "message.create", "content": "…"}}
 
   API: http://{url}/docs    data: {settings.data_dir.expanduser().absolute()}    end: Ctrl-C
 """,
         markup=False,
     )
+
+
+def _command(name: str) -> str:
+    """A program of this environment as it can be typed here: by name where that finds it, else by path."""
+    ours = Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    return name if found is not None and Path(found).absolute() == ours.absolute() else os.path.relpath(ours)
 
 
 def _honesty(model: Model) -> str:
