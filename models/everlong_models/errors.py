@@ -4,6 +4,7 @@ EverlongModelError
 ├── ConfigError            a configuration that cannot work: names the field, the value and the limit
 ├── BackboneError          a backbone that cannot be found, read or used
 ├── AdapterError           memory weights that do not fit, are damaged, or hold NaN
+├── DataError              a data set that is missing, unreadable, empty or broken
 ├── TokenError             token ids outside the vocabulary, or a sequence of the wrong length
 └── StateError             a state that must not be used
     ├── StateTruncated     bytes are missing (or left over)
@@ -38,6 +39,10 @@ class BackboneError(EverlongModelError):
 
 class AdapterError(EverlongModelError):
     """Memory weights that do not fit the model, are damaged, or are not finite."""
+
+
+class DataError(EverlongModelError):
+    """A data set that is missing, unreadable, empty or broken: names the file, and the line if there is one."""
 
 
 class TokenError(EverlongModelError, ValueError):

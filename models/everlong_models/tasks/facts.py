@@ -1,0 +1,186 @@
+"""Facts in noise: memorize, detect & memorize, reasoning (Bulatov et al. 2023, section 3).
+
+A document is n segments of real text with one fact, or two, as in bAbI (Weston et al. 2016, tasks 1 and 4); its last
+segment ends with a question and the answer, one of six places.
+
+    memorize    the fact begins the document
+    detect      the fact stands anywhere before the question
+    reasoning   two facts stand anywhere before the question, in either order; each is needed for some of the questions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from everlong_models.errors import ConfigError, TokenError
+from everlong_models.memory import MemoryModel
+from everlong_models.tasks import text
+from everlong_models.tasks.task import Batch, Setting, Task, TaskConfig
+
+PEOPLE = ("Mary", "John", "Sandra", "Daniel")
+MOVES = ("moved to", "went to", "went back to", "journeyed to", "travelled to")
+PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
+OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
+
+Kind = Literal["memorize", "detect", "reasoning"]
+
+
+class FactsConfig(TaskConfig):
+    """`kind`: see the module. `noise`: the data set of books that the noise is taken from. `noise_characters`: how much
+    of it is kept in memory."""
+
+    name: Literal["facts"] = "facts"
+    kind: Kind
+    noise: str = "books-260"
+    noise_characters: int = Field(4_000_000, ge=10_000)
+
+
+class Facts(Task):
+    """Facts in noise. Raises `ConfigError` if a question does not fit into a segment."""
+
+    metric = "accuracy"
+
+    def __init__(self, config: FactsConfig, setting: Setting) -> None:
+        if setting.tokenizer is None:
+            raise ConfigError("task", config.name, "needs a model with a tokenizer")
+        self.config = config
+        self._seed = setting.seed
+        self._S = setting.segment_length
+        self.tokenizer = setting.tokenizer
+        kept, held_out = text.books(text.find(setting.data, config.noise))
+        self._files = kept, held_out
+        self._noise = tuple(
+            text.Noise(files, self.tokenizer, characters=characters)
+            for files, characters in ((kept, config.noise_characters), (held_out, config.noise_characters // 4))
+        )
+        self._answers = {place: self._word(place) for place in PLACES}
+        longest = max(
+            len(self.tokenizer.encode(_question(config.kind, np.random.default_rng(i))[1])) for i in range(64)
+        )
+        if longest + 1 > self._S:
+            raise ConfigError("segment_length", self._S, f"must hold the question and its answer, {longest + 1} tokens")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    def texts(self) -> Iterator[str]:
+        yield from tokenizer_texts(self._files[0])
+
+    def batch(self, step: int, rows: int, segments: int) -> Batch:
+        return self._documents(self.random(self._seed, step), rows, segments, self._noise[0])
+
+    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+        """`accuracy`: the share of answers that have the highest probability of the six places."""
+        return {"accuracy": self.accuracies(model, samples=samples, lengths=[segments])[segments]}
+
+    @torch.no_grad()
+    def accuracies(
+        self, model: MemoryModel, *, samples: int, lengths: Sequence[int], rows: int = 64
+    ) -> dict[int, float]:
+        """Accuracy by length, in segments.
+
+        One stream of noise is read for all lengths: the memory forks where a question is asked. With `detect` and
+        `reasoning` the place of the facts is drawn anew for every length, so each length has streams of its own.
+        """
+        right = dict.fromkeys(lengths, 0)
+        groups = [sorted(lengths)] if self.config.kind == "memorize" else [[length] for length in lengths]
+        for group in groups:
+            for first in range(0, samples, rows):
+                count = min(rows, samples - first)
+                random = self.random(first, group[-1], held_out=True)
+                for length, correct in self._ask(model, random, count, group):
+                    right[length] += correct
+        return {length: count / samples for length, count in right.items()}
+
+    def _ask(
+        self, model: MemoryModel, random: np.random.Generator, rows: int, lengths: list[int]
+    ) -> Iterator[tuple[int, int]]:
+        """Right answers of `rows` documents at each of the `lengths`."""
+        device = next(iter(model.initial_state(1).tensors.values())).device
+        documents = self._documents(random, rows, lengths[-1], self._noise[1])
+        tokens, answers = documents.tokens[:, :-1].to(device), documents.tokens[:, -1]
+        choices = torch.tensor(list(self._answers.values()))
+        asked = self._questions
+        state, done = model.initial_state(rows), 0
+        for length in lengths:
+            state = model.read(tokens[:, done : (length - 1) * self._S], state)
+            done = (length - 1) * self._S
+            last = tokens[:, done : done + self._S - 1].clone()
+            for row, question in enumerate(asked):
+                last[row, len(last[row]) - len(question) :] = torch.as_tensor(question, device=device)
+            scores = model.forward(last, state)[:, -1].cpu()
+            found = choices[scores[:, choices].argmax(-1)]
+            yield length, int((found == answers).sum())
+
+    def _documents(self, random: np.random.Generator, rows: int, segments: int, noise: text.Noise) -> Batch:
+        """Full documents: facts, noise, question, answer, in exactly `segments` segments."""
+        length = segments * self._S
+        tokens = np.empty((rows, length), dtype=np.int64)
+        self._questions: list[list[int]] = []
+        for row in range(rows):
+            facts, question, answer = _question(self.config.kind, random)
+            asked = self.tokenizer.encode(question)
+            told = [self.tokenizer.encode(fact) for fact in facts]
+            room = length - len(asked) - 1 - sum(map(len, told))
+            if room < 0:
+                raise TokenError(f"{segments} segments of {self._S} tokens do not hold the facts and the question")
+            line, borders = noise.run(random, max(room, 1))
+            line = line[:room]
+            at = [0] if self.config.kind == "memorize" else sorted(_choose(random, borders, room, len(told)))
+            order = random.permutation(len(told))
+            pieces, done = [], 0
+            for place, fact in zip(at, order, strict=True):
+                pieces += [line[done:place], told[fact]]
+                done = place
+            tokens[row] = np.concatenate([*pieces, line[done:], asked, [self._answers[answer]]])
+            self._questions.append(asked)
+        targets = torch.zeros(rows, length, dtype=torch.bool)
+        targets[:, -1] = True
+        return Batch(torch.from_numpy(tokens), torch.full((rows,), length), targets)
+
+    def _word(self, word: str) -> int:
+        ids = self.tokenizer.encode(f" {word}")
+        if len(ids) != 1:
+            raise ConfigError("tokenizer", ids, f"the answer {word!r} must be one token")
+        return ids[0]
+
+
+def tokenizer_texts(files: Sequence[Path]) -> Iterator[str]:
+    """What a tokenizer of facts in noise is made from: all sentences of facts, often, and some noise."""
+    random = np.random.default_rng(0)
+    for kind in ("memorize", "reasoning"):
+        for _ in range(4000):
+            facts, question, answer = _question(kind, random)
+            yield "".join(facts) + question + " " + answer
+    for file in files:
+        yield " ".join(text.read(file)[:100_000].split())
+
+
+def _choose(random: np.random.Generator, borders: np.ndarray, room: int, count: int) -> list[int]:
+    """Places for `count` facts: sentence borders, uniformly by position in the text rather than by sentence."""
+    return [int(borders[np.searchsorted(borders, at, side="right") - 1]) for at in random.integers(0, room + 1, count)]
+
+
+def _question(kind: Kind, random: np.random.Generator) -> tuple[list[str], str, str]:
+    """Facts, the question, and the answer."""
+    if kind != "reasoning":
+        person, move, place = random.choice(PEOPLE), random.choice(MOVES), random.choice(PLACES)
+        return [f" {person} {move} the {place}."], f" Where is {person}? Answer:", str(place)
+    # bAbI 4: three places in a line; a fact names the middle one last, or in one of three cases first.
+    north, middle, south = (str(place) for place in random.choice(PLACES, 3, replace=False))
+    direction = str(random.choice(list(OPPOSITE)))
+    facts = []
+    for end, at in ((north, direction), (south, OPPOSITE[direction])):
+        facts.append((middle, OPPOSITE[at], end) if random.integers(3) == 0 else (end, at, middle))
+    subject, at, object_ = facts[int(random.integers(2))]
+    told = [f" The {first} is {where} of the {second}." for first, where, second in facts]
+    if random.integers(2):
+        return told, f" What is {at} of the {object_}? Answer:", subject
+    return told, f" What is the {object_} {OPPOSITE[at]} of? Answer:", subject

@@ -1,0 +1,98 @@
+"""Real text as noise and as language: books from a folder, cut into those to learn from and those held out."""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from everlong_models.errors import DataError
+from everlong_models.tokenizer import Tokenizer
+
+_HELD_OUT = 10
+"""One book in so many is held out."""
+
+
+def find(data: Path, name: str) -> Path:
+    """The data set `name` in the folder `data`: a folder, or `name.tar.xz`, which is unpacked beside a marker first.
+
+    Raises `DataError` naming what was looked for, or the archive that cannot be read.
+    """
+    folder = data / name
+    if folder.is_dir():
+        return folder
+    archive = data / f"{name}.tar.xz"
+    if not archive.is_file():
+        raise DataError(f"no data set {name!r}: neither the folder {folder} nor {archive.name} is there")
+    key = hashlib.sha256(f"{archive.resolve()}:{archive.stat().st_size}".encode()).hexdigest()[:12]
+    target = Path.home() / ".cache" / "everlong" / "data" / f"{name}-{key}"
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Complete before it gets its name; whoever else unpacks the same meanwhile has a scratch folder of its own.
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpacking-") as scratch:
+            try:
+                with tarfile.open(archive) as packed:
+                    packed.extractall(f"{scratch}/data", filter="data")
+            except (tarfile.TarError, OSError, EOFError, lzma.LZMAError) as error:
+                raise DataError(f"cannot unpack {archive}: {error}") from error
+            try:
+                Path(scratch, "data").rename(target)
+            except OSError:
+                if not target.is_dir():  # else another process was quicker
+                    raise
+    return target
+
+
+def books(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The texts (`.md`, `.txt`) below `folder`: those to learn from, and those held out, chosen by their names' hash.
+
+    Raises `DataError` if there are fewer than two.
+    """
+    files = sorted(file for file in folder.rglob("*") if file.suffix in {".md", ".txt"})
+    if len(files) < 2:
+        raise DataError(f"{folder} holds {len(files)} texts (.md, .txt); at least 2 are needed, one to be held out")
+    chosen = {file for file in files if int(hashlib.sha256(file.name.encode()).hexdigest(), 16) % _HELD_OUT == 0}
+    chosen = chosen or {files[-1]}
+    return [file for file in files if file not in chosen], sorted(chosen)
+
+
+def read(file: Path) -> str:
+    """A text. Raises `DataError` if it is unreadable, no UTF-8, or empty."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {file}: {error}") from error
+    if not text.strip():
+        raise DataError(f"{file} is empty")
+    return text
+
+
+class Noise:
+    """An endless text: tokens of `files`, of which runs that begin with a sentence are drawn."""
+
+    def __init__(self, files: Sequence[Path], tokenizer: Tokenizer, *, characters: int) -> None:
+        """Takes an equal share of about `characters` characters from each file, from its middle on."""
+        share, pieces = max(2000, characters // len(files)), []
+        for file in files:
+            text = read(file)
+            start = max(0, (len(text) - share) // 2)
+            pieces.append(" " + " ".join(text[start : start + share].split()))
+        ids = np.array([token for piece in pieces for token in tokenizer.encode(piece)], dtype=np.int32)
+        ends = np.array([tokenizer.token(token).endswith((".", "!", "?")) for token in range(tokenizer.vocab_size)])
+        self._ids = ids
+        self._ending = ends[ids]
+        self._starts = np.flatnonzero(self._ending)[:-1] + 1
+        if not len(self._starts):
+            raise DataError(f"{files[0]}: no sentence ends in the text")
+
+    def run(self, random: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """`length` tokens from the beginning of a sentence on, and where in them sentences begin (0 is one)."""
+        start = int(random.choice(self._starts))
+        index = np.arange(start, start + length) % len(self._ids)
+        borders = np.flatnonzero(self._ending[index[:-1]]) + 1 if length > 1 else np.array([], dtype=np.int64)
+        return self._ids[index], np.concatenate([[0], borders])
