@@ -29,7 +29,7 @@ from everlong_models.cache import Cache
 from everlong_models.decoder import decoder_of
 from everlong_models.errors import ConfigError
 from everlong_models.long_term import Density, LongTermConfig, LongTermMemory, Look
-from everlong_models.memory import SegmentReader
+from everlong_models.memory import SegmentReader, TrainingSegment
 from everlong_models.state import MemoryState
 
 
@@ -45,14 +45,6 @@ class Trace(NamedTuple):
     hidden: Tensor  # (B, T, D): final hidden states
     entering: Tensor  # (B, layers, T, D): each layer's input, for its memory
     densities: list[Density]  # of each layer
-
-
-class TrainingStep(NamedTuple):
-    """What training needs of a segment."""
-
-    logits: Tensor  # (B, T, V)
-    state: MemoryState  # after the segment
-    divergence: Tensor  # (B,): L_KL of Eq. 21, to be weighed by λ_KL (1e-6 for GPT-2, 1e-5 from scratch)
 
 
 class LongTermReader(SegmentReader):
@@ -110,16 +102,17 @@ class LongTermReader(SegmentReader):
         self.check_segment(tokens, state)
         return self._logits(self._pass_from(tokens, state).hidden)
 
-    def training_step(self, tokens: Tensor, state: MemoryState) -> TrainingStep:
-        """`forward`, the state after the segment and the KL term, of one pass over 1 ≤ T ≤ S `tokens` (B, T).
+    def training_segment(self, tokens: Tensor, state: MemoryState) -> TrainingSegment:
+        """`segment` in one pass, over 1 ≤ T ≤ S `tokens` (B, T); the auxiliary loss is L_KL of Eq. 21.
 
-        The state carries the graph of its gates; detach it where back-propagation through time is to end.
+        The paper weighs it by λ_KL = 1e-6 for GPT-2, 1e-5 from scratch. The state carries the graph of its gates; detach
+        it where back-propagation through time is to end.
         """
         self.check_segment(tokens, state)
         trace = self._pass_from(tokens, state)
         after = self._update(state.tensors, trace.entering, self._attention(trace, state.tensors))
         divergence = self.memory.divergence(trace.densities, state["segments"])
-        return TrainingStep(self._logits(trace.hidden), after, divergence)
+        return TrainingSegment(self._logits(trace.hidden), after, divergence)
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
         """Prefills `tokens`; the cache keeps the state, what queries need of it, and what the memory will take in."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,6 +25,17 @@ class MemoryConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     segment_length: int = Field(512, ge=2, description="S: tokens read at once")
+
+
+class TrainingSegment(NamedTuple):
+    """What training needs of a segment: `logits` (B, T, V), the `state` after it, and each row's `auxiliary` loss (B,).
+
+    The auxiliary loss is a memory's own beside that of the language model; a memory without one gives zeros.
+    """
+
+    logits: Tensor
+    state: MemoryState
+    auxiliary: Tensor
 
 
 @runtime_checkable
@@ -58,6 +69,13 @@ class MemoryModel(Protocol):
         The logits at the last position are the prediction of the next segment's first token.
         """
 
+    def training_segment(self, tokens: Tensor, state: MemoryState) -> TrainingSegment:
+        """As `segment`, with the memory's auxiliary loss."""
+
+    @property
+    def learns_everywhere(self) -> bool:
+        """Whether segments in which nothing is predicted have an auxiliary loss that is worth a pass with gradients."""
+
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
         """Starts a segment with its first 1 ≤ T ≤ S `tokens` (B, T): the cache, and the last position's logits (B, V)."""
 
@@ -73,6 +91,7 @@ class SegmentReader(nn.Module, ABC):
 
     segment_length: int
     vocab_size: int
+    learns_everywhere: bool = False
 
     @abstractmethod
     def initial_state(self, rows: int = 1) -> MemoryState:
@@ -131,6 +150,11 @@ class SegmentReader(nn.Module, ABC):
         with one pass."""
         self.check_full(tokens, state)
         return self.forward(tokens, state), self._read_segment(tokens, state)
+
+    def training_segment(self, tokens: Tensor, state: MemoryState) -> TrainingSegment:
+        """`segment` and an auxiliary loss of zero; overridden by a memory that has one."""
+        logits, after = self.segment(tokens, state)
+        return TrainingSegment(logits, after, logits.new_zeros(len(logits)))
 
     def check(self, tokens: Tensor, state: MemoryState) -> None:
         """Raises `TokenError` or `StateError` unless `tokens` (B, T) and `state` (B rows) fit this model."""
