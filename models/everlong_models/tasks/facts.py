@@ -188,8 +188,9 @@ class Facts(Task):
 
 
 def _choose(random: np.random.Generator, borders: np.ndarray, room: int, count: int) -> list[int]:
-    """Places for `count` facts: sentence borders, uniformly by position in the text rather than by sentence."""
-    return [int(borders[np.searchsorted(borders, at, side="right") - 1]) for at in random.integers(0, room + 1, count)]
+    """Places for `count` facts: the sentence borders, or the end, nearest to points drawn uniformly from the text."""
+    places = np.append(borders, room)
+    return [int(places[np.abs(places - at).argmin()]) for at in random.integers(0, room + 1, count)]
 
 
 def _question(kind: Kind, random: np.random.Generator) -> tuple[list[str], str, str]:
