@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_named(make, tmp_path, tokenizer):
     with pytest.raises(DataError, match=r"no data set 'books-260'"):
         Facts(FactsConfig(kind="detect"), Setting(tokenizer, S, tmp_path, 0))
     (tmp_path / "books-260").mkdir()
-    (tmp_path / "books-260" / "one.txt").write_text("Once upon a time.")
+    (tmp_path / "books-260" / "one.txt").write_text("Once upon a time. It rained. It ended.")
     with pytest.raises(DataError, match="holds 1 texts"):
         Facts(FactsConfig(kind="detect"), Setting(tokenizer, S, tmp_path, 0))
     (tmp_path / "books-260" / "two.txt").write_bytes(b"\xff\xfe\x00")

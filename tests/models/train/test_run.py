@@ -128,7 +128,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(start, tmp_path):
 
 
 def test_what_cannot_be_resumed(start, tmp_path):
-    with pytest.raises(RunError, match="nothing to resume: no .*checkpoint.safetensors"):
+    with pytest.raises(RunError, match=r"nothing to resume: no .*checkpoint\.safetensors"):
         start(recipe(), resume=True)
     take(start(recipe()), 1)
     with pytest.raises(RunError, match="holds a run"):
