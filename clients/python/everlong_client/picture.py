@@ -50,7 +50,9 @@ def _signals(figure: Figure, memory: Memory) -> None:
     last = memory.layers[-1]
     lines = [f"{phrase.space:6.1%}  {words(phrase)}" for phrase in last.phrases[:_PHRASES]]
     for phrase in last.phrases[:_PHRASES]:
-        axes[-2].plot((phrase.start + phrase.end) / 2, last.layer, "v", color=_RED, markersize=5, clip_on=False)
+        axes[-2].plot(
+            (phrase.start + phrase.end) / 2, last.layer, "v", color="white", markeredgecolor=_INK, markersize=7
+        )
     axes[-1].axis("off")
     head = f"Most space in layer {last.layer}:" if lines else f"In layer {last.layer} all tokens have the same space."
     # A dollar sign in a text begins no formula.
@@ -98,5 +100,8 @@ def _parts(figure: Figure, memory: Memory) -> None:
     full.set_xlim(0, 1)
     full.set_xlabel("share of its slots in use")
     for row, part in enumerate(memory.parts):
-        change = "" if part.change is None else f", the open segment changes {part.change:.1%}"
-        full.text(0.02, row, f"{part.used:,.1f} of {part.slots:,}{change}", va="center", fontsize=7, color=_INK)
+        change = "" if part.change is None else f", open segment changes {part.change:.0%}"
+        share, text = part.used / part.slots, f"{part.used:,.1f} of {part.slots:,}{change}"
+        # Beside a short bar, or inside a long one.
+        at, color, side = (share + 0.02, _INK, "left") if share < 0.5 else (share - 0.02, "white", "right")
+        full.text(at, row, text, ha=side, va="center", fontsize=7, color=color)
