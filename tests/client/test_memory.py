@@ -165,6 +165,8 @@ def test_the_picture_of_every_kind_shows_what_is_in_it(run: Callable[..., Result
         "attention": INFINITE | {"layers": [first | {"attention": [0.7, 0.1, 0.1, 0.1]}, last]},
         "space": INFINITE | {"layers": [first | {"edges": [0.0, 3.0, 600.0, 900.0, 1200.0]}, last]},
         "no attention": INFINITE | {"layers": [layer | {"attention": None} for layer in (first, last)]},
+        "forgotten": INFINITE | {"layers": [first | {"edges": [0.0, 900.0, 1000.0, 1100.0, 1200.0]}]},
+        "one bin": INFINITE | {"layers": [first | {"edges": [0.0, 1200.0], "attention": [1.0]}]},
         "nothing read": RMT | {"tokens": 0, "segments": 0, "documents": [], "parts": [], "open": 0},
     }
     others = {name: drawn(run, fake, memory, tmp_path / "changed.png") for name, memory in changed.items()}

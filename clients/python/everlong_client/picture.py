@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,7 +26,8 @@ def draw(memory: Memory) -> bytes:
     """The picture of any kind of memory.
 
     Of an ∞-former: for each layer, over the positions of the context, how many times their even share tokens get of the
-    open segment's attention and of the memory's space, and the last layer's phrases with the most space. Of others:
+    open segment's attention and of the memory's space, and the last layer's phrases with the most space; what a long
+    context begins with is left out if less than a bin's space is left of it. Of others:
     which tokens each part is made of, and how full it is.
     """
     figure = Figure(figsize=(9, 6), dpi=100, layout="constrained")
@@ -43,15 +45,22 @@ def _signals(figure: Figure, memory: Memory) -> None:
     attended = all(layer.attention is not None for layer in memory.layers)
     heights = [3, 3, 1.6] if attended else [3, 1.6]
     axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    begin = _begin(memory)
     if attended:
-        _heat(figure, axes[0], memory, [_over(layer, layer.attention or ()) for layer in memory.layers], "attention")
-    spaces = [_over(layer, [1 / (len(layer.edges) - 1)] * (len(layer.edges) - 1)) for layer in memory.layers]
-    _heat(figure, axes[-2], memory, spaces, "space")
+        rows = [_over(layer, begin, layer.attention or ()) for layer in memory.layers]
+        _heat(figure, axes[0], memory, begin, rows, "attention")
+    rows = [_over(layer, begin, [1 / (len(layer.edges) - 1)] * (len(layer.edges) - 1)) for layer in memory.layers]
+    _heat(figure, axes[-2], memory, begin, rows, "space")
     last = memory.layers[-1]
     lines = [f"{phrase.space:6.1%}  {words(phrase)}" for phrase in last.phrases[:_PHRASES]]
     for phrase in last.phrases[:_PHRASES]:
         axes[-2].plot(
-            (phrase.start + phrase.end) / 2, last.layer, "v", color="white", markeredgecolor=_INK, markersize=7
+            max(begin, (phrase.start + phrase.end) / 2),
+            last.layer,
+            "v",
+            color="white",
+            markeredgecolor=_INK,
+            markersize=7,
         )
     axes[-1].axis("off")
     head = f"Most space in layer {last.layer}:" if lines else f"In layer {last.layer} all tokens have the same space."
@@ -60,23 +69,30 @@ def _signals(figure: Figure, memory: Memory) -> None:
     axes[-1].text(0, 1, text, va="top", fontsize=9, color=_INK, transform=axes[-1].transAxes)
 
 
-def _over(layer: MemoryLayer, shares: list[float] | tuple[float, ...]) -> NDArray[np.float64]:
-    """What equal columns of the context get, as multiples of their even share."""
-    upto = np.concatenate([[0.0], np.cumsum(shares)])
-    columns = np.linspace(0, layer.edges[-1], _COLUMNS + 1)
-    return np.diff(np.interp(columns, layer.edges, upto / upto[-1])) * _COLUMNS
+def _begin(memory: Memory) -> float:
+    """The position from which on there is something to see: 0, unless most of the context has next to no space."""
+    begin, total = min(layer.edges[1] for layer in memory.layers), memory.layers[0].edges[-1]
+    return begin if total / 2 < begin < total else 0.0
 
 
-def _heat(figure: Figure, axes: Axes, memory: Memory, rows: list[NDArray[np.float64]], name: str) -> None:
+def _over(layer: MemoryLayer, begin: float, shares: Sequence[float]) -> NDArray[np.float64]:
+    """What equal columns of the context from `begin` on get, as multiples of their even share."""
+    total, upto = layer.edges[-1], np.concatenate([[0.0], np.cumsum(shares)])
+    columns = np.linspace(begin, total, _COLUMNS + 1)
+    return np.diff(np.interp(columns, layer.edges, upto / upto[-1])) * _COLUMNS * total / (total - begin)
+
+
+def _heat(figure: Figure, axes: Axes, memory: Memory, begin: float, rows: list[NDArray[np.float64]], name: str) -> None:
     total, first, last = memory.layers[0].edges[-1], memory.layers[0].layer, memory.layers[-1].layer
     image = axes.imshow(
         np.clip(np.stack(rows), 1e-2, 1e2), aspect="auto", origin="lower", cmap="magma", norm=LogNorm(1e-2, 1e2),
-        extent=(0, total, first - 0.5, last + 0.5), interpolation="nearest",
+        extent=(begin, total, first - 0.5, last + 0.5), interpolation="nearest",
     )  # fmt: skip
     for document in memory.documents:
-        axes.axvline(min(document.end, total), color="white", linewidth=0.8, linestyle=":")
+        axes.axvline(min(max(document.end, begin), total), color="white", linewidth=0.8, linestyle=":")
     axes.set_ylabel("layer")
-    axes.set_xlabel("position (tokens)")
+    before = f"; the {begin:,.0f} before have next to no space" if begin else ""
+    axes.set_xlabel(f"position (tokens{before})")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=axes, label=f"{name}, × even")
 
