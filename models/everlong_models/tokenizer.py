@@ -54,7 +54,7 @@ class Tokenizer:
         eos = tokenizer.eos_token_id
         self.eos_ids: tuple[int, ...] = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
         self.chat_template: str | None = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
-        self._hf = tokenizer
+        self.hf = tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; a special token spelt out in it stays text."""
@@ -82,7 +82,7 @@ class Tokenizer:
 
     def render(self, messages: list[dict[str, str]], *, answer: bool) -> str:
         """`messages` through the chat template; `answer` adds the assistant's opening."""
-        rendered = self._hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
+        rendered = self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
         return str(rendered)
 
     def digest(self) -> str:

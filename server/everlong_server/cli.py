@@ -1,4 +1,4 @@
-"""`everlong serve | models | doctor | bench`: commands that the `everlong` program takes up by entry points."""
+"""`everlong serve | models | doctor | bench | train`: commands that the `everlong` program takes up by entry points."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ serve = typer.Typer(add_completion=False)
 models = typer.Typer(add_completion=False, no_args_is_help=True, help="List, fetch and find models.")
 doctor = typer.Typer(add_completion=False)
 bench = typer.Typer(add_completion=False)
+train = typer.Typer(add_completion=False)
 
 
 def fail(message: str) -> typer.Exit:
@@ -127,3 +128,45 @@ def _bench(
         document: dict[str, Any] = report.document(command="everlong " + " ".join(sys.argv[1:]))
         output.write_text(json.dumps(document, indent=2) + "\n")
         err.print(f"written to {output}")
+
+
+DataDir = Annotated[Path, typer.Option(envvar="EVERLONG_DATA", help="folder of data sets, packed or not")]
+
+
+@train.command()
+def _train(
+    recipe: Annotated[str | None, typer.Argument(help="a recipe's name, or a YAML file; none lists them")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="the run's folder; default runs/RECIPE")] = None,
+    data: DataDir = Path("data"),
+    resume: Annotated[bool, typer.Option("--resume", help="go on at the folder's checkpoint")] = False,
+    max_minutes: Annotated[float | None, typer.Option(help="stop then, with a checkpoint")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="change the recipe: KEY=VALUE, dotted")] = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """Train a memory by a recipe."""
+    import torch
+
+    from everlong_models import EverlongModelError
+    from everlong_models.train.recipe import load_recipe, recipe_names
+    from everlong_server.training import train as run
+
+    if recipe is None:
+        out.print("\n".join(f"{name:20} {load_recipe(name).description}" for name in recipe_names()), soft_wrap=True)
+        return
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        run(
+            load_recipe(recipe, changes or ()),
+            folder or Path("runs") / Path(recipe).stem,
+            data=data,
+            models_dir=_models_dir(models_dir),
+            device=device,
+            resume=resume,
+            max_minutes=max_minutes,
+            console=err,
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None

@@ -10,17 +10,20 @@ segment ends with a question and the answer, one of six places.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from everlong_models.errors import ConfigError, TokenError
 from everlong_models.memory import MemoryModel
-from everlong_models.tasks import text
+from everlong_models.tasks import text, vocabulary
 from everlong_models.tasks.task import Batch, Setting, Task, TaskConfig
 
 PEOPLE = ("Mary", "John", "Sandra", "Daniel")
@@ -33,22 +36,26 @@ Kind = Literal["memorize", "detect", "reasoning"]
 
 class FactsConfig(TaskConfig):
     """`kind`: see the module. `noise`: the data set of books that the noise is taken from. `noise_characters`: how much
-    of it is kept in memory."""
+    of it is kept in memory. `vocabulary`: tokens of the tokenizer that is made for a model from scratch."""
 
     name: Literal["facts"] = "facts"
     kind: Kind
     noise: str = "books-260"
     noise_characters: int = Field(4_000_000, ge=10_000)
+    vocabulary: int = Field(1024, ge=512)
+
+
+class Documents(NamedTuple):
+    """`tokens` (B, N) that end with the answer; `asked`: each row's question, which stands before it."""
+
+    tokens: Tensor
+    asked: list[list[int]]
 
 
 class Facts(Task):
     """Facts in noise. Raises `ConfigError` if a question does not fit into a segment."""
 
-    metric = "accuracy"
-
     def __init__(self, config: FactsConfig, setting: Setting) -> None:
-        if setting.tokenizer is None:
-            raise ConfigError("task", config.name, "needs a model with a tokenizer")
         self.config = config
         self._seed = setting.seed
         self._S = setting.segment_length
@@ -66,15 +73,27 @@ class Facts(Task):
         if longest + 1 > self._S:
             raise ConfigError("segment_length", self._S, f"must hold the question and its answer, {longest + 1} tokens")
 
+    @classmethod
+    def make_tokenizer(cls, config: FactsConfig, data: Path) -> PreTrainedTokenizerBase:
+        """Byte-level, from noise and many sentences of facts, so that every word of a fact is one token."""
+        random, told = np.random.default_rng(0), []
+        for kind in get_args(Kind):
+            for _ in range(3000):
+                facts, question, answer = _question(kind, random)
+                told.append("".join(facts) + question + " " + answer)
+        kept, _ = text.books(text.find(data, config.noise))
+        noise = (" ".join(text.read(file)[:100_000].split()) for file in kept)
+        return vocabulary.byte_level(itertools.chain(told, noise), config.vocabulary)
+
     @property
     def vocab_size(self) -> int:
         return self.tokenizer.vocab_size
 
-    def texts(self) -> Iterator[str]:
-        yield from tokenizer_texts(self._files[0])
-
     def batch(self, step: int, rows: int, segments: int) -> Batch:
-        return self._documents(self.random(self._seed, step), rows, segments, self._noise[0])
+        tokens = self._documents(self.random(self._seed, step), rows, segments, self._noise[0]).tokens
+        targets = torch.zeros(tokens.shape, dtype=torch.bool)
+        targets[:, -1] = True
+        return Batch(tokens, torch.full((rows,), tokens.shape[1]), targets)
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
         """`accuracy`: the share of answers that have the highest probability of the six places."""
@@ -107,23 +126,22 @@ class Facts(Task):
         documents = self._documents(random, rows, lengths[-1], self._noise[1])
         tokens, answers = documents.tokens[:, :-1].to(device), documents.tokens[:, -1]
         choices = torch.tensor(list(self._answers.values()))
-        asked = self._questions
         state, done = model.initial_state(rows), 0
         for length in lengths:
             state = model.read(tokens[:, done : (length - 1) * self._S], state)
             done = (length - 1) * self._S
             last = tokens[:, done : done + self._S - 1].clone()
-            for row, question in enumerate(asked):
+            for row, question in enumerate(documents.asked):
                 last[row, len(last[row]) - len(question) :] = torch.as_tensor(question, device=device)
             scores = model.forward(last, state)[:, -1].cpu()
             found = choices[scores[:, choices].argmax(-1)]
             yield length, int((found == answers).sum())
 
-    def _documents(self, random: np.random.Generator, rows: int, segments: int, noise: text.Noise) -> Batch:
+    def _documents(self, random: np.random.Generator, rows: int, segments: int, noise: text.Noise) -> Documents:
         """Full documents: facts, noise, question, answer, in exactly `segments` segments."""
         length = segments * self._S
         tokens = np.empty((rows, length), dtype=np.int64)
-        self._questions: list[list[int]] = []
+        questions = []
         for row in range(rows):
             facts, question, answer = _question(self.config.kind, random)
             asked = self.tokenizer.encode(question)
@@ -140,27 +158,14 @@ class Facts(Task):
                 pieces += [line[done:place], told[fact]]
                 done = place
             tokens[row] = np.concatenate([*pieces, line[done:], asked, [self._answers[answer]]])
-            self._questions.append(asked)
-        targets = torch.zeros(rows, length, dtype=torch.bool)
-        targets[:, -1] = True
-        return Batch(torch.from_numpy(tokens), torch.full((rows,), length), targets)
+            questions.append(asked)
+        return Documents(torch.from_numpy(tokens), questions)
 
     def _word(self, word: str) -> int:
         ids = self.tokenizer.encode(f" {word}")
         if len(ids) != 1:
             raise ConfigError("tokenizer", ids, f"the answer {word!r} must be one token")
         return ids[0]
-
-
-def tokenizer_texts(files: Sequence[Path]) -> Iterator[str]:
-    """What a tokenizer of facts in noise is made from: all sentences of facts, often, and some noise."""
-    random = np.random.default_rng(0)
-    for kind in ("memorize", "reasoning"):
-        for _ in range(4000):
-            facts, question, answer = _question(kind, random)
-            yield "".join(facts) + question + " " + answer
-    for file in files:
-        yield " ".join(text.read(file)[:100_000].split())
 
 
 def _choose(random: np.random.Generator, borders: np.ndarray, room: int, count: int) -> list[int]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from everlong_models.memory import MemoryModel
 from everlong_models.tokenizer import Tokenizer
@@ -24,11 +24,11 @@ class TaskConfig(BaseModel):
 class Setting(NamedTuple):
     """What a task is made for.
 
-    `tokenizer`: of the model that learns; None for a task whose tokens are symbols of its own. `segment_length`: S.
+    `tokenizer`: of the model that learns. `segment_length`: S.
     `data`: the folder of data sets. `seed`: all that a task draws follows from it.
     """
 
-    tokenizer: Tokenizer | None
+    tokenizer: Tokenizer
     segment_length: int
     data: Path
     seed: int
@@ -51,9 +51,14 @@ class Batch(NamedTuple):
 class Task(ABC):
     """Batches are a function of the seed and the step alone: whoever knows the step can go on from there."""
 
-    metric: str
-    """The score by which models are compared, a key of what `evaluate` returns."""
-    higher_is_better: bool = True
+    @abstractmethod
+    def __init__(self, config: Any, setting: Setting) -> None:
+        """Raises `DataError` for data that is not there, `ConfigError` for a setting that the task does not fit."""
+
+    @classmethod
+    @abstractmethod
+    def make_tokenizer(cls, config: Any, data: Path) -> PreTrainedTokenizerBase:
+        """A tokenizer for models from scratch; the same one at every call."""
 
     @property
     @abstractmethod
@@ -67,10 +72,6 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
         """Scores on `samples` held-out documents of about `segments` segments, the same ones at every call."""
-
-    def texts(self) -> Iterator[str]:
-        """Training text that a tokenizer may be made from, for models from scratch."""
-        raise NotImplementedError(f"{type(self).__name__} has no text")
 
     def random(self, seed: int, step: int, *, held_out: bool = False) -> np.random.Generator:
         """The random numbers of one step; those of held-out documents are never drawn in training."""
