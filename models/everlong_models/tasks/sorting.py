@@ -17,15 +17,19 @@ sequence but what the memory holds of it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
 
 from everlong_models.errors import ConfigError
 from everlong_models.memory import MemoryModel
+from everlong_models.tasks import vocabulary
 from everlong_models.tasks.task import Batch, Setting, Task, TaskConfig
 
 Ints = NDArray[np.int64]
@@ -41,8 +45,6 @@ class SortingConfig(TaskConfig):
 class Sorting(Task):
     """Sorting by frequency. Raises `ConfigError` if separator and answer do not fit into a segment."""
 
-    metric = "accuracy"
-
     def __init__(self, config: SortingConfig, setting: Setting) -> None:
         if setting.segment_length < config.symbols + 1:
             limit = f"must hold the separator and {config.symbols} symbols, {config.symbols + 1} tokens"
@@ -51,13 +53,13 @@ class Sorting(Task):
         self._seed = setting.seed
         self._S = setting.segment_length
 
-    @property
-    def vocab_size(self) -> int:
-        return self.config.symbols + 1
+    @classmethod
+    def make_tokenizer(cls, config: SortingConfig, data: Path) -> PreTrainedTokenizerBase:
+        """One token a symbol, written as its number, and the separator last."""
+        return vocabulary.symbols([*map(str, range(config.symbols)), "<SEP>"])
 
     @property
-    def answer_length(self) -> int:
-        """Tokens behind the sequence: the separator and all symbols."""
+    def vocab_size(self) -> int:
         return self.config.symbols + 1
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
@@ -86,7 +88,7 @@ class Sorting(Task):
             scores = model.forward(tokens[:, L:], state)[:, :-1].float()
             answer = tokens[:, L + 1 :]
             right += int((scores.argmax(-1) == answer).sum())
-            loss += float(torch.nn.functional.cross_entropy(scores.flatten(0, 1), answer.flatten(), reduction="sum"))
+            loss += float(F.cross_entropy(scores.flatten(0, 1), answer.flatten(), reduction="sum"))
             count += answer.numel()
         return {"accuracy": right / count, "loss": loss / count}
 
