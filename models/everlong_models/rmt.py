@@ -28,10 +28,12 @@ from everlong_models.state import MemoryState
 
 
 class RMTConfig(MemoryConfig):
-    """`memory_tokens`: m. `form`: how hidden states become the next memory (see the module)."""
+    """`memory_tokens`: m. `form`: how hidden states become the next memory (see the module). `noise`: in training, what
+    is added to every new memory has this standard deviation relative to it, so that small errors learn to die out."""
 
     memory_tokens: int = Field(16, ge=1)
     form: Literal["raw", "norm", "zero"] = "raw"
+    noise: float = Field(0.0, ge=0)
 
 
 class RMT(SegmentReader):
@@ -65,6 +67,9 @@ class RMT(SegmentReader):
 
     def _update(self, hidden: Tensor) -> MemoryState:
         """M_{t+1} from the final hidden states (B, m, D) of the write positions."""
+        if self.training and self.config.noise:
+            size = hidden.detach().square().mean(-1, keepdim=True).sqrt()
+            hidden = hidden + self.config.noise * size * torch.randn_like(hidden)
         if self.config.form == "norm":
             hidden = F.rms_norm(hidden, (hidden.shape[-1],)) * self.scale
         elif self.config.form == "zero":

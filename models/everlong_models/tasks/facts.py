@@ -36,12 +36,14 @@ Kind = Literal["memorize", "detect", "reasoning"]
 
 class FactsConfig(TaskConfig):
     """`kind`: see the module. `noise`: the data set of books that the noise is taken from. `noise_characters`: how much
-    of it is kept in memory. `vocabulary`: tokens of the tokenizer that is made for a model from scratch."""
+    of it is kept in memory. `distracting`: the share of a training document's noise, a segment's length each, that is
+    chosen for holding a word of the facts. `vocabulary`: tokens of the tokenizer that is made for a model from scratch."""
 
     name: Literal["facts"] = "facts"
     kind: Kind
     noise: str = "books-260"
     noise_characters: int = Field(4_000_000, ge=10_000)
+    distracting: float = Field(0.0, ge=0, le=1)
     vocabulary: int = Field(1024, ge=512)
 
 
@@ -67,6 +69,7 @@ class Facts(Task):
             for files, characters in ((kept, config.noise_characters), (held_out, config.noise_characters // 4))
         )
         self._answers = {place: self._word(place) for place in PLACES}
+        self._words = sorted({self.tokenizer.encode(f" {word}")[0] for word in (*PLACES, *PEOPLE)})
         longest = max(
             len(self.tokenizer.encode(_question(config.kind, np.random.default_rng(i))[1])) for i in range(64)
         )
@@ -90,7 +93,9 @@ class Facts(Task):
         return self.tokenizer.vocab_size
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
-        tokens = self._documents(self.random(self._seed, step), rows, segments, self._noise[0]).tokens
+        tokens = self._documents(
+            self.random(self._seed, step), rows, segments, self._noise[0], self.config.distracting
+        ).tokens
         targets = torch.zeros(tokens.shape, dtype=torch.bool)
         targets[:, -1] = True
         return Batch(tokens, torch.full((rows,), tokens.shape[1]), targets)
@@ -137,7 +142,9 @@ class Facts(Task):
             found = choices[scores[:, choices].argmax(-1)]
             yield length, int((found == answers).sum())
 
-    def _documents(self, random: np.random.Generator, rows: int, segments: int, noise: text.Noise) -> Documents:
+    def _documents(
+        self, random: np.random.Generator, rows: int, segments: int, noise: text.Noise, distracting: float = 0.0
+    ) -> Documents:
         """Full documents: facts, noise, question, answer, in exactly `segments` segments."""
         length = segments * self._S
         tokens = np.empty((rows, length), dtype=np.int64)
@@ -149,8 +156,8 @@ class Facts(Task):
             room = length - len(asked) - 1 - sum(map(len, told))
             if room < 0:
                 raise TokenError(f"{segments} segments of {self._S} tokens do not hold the facts and the question")
-            line, borders = noise.run(random, max(room, 1))
-            line = line[:room]
+            line = self._line(random, room, noise, distracting)
+            borders = noise.borders(line)
             at = [0] if self.config.kind == "memorize" else sorted(_choose(random, borders, room, len(told)))
             order = random.permutation(len(told))
             pieces, done = [], 0
@@ -161,6 +168,18 @@ class Facts(Task):
             questions.append(asked)
         return Documents(torch.from_numpy(tokens), questions)
 
+    def _line(self, random: np.random.Generator, length: int, noise: text.Noise, distracting: float) -> np.ndarray:
+        """Noise of `length` tokens."""
+        if not distracting:
+            return noise.run(random, length)
+        pieces = [
+            noise.run_with(random, self._S, self._words)
+            if random.random() < distracting
+            else noise.run(random, self._S)
+            for _ in range(0, length, self._S)
+        ]
+        return np.concatenate(pieces or [np.empty(0, dtype=np.int32)])[:length]
+
     def _word(self, word: str) -> int:
         ids = self.tokenizer.encode(f" {word}")
         if len(ids) != 1:
@@ -169,8 +188,9 @@ class Facts(Task):
 
 
 def _choose(random: np.random.Generator, borders: np.ndarray, room: int, count: int) -> list[int]:
-    """Places for `count` facts: sentence borders, uniformly by position in the text rather than by sentence."""
-    return [int(borders[np.searchsorted(borders, at, side="right") - 1]) for at in random.integers(0, room + 1, count)]
+    """Places for `count` facts: the sentence borders, or the end, nearest to points drawn uniformly from the text."""
+    places = np.append(borders, room)
+    return [int(places[np.abs(places - at).argmin()]) for at in random.integers(0, room + 1, count)]
 
 
 def _question(kind: Kind, random: np.random.Generator) -> tuple[list[str], str, str]:

@@ -85,14 +85,26 @@ class Noise:
         ids = np.array([token for piece in pieces for token in tokenizer.encode(piece)], dtype=np.int32)
         ends = np.array([tokenizer.token(token).endswith((".", "!", "?")) for token in range(tokenizer.vocab_size)])
         self._ids = ids
-        self._ending = ends[ids]
-        self._starts = np.flatnonzero(self._ending)[:-1] + 1
+        self._ends = ends
+        self._starts = np.flatnonzero(ends[ids])[:-1] + 1
+        self._places: dict[tuple[int, ...], np.ndarray] = {}
         if not len(self._starts):
             raise DataError(f"{files[0]}: no sentence ends in the text")
 
-    def run(self, random: np.random.Generator, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """`length` tokens from the beginning of a sentence on, and where in them sentences begin (0 is one)."""
+    def run(self, random: np.random.Generator, length: int) -> np.ndarray:
+        """`length` tokens from the beginning of a sentence on."""
         start = int(random.choice(self._starts))
-        index = np.arange(start, start + length) % len(self._ids)
-        borders = np.flatnonzero(self._ending[index[:-1]]) + 1 if length > 1 else np.array([], dtype=np.int64)
-        return self._ids[index], np.concatenate([[0], borders])
+        return self._ids[np.arange(start, start + length) % len(self._ids)]
+
+    def run_with(self, random: np.random.Generator, length: int, words: Sequence[int]) -> np.ndarray:
+        """As `run`, through a place where one of the tokens `words` stands; anywhere if there is none."""
+        places = self._places.setdefault(tuple(words), np.flatnonzero(np.isin(self._ids, words)))
+        if not len(places):
+            return self.run(random, length)
+        within = int(random.choice(places)) - int(random.integers(length))
+        start = int(self._starts[np.searchsorted(self._starts, within, side="right") - 1])  # a sentence earlier at most
+        return self._ids[np.arange(start, start + length) % len(self._ids)]
+
+    def borders(self, ids: np.ndarray) -> np.ndarray:
+        """Where in `ids` sentences begin; 0 is one."""
+        return np.concatenate([[0], np.flatnonzero(self._ends[ids[:-1]]) + 1])

@@ -158,27 +158,19 @@ def _apply(tree: dict[str, Any], change: str) -> None:
     path, found, value = change.partition("=")
     if not found:
         raise ConfigError("--set", change, "must be KEY=VALUE, with dots between the parts of the key")
-    *parents, last = path.split(".")
     at: Any = tree
-    for part in parents:
-        at = (
-            at[int(part)] if isinstance(at, list) and part.isdigit() and int(part) < len(at) else _below(at, part, path)
-        )
+    *parents, last = (int(part) if part.isdigit() else part for part in path.split("."))
+    try:
+        for part in parents:
+            at = at.setdefault(part, {}) if isinstance(at, dict) else at[part]
+        at[last] = _parsed(value)
+    except (TypeError, IndexError, AttributeError) as error:
+        raise ConfigError("--set", change, f"{path!r} leads to nothing in the recipe") from error
+
+
+def _parsed(value: str) -> Any:
     try:
         parsed = yaml.safe_load(value)
-        if isinstance(parsed, str):
-            parsed = float(parsed)  # YAML 1.1 takes 1e-3 for a word
+        return float(parsed) if isinstance(parsed, str) else parsed  # YAML 1.1 takes 1e-3 for a word
     except (ValueError, yaml.YAMLError):
-        parsed = value
-    if isinstance(at, list) and last.isdigit() and int(last) < len(at):
-        at[int(last)] = parsed
-    elif isinstance(at, dict):
-        at[last] = parsed
-    else:
-        raise ConfigError("--set", change, f"{path!r} leads to nothing that has keys")
-
-
-def _below(at: Any, part: str, path: str) -> Any:
-    if not isinstance(at, dict):
-        raise ConfigError("--set", path, f"{part!r} is below something that has no keys")
-    return at.setdefault(part, {})
+        return value
