@@ -19,14 +19,15 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from everlong_models.errors import ConfigError, DataError
 from everlong_models.memory import MemoryModel
+from everlong_models.state import MemoryState
 from everlong_models.tasks import text, vocabulary
 from everlong_models.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.tokenizer import Tokenizer
-from everlong_models.unroll import unroll
 
 _SHOWN = 100_000
 """Characters of each text that a tokenizer is made from."""
@@ -156,13 +157,31 @@ def runs(stream: NDArray[np.int64], samples: int, length: int, source: str) -> T
 
 
 @torch.no_grad()
-def measure(model: MemoryModel, tokenizer: Tokenizer, tokens: Tensor, *, rows: int = 16) -> Scores:
-    """The model's sums over `tokens` (runs, n·S), each run read from an empty memory on, the memory carried."""
-    device = next(iter(model.initial_state(1).tensors.values())).device
+def measure(
+    model: MemoryModel, tokenizer: Tokenizer, tokens: Tensor, *, rows: int = 16, forget: Sequence[str] = ()
+) -> Scores:
+    """The model's sums over `tokens` (runs, n·S), each run read from an empty memory on, the memory carried.
+
+    `forget`: tensors of the state that are emptied before every segment. Raises `ConfigError` if there is none of that
+    name.
+    """
+    S, empty = model.segment_length, model.initial_state(1)
+    for name in forget:
+        if name not in empty.tensors:
+            raise ConfigError("forget", name, f"the memory's state has {', '.join(sorted(empty.tensors))}")
+    device = next(iter(empty.tensors.values())).device
     nats, characters, words = 0.0, 0, 0
     for some in tokens.split(rows):
-        # Segment by segment, so that a loss is summed in double precision whatever the run's length.
-        nats += sum(float(part.loss.double().sum()) for part in unroll(model, some.to(device)))
+        here = some.to(device)
+        blank = model.initial_state(len(some))
+        state = blank
+        for start in range(0, here.shape[1], S):
+            logits, state = model.segment(here[:, start : start + S], state)
+            following = here[:, start + 1 : start + S + 1]  # a run's last token has none
+            scores = logits[:, : following.shape[1]].float()
+            nats += float(F.cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum"))
+            if forget:
+                state = MemoryState({**state.tensors, **{name: blank[name] for name in forget}})
         for line in some.tolist():
             content = tokenizer.decode(line[1:], skip_special=False)
             characters += len(content)

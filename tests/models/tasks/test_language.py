@@ -40,7 +40,6 @@ class Uniform:
     """A model that knows nothing: every token is as likely. Remembers how it was called."""
 
     segment_length = S
-    learns_everywhere = False
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -55,9 +54,6 @@ class Uniform:
     def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         self.seen += state["segments"].tolist()
         return self.forward(tokens, state), MemoryState({"segments": state["segments"] + 1})
-
-    def training_segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState, Tensor]:
-        return *self.segment(tokens, state), torch.zeros(len(tokens))
 
 
 def test_rows_go_on_where_the_batch_before_ended(data: Path) -> None:
@@ -150,6 +146,15 @@ def test_measuring_in_batches_of_rows_changes_nothing(data: Path) -> None:
     alone = TransformerXL(config.model_copy(update={"memory_length": 0})).eval()
     alone.load_state_dict(model.state_dict())
     assert abs(measure(alone, language.tokenizer, tokens).nats - one.nats) > 1e-3
+
+
+def test_what_is_forgotten_is_empty_in_every_segment(data: Path) -> None:
+    language = task(data)
+    model = Uniform(language.vocab_size)
+    measure(model, language.tokenizer, language.held_out(2, 3), forget=["segments"])
+    assert model.seen == [0] * 6
+    with pytest.raises(ConfigError, match="forget='dreams': the memory's state has segments"):
+        measure(model, language.tokenizer, language.held_out(2, 3), forget=["dreams"])
 
 
 def test_missing_broken_and_empty_texts_are_named(data: Path) -> None:
