@@ -28,6 +28,7 @@ from torch import Tensor
 from everlong_models import sticky
 from everlong_models.continuous import Basis, Regression, operators, ridge, spread
 from everlong_models.errors import ConfigError
+from everlong_models.eval.plot import save
 from everlong_models.long_term import LongTermConfig
 
 
@@ -148,7 +149,7 @@ def draw_curves(found: Sequence[Curve], file: Path) -> None:
     """Writes a PNG plot of mark, gist and detail over the updates."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only a plot needs it
 
-    figure = Figure(figsize=(9, 2.8), dpi=80, layout="constrained")
+    figure = Figure(figsize=(9, 3), dpi=80, layout="constrained")
     for axes, quantity in zip(figure.subplots(1, 3), ("mark", "gist", "detail"), strict=True):
         for curve in found:
             axes.plot(
@@ -161,4 +162,4 @@ def draw_curves(found: Sequence[Curve], file: Path) -> None:
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("left of segment 1")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
-    figure.savefig(file)
+    save(figure, file)
