@@ -1,15 +1,18 @@
-"""`everlong serve | models | doctor | bench | train`: commands that the `everlong` program takes up by entry points."""
+"""`everlong serve | models | doctor | bench | train | eval`: commands that the `everlong` program takes up by entry points."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from everlong_models.model import Model
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -19,6 +22,7 @@ models = typer.Typer(add_completion=False, no_args_is_help=True, help="List, fet
 doctor = typer.Typer(add_completion=False)
 bench = typer.Typer(add_completion=False)
 train = typer.Typer(add_completion=False)
+eval_ = typer.Typer(add_completion=False, no_args_is_help=True, help="The papers' experiments, measured.")
 
 
 def fail(message: str) -> typer.Exit:
@@ -170,3 +174,125 @@ def _train(
         )
     except EverlongModelError as error:
         raise fail(str(error)) from None
+
+
+Output = Annotated[Path | None, typer.Option("--json", help="write the figures here, for programs")]
+ModelName = Annotated[str, typer.Argument(help="a model's name or folder")]
+
+
+@eval_.command()
+def horizon(
+    updates: Annotated[int, typer.Option(help="segments read")] = 32,
+    basis: Annotated[int, typer.Option(help="N, basis functions")] = 512,
+    segment_length: Annotated[int, typer.Option(help="S, tokens of a segment")] = 512,
+    tau: Annotated[float, typer.Option(help="the share of the signal that the past keeps")] = 0.5,
+    plot: Annotated[Path | None, typer.Option(help="write a plot here, as PNG")] = None,
+    output: Output = None,
+) -> None:
+    """How much of the first segment an ∞-former's memory still holds."""
+    from everlong_models import EverlongModelError
+    from everlong_models.eval.horizon import curves, draw_curves
+    from everlong_models.long_term import LongTermConfig
+
+    try:
+        config = LongTermConfig(basis=basis, samples=basis, segment_length=segment_length, tau=tau)
+        found = curves(config, updates=updates)
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    rows = []
+    for curve in found:
+        last = curve.points[-1]
+        rows.append({"memory": curve.name, "gist ≥ 0.5 until": curve.horizon(), f"gist after {updates}": last.gist})
+    _show("everlong eval horizon", rows, output, curves=[curve._asdict() for curve in found])
+    if plot is not None:
+        draw_curves(found, plot)
+
+
+@eval_.command()
+def sorting(
+    model: ModelName,
+    lengths: Annotated[list[int] | None, typer.Option(help="symbols in a sequence; default 4096, 8192, 16384")] = None,
+    samples: Annotated[int, typer.Option(help="sequences of each length", min=1)] = 64,
+    windows: Annotated[list[int] | None, typer.Option(help="also count only so many of the last symbols")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
+    output: Output = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """Sorting symbols by frequency: accuracy over growing sequences."""
+    from everlong_models import EverlongModelError
+    from everlong_models.eval.sorting import sorting as measure
+
+    try:
+        loaded = _load(model, models_dir, threads)
+        rows = measure(
+            loaded.memory,
+            loaded.tokenizer,
+            lengths=lengths or (4096, 8192, 16384),
+            samples=samples,
+            windows=windows or (),
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    _show(f"everlong eval sorting {loaded.name}", rows, output)
+
+
+@eval_.command()
+def language(
+    model: ModelName,
+    data: DataDir = Path("data"),
+    texts: Annotated[
+        str, typer.Option(help="a data set (what is held out of it), or a file of it: NAME/PATH")
+    ] = "books-260",
+    samples: Annotated[int, typer.Option(help="runs of text", min=1)] = 16,
+    segments: Annotated[int, typer.Option(help="segments in a run", min=1)] = 128,
+    memory_lengths: Annotated[list[int] | None, typer.Option(help="positions of memory; default as trained")] = None,
+    forget: Annotated[list[str] | None, typer.Option(help="a part of the state to empty before every segment")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
+    output: Output = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """Language modelling: perplexity on held-out text, the memory carried."""
+    from everlong_models import EverlongModelError
+    from everlong_models.eval.language import language as measure
+
+    try:
+        loaded = _load(model, models_dir, threads)
+        rows = measure(
+            loaded.memory,
+            loaded.tokenizer,
+            data=data,
+            texts=texts,
+            samples=samples,
+            segments=segments,
+            memory_lengths=memory_lengths or (),
+            forget=forget or (),
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    _show(f"everlong eval language {loaded.name}", rows, output)
+
+
+def _load(name: str, models_dir: Path | None, threads: int | None) -> Model:
+    import torch
+
+    from everlong_models.model import load_model
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return load_model(name, models_dir=_models_dir(models_dir), progress=err.print)
+
+
+def _show(title: str, rows: list[dict[str, Any]], output: Path | None, **more: Any) -> None:
+    """Prints `rows` as a table; writes them to `output`, with the command, the machine and `more`."""
+    from everlong_server.bench.report import machine
+
+    table = Table(title=title)
+    for column in rows[0]:
+        table.add_column(column.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else f"{value}" for value in row.values()))
+    out.print(table)
+    if output is not None:
+        document = {"command": "everlong " + " ".join(sys.argv[1:]), "machine": machine(), "rows": rows, **more}
+        output.write_text(json.dumps(document, indent=2) + "\n")
+        err.print(f"written to {output}")

@@ -56,11 +56,13 @@ class LearnerRecipe(_Part):
 class Stage(_Part):
     """A step of the curriculum: `steps` batches of documents of up to `segments` segments.
 
+    `rows`: documents in a batch, where it is not the recipe's: longer ones leave room for fewer.
     `until`: the stage ends early when the right predictions among the last 50 batches' targets reach this share.
     """
 
     segments: int = Field(ge=1)
     steps: int = Field(ge=1)
+    rows: int | None = Field(None, ge=1)
     until: float | None = Field(None, gt=0, le=1)
 
 

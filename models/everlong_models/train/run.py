@@ -177,7 +177,7 @@ class Run:
         lr = self._learning_rate(stage)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        batch = self.task.batch(position.step, recipe.rows, segments)
+        batch = self.task.batch(position.step, stage.rows or recipe.rows, segments)
         targets = int(batch.targets.sum())
         if not targets:
             raise RunError(f"step {position.step}: no token of the batch is a target")
