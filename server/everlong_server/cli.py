@@ -1,15 +1,19 @@
-"""`everlong serve | models | doctor | bench`: commands that the `everlong` program takes up by entry points."""
+"""`everlong serve | models | doctor | bench | eval`: commands that the `everlong` program takes up by entry points."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from everlong_server.bench.report import Report
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -18,6 +22,12 @@ serve = typer.Typer(add_completion=False)
 models = typer.Typer(add_completion=False, no_args_is_help=True, help="List, fetch and find models.")
 doctor = typer.Typer(add_completion=False)
 bench = typer.Typer(add_completion=False)
+eval = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure how good answers are.")
+
+
+@eval.callback()
+def _eval() -> None:
+    """A group, whatever the number of its commands."""
 
 
 def fail(message: str) -> typer.Exit:
@@ -123,7 +133,71 @@ def _bench(
         raise fail(f"no benchmark {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
     report = BENCHMARKS[name](quick=quick, progress=lambda message: err.print(f"[dim]{message}[/]"))
     report.show(out)
+    _write(report, output)
+
+
+def _chosen(given: str, known: Collection[str], option: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in given.split(",") if name.strip())
+    if unknown := [name for name in names if name not in known]:
+        raise fail(f"{option}: no {unknown[0]!r}; there are {', '.join(known)}")
+    return names
+
+
+def _sizes(given: str, option: str) -> tuple[int, ...]:
+    sizes = tuple(int(size) if size.strip().isdecimal() else 0 for size in given.split(","))
+    if not all(size >= 100 for size in sizes):
+        raise fail(f"{option}: {given!r}; must be numbers of at least 100, with commas between them")
+    return sizes
+
+
+@eval.command()
+def grounded(
+    data: Annotated[Path, typer.Option(help="folder of the data sets: NAME.tar.xz or NAME/, and books/")],
+    model: Annotated[str | None, typer.Option(help="as of everlong serve")] = None,
+    memory: Annotated[str | None, typer.Option(help="as of everlong serve")] = None,
+    sets: Annotated[str, typer.Option(help="of questions")] = "squad,fairytaleqa,squality",
+    lengths: Annotated[str, typer.Option(help="of documents, in tokens")] = "2000,8000,32000",
+    ways: Annotated[str, typer.Option(help="what answers rest on; empty: searches only")] = (
+        "neither,memory,recall,both,ceiling,floor"
+    ),
+    samples: Annotated[int, typer.Option(min=1, help="questions answered for each set and length")] = 60,
+    searches: Annotated[int, typer.Option(min=1, help="questions searched for, at least")] = 300,
+    split: Annotated[Literal["test", "tune"], typer.Option(help="tune is what settings were chosen on")] = "test",
+    template: Annotated[str, typer.Option(help="how passages and question become text")] = "passages",
+    seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
+    output: Annotated[Path | None, typer.Option("--json", help="write figures and answers here")] = None,
+) -> None:
+    """Memory alone, recall alone, both, neither; beside the best and the worst that the backbone could do."""
+    from everlong_models import EverlongModelError
+    from everlong_server.errors import ServerError
+    from everlong_server.eval.data import DataError
+    from everlong_server.eval.grounded import TEMPLATES, WAYS, Plan, evaluate
+    from everlong_server.eval.questions import READERS
+    from everlong_server.settings import SettingsError, load_settings
+    from everlong_server.store.embedded import EmbeddedRedisError
+
+    try:
+        settings = load_settings()
+        given = {"model": model or settings.model, "memory": memory or settings.memory}
+        plan = Plan(
+            sets=_chosen(sets, READERS, "--sets"),
+            lengths=_sizes(lengths, "--lengths"),
+            ways=_chosen(ways, WAYS, "--ways"),
+            samples=samples,
+            searches=searches,
+            split=split,
+            seed=seed,
+            template=_chosen(template, TEMPLATES, "--template")[0],
+        )
+        report, answers = evaluate(settings.model_copy(update=given), plan, data, err)
+    except (SettingsError, DataError, EverlongModelError, ServerError, EmbeddedRedisError) as error:
+        raise fail(str(error)) from None
+    report.show(out)
+    _write(report, output, answers=answers)
+
+
+def _write(report: Report, output: Path | None, **more: object) -> None:
     if output is not None:
-        document: dict[str, Any] = report.document(command="everlong " + " ".join(sys.argv[1:]))
-        output.write_text(json.dumps(document, indent=2) + "\n")
+        document = report.document(command="everlong " + " ".join(sys.argv[1:])) | more
+        output.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         err.print(f"written to {output}")

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from everlong_models import EverlongModelError, MemoryState, SamplingParams, decode_state, encode_state
 from everlong_server.engine.engine import Engine
-from everlong_server.engine.grounding import Recall, choose, evidence_view, words_of
+from everlong_server.engine.grounding import TEMPLATE, Recall, Template, choose, evidence_view, words_of
 from everlong_server.engine.runner import Answer, Finished
 from everlong_server.errors import DocumentFailed, DocumentNotReady, InvalidRequest, StateUnusable, TooLarge
 from everlong_server.metrics import Metrics
@@ -59,6 +59,7 @@ class Conversations:
         *,
         lease_seconds: float,
         max_message_chars: int,
+        template: Template = TEMPLATE,
     ) -> None:
         self._engine = engine
         self._sessions = sessions
@@ -67,6 +68,7 @@ class Conversations:
         self._metrics = metrics
         self._lease_seconds = lease_seconds
         self._max_message_chars = max_message_chars
+        self._template = template
 
     async def state_of(self, session: Session) -> str:
         """`ready`, `reading` or `failed`: whether the session can be talked to. Raises nothing."""
@@ -217,9 +219,9 @@ class Conversations:
     ) -> tuple[list[int], list[dict[str, Any]]]:
         """The message's tokens, and the passages that its answer can rest on."""
         chat, tokenizer = self._engine.model.chat, self._engine.model.tokenizer
-        before = chat.turn if session.messages else chat.separator if session.documents else chat.head
+        before = chat.turn if session.messages else chat.separator if session.position else chat.head
         seen = tokenizer.decode([*self._engine.model.memory.kept(state), *session.open]) if found else ""
-        evidence, text = choose(found, seen, recall.tokens, lambda text: len(tokenizer.encode(text)))
+        evidence, text = choose(found, seen, recall.tokens, lambda text: len(tokenizer.encode(text)), self._template)
         prompt = [*before, *tokenizer.encode(text), *tokenizer.encode(content), *chat.ask]
         return prompt, [evidence_view(passage) for passage in evidence]
 

@@ -13,7 +13,7 @@ from typing import Any
 from everlong_server.store.passages import Passage
 
 # Words that say nothing about what a text is to be searched for: grammar, questions, small talk.
-_STOP = frozenset(
+STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
         """
@@ -48,9 +48,24 @@ _ENOUGH = 0.35
 _NEAR = 0.5
 """The share of the best passage's score that others must have."""
 
-_OPENING = "Passages from the text above that may help to answer:\n\n"
-_BETWEEN = "\n\n[…]\n\n"
-_CLOSING = "\n\nQuestion: "
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """How passages and a question become one text: opening, passages with `between` between them, closing, question."""
+
+    opening: str
+    between: str
+    closing: str
+
+    def before(self, passages: Sequence[str]) -> str:
+        """What goes before the question; nothing if there are no passages."""
+        if not passages:
+            return ""
+        return self.opening + self.between.join(passage.strip() for passage in passages) + self.closing
+
+
+TEMPLATE = Template("Passages from the text above that may help to answer:\n\n", "\n\n[…]\n\n", "\n\nQuestion: ")
+"""The one that is used. It was measured against others: docs/results.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +79,39 @@ class Recall:
 def words_of(question: str, before: str | None) -> dict[str, float]:
     """The words to look for and their weight, for a question and the one before it; none for small talk."""
     every = _words(question)
-    own = _ends([word for word in every if word not in _STOP])
+    own = _ends([word for word in every if word not in STOP_WORDS])
     words = dict.fromkeys(own, 1.0)
     pointing = not _POINTING.isdisjoint(every) if own else "?" in question and "you" not in every
     if before is not None and (pointing or 0 < len(own) < _FEW):
-        for word in _ends([word for word in _words(before) if word not in _STOP]):
+        for word in _ends([word for word in _words(before) if word not in STOP_WORDS]):
             words.setdefault(word, _BEFORE)
     return words
 
 
-def choose(found: Sequence[Passage], seen: str, budget: int, count: Callable[[str], int]) -> tuple[list[Passage], str]:
+def choose(
+    found: Sequence[Passage], seen: str, budget: int, count: Callable[[str], int], template: Template = TEMPLATE
+) -> tuple[list[Passage], str]:
     """What an answer rests on, the best first, and the text that goes before the question.
 
     `found`: passages, the best first. `seen`: text that the model has before it anyway; what stands there is not
     repeated. `budget`: tokens that the text may take, by `count`.
     """
+
+    def before(passages: Sequence[Passage]) -> str:
+        return template.before([passage.text for passage in passages])
+
     good = [p for p in found if found[0].share >= _ENOUGH and p.score >= _NEAR * found[0].score]
     there = [p for p in good if p.text.strip() in seen]
     fresh: list[Passage] = []
     for passage in good:
         if passage not in there:
             more = _merged([*fresh, passage])
-            if count(_template(more)) <= budget:
+            if count(before(more)) <= budget:
                 fresh = more
     if not fresh and (first := next((p for p in good if p not in there), None)) is not None:
-        fresh = _cut(first, budget, count)
+        fresh = _cut(first, lambda some: count(before([some])) <= budget)
     evidence = sorted([*_merged(there), *fresh], key=lambda p: -p.score)  # stable: equals in the order of the text
-    return [_bare(p) for p in evidence], _template(fresh)
+    return [_bare(p) for p in evidence], before(fresh)
 
 
 def evidence_view(passage: Passage) -> dict[str, Any]:
@@ -99,12 +120,6 @@ def evidence_view(passage: Passage) -> dict[str, Any]:
         "document": passage.document, "start": passage.start, "end": passage.end, "start_byte": passage.start_byte,
         "end_byte": passage.end_byte, "text": passage.text, "score": passage.score,
     }  # fmt: skip
-
-
-def _template(passages: Sequence[Passage]) -> str:
-    if not passages:
-        return ""
-    return _OPENING + _BETWEEN.join(passage.text.strip() for passage in passages) + _CLOSING
 
 
 def _words(text: str) -> list[str]:
@@ -131,11 +146,11 @@ def _merged(passages: Sequence[Passage]) -> list[Passage]:
     return merged
 
 
-def _cut(passage: Passage, budget: int, count: Callable[[str], int]) -> list[Passage]:
+def _cut(passage: Passage, fits: Callable[[Passage], bool]) -> list[Passage]:
     """The beginning of a passage that alone is too long, as many words as fit; nothing if none does."""
     passage = _bare(passage)
     ends = [match.start() for match in re.finditer(r"\s+", passage.text)]
-    while ends and count(_template([_first(passage, ends[-1])])) > budget:
+    while ends and not fits(_first(passage, ends[-1])):
         ends.pop()
     return [_first(passage, ends[-1])] if ends else []
 
