@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from everlong_models import EverlongModelError, MemoryState, SamplingParams, decode_state, encode_state
 from everlong_server.engine.engine import Engine
-from everlong_server.engine.grounding import TEMPLATE, Recall, Template, choose, evidence_view, words_of
+from everlong_server.engine.grounding import BESIDE, TEMPLATE, Recall, Template, choose, evidence_view, words_of
 from everlong_server.engine.runner import Answer, Finished
 from everlong_server.errors import DocumentFailed, DocumentNotReady, InvalidRequest, StateUnusable, TooLarge
 from everlong_server.metrics import Metrics
@@ -141,9 +141,9 @@ class Conversations:
             # Work that takes long in proportion to the message or the state is not for the event loop.
             state = await asyncio.to_thread(self._state, session)
             found = await self._recall(session, content, recall)
-            prompt, evidence = await asyncio.to_thread(self._prompt, session, state, content, found, recall)
+            prompt, evidence, newest = await asyncio.to_thread(self._prompt, session, state, content, found, recall)
             seed = params.seed if params.seed is not None else secrets.randbits(53)
-            answer = Answer(state, list(session.open), prompt, params, seed, sink=lambda event: None)
+            answer = Answer(state, list(session.open), prompt, params, seed, lambda event: None, newest)
             turn._answer, turn._engine = answer, self._engine
             message: dict[str, Any] = {
                 "id": turn.id, "object": "message", "role": "assistant", "session": session_id,
@@ -216,14 +216,14 @@ class Conversations:
 
     def _prompt(
         self, session: Session, state: MemoryState, content: str, found: list[Passage], recall: Recall
-    ) -> tuple[list[int], list[dict[str, Any]]]:
-        """The message's tokens, and the passages that its answer can rest on."""
-        chat, tokenizer = self._engine.model.chat, self._engine.model.tokenizer
+    ) -> tuple[list[int], list[dict[str, Any]], int | None]:
+        """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`Answer.newest`)."""
+        memory, chat, tokenizer = self._engine.model.memory, self._engine.model.chat, self._engine.model.tokenizer
         before = chat.turn if session.messages else chat.separator if session.position else chat.head
-        seen = tokenizer.decode([*self._engine.model.memory.kept(state), *session.open]) if found else ""
+        seen = tokenizer.decode([*memory.kept(state)[-BESIDE:], *session.open]) if found else ""
         evidence, text = choose(found, seen, recall.tokens, lambda text: len(tokenizer.encode(text)), self._template)
         prompt = [*before, *tokenizer.encode(text), *tokenizer.encode(content), *chat.ask]
-        return prompt, [evidence_view(passage) for passage in evidence]
+        return prompt, [evidence_view(passage) for passage in evidence], BESIDE if evidence else None
 
     async def _commit(
         self, session: Session, lease: Lease, content: str, message: dict[str, Any], finished: Finished

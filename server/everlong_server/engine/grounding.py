@@ -43,10 +43,13 @@ _FEW = 3
 """A question of fewer words of its own takes those of the question before along."""
 _BEFORE = 0.5
 """What these weigh."""
-_ENOUGH = 0.35
-"""The share of what was asked for that the best passage must have for any to be taken."""
-_NEAR = 0.5
+_ENOUGH = 0.2
+"""The share of what was asked for that a passage must have for any to be taken."""
+_NEAR = 0.3
 """The share of the best passage's score that others must have."""
+BESIDE = 256
+"""Tokens before the open segment that an answer with evidence looks at besides, where the memory keeps tokens: the end of
+a document that a question is not about distracts from the passages, and encoding it costs more than they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ TEMPLATE = Template("Passages from the text above that may help to answer:\n\n",
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """`passages`: at most so many are given to an answer; 0 is none. `tokens`: what they may take together."""
+    """`passages`: at most so many are given to an answer; 0 is none. `tokens`: what they may take with their template."""
 
     passages: int
     tokens: int
@@ -94,13 +97,15 @@ def choose(
     """What an answer rests on, the best first, and the text that goes before the question.
 
     `found`: passages, the best first. `seen`: text that the model has before it anyway; what stands there is not
-    repeated. `budget`: tokens that the text may take, by `count`.
+    repeated. `budget`: tokens that the text may take, by `count`; one that holds not even a word of the best passage
+    beside the template gives no passages.
     """
 
     def before(passages: Sequence[Passage]) -> str:
         return template.before([passage.text for passage in passages])
 
-    good = [p for p in found if found[0].share >= _ENOUGH and p.score >= _NEAR * found[0].score]
+    enough = max((passage.share for passage in found), default=0.0) >= _ENOUGH
+    good = [p for p in found if enough and p.score >= _NEAR * found[0].score]
     there = [p for p in good if p.text.strip() in seen]
     fresh: list[Passage] = []
     for passage in good:

@@ -9,7 +9,7 @@ from everlong_models.backbone import Backbone
 from everlong_server.errors import InvalidRequest
 
 _ROOM = 256
-"""Positions that are left for a question and its answer."""
+"""Positions that are left for a question and its answer, or half of all if these are few."""
 
 
 class Floor:
@@ -22,8 +22,9 @@ class Floor:
             raise InvalidRequest(f"floor: model {model.name!r} is from scratch: there is no backbone to ask")
         self._model, self._backbone = model, backbone
         positions = min(positions, backbone.max_positions)
+        self._room = min(_ROOM, positions // 2)
         chat = model.chat
-        end = model.tokenizer.encode(text)[-(positions - _ROOM - len(chat.head)) :]
+        end = model.tokenizer.encode(text)[-max(1, positions - self._room - len(chat.head) - len(chat.separator)) :]
         self._read = [*chat.head, *end, *chat.separator]
         self._kv = backbone.new_kv(1, positions)
         with torch.inference_mode():
@@ -32,7 +33,7 @@ class Floor:
     def answer(self, question: str, params: SamplingParams) -> str:
         """The answer to `question`, as the server would draw it. What was said before is not seen."""
         model, backbone = self._model, self._backbone
-        tokens = [*model.tokenizer.encode(question), *model.chat.ask][-(_ROOM - params.max_tokens) :]
+        tokens = [*model.tokenizer.encode(question), *model.chat.ask][-max(1, self._room - params.max_tokens) :]
         sampler = Sampler(params, params.seed or 0, [], backbone.vocab_size)
         at, drawn, stream, text = len(self._read), 0, model.tokenizer.text_stream(), ""
         with torch.inference_mode():

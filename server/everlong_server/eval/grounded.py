@@ -20,7 +20,7 @@ from rich.progress import Progress as Bar
 from everlong_models import Model, SamplingParams
 from everlong_server.bench.report import Report, Target
 from everlong_server.engine.conversation import Conversations
-from everlong_server.engine.grounding import TEMPLATE, Recall, choose, words_of
+from everlong_server.engine.grounding import TEMPLATE, Recall, Template, choose, words_of
 from everlong_server.errors import DocumentFailed
 from everlong_server.eval.data import data_set, default_cache
 from everlong_server.eval.floor import Floor
@@ -47,6 +47,8 @@ WAYS = {
 
 TEMPLATES = {
     "passages": TEMPLATE,
+    "plain": Template("", "\n\n", "\n\n"),
+    "told": Template("Answer the question from these passages of the text.\n\n", "\n\n", "\n\nQuestion: "),
 }
 """The one that the server uses and those it was measured against."""
 

@@ -1,4 +1,4 @@
-"""`Passages`: the text of a document in passages of about a hundred words, and an index to find them by words.
+"""`Passages`: the text of a document in passages of about seventy words, and an index to find them by words.
 
 The index is one SQLite file beside the text, made from the text alone: FTS5 keeps the postings and stems the words, in
 bounded memory and without Python's lock. It appears under its name when it is complete, so whoever finds none makes it.
@@ -12,6 +12,7 @@ import contextlib
 import math
 import re
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ from everlong_server.errors import NotFound
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.records import Document
 
-# Bytes of a passage: of English 80 to 120 words; of a script with longer characters, fewer characters and as many tokens.
-_SHORTEST, _LONGEST = 440, 680
+# Bytes of a passage: of English 55 to 80 words; of a script with longer characters, fewer characters and as many tokens.
+_SHORTEST, _LONGEST = 300, 460
 _BLOCK = 1 << 20
 _AT_ONCE = 512
 _END = re.compile(
@@ -38,8 +39,8 @@ _UNSPACED = re.compile("([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])")
 """Scripts that do not tell words apart, or inflect them: each character counts as a word."""
 
 _K1 = 1.2
-_BEFORE, _AFTER = 0.3, 0.3
-"""The share of its neighbours' scores that a passage gets."""
+_BESIDE = 0.4
+"""The share of each neighbour's score that a passage gets."""
 _HEAVIEST = 6
 """So many of the query's words, the rarest, are what a passage is measured by."""
 
@@ -61,6 +62,23 @@ class Passage:
     text: str
     score: float = 0.0
     share: float = 0.0
+
+
+class SearchMissing(Exception):
+    """This Python's SQLite was built without full-text search."""
+
+
+def require_search() -> str:
+    """The version of SQLite. Raises `SearchMissing` if passages cannot be indexed with it."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as scratch:
+        try:
+            scratch.execute(f"CREATE VIRTUAL TABLE words {_WORDS}")
+        except sqlite3.OperationalError as error:
+            raise SearchMissing(
+                f"the SQLite {sqlite3.sqlite_version} of {sys.executable} cannot index passages ({error}): "
+                "it takes a Python whose SQLite has FTS5, as those of python.org, Debian, conda and uv have"
+            ) from error
+    return sqlite3.sqlite_version
 
 
 def split(file: IO[bytes], document: str = "") -> Iterator[Passage]:
@@ -227,7 +245,7 @@ def _with_neighbours(scores: NDArray[np.float32], first: NDArray[np.int64]) -> N
     before[1:], after[:-1] = scores[:-1], scores[1:]
     before[first[:-1][np.diff(first) > 0]] = 0  # documents are no neighbours
     after[first[1:][np.diff(first) > 0] - 1] = 0
-    return scores + _BEFORE * before + _AFTER * after
+    return scores + _BESIDE * (before + after)
 
 
 def _places(index: Any, term: str) -> NDArray[np.int64]:
