@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -163,9 +164,9 @@ def grounded(
     samples: Annotated[int, typer.Option(min=1, help="questions answered for each set and length")] = 60,
     searches: Annotated[int, typer.Option(min=1, help="questions searched for, at least")] = 300,
     split: Annotated[Literal["test", "tune"], typer.Option(help="tune is what settings were chosen on")] = "test",
-    template: Annotated[str, typer.Option(help="how passages and question become text")] = "passages",
+    template: Annotated[str, typer.Option(help="how passages and question become text")] = "told",
     seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
-    output: Annotated[Path | None, typer.Option("--json", help="write figures and answers here")] = None,
+    output: Annotated[Path | None, typer.Option("--json", help="write figures, answers and scores here")] = None,
 ) -> None:
     """Memory alone, recall alone, both, neither; beside the best and the worst that the backbone could do."""
     from everlong_models import EverlongModelError
@@ -189,11 +190,11 @@ def grounded(
             seed=seed,
             template=_chosen(template, TEMPLATES, "--template")[0],
         )
-        report, answers = evaluate(settings.model_copy(update=given), plan, data, err)
+        report, cells = evaluate(settings.model_copy(update=given), plan, data, err)
     except (SettingsError, DataError, EverlongModelError, ServerError, EmbeddedRedisError) as error:
         raise fail(str(error)) from None
     report.show(out)
-    _write(report, output, answers=answers)
+    _write(report, output, cells=[asdict(cell) for cell in cells])
 
 
 def _write(report: Report, output: Path | None, **more: object) -> None:

@@ -262,15 +262,17 @@ def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Setti
     )
     from rich.console import Console
 
-    report, answers = grounded.evaluate(
+    report, (cell,) = grounded.evaluate(
         settings.model_copy(update={"model": str(tiny_model)}), plan, data, Console(quiet=True)
     )
     rows = {row["way"]: row for row in report.rows}
-    assert list(rows) == ["evidence", *grounded.WAYS]
+    refusals = ["refuses wrongly", "refuses what is not in it", "refuses what it nearly holds"]
+    assert list(rows) == ["evidence", *grounded.WAYS, *refusals]
+    assert rows["refuses wrongly"]["refused"].startswith("0.000")
     assert rows["evidence"]["n"] == 3
     assert rows["evidence"]["hit"].startswith("1.000")
-    assert {row["n"] for way, row in rows.items() if way != "evidence"} == {2}
-    asked = {way: [a["question"] for a in answers if a["way"] == way] for way in grounded.WAYS}
+    assert {rows[way]["n"] for way in grounded.WAYS} == {2}
+    asked = {way: [a["question"] for a in cell.answers if a["way"] == way] for way in grounded.WAYS}
     assert all(questions == asked["both"] for questions in asked.values())
     assert [target.name for target in report.targets] == [
         "squad at 400: evidence holds the answer", "squad at 400: F1 with both ÷ ceiling",

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from everlong_models import EverlongModelError, MemoryState, SamplingParams, decode_state, encode_state
 from everlong_server.engine.engine import Engine
-from everlong_server.engine.grounding import BESIDE, TEMPLATE, Recall, Template, choose, evidence_view, words_of
+from everlong_server.engine.grounding import BESIDE, TEMPLATE, Recall, Template, asks, choose, evidence_view, words_of
 from everlong_server.engine.runner import Answer, Finished
 from everlong_server.errors import DocumentFailed, DocumentNotReady, InvalidRequest, StateUnusable, TooLarge
 from everlong_server.metrics import Metrics
@@ -221,9 +221,22 @@ class Conversations:
         memory, chat, tokenizer = self._engine.model.memory, self._engine.model.chat, self._engine.model.tokenizer
         before = chat.turn if session.messages else chat.separator if session.position else chat.head
         seen = tokenizer.decode([*memory.kept(state)[-BESIDE:], *session.open]) if found else ""
-        evidence, text = choose(found, seen, recall.tokens, lambda text: len(tokenizer.encode(text)), self._template)
+
+        def count(text: str) -> int:
+            return len(tokenizer.encode(text))
+
+        evidence, text = choose(found, seen, recall.tokens, count, self._template)
+        # Without a trained memory, what the passages don't hold nothing holds.
+        if (
+            not evidence
+            and recall.passages
+            and session.documents
+            and asks(content)
+            and self._engine.model.trained is None
+        ):
+            text = self._template.nothing if count(self._template.nothing) <= recall.tokens else ""
         prompt = [*before, *tokenizer.encode(text), *tokenizer.encode(content), *chat.ask]
-        return prompt, [evidence_view(passage) for passage in evidence], BESIDE if evidence else None
+        return prompt, [evidence_view(passage) for passage in evidence], BESIDE if evidence or text else None
 
     async def _commit(
         self, session: Session, lease: Lease, content: str, message: dict[str, Any], finished: Finished

@@ -31,6 +31,7 @@ STOP_WORDS = frozenset(
     means mention mentioned mentions name passage question quote summarise summarize summary text word words
     bye cheers cool evening fine good goodbye great hello help helpful hey hi nice ok okay sorry thank thanks welcome
     morning afternoon tonight today
+    book character characters main novel plot setting story tale theme
         """,
     )
 )
@@ -43,8 +44,8 @@ _FEW = 3
 """A question of fewer words of its own takes those of the question before along."""
 _BEFORE = 0.5
 """What these weigh."""
-_ENOUGH = 0.2
-"""The share of what was asked for that a passage must have for any to be taken."""
+_ENOUGH = 0.25
+"""The share of what was asked for that a passage must have for any to be taken. With less, the text has nothing about it."""
 _NEAR = 0.3
 """The share of the best passage's score that others must have."""
 BESIDE = 256
@@ -54,11 +55,16 @@ a document that a question is not about distracts from the passages, and encodin
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How passages and a question become one text: opening, passages with `between` between them, closing, question."""
+    """How passages and a question become one text: opening, passages with `between` between them, closing, question; or,
+    where the text has nothing about the question, `nothing` and the question."""
 
     opening: str
     between: str
     closing: str
+    nothing: str = (
+        "The text above does not hold the answer to the following question. Answer only: “The text does not say.”\n\n"
+        "Question: "
+    )
 
     def before(self, passages: Sequence[str]) -> str:
         """What goes before the question; nothing if there are no passages."""
@@ -67,7 +73,7 @@ class Template:
         return self.opening + self.between.join(passage.strip() for passage in passages) + self.closing
 
 
-TEMPLATE = Template("Passages from the text above that may help to answer:\n\n", "\n\n[…]\n\n", "\n\nQuestion: ")
+TEMPLATE = Template("Answer the question from these passages of the text.\n\n", "\n\n", "\n\nQuestion: ")
 """The one that is used. It was measured against others: docs/results.md."""
 
 
@@ -89,6 +95,11 @@ def words_of(question: str, before: str | None) -> dict[str, float]:
         for word in _ends([word for word in _words(before) if word not in STOP_WORDS]):
             words.setdefault(word, _BEFORE)
     return words
+
+
+def asks(message: str) -> bool:
+    """Whether a message is a question about something: one that a text can hold the answer to, or not."""
+    return "?" in message and any(word not in STOP_WORDS for word in _words(message))
 
 
 def choose(

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from everlong_server.errors import DocumentFailed
 from everlong_server.eval.data import data_set, default_cache
 from everlong_server.eval.floor import Floor
 from everlong_server.eval.hiding import Asked, Hidden, Novels, documents, rank
-from everlong_server.eval.questions import READERS, Reader, Source, Split
+from everlong_server.eval.questions import READERS, Reader, Source, Span, Split
 from everlong_server.eval.scores import Mean, exact, f1, mean
 from everlong_server.metrics import Metrics
 from everlong_server.services import Services, load, running
@@ -45,10 +45,13 @@ WAYS = {
 }
 """What an answer can rest on."""
 
+REFUSALS = {"asked": "wrongly", "elsewhere": "what is not in it", "impossible": "what it nearly holds"}
+"""Kinds of questions, and what it means to refuse them."""
+
 TEMPLATES = {
-    "passages": TEMPLATE,
+    "told": TEMPLATE,
+    "passages": Template("Passages from the text above that may help to answer:\n\n", "\n\n[…]\n\n", "\n\nQuestion: "),
     "plain": Template("", "\n\n", "\n\n"),
-    "told": Template("Answer the question from these passages of the text.\n\n", "\n\n", "\n\nQuestion: "),
 }
 """The one that the server uses and those it was measured against."""
 
@@ -68,7 +71,7 @@ class Plan:
     searches: int = 300
     split: Split = "test"
     seed: int = 0
-    template: str = "passages"
+    template: str = "told"
     recall: Recall | None = None
     floor: int = 8192
     max_tokens: int = 32
@@ -82,6 +85,11 @@ class Cell:
     length: int
     tokens: list[int] = field(default_factory=list)
     ranks: list[int | None] = field(default_factory=list)
+    shares: dict[str, list[float]] = field(default_factory=dict)
+    """By kind of question, the share of each that the best passage has. `asked`: of this document; `elsewhere`: of the
+    document before; `impossible`: of this document's passages, which don't hold the answer."""
+    refused: dict[str, list[float]] = field(default_factory=dict)
+    """Likewise, 1 where nothing was found: the model is told so."""
     scores: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     answered: int = 0
     """Questions that were asked in every way."""
@@ -92,8 +100,8 @@ Tell = Callable[[str, float], None]
 """Told what is being measured, and which share of all is done."""
 
 
-def evaluate(settings: Settings, plan: Plan, data: Path, console: Console) -> tuple[Report, list[dict[str, Any]]]:
-    """The figures, and every answer. `data`: the folder of data sets; archives are unpacked to the user's cache.
+def evaluate(settings: Settings, plan: Plan, data: Path, console: Console) -> tuple[Report, list[Cell]]:
+    """The figures, and what they were made of. `data`: the folder of data sets; archives are unpacked to the user's cache.
 
     `console` shows how far it is. Raises `DataError`, and what a server raises that cannot start.
     """
@@ -120,9 +128,8 @@ def _readers(plan: Plan) -> list[tuple[str, tuple[str, Reader]]]:
 
 async def _evaluate(
     settings: Settings, model: Model, plan: Plan, sources: dict[str, list[Source]], novels: Novels, tell: Tell
-) -> tuple[Report, list[dict[str, Any]]]:
+) -> tuple[Report, list[Cell]]:
     began, cells = time.monotonic(), []
-    count = lru_cache(1 << 16)(lambda text: len(model.tokenizer.encode(text)))
     async with _served(settings, model) as services:
         for at, (name, length) in enumerate((name, length) for name in plan.sets for length in plan.lengths):
             cell = Cell(name, length)
@@ -130,11 +137,10 @@ async def _evaluate(
             def progress(done: float, at: int = at, cell: Cell = cell) -> None:
                 tell(f"{cell.name} at {cell.length:,}", (at + done) / len(plan.sets) / len(plan.lengths))
 
-            found = documents(sources[name], novels, length, count, plan.seed, answerable=True)
-            await _measure(services, plan, cell, found, progress)
+            await _measure(services, plan, cell, sources[name], novels, progress)
             cells.append(cell)
     minutes = (time.monotonic() - began) / 60
-    return _report(plan, model, cells, minutes), [answer for cell in cells for answer in cell.answers]
+    return _report(plan, model, cells, minutes), cells
 
 
 @contextlib.asynccontextmanager
@@ -175,25 +181,44 @@ class _Shelf:
 
 
 async def _measure(
-    services: Services, plan: Plan, cell: Cell, found: Iterator[Hidden], tell: Callable[[float], None]
+    services: Services, plan: Plan, cell: Cell, sources: Sequence[Source], novels: Novels, tell: Callable[[float], None]
 ) -> None:
     recall, shelf, template = plan.recall or services.recall, _Shelf(services.blobs), TEMPLATES[plan.template]
     answers = _Answers(services, plan, recall)
     wanted = max(plan.samples if plan.ways else 0, plan.searches)
+
+    async def search(kind: str, document: Document, question: str) -> list[Span]:
+        words = words_of(question, None)
+        passages = await shelf.passages.search([document.id], words, recall.passages) if words else []
+        evidence, _ = choose(passages, "", recall.tokens, answers.count, template)
+        cell.shares.setdefault(kind, []).append(max((passage.share for passage in passages), default=0.0))
+        cell.refused.setdefault(kind, []).append(float(not evidence))
+        return [(passage.start, passage.end) for passage in evidence]
+
+    before: tuple[Asked, ...] = ()
+    found = documents(sources, novels, cell.length, answers.count, plan.seed, answerable=True)
     while len(cell.ranks) < wanted:
         hidden = await asyncio.to_thread(next, found)
         asked = hidden.asked[: wanted - len(cell.ranks)]
         document = await shelf.put(hidden.text)
         cell.tokens.append(hidden.tokens)
         for question in asked:
-            words = words_of(question.question, None)
-            passages = await shelf.passages.search([document.id], words, recall.passages) if words else []
-            evidence, _ = choose(passages, "", recall.tokens, answers.count, template)
-            cell.ranks.append(rank(hidden, question, [(passage.start, passage.end) for passage in evidence]))
+            cell.ranks.append(rank(hidden, question, await search("asked", document, question.question)))
+        for question in before:
+            await search("elsewhere", document, question.question)
+        before = asked
         if plan.ways and cell.answered < plan.samples:
             await answers.add(cell, hidden, document, asked[: plan.samples - cell.answered])
         await shelf.remove(document)
         tell(len(cell.ranks) / wanted)
+    if any(not question.answers for source in sources for question in source.questions):
+        found = documents(sources, novels, cell.length, answers.count, plan.seed, answerable=False)
+        while len(cell.refused.get("impossible", ())) < wanted:
+            hidden = await asyncio.to_thread(next, found)
+            document = await shelf.put(hidden.text)
+            for question in hidden.asked:
+                await search("impossible", document, question.question)
+            await shelf.remove(document)
 
 
 class _Answers:
@@ -208,10 +233,10 @@ class _Answers:
             lease_seconds=settings.lease_seconds, max_message_chars=settings.max_message_chars, template=self._template,
         )  # fmt: skip
         self._sampling = SamplingParams(temperature=0, max_tokens=plan.max_tokens, seed=plan.seed)
+        self.count = lru_cache(1 << 16)(self._count)
         self._places = asyncio.Semaphore(settings.max_streams)
 
-    def count(self, text: str) -> int:
-        """Tokens of `text`."""
+    def _count(self, text: str) -> int:
         return len(self._services.model.tokenizer.encode(text))
 
     async def add(self, cell: Cell, hidden: Hidden, document: Document, asked: Sequence[Asked]) -> None:
@@ -275,15 +300,22 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
         hit = mean([float(found is not None) for found in cell.ranks], plan.seed)
         first = mean([1 / found if found else 0.0 for found in cell.ranks], plan.seed)
         rows.append(
-            here | {"way": "evidence", "f1": "", "exact": "", "hit": _shown(hit), "mrr": _shown(first),
+            here | {"way": "evidence", "f1": "", "exact": "", "hit": _shown(hit), "mrr": _shown(first), "refused": "",
                     "n": hit.count, "documents": len(cell.tokens)}
         )  # fmt: skip
         for way, scores in cell.scores.items():
             good, same = (mean([score[n] for score in scores], plan.seed) for n in (0, 1))
             rows.append(
-                here | {"way": way, "f1": _shown(good), "exact": _shown(same), "hit": "", "mrr": "",
+                here | {"way": way, "f1": _shown(good), "exact": _shown(same), "hit": "", "mrr": "", "refused": "",
                         "n": good.count, "documents": ""}
             )  # fmt: skip
+        for kind, what in REFUSALS.items():
+            if refused := cell.refused.get(kind):
+                share = mean(refused, plan.seed)
+                rows.append(
+                    here | dict.fromkeys(("way", "f1", "exact", "hit", "mrr"), "") | {"way": f"refuses {what}"}
+                    | {"refused": _shown(share), "n": share.count}
+                )  # fmt: skip
         where = f"{cell.name} at {cell.length:,}"
         targets.append(Target(f"{where}: evidence holds the answer", hit.value, 0.9, at_most=False))
         if {"both", "ceiling"} <= cell.scores.keys():
