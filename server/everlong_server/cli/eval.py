@@ -115,10 +115,10 @@ def _chosen(given: str, known: Collection[str], option: str) -> tuple[str, ...]:
     return names
 
 
-def _sizes(given: str, option: str) -> tuple[int, ...]:
+def _sizes(given: str, option: str, *, least: int = 100) -> tuple[int, ...]:
     sizes = tuple(int(size) if size.strip().isdecimal() else 0 for size in given.split(","))
-    if not all(size >= 100 for size in sizes):
-        raise fail(f"{option}: {given!r}; must be numbers of at least 100, with commas between them")
+    if not all(size >= least for size in sizes):
+        raise fail(f"{option}: {given!r}; must be numbers of at least {least}, with commas between them")
     return sizes
 
 
@@ -166,3 +166,31 @@ def grounded(
         raise fail(str(error)) from None
     report.show(out)
     write(report.document(command=command()) | {"cells": [asdict(cell) for cell in cells]}, output)
+
+
+@eval.command()
+def facts(
+    models: Annotated[list[str], typer.Argument(help="names or folders of models that differ by their seed")],
+    kind: Annotated[Literal["memorize", "detect", "reasoning"], typer.Option(help="the task")],
+    lengths: Annotated[str, typer.Option(help="of documents, in segments")] = "1,7,32,128,512,1024,2048,4096",
+    samples: Annotated[int, typer.Option(help="documents of each length for each model", min=1)] = 128,
+    threads: Threads = None,
+    output: Output = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """Facts in noise: accuracy over growing documents, beside the paper's."""
+    from everlong_models import EverlongModelError
+    from everlong_models.eval.facts import facts as measure
+
+    try:
+        loaded = [load(name, models_dir, threads) for name in models]
+        rows = measure(
+            [(model.memory, model.tokenizer) for model in loaded],
+            kind,
+            lengths=_sizes(lengths, "--lengths", least=1),
+            samples=samples,
+            progress=lambda message: err.print(f"[dim]{message}[/]"),
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    show(f"everlong eval facts --kind {kind}: {', '.join(model.name for model in loaded)}", rows, output)
