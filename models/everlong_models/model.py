@@ -29,6 +29,8 @@ from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, load_weights, o
 from everlong_models.window import Window, WindowConfig
 
 DEFAULT_MEMORY = "window"
+PACKAGED = Path(__file__).parent / "trained"
+"""Small trained models that come with the package, by their folders' names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +102,15 @@ def load_model(
     dtype: torch.dtype | None = None,
     progress: Progress = lambda message: None,
 ) -> Model:
-    """The model `name`: a folder with `everlong.json` (or the name of one in `models_dir`), or a backbone (see `load_backbone`) with an untrained memory.
+    """The model `name`: a folder with `everlong.json` (or the name of one in `models_dir` or `PACKAGED`), or a backbone (see `load_backbone`) with an untrained memory.
 
     `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone; a model folder
     brings its own and refuses others. Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
     folder = Path(name).expanduser()
-    if not folder.exists() and (models_dir / name / MANIFEST).is_file():
-        folder = models_dir / name
+    for shelf in (models_dir, PACKAGED):
+        if not folder.exists() and (shelf / name / MANIFEST).is_file():
+            folder = shelf / name
     manifest: Manifest | None = None
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)
