@@ -20,7 +20,7 @@ from rich.progress import Progress as Bar
 from everlong_models import Model, SamplingParams
 from everlong_server.bench.report import Report, Target
 from everlong_server.engine.conversation import Conversations
-from everlong_server.engine.grounding import TEMPLATE, Recall, Template, choose, words_of
+from everlong_server.engine.grounding import TEMPLATE, Recall, Template, asks, choose, words_of
 from everlong_server.errors import DocumentFailed
 from everlong_server.eval.data import data_set, default_cache
 from everlong_server.eval.floor import Floor
@@ -89,7 +89,7 @@ class Cell:
     """By kind of question, the share of each that the best passage has. `asked`: of this document; `elsewhere`: of the
     document before; `impossible`: of this document's passages, which don't hold the answer."""
     refused: dict[str, list[float]] = field(default_factory=dict)
-    """Likewise, 1 where nothing was found: the model is told so."""
+    """Likewise, 1 where nothing was found about what is asked: the model is told to say so."""
     scores: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     answered: int = 0
     """Questions that were asked in every way."""
@@ -192,7 +192,7 @@ async def _measure(
         passages = await shelf.passages.search([document.id], words, recall.passages) if words else []
         evidence, _ = choose(passages, "", recall.tokens, answers.count, template)
         cell.shares.setdefault(kind, []).append(max((passage.share for passage in passages), default=0.0))
-        cell.refused.setdefault(kind, []).append(float(not evidence))
+        cell.refused.setdefault(kind, []).append(float(not evidence and asks(question)))
         return [(passage.start, passage.end) for passage in evidence]
 
     before: tuple[Asked, ...] = ()
