@@ -27,8 +27,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everlong_models.errors import ConfigError
+from everlong_models.memory import TrainingSegment
 from everlong_models.scratch import Block, InputsReader, ScratchConfig, detached, filled, newest
 from everlong_models.state import MemoryState
+from everlong_models.view import Part
 
 
 class CompressiveConfig(ScratchConfig):
@@ -49,6 +51,8 @@ class Squeezed(NamedTuple):
 
 class Compressive(InputsReader):
     """State, right-aligned: `memory` (rows, M, L, D) and `compressed` (rows, C, L, D). And `seen` (rows,), tokens read."""
+
+    learns_everywhere = True  # the convolutions learn from what leaves, whatever is predicted meanwhile
 
     def __init__(self, config: CompressiveConfig) -> None:
         config.at_least(compression_rate=1, compressed_length=1)
@@ -85,6 +89,16 @@ class Compressive(InputsReader):
         compressed = filled(self._groups(seen), self.config.compressed_length)
         return torch.cat([compressed, filled(self._in_memory(seen), self.config.memory_length)], dim=1)
 
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """Groups of c tokens each, and behind them the last positions as they were."""
+        config, age, c = self.config, tokens.shape[1], self.config.compression_rate
+        groups = int(self._groups(state["seen"]))
+        held, left = min(groups, config.compressed_length), c * groups
+        return [
+            Part("compressed", left - c * held, left, config.compressed_length, held, age),
+            Part("memory", left, read, config.memory_length, read - left, age),
+        ]
+
     def _memory(self, past: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([past["compressed"], past["memory"]], dim=1)
 
@@ -115,31 +129,30 @@ class Compressive(InputsReader):
         groups = self._groups(seen + lengths) - self._groups(seen)
         return Squeezed(leaving, torch.stack(compressed, dim=2), groups)
 
-    def segment_with_loss(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState, Tensor]:
-        """As `segment`, and the attention-reconstruction loss (a scalar, ≥ 0) of what the segment pushed out.
+    def training_segment(self, tokens: Tensor, state: MemoryState) -> TrainingSegment:
+        """`segment` in one pass, over 1 ≤ T ≤ S tokens, and the attention-reconstruction loss of what it pushed out.
 
-        A layer's loss is the mean square over queries, heads and features, and over the rows of which something left;
-        the layers' losses are added. It is 0 while the memory fills.
+        A row's loss is, added over layers, the mean square over queries, heads and features; 0 while its memory fills.
         """
         self.check_segment(tokens, state)
         run = self._run(tokens, detached(state))
         lengths = torch.full((state.rows,), tokens.shape[1], device=tokens.device)
         squeezed = self._squeeze(run.past, run.trace, lengths)
         loss = self._reconstruction(run.trace["memory"].detach(), squeezed)
-        return self._logits(run.hidden), self._push(run.past, run.trace, lengths, squeezed), loss
+        return TrainingSegment(self._logits(run.hidden), self._push(run.past, run.trace, lengths, squeezed), loss)
 
     def _reconstruction(self, inputs: Tensor, squeezed: Squeezed) -> Tensor:
-        """ℒ for the layers' `inputs` (B, T, L, D) as queries."""
+        """ℒ (B,) of each row for the layers' `inputs` (B, T, L, D) as queries."""
         c, G = self.config.compression_rate, squeezed.compressed.shape[1]
         # A row of which nothing left has no key to attend to, which not every kernel survives: it may see all, for nothing.
         some = squeezed.groups > 0
         real = (torch.arange(G, device=some.device) < squeezed.groups[:, None]) | ~some[:, None]
-        total = inputs.new_zeros(())
+        total = inputs.new_zeros(len(inputs))
         for layer, block in self._layers():
             h = inputs[:, :, layer]
             wanted = recall(block, h, squeezed.leaving[:, :, layer], real.repeat_interleave(c, dim=1))
             found = recall(block, h, squeezed.compressed[:, :, layer], real)
-            total = total + ((wanted - found).square().mean(dim=(1, 2, 3)) * some).sum() / some.sum().clamp(min=1)
+            total = total + (wanted - found).square().mean(dim=(1, 2, 3)) * some
         return total
 
 

@@ -4,6 +4,9 @@ EverlongModelError
 ├── ConfigError            a configuration that cannot work: names the field, the value and the limit
 ├── BackboneError          a backbone that cannot be found, read or used
 ├── AdapterError           memory weights that do not fit, are damaged, or hold NaN
+├── RecipeError            a training recipe that cannot be read, or has a wrong key or value
+├── RunError               a training run that cannot be resumed, or has gone wrong
+├── DataError              a data set that is missing, unreadable, empty or broken
 ├── TokenError             token ids outside the vocabulary, or a sequence of the wrong length
 └── StateError             a state that must not be used
     ├── StateTruncated     bytes are missing (or left over)
@@ -38,6 +41,18 @@ class BackboneError(EverlongModelError):
 
 class AdapterError(EverlongModelError):
     """Memory weights that do not fit the model, are damaged, or are not finite."""
+
+
+class RecipeError(EverlongModelError):
+    """A training recipe that cannot be read, or has a wrong key or value: names the file, the key and the limit."""
+
+
+class RunError(EverlongModelError):
+    """A training run that cannot be resumed or written, or whose loss is not a number any more."""
+
+
+class DataError(EverlongModelError):
+    """A data set that is missing, unreadable, empty or broken: names the file, and the line if there is one."""
 
 
 class TokenError(EverlongModelError, ValueError):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from everlong_models.cache import Cache
-from everlong_models.errors import TokenError
+from everlong_models.errors import StateShape, TokenError
 from everlong_models.state import MemoryState
+from everlong_models.view import LayerView, MemoryView, Part
 
 
 class MemoryConfig(BaseModel):
@@ -25,6 +26,17 @@ class MemoryConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     segment_length: int = Field(512, ge=2, description="S: tokens read at once")
+
+
+class TrainingSegment(NamedTuple):
+    """What training needs of a segment: `logits` (B, T, V), the `state` after it, and each row's `auxiliary` loss (B,).
+
+    The auxiliary loss is a memory's own beside that of the language model; a memory without one gives zeros.
+    """
+
+    logits: Tensor
+    state: MemoryState
+    auxiliary: Tensor
 
 
 @runtime_checkable
@@ -58,6 +70,13 @@ class MemoryModel(Protocol):
         The logits at the last position are the prediction of the next segment's first token.
         """
 
+    def training_segment(self, tokens: Tensor, state: MemoryState) -> TrainingSegment:
+        """As `segment`, with the memory's auxiliary loss."""
+
+    @property
+    def learns_everywhere(self) -> bool:
+        """Whether segments in which nothing is predicted have an auxiliary loss that is worth a pass with gradients."""
+
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
         """Starts a segment with its first 1 ≤ T ≤ S `tokens` (B, T): the cache, and the last position's logits (B, V)."""
 
@@ -67,12 +86,17 @@ class MemoryModel(Protocol):
     def close(self, cache: Cache) -> MemoryState:
         """The memory after the open segment of each row, whatever its length."""
 
+    def view(self, state: MemoryState, tokens: Tensor, read: int) -> MemoryView:
+        """What there is to say about a `state` of one row that has read `read` tokens, with the open segment `tokens`
+        (1, T), 0 ≤ T ≤ S."""
+
 
 class SegmentReader(nn.Module, ABC):
     """The part of `MemoryModel` that is the same for all: cutting into segments and checking what comes in."""
 
     segment_length: int
     vocab_size: int
+    learns_everywhere: bool = False
 
     @abstractmethod
     def initial_state(self, rows: int = 1) -> MemoryState:
@@ -112,6 +136,32 @@ class SegmentReader(nn.Module, ABC):
         """The newest tokens before the open segment that a `state` of one row holds as they are, oldest first."""
         return []
 
+    def view(self, state: MemoryState, tokens: Tensor, read: int) -> MemoryView:
+        """What there is to say about a `state` of one row that has read `read` tokens in full segments, before the open
+        segment `tokens` (1, T), 0 ≤ T ≤ S. What that takes of the open segment is at most one pass over it.
+
+        Raises `TokenError` or `StateError` as `read` does.
+        """
+        self.check(tokens, state)
+        if state.rows != 1:
+            raise StateShape(f"a view is of one row, got a state of {state.rows}")
+        if tokens.shape[1] > self.segment_length:
+            raise TokenError(f"a segment holds at most {self.segment_length} tokens, got {tokens.shape[1]}")
+        with torch.no_grad():
+            parts, layers = self._parts(state, tokens, read), self._layer_views(state, tokens, read)
+        return MemoryView(
+            tokens=read, segments=read // self.segment_length, open=tokens.shape[1], bytes=state.nbytes,
+            parts=tuple(parts), layers=tuple(layers),
+        )  # fmt: skip
+
+    @abstractmethod
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """What the memory consists of; arguments as of `view`."""
+
+    def _layer_views(self, state: MemoryState, tokens: Tensor, read: int) -> list[LayerView]:
+        """Of a memory that is a signal in each layer; arguments as of `view`."""
+        return []
+
     def read(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         """The memory after reading `tokens` (B, n·S).
 
@@ -136,6 +186,11 @@ class SegmentReader(nn.Module, ABC):
         with one pass."""
         self.check_full(tokens, state)
         return self.forward(tokens, state), self._read_segment(tokens, state)
+
+    def training_segment(self, tokens: Tensor, state: MemoryState) -> TrainingSegment:
+        """`segment` and an auxiliary loss of zero; overridden by a memory that has one."""
+        logits, after = self.segment(tokens, state)
+        return TrainingSegment(logits, after, logits.new_zeros(len(logits)))
 
     def check(self, tokens: Tensor, state: MemoryState) -> None:
         """Raises `TokenError` or `StateError` unless `tokens` (B, T) and `state` (B rows) fit this model."""

@@ -25,13 +25,16 @@ from everlong_models.cache import Cache
 from everlong_models.errors import ConfigError
 from everlong_models.memory import MemoryConfig, SegmentReader
 from everlong_models.state import MemoryState
+from everlong_models.view import Part, effective_rank, relative_change
 
 
 class RMTConfig(MemoryConfig):
-    """`memory_tokens`: m. `form`: how hidden states become the next memory (see the module)."""
+    """`memory_tokens`: m. `form`: how hidden states become the next memory (see the module). `noise`: in training, what
+    is added to every new memory has this standard deviation relative to it, so that small errors learn to die out."""
 
     memory_tokens: int = Field(16, ge=1)
     form: Literal["raw", "norm", "zero"] = "raw"
+    noise: float = Field(0.0, ge=0)
 
 
 class RMT(SegmentReader):
@@ -63,8 +66,19 @@ class RMT(SegmentReader):
         """M_0 in every row."""
         return MemoryState({"memory": self.memory.expand(rows, -1, -1)})
 
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """All m vectors together: every segment writes them anew, out of themselves and what it says."""
+        old, change = state["memory"], None
+        if tokens.shape[1] and read:
+            (change,) = relative_change(old, self.close(self.open(state, tokens)[0])["memory"])
+        used = float(effective_rank(old[0])) if read else 0.0
+        return [Part("memory", 0, read, self.config.memory_tokens, used, tokens.shape[1], change=change)]
+
     def _update(self, hidden: Tensor) -> MemoryState:
         """M_{t+1} from the final hidden states (B, m, D) of the write positions."""
+        if self.training and self.config.noise:
+            size = hidden.detach().square().mean(-1, keepdim=True).sqrt()
+            hidden = hidden + self.config.noise * size * torch.randn_like(hidden)
         if self.config.form == "norm":
             hidden = F.rms_norm(hidden, (hidden.shape[-1],)) * self.scale
         elif self.config.form == "zero":

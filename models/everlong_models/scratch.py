@@ -10,6 +10,7 @@ dimension, D width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from everlong_models.errors import ConfigError
 from everlong_models.memory import MemoryConfig, SegmentReader
 from everlong_models.relative import INITIAL_STD, PositionForm, RelativeAttention, RelativePositions
 from everlong_models.state import MemoryState
+from everlong_models.view import Part
 
 _SEGMENT = "segment."  # in a cache, what the open segment has left so far stands beside the past under this prefix
 
@@ -31,8 +33,8 @@ class ScratchConfig(MemoryConfig):
     """A decoder trained from scratch. The defaults are the papers' for WikiText-103, but for the vocabulary.
 
     `vocab_size` V, `width` D (even), `layers` L, `heads` H and `feed_forward` (the inner width) are at least 1;
-    `head_dim` d defaults to D/H; `dropout` is in [0, 1). What is out of its limits raises `ConfigError` when the model
-    is built.
+    `head_dim` d defaults to D/H; `dropout` is in [0, 1). `initial_std` > 0: of all matrices; the papers' 0.02 is for
+    their widths, narrow models want about 1/√D. What is out of its limits raises `ConfigError` when the model is built.
     """
 
     segment_length: int = 150
@@ -43,6 +45,7 @@ class ScratchConfig(MemoryConfig):
     head_dim: int | None = None
     feed_forward: int = 2100
     dropout: float = 0.1
+    initial_std: float = INITIAL_STD
 
     @property
     def dim(self) -> int:
@@ -66,6 +69,8 @@ class ScratchConfig(MemoryConfig):
             raise ConfigError("heads", self.heads, f"must divide width={self.width}, or head_dim must be given")
         if not 0 <= self.dropout < 1:
             raise ConfigError("dropout", self.dropout, "must be in [0, 1)")
+        if not 0 < self.initial_std < math.inf:
+            raise ConfigError("initial_std", self.initial_std, "must be positive and finite")
 
 
 class Block(nn.Module):
@@ -121,7 +126,7 @@ class ScratchReader(SegmentReader):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.dropout = nn.Dropout(config.dropout)
         for weight in (p for p in self.parameters() if p.dim() == 2):
-            nn.init.normal_(weight, std=INITIAL_STD)
+            nn.init.normal_(weight, std=config.initial_std)
 
     @abstractmethod
     def _held(self, past: Mapping[str, Tensor]) -> Tensor:
@@ -141,6 +146,11 @@ class ScratchReader(SegmentReader):
     @abstractmethod
     def _next(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> MemoryState:
         """The state after the first `lengths` (B,) positions of `trace` (B, T ≥ lengths, …)."""
+
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """The last P positions."""
+        held = min(read, self.past)
+        return [Part("memory", read - held, read, self.past, held, tokens.shape[1])] if self.past else []
 
     @property
     def _weight(self) -> Tensor:

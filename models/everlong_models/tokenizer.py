@@ -54,11 +54,15 @@ class Tokenizer:
         eos = tokenizer.eos_token_id
         self.eos_ids: tuple[int, ...] = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
         self.chat_template: str | None = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
-        self._hf = tokenizer
+        self.hf = tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; a special token spelt out in it stays text."""
         return list(self._text.encode(text, add_special_tokens=False).ids)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """The characters [start, end) of `text` that each token of `encode` is of; tokens of one character share it."""
+        return list(self._text.encode(text, add_special_tokens=False).offsets)
 
     def encode_markup(self, text: str) -> list[int]:
         """Token ids of `text`, in which special tokens mean what they say: for templates, never for users' text."""
@@ -82,7 +86,7 @@ class Tokenizer:
 
     def render(self, messages: list[dict[str, str]], *, answer: bool) -> str:
         """`messages` through the chat template; `answer` adds the assistant's opening."""
-        rendered = self._hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
+        rendered = self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
         return str(rendered)
 
     def digest(self) -> str:

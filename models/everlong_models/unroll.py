@@ -32,12 +32,13 @@ class Part:
     """What one segment of an unroll adds.
 
     `loss` (B,): negative log-likelihoods of the targets that each row predicts from this segment, summed; float32 or
-    better. `targets` (B,): how many they are. `correct` (B,): of how many the most likely token is the target.
+    better. `auxiliary` (B,): the memory's own loss, see `TrainingSegment`. `targets` (B,): how many targets there are. `correct` (B,): of how many the most likely token is the target.
     `state`: the memory after it, of each row after its own last full segment. `border`: no gradient leads from later
     segments into this one or an earlier one, so that a backward pass here frees all that was computed.
     """
 
     loss: Tensor
+    auxiliary: Tensor
     targets: Tensor
     correct: Tensor
     state: MemoryState
@@ -123,7 +124,7 @@ def _parts(
     for index in range(max(segments, default=0)):
         state = _detach(state, cut_before(index))
         start, end = index * S, (index + 1) * S
-        loss, correct = _nothing(batch)
+        loss, auxiliary, correct = _nothing(batch)
         # Rows with a full segment here move on; a document's partial last segment is predicted but never committed.
         full = [row for row, length in enumerate(held) if length >= end]
         tail = [row for row, length in enumerate(held) if start < length < end]
@@ -135,10 +136,12 @@ def _parts(
             arguments = model, _Batch(*(x[of, seen] for x in batch)), _take(state, of)
             result = checkpoint(step, *arguments, use_reentrant=False) if checkpointed else step(*arguments)
             loss = loss + result[0].new_zeros(rows).index_copy(0, of, result[0])
-            correct = correct.index_copy(0, of, result[1])
-            state = _put(state, of, result[2])
+            auxiliary = auxiliary + result[1].new_zeros(rows).index_copy(0, of, result[1])
+            correct = correct.index_copy(0, of, result[2])
+            state = _put(state, of, result[3])
         yield Part(
             loss=loss,
+            auxiliary=auxiliary,
             targets=batch.wanted[:, start:end].sum(1),
             correct=correct,
             state=state,
@@ -146,19 +149,21 @@ def _parts(
         )
 
 
-def _full(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, MemoryState]:
-    """Loss (B,), number of right predictions (B,), and memory after one full segment."""
-    if bool(batch.wanted.any()):
-        logits, after = model.segment(batch.tokens, state)
-        return *_score(logits, batch), after
+def _full(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
+    """Loss, auxiliary loss and number of right predictions, (B,) each, and the memory after one full segment."""
+    if bool(batch.wanted.any()) or (model.learns_everywhere and torch.is_grad_enabled()):
+        logits, after, auxiliary = model.training_segment(batch.tokens, state)
+        loss, correct = _score(logits, batch)
+        return loss, auxiliary, correct, after
     return *_nothing(batch), model.read(batch.tokens, state)  # no logits are computed before the answer
 
 
-def _tail(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, MemoryState]:
+def _tail(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
     """As `_full`, for segments that are not full and therefore leave the memory as it is."""
+    loss, auxiliary, correct = _nothing(batch)
     if bool(batch.wanted.any()):
-        return *_score(model.forward(batch.tokens, state), batch), state
-    return *_nothing(batch), state
+        loss, correct = _score(model.forward(batch.tokens, state), batch)
+    return loss, auxiliary, correct, state
 
 
 def _score(logits: Tensor, batch: _Batch) -> tuple[Tensor, Tensor]:
@@ -172,10 +177,11 @@ def _score(logits: Tensor, batch: _Batch) -> tuple[Tensor, Tensor]:
     return loss, correct
 
 
-def _nothing(batch: _Batch) -> tuple[Tensor, Tensor]:
-    """As `_score`, without a target."""
+def _nothing(batch: _Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, auxiliary loss and number of right predictions, (B,) each, where nothing is predicted."""
     rows, device = len(batch.tokens), batch.tokens.device
-    return torch.zeros(rows, device=device), torch.zeros(rows, dtype=torch.int64, device=device)
+    zero = torch.zeros(rows, device=device)
+    return zero, zero, torch.zeros(rows, dtype=torch.int64, device=device)
 
 
 def _take(state: MemoryState, rows: Tensor) -> MemoryState:

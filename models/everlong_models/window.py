@@ -17,6 +17,7 @@ from everlong_models.cache import Cache
 from everlong_models.errors import ConfigError
 from everlong_models.memory import MemoryConfig, SegmentReader
 from everlong_models.state import MemoryState
+from everlong_models.view import Part
 
 
 class WindowConfig(MemoryConfig):
@@ -65,6 +66,13 @@ class Window(SegmentReader):
         """The window."""
         seen = min(max(0, int(state["seen"]) - self.config.sinks), self.config.window)
         return list(map(int, state["window"][0, self.config.window - seen :]))
+
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """Sinks and window, as far as there are any."""
+        config, age = self.config, tokens.shape[1]
+        first, last = min(read, config.sinks), min(max(0, read - config.sinks), config.window)
+        window = Part("window", read - last, read, config.window, last, age)
+        return [Part("sinks", 0, first, config.sinks, first, read - first + age), window] if config.sinks else [window]
 
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         return self._shift(tokens, state)

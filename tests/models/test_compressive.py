@@ -46,12 +46,12 @@ def test_it_is_its_naive_twin(lengths, M, C, c):
     fast, slow, lost, missed = [], [], [], []
     for length in lengths:
         text = tokens(model, 1, length, length)
-        logits, state, loss = model.segment_with_loss(text, state)
+        logits, state, loss = model.training_segment(text, state)
         fast.append(logits[0])
         slow.append(twin.segment(text[0].tolist()))
         torch.testing.assert_close(fast[-1], slow[-1], **CLOSE)
-        torch.testing.assert_close(loss, twin.loss, **CLOSE)
-        lost.append(loss)
+        torch.testing.assert_close(loss[0], twin.loss, **CLOSE)
+        lost.append(loss[0])
         missed.append(twin.loss)
     assert lost[0].item() == 0.0 < lost[-1].item()
     probe = torch.randn(sum(lengths), model.vocab_size, dtype=torch.float64)
@@ -69,10 +69,10 @@ def trained(model, loss):
 def test_each_loss_trains_its_own_part():
     model = build()
     state = model.read(tokens(model, 1, 24, 1), model.initial_state())
-    logits, after, loss = model.segment_with_loss(tokens(model, 1, 8, 2), state)
+    logits, after, loss = model.training_segment(tokens(model, 1, 8, 2), state)
     compression = {name for name, _ in model.named_parameters() if name.startswith("compress")}
     assert len(compression) == 4
-    assert trained(model, loss) == compression
+    assert trained(model, loss.sum()) == compression
     logits, _ = model.segment(tokens(model, 1, 8, 3), after)
     assert trained(model, logits.logsumexp(-1).sum()) == {name for name, _ in model.named_parameters()} - compression
     assert not any(after[name].requires_grad for name in after)
@@ -85,7 +85,7 @@ def test_the_loss_goes_down_when_only_the_compression_learns():
     optimizer = torch.optim.Adam(model.compress.parameters(), lr=0.02)
     losses = []
     for _ in range(30):
-        _, _, loss = model.segment_with_loss(text, state)
+        loss = model.training_segment(text, state).auxiliary.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -93,15 +93,15 @@ def test_the_loss_goes_down_when_only_the_compression_learns():
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_a_row_of_which_nothing_left_does_not_weigh_in_the_loss():
+def test_a_row_of_which_nothing_left_has_no_loss():
     model = build()
     full, text = model.read(tokens(model, 1, 24, 1), model.initial_state()), tokens(model, 1, 8, 2)
-    _, _, alone = model.segment_with_loss(text, full)
-    _, _, loss = model.segment_with_loss(text.expand(2, -1), MemoryState.stack([full, model.initial_state()]))
-    torch.testing.assert_close(loss, alone)
-    _, _, nothing = model.segment_with_loss(text, model.initial_state())
+    _, _, alone = model.training_segment(text, full)
+    _, _, loss = model.training_segment(text.expand(2, -1), MemoryState.stack([full, model.initial_state()]))
+    torch.testing.assert_close(loss, torch.cat([alone, torch.zeros(1, dtype=alone.dtype)]))
+    _, _, nothing = model.training_segment(text, model.initial_state())
     assert nothing.item() == 0.0
-    assert torch.isfinite(torch.stack([g.abs().max() for g in twins.gradients(model, nothing).values()])).all()
+    assert torch.isfinite(torch.stack([g.abs().max() for g in twins.gradients(model, nothing.sum()).values()])).all()
 
 
 def test_compression_reaches_further_back_than_the_memory_alone():
@@ -115,10 +115,10 @@ def test_compression_reaches_further_back_than_the_memory_alone():
     assert float((a - b).abs().max()) > 1e-6
 
 
-def test_segment_with_loss_is_segment():
+def test_training_segment_is_segment():
     model = build()
     state = model.read(tokens(model, 2, 16, 1), model.initial_state(2))
-    logits, after, _ = model.segment_with_loss(tokens(model, 2, 8, 2), state)
+    logits, after, _ = model.training_segment(tokens(model, 2, 8, 2), state)
     same, also = model.segment(tokens(model, 2, 8, 2), state)
     assert torch.equal(logits, same)
     assert after.digest() == also.digest()

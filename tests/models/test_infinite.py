@@ -102,11 +102,11 @@ def test_the_model_is_the_papers_equations(family, changes):
     state = model.initial_state()
     expected = {"B": [torch.zeros(10, model.backbone.width).double()] * model.backbone.layers, "count": 0}
     for segment in text.split(6, dim=1):
-        found = model.training_step(segment, state)
+        found = model.training_segment(segment, state)
         logits, expected, divergence = naive_segment(model, segment[0], expected)
         torch.testing.assert_close(found.logits[0], logits, rtol=1e-6, atol=1e-8)
         torch.testing.assert_close(found.state["coefficients"][0], torch.stack(expected["B"]), rtol=1e-6, atol=1e-8)
-        torch.testing.assert_close(found.divergence[0].double(), divergence.double(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found.auxiliary[0].double(), divergence.double(), rtol=1e-6, atol=1e-6)
         if "sticky" in changes:
             torch.testing.assert_close(found.state["histogram"][0], torch.stack(expected["mass"]))
         torch.testing.assert_close(model.forward(segment, state), found.logits)
@@ -162,17 +162,17 @@ def test_gradients_reach_gate_and_projections_but_not_the_past():
     assert float(rows[40:52].min()) > 0
 
 
-def test_training_steps_train_what_reading_trains():
+def test_training_segments_train_what_reading_trains():
     """The state of a training step carries the same gradients as that of reading."""
     model = build("gpt2", sticky="stratified")
     text, grads = tokens(model, 2, 36), []
-    for read in (model.read, lambda part, s: model.training_step(part, s).state):
+    for read in (model.read, lambda part, s: model.training_segment(part, s).state):
         model.zero_grad()
         state = model.initial_state(2)
         for part in text.split(12, dim=1)[:2]:
             state = read(part, state)
-        out = model.training_step(text[:, 24:], state)
-        (out.logits.logsumexp(-1).mean() + 1e-3 * out.divergence.mean()).backward()
+        out = model.training_segment(text[:, 24:], state)
+        (out.logits.logsumexp(-1).mean() + 1e-3 * out.auxiliary.mean()).backward()
         grads.append({name: p.grad.clone() for name, p in model.memory.named_parameters()})
     for name in grads[0]:
         torch.testing.assert_close(grads[0][name], grads[1][name])
@@ -182,8 +182,8 @@ def test_training_steps_train_what_reading_trains():
 def test_an_empty_memory_has_no_divergence_and_gives_no_attention():
     model = build(sticky="independent")
     both = MemoryState.stack([model.initial_state(), model.read(tokens(model, 1, 12), model.initial_state())])
-    step = model.training_step(tokens(model, 2, 12, 1), both)
-    assert float(step.divergence[0]) == 0 < float(step.divergence[1])
+    step = model.training_segment(tokens(model, 2, 12, 1), both)
+    assert float(step.auxiliary[0]) == 0 < float(step.auxiliary[1])
     assert float(step.state["histogram"][0].abs().max()) == 0 < float(step.state["histogram"][1].min())
 
 
@@ -218,7 +218,7 @@ def test_segments_of_any_length_close_side_by_side():
     model.step(cache, torch.stack([text[row, 24 + n] for row, n in enumerate(lengths)]))
     for row, closed in enumerate(model.close(cache).split()):
         tokens_read = text[row : row + 1, 24 : 24 + lengths[row] + 1]
-        assert_same_state(closed, model.training_step(tokens_read, rows[row]).state)
+        assert_same_state(closed, model.training_segment(tokens_read, rows[row]).state)
 
 
 def shares(tau) -> Tensor:

@@ -109,8 +109,8 @@ def test_rows_of_different_pasts_read_side_by_side():
 def test_every_weight_is_trained():
     model = build(short_term=12)
     state = model.read(tokens(model, 2, 24), model.initial_state(2))
-    step = model.training_step(tokens(model, 2, 12, 1), state)
-    (step.logits.logsumexp(-1).mean() + 1e-5 * step.divergence.mean()).backward()
+    step = model.training_segment(tokens(model, 2, 12, 1), state)
+    (step.logits.logsumexp(-1).mean() + 1e-5 * step.auxiliary.mean()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert float(parameter.grad.abs().max()) > 0, name

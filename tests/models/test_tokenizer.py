@@ -297,7 +297,7 @@ class TestTokenizer:
     @pytest.mark.parametrize("name", ["gpt2", "smollm", "o200k", "metaspace"])
     def test_special_tokens_mean_something_in_markup_only(self, name):
         tokenizer = bpe(name)
-        special = {tokenizer._hf.convert_tokens_to_ids(t) for t in ("<|im_start|>", "<|im_end|>")}
+        special = {tokenizer.hf.convert_tokens_to_ids(t) for t in ("<|im_start|>", "<|im_end|>")}
         assert special < set(tokenizer.encode_markup(self.SPECIAL))
         assert special.isdisjoint(tokenizer.encode(self.SPECIAL))
         stream = tokenizer.stream()
@@ -336,7 +336,7 @@ class TestTokenizer:
 
     def test_a_character_is_shown_when_it_is_whole(self):
         tokenizer = bpe("gpt2")
-        alphabet = {b: tokenizer._hf.convert_tokens_to_ids(c) for b, c in byte_characters().items()}
+        alphabet = {b: tokenizer.hf.convert_tokens_to_ids(c) for b, c in byte_characters().items()}
         stream = tokenizer.text_stream()
         assert [stream.feed(alphabet[b]) for b in "a🙂é".encode()] == ["a", "", "", "", "🙂", "", "é"]
         assert stream.finish() == ""

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from everlong_models import load_model
-from everlong_server.cli import eval as command
+from everlong_server.cli.eval import eval as command
 from everlong_server.eval import grounded
 from everlong_server.eval.data import DataError, data_set
 from everlong_server.eval.hiding import Asked, Hidden, Novels, documents, rank

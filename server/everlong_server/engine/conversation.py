@@ -79,7 +79,7 @@ class Conversations:
             return "failed"
         return "reading"
 
-    async def _require_ready(self, session: Session) -> None:
+    async def require_ready(self, session: Session) -> None:
         """Raises why the session cannot be talked to, if it can't."""
         model = self._engine.model
         if session.model != model.fingerprint:
@@ -101,7 +101,7 @@ class Conversations:
             f"the documents of session {session.id!r} are still being read", param="session_id", retry_after=1
         )
 
-    def _state(self, session: Session) -> MemoryState:
+    def load_state(self, session: Session) -> MemoryState:
         """The session's state. Raises `StateUnusable`."""
         model = self._engine.model
         if session.state is None:
@@ -134,12 +134,12 @@ class Conversations:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._engine.admit())
             # A session that cannot be talked to says why before it says that it is busy.
-            await self._require_ready(await self._sessions.get(session_id))
+            await self.require_ready(await self._sessions.get(session_id))
             lease = await stack.enter_async_context(self._lease(turn, session_id))
             session = await self._sessions.get(session_id, with_state=True)
-            await self._require_ready(session)
+            await self.require_ready(session)
             # Work that takes long in proportion to the message or the state is not for the event loop.
-            state = await asyncio.to_thread(self._state, session)
+            state = await asyncio.to_thread(self.load_state, session)
             found = await self._recall(session, content, recall)
             prompt, evidence, newest = await asyncio.to_thread(self._prompt, session, state, content, found, recall)
             seed = params.seed if params.seed is not None else secrets.randbits(53)

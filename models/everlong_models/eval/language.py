@@ -1,0 +1,73 @@
+"""Perplexity on held-out text with the memory carried, also with a longer memory than was trained with, or with a part
+of it emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from everlong_models.errors import ConfigError
+from everlong_models.memory import SegmentReader
+from everlong_models.tasks import text
+from everlong_models.tasks.language import Text, encode, measure, runs, split
+from everlong_models.tokenizer import Tokenizer
+
+
+def language(
+    memory: SegmentReader,
+    tokenizer: Tokenizer,
+    *,
+    data: Path,
+    texts: str,
+    samples: int,
+    segments: int,
+    memory_lengths: Sequence[int] = (),
+    forget: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Figures (see `Scores.figures`) of `samples` runs of text, `segments` segments each; one row a memory length.
+
+    `texts`: a data set, of which the held-out texts are read, or NAME/PATH, one file of it. `memory_lengths`: default,
+    as trained. `forget`: tensors of the state that are emptied before every segment, to see what they are worth.
+    Raises `ConfigError`, `DataError`.
+    """
+    pieces = _pieces(data, texts)
+    wanted, found = samples * segments * memory.segment_length, 0
+    contents = []
+    for piece in pieces:  # as much as is needed; a token is seldom more than eight characters
+        if found > 8 * wanted:
+            break
+        contents.append(piece.read())
+        found += len(contents[-1])
+    tokens = runs(encode(iter(contents), tokenizer), samples, segments * memory.segment_length, texts)
+    rows: list[dict[str, Any]] = []
+    for length in memory_lengths or (None,):
+        model = memory if length is None else extended(memory, length)
+        shown = {} if length is None else {"memory": length}
+        rows.append(shown | measure(model, tokenizer, tokens, forget=forget).figures())
+    return rows
+
+
+def extended(memory: SegmentReader, length: int) -> SegmentReader:
+    """The same weights with `memory_length` = `length` (LaMemo, section 5): relative positions know no longest distance.
+
+    Raises `ConfigError` for a memory that has no length of its own.
+    """
+    config = getattr(memory, "config", None)
+    if not isinstance(config, BaseModel) or "memory_length" not in type(config).model_fields:
+        raise ConfigError("memory_lengths", length, f"{type(memory).__name__} has no memory_length")
+    weight = next(memory.parameters())
+    longer = type(memory)(config.model_copy(update={"memory_length": length}))
+    longer.load_state_dict(memory.state_dict())
+    return longer.to(weight.device, weight.dtype).eval().requires_grad_(False)
+
+
+def _pieces(data: Path, texts: str) -> list[Text]:
+    name, _, path = texts.partition("/")
+    folder = text.find(data, name)
+    return [Text(folder / path)] if path else split(folder)[1]
+
+
+__all__ = ["extended", "language"]

@@ -1,0 +1,29 @@
+"""What memories are trained and measured on: one task a file, each with its data, its batches and its metric."""
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from everlong_models.tasks.facts import Facts, FactsConfig
+from everlong_models.tasks.language import Language, LanguageConfig
+from everlong_models.tasks.sorting import Sorting, SortingConfig
+from everlong_models.tasks.task import Batch, Setting, Task
+
+TaskChoice = FactsConfig | LanguageConfig | SortingConfig
+"""The config of any task; a recipe tells by `name` which it is."""
+
+TASKS: dict[str, type[Task]] = {"facts": Facts, "language": Language, "sorting": Sorting}
+"""Every task by name."""
+
+
+def make_task(config: TaskChoice, setting: Setting) -> Task:
+    """The task of a config."""
+    return TASKS[config.name](config, setting)
+
+
+def made_tokenizer(config: TaskChoice, data: Path) -> PreTrainedTokenizerBase:
+    """A tokenizer made for the task, for models from scratch."""
+    return TASKS[config.name].make_tokenizer(config, data)
+
+
+__all__ = ["TASKS", "Batch", "Setting", "Task", "TaskChoice", "made_tokenizer", "make_task"]

@@ -1,0 +1,217 @@
+"""Facts in noise: memorize, detect & memorize, reasoning (Bulatov et al. 2023, section 3).
+
+A document is n segments of real text with one fact, or two, as in bAbI (Weston et al. 2016, tasks 1 and 4); its last
+segment ends with a question and the answer, one of six places.
+
+    memorize    the fact begins the document
+    detect      the fact stands anywhere before the question
+    reasoning   two facts stand anywhere before the question, in either order; each is needed for some of the questions
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from everlong_models.errors import ConfigError, TokenError
+from everlong_models.memory import MemoryModel
+from everlong_models.tasks import text, vocabulary
+from everlong_models.tasks.task import Batch, Setting, Task, TaskConfig
+
+PEOPLE = ("Mary", "John", "Sandra", "Daniel")
+MOVES = ("moved to", "went to", "went back to", "journeyed to", "travelled to")
+PLACES = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
+OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
+
+Kind = Literal["memorize", "detect", "reasoning"]
+
+
+class FactsConfig(TaskConfig):
+    """`kind`: see the module. `noise`: the data set of books that the training noise is taken from. `noise_characters`:
+    how much of it is kept in memory. `distracting`: the share of a training document's noise, a segment's length each, that is
+    chosen for holding a word of the facts. `vocabulary`: tokens of the tokenizer that is made for a model from scratch."""
+
+    name: Literal["facts"] = "facts"
+    kind: Kind
+    noise: str = "books-260"
+    noise_characters: int = Field(4_000_000, ge=10_000)
+    distracting: float = Field(0.0, ge=0, le=1)
+    vocabulary: int = Field(1024, ge=512)
+
+
+class Documents(NamedTuple):
+    """`tokens` (B, N) that end with the answer; `asked`: each row's question, which stands before it."""
+
+    tokens: Tensor
+    asked: list[list[int]]
+
+
+class Facts(Task):
+    """Facts in noise. Raises `ConfigError` if a question does not fit into a segment."""
+
+    def __init__(self, config: FactsConfig, setting: Setting) -> None:
+        self.config = config
+        self._seed = setting.seed
+        self._S = setting.segment_length
+        self.tokenizer = setting.tokenizer
+        self._data = setting.data
+        self._answers = {place: self._word(place) for place in PLACES}
+        self._words = sorted({self.tokenizer.encode(f" {word}")[0] for word in (*PLACES, *PEOPLE)})
+        longest = max(
+            len(self.tokenizer.encode(_question(config.kind, np.random.default_rng(i))[1])) for i in range(64)
+        )
+        if longest + 1 > self._S:
+            raise ConfigError("segment_length", self._S, f"must hold the question and its answer, {longest + 1} tokens")
+
+    @functools.cached_property
+    def _noise(self) -> text.Noise:
+        """To learn from."""
+        kept, _ = text.books(text.find(self._data, self.config.noise))
+        return text.Noise(text.middles(kept, self.config.noise_characters), self.tokenizer)
+
+    @functools.cached_property
+    def _held_out(self) -> text.Noise:
+        return text.Noise([text.packaged()], self.tokenizer)
+
+    @classmethod
+    def make_tokenizer(cls, config: FactsConfig, data: Path) -> PreTrainedTokenizerBase:
+        """Byte-level, from noise and many sentences of facts, so that every word of a fact is one token."""
+        random, told = np.random.default_rng(0), []
+        for kind in get_args(Kind):
+            for _ in range(3000):
+                facts, question, answer = _question(kind, random)
+                told.append("".join(facts) + question + " " + answer)
+        kept, _ = text.books(text.find(data, config.noise))
+        noise = (" ".join(text.read(file)[:100_000].split()) for file in kept)
+        return vocabulary.byte_level(itertools.chain(told, noise), config.vocabulary)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    def batch(self, step: int, rows: int, segments: int) -> Batch:
+        tokens = self._documents(
+            self.random(self._seed, step), rows, segments, self._noise, self.config.distracting
+        ).tokens
+        targets = torch.zeros(tokens.shape, dtype=torch.bool)
+        targets[:, -1] = True
+        return Batch(tokens, torch.full((rows,), tokens.shape[1]), targets)
+
+    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+        """`accuracy`: the share of answers that have the highest probability of the six places."""
+        return {"accuracy": self.accuracies(model, samples=samples, lengths=[segments])[segments]}
+
+    @torch.no_grad()
+    def accuracies(
+        self, model: MemoryModel, *, samples: int, lengths: Sequence[int], rows: int = 64
+    ) -> dict[int, float]:
+        """Accuracy by length, in segments.
+
+        One stream of noise is read for all lengths: the memory forks where a question is asked. With `detect` and
+        `reasoning` the place of the facts is drawn anew for every length, so each length has streams of its own.
+        """
+        right = dict.fromkeys(lengths, 0)
+        groups = [sorted(lengths)] if self.config.kind == "memorize" else [[length] for length in lengths]
+        for group in groups:
+            for first in range(0, samples, rows):
+                count = min(rows, samples - first)
+                random = self.random(first, group[-1], held_out=True)
+                for length, correct in self._ask(model, random, count, group):
+                    right[length] += correct
+        return {length: count / samples for length, count in right.items()}
+
+    def _ask(
+        self, model: MemoryModel, random: np.random.Generator, rows: int, lengths: list[int]
+    ) -> Iterator[tuple[int, int]]:
+        """Right answers of `rows` documents at each of the `lengths`."""
+        device = next(iter(model.initial_state(1).tensors.values())).device
+        documents = self._documents(random, rows, lengths[-1], self._held_out)
+        tokens, answers = documents.tokens[:, :-1].to(device), documents.tokens[:, -1]
+        choices = torch.tensor(list(self._answers.values()))
+        state, done = model.initial_state(rows), 0
+        for length in lengths:
+            state = model.read(tokens[:, done : (length - 1) * self._S], state)
+            done = (length - 1) * self._S
+            last = tokens[:, done : done + self._S - 1].clone()
+            for row, question in enumerate(documents.asked):
+                last[row, len(last[row]) - len(question) :] = torch.as_tensor(question, device=device)
+            scores = model.forward(last, state)[:, -1].cpu()
+            found = choices[scores[:, choices].argmax(-1)]
+            yield length, int((found == answers).sum())
+
+    def _documents(
+        self, random: np.random.Generator, rows: int, segments: int, noise: text.Noise, distracting: float = 0.0
+    ) -> Documents:
+        """Full documents: facts, noise, question, answer, in exactly `segments` segments."""
+        length = segments * self._S
+        tokens = np.empty((rows, length), dtype=np.int64)
+        questions = []
+        for row in range(rows):
+            facts, question, answer = _question(self.config.kind, random)
+            asked = self.tokenizer.encode(question)
+            told = [self.tokenizer.encode(fact) for fact in facts]
+            room = length - len(asked) - 1 - sum(map(len, told))
+            if room < 0:
+                raise TokenError(f"{segments} segments of {self._S} tokens do not hold the facts and the question")
+            line = self._line(random, room, noise, distracting)
+            borders = noise.borders(line)
+            at = [0] if self.config.kind == "memorize" else sorted(_choose(random, borders, room, len(told)))
+            order = random.permutation(len(told))
+            pieces, done = [], 0
+            for place, fact in zip(at, order, strict=True):
+                pieces += [line[done:place], told[fact]]
+                done = place
+            tokens[row] = np.concatenate([*pieces, line[done:], asked, [self._answers[answer]]])
+            questions.append(asked)
+        return Documents(torch.from_numpy(tokens), questions)
+
+    def _line(self, random: np.random.Generator, length: int, noise: text.Noise, distracting: float) -> np.ndarray:
+        """Noise of `length` tokens."""
+        if not distracting:
+            return noise.run(random, length)
+        pieces = [
+            noise.run_with(random, self._S, self._words)
+            if random.random() < distracting
+            else noise.run(random, self._S)
+            for _ in range(0, length, self._S)
+        ]
+        return np.concatenate(pieces or [np.empty(0, dtype=np.int32)])[:length]
+
+    def _word(self, word: str) -> int:
+        ids = self.tokenizer.encode(f" {word}")
+        if len(ids) != 1:
+            raise ConfigError("tokenizer", ids, f"the answer {word!r} must be one token")
+        return ids[0]
+
+
+def _choose(random: np.random.Generator, borders: np.ndarray, room: int, count: int) -> list[int]:
+    """Places for `count` facts: the sentence borders, or the end, nearest to points drawn uniformly from the text."""
+    places = np.append(borders, room)
+    return [int(places[np.abs(places - at).argmin()]) for at in random.integers(0, room + 1, count)]
+
+
+def _question(kind: Kind, random: np.random.Generator) -> tuple[list[str], str, str]:
+    """Facts, the question, and the answer."""
+    if kind != "reasoning":
+        person, move, place = random.choice(PEOPLE), random.choice(MOVES), random.choice(PLACES)
+        return [f" {person} {move} the {place}."], f" Where is {person}? Answer:", str(place)
+    # bAbI 4: three places in a line; a fact names the middle one last, or in one of three cases first.
+    north, middle, south = (str(place) for place in random.choice(PLACES, 3, replace=False))
+    direction = str(random.choice(list(OPPOSITE)))
+    facts = []
+    for end, at in ((north, direction), (south, OPPOSITE[direction])):
+        facts.append((middle, OPPOSITE[at], end) if random.integers(3) == 0 else (end, at, middle))
+    subject, at, object_ = facts[int(random.integers(2))]
+    told = [f" The {first} is {where} of the {second}." for first, where, second in facts]
+    if random.integers(2):
+        return told, f" What is {at} of the {object_}? Answer:", subject
+    return told, f" What is the {object_} {OPPOSITE[at]} of? Answer:", subject

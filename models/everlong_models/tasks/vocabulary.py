@@ -1,0 +1,29 @@
+"""Tokenizers for models from scratch: made from the task's own text, the same ones every time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+END = "<|endoftext|>"
+
+
+def byte_level(texts: Iterable[str], size: int) -> PreTrainedTokenizerBase:
+    """Byte-level BPE of `size` tokens (at least 257: every byte and the end mark), trained on `texts`."""
+    tokenizer = FastTokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
+
+
+def symbols(names: Iterable[str]) -> PreTrainedTokenizerBase:
+    """One token for each of the `names`, written with spaces between them; ids are 0, 1, … in their order."""
+    tokenizer = FastTokenizer(models.WordLevel({name: index for index, name in enumerate(names)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

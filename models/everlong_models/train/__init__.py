@@ -1,0 +1,1 @@
+"""Training: a recipe says what is learnt and how, a learner is what learns, a run does it."""

@@ -1,0 +1,188 @@
+"""`Learner`: what a recipe trains: a memory, its backbone, the weights that learn, and the model folder they become."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from everlong_models.backbone import Backbone
+from everlong_models.errors import ConfigError, RunError
+from everlong_models.loading import Progress, load_backbone
+from everlong_models.memory import SegmentReader
+from everlong_models.model import MEMORIES
+from everlong_models.tokenizer import Tokenizer
+from everlong_models.train.recipe import Adapters, LearnerRecipe, ScratchBackbone
+from everlong_models.weights import Manifest, save_weights
+
+_BACKBONE = "backbone"
+
+
+@dataclass(slots=True)
+class Learner:
+    """`memory`: the module that is trained, on its device. `tokenizer`: of what it reads, with its files' source.
+
+    `parameters`: by name, those that learn, in float32; all others are frozen.
+    """
+
+    recipe: LearnerRecipe
+    memory: SegmentReader
+    hf_tokenizer: PreTrainedTokenizerBase
+    parameters: dict[str, nn.Parameter]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """As the library uses it."""
+        return Tokenizer(self.hf_tokenizer)
+
+    @property
+    def backbone(self) -> Backbone | None:
+        """None for a memory from scratch."""
+        found = getattr(self.memory, "backbone", None)
+        return found if isinstance(found, Backbone) else None
+
+    def save(self, folder: Path, description: str) -> None:
+        """Writes a model folder that `load_model` takes. Complete before it gets its name; raises `RunError`."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as scratch:
+                made = Path(scratch) / "model"
+                self._write(made, description)
+                if folder.exists():
+                    folder.rename(Path(scratch) / "old")
+                made.rename(folder)
+        except OSError as error:
+            raise RunError(f"cannot write the model to {folder}: {error}") from error
+
+    def _write(self, folder: Path, description: str) -> None:
+        recipe, backbone = self.recipe, self.backbone
+        name: str | None = None
+        if backbone is None:
+            self.hf_tokenizer.save_pretrained(folder)
+        elif isinstance(recipe.backbone, str) and recipe.learn == "memory":
+            name = recipe.backbone
+        else:
+            name = _BACKBONE
+            backbone.model.save_pretrained(folder / _BACKBONE)
+            self.hf_tokenizer.save_pretrained(folder / _BACKBONE)
+        config = self.memory.config.model_dump(mode="json")  # type: ignore[union-attr, operator]
+        adapters = recipe.adapters
+        manifest = Manifest(
+            backbone=name,
+            memory={"name": recipe.memory, **config},
+            lora_scale=adapters.alpha / adapters.rank if adapters else 1.0,
+            description=description,
+        )
+        save_weights(folder, manifest, self.memory, _lora(backbone) if adapters and backbone else None)
+
+
+def make_learner(
+    recipe: LearnerRecipe,
+    *,
+    made_tokenizer: PreTrainedTokenizerBase | None,
+    models_dir: Path,
+    device: torch.device,
+    seed: int,
+    progress: Progress = lambda message: None,
+) -> Learner:
+    """What a recipe describes, with weights that follow from `seed`.
+
+    `made_tokenizer`: of a model from scratch. Raises `ConfigError`, `BackboneError`.
+    """
+    if recipe.memory not in MEMORIES:
+        raise ConfigError("learner.memory", recipe.memory, f"one of {', '.join(sorted(MEMORIES))}")
+    kind = MEMORIES[recipe.memory]
+    options = dict(recipe.options)
+    torch.manual_seed(seed)
+    backbone: Backbone | None = None
+    if not kind.around:
+        if recipe.backbone is not None or recipe.adapters is not None:
+            raise ConfigError("learner.backbone", recipe.backbone, f"memory {recipe.memory} brings its own weights")
+        assert made_tokenizer is not None
+        tokenizer = made_tokenizer
+        options.setdefault("vocab_size", len(tokenizer))
+    elif isinstance(recipe.backbone, ScratchBackbone):
+        if recipe.adapters is not None or recipe.learn != "all":
+            raise ConfigError("learner.learn", recipe.learn, "must be 'all', without adapters: the backbone is random")
+        assert made_tokenizer is not None
+        tokenizer = made_tokenizer
+        backbone = Backbone(_llama(recipe.backbone, len(tokenizer)).to(device))
+    elif recipe.backbone is not None:
+        # Frozen weights may be bfloat16; weights that learn are float32, as small steps would be lost in fewer bits.
+        dtype = torch.float32 if recipe.learn == "all" or device.type == "cpu" else torch.bfloat16
+        backbone, wrapped = load_backbone(
+            recipe.backbone, models_dir=models_dir, device=device, dtype=dtype, progress=progress
+        )
+        tokenizer = wrapped.hf
+    else:
+        raise ConfigError("learner.backbone", None, f"memory {recipe.memory} needs one: a name, or sizes")
+    try:
+        config = kind.config.model_validate(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"learner.options.{field}", first["input"], str(first["msg"])) from error
+    memory = kind.build(config, backbone) if kind.around else kind.build(config)
+    memory = memory.to(device)
+    if backbone is not None:
+        backbone.model.requires_grad_(recipe.learn == "all")
+        if recipe.adapters is not None:
+            _adapt(backbone, recipe.adapters)
+    learning = {name: parameter for name, parameter in memory.named_parameters() if parameter.requires_grad}
+    if not learning:
+        raise ConfigError("learner.memory", recipe.memory, "has no weights of its own that could learn")
+    for parameter in learning.values():
+        parameter.data = parameter.data.float()
+    return Learner(recipe, memory, tokenizer, learning)
+
+
+def _llama(sizes: ScratchBackbone, vocabulary: int) -> LlamaForCausalLM:
+    if sizes.width % (2 * sizes.heads):
+        raise ConfigError("learner.backbone.width", sizes.width, f"must be a multiple of 2·heads = {2 * sizes.heads}")
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=sizes.width,
+        intermediate_size=sizes.feed_forward,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.heads,
+        max_position_embeddings=sizes.positions,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return LlamaForCausalLM(config)
+
+
+def _adapt(backbone: Backbone, adapters: Adapters) -> None:
+    from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415 - the library serves without it
+
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in backbone.model.base_model.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    config = LoraConfig(
+        r=adapters.rank,
+        lora_alpha=adapters.alpha,
+        lora_dropout=adapters.dropout,
+        target_modules=sorted(linear),
+        bias="none",
+    )
+    inject_adapter_in_model(config, backbone.model)
+
+
+def _lora(backbone: Backbone) -> dict[str, Tensor]:
+    """The low-rank updates as `weights` stores them: `lora.<layer>.A`, `lora.<layer>.B`, in bfloat16."""
+    found: dict[str, Any] = {}
+    for name, module in backbone.model.named_modules():
+        if hasattr(module, "lora_A") and "default" in module.lora_A:
+            found[f"lora.{name}.A"] = module.lora_A["default"].weight.to(torch.bfloat16)
+            found[f"lora.{name}.B"] = module.lora_B["default"].weight.to(torch.bfloat16)
+    return found

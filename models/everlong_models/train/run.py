@@ -1,0 +1,265 @@
+"""`Run`: a recipe carried out in a folder: batches, gradients, steps, checkpoints, scores.
+
+Everything that happens follows from the recipe and the step, and a checkpoint holds what does not: a run that was
+stopped and resumed is the run that was not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from everlong_models.errors import RunError, StateNotFinite
+from everlong_models.loading import Progress
+from everlong_models.state import MemoryState
+from everlong_models.tasks import Setting, Task, made_tokenizer, make_task
+from everlong_models.tasks.task import Batch
+from everlong_models.train import checkpoint
+from everlong_models.train.journal import Journal
+from everlong_models.train.learner import Learner, make_learner
+from everlong_models.train.recipe import Recipe, ScratchBackbone, Stage
+from everlong_models.unroll import unroll
+
+MODEL = "model"
+"""The trained model's folder, within the run's."""
+_RECENT = 50
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a run is. `recent`: the shares of right predictions by which a stage may end early."""
+
+    step: int = 0
+    stage: int = 0
+    step_in_stage: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    recent: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One step's figures. `loss`: mean over targets. `correct`: share of targets that were the most likely token."""
+
+    step: int
+    segments: int
+    loss: float
+    auxiliary: float
+    correct: float
+    lr: float
+    norm: float
+    tokens: int
+    seconds: float
+
+
+class Run:
+    """A run in `folder`, new or resumed.
+
+    `data`: the folder of data sets. Raises `RunError` for a folder that holds another run, or (`resume`) none;
+    `RecipeError`, `ConfigError`, `DataError` or `BackboneError` for what the recipe asks for.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        *,
+        data: Path,
+        models_dir: Path,
+        device: torch.device | str = "cpu",
+        resume: bool = False,
+        progress: Progress = lambda message: None,
+    ) -> None:
+        if not resume and (folder / checkpoint.FILE).exists():
+            raise RunError(f"{folder} holds a run: resume it, or choose another folder")
+        self.recipe = recipe
+        self.folder = folder
+        self.device = torch.device(device)
+        scratch = recipe.learner.backbone is None or isinstance(recipe.learner.backbone, ScratchBackbone)
+        self.learner: Learner = make_learner(
+            recipe.learner,
+            made_tokenizer=made_tokenizer(recipe.task, data) if scratch else None,
+            models_dir=models_dir,
+            device=self.device,
+            seed=recipe.seed,
+            progress=progress,
+        )
+        progress("preparing the data")
+        memory = self.learner.memory
+        self.task: Task = make_task(
+            recipe.task, Setting(self.learner.tokenizer, memory.segment_length, data, recipe.seed)
+        )
+        options = recipe.optimizer
+        self._optimizer = torch.optim.AdamW(
+            list(self.learner.parameters.values()),
+            lr=options.lr,
+            betas=options.betas,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
+        self.position = Position()
+        self._carried: list[MemoryState] = []
+        torch.manual_seed(recipe.seed)
+        if resume:
+            restored = checkpoint.restore(
+                folder, recipe=recipe.digest(), parameters=self.learner.parameters, optimizer=self._optimizer
+            )
+            self.position, self._carried = Position(**restored.position), restored.carried
+        folder.mkdir(parents=True, exist_ok=True)
+        self.journal = Journal(folder, self.position.step)
+        self._saved_at = self.position.step if resume else None
+
+    @property
+    def total_steps(self) -> int:
+        """If no stage ends early."""
+        return sum(stage.steps for stage in self.recipe.stages)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all stages are done."""
+        return self.position.stage >= len(self.recipe.stages)
+
+    def steps(self, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Update]:
+        """Trains, one `Update` a step, until the recipe is done or `stop` says so; then saves a checkpoint.
+
+        Raises `RunError` when the loss is not a number: the last good checkpoint stays.
+        """
+        self.learner.memory.train()
+        saved = time.monotonic()
+        while not self.finished and not stop():
+            yield self._step()
+            check = self.recipe.check
+            if check.every and self.position.step % check.every == 0 and not self.finished:
+                self.score()
+            if time.monotonic() - saved > 60 * self.recipe.save_minutes:
+                self.save()
+                saved = time.monotonic()
+        self.save()
+
+    def save(self) -> None:
+        """Writes a checkpoint, unless the last one is of this step."""
+        if self._saved_at == self.position.step:
+            return
+        checkpoint.save(
+            self.folder,
+            recipe=self.recipe.digest(),
+            position=asdict(self.position),
+            parameters=self.learner.parameters,
+            optimizer=self._optimizer,
+            carried=self._carried,
+        )
+        self._saved_at = self.position.step
+
+    def score(self) -> dict[str, float]:
+        """The task's scores on held-out documents; also written to the journal."""
+        memory, check = self.learner.memory, self.recipe.check
+        memory.eval()
+        with torch.no_grad():
+            scores = self.task.evaluate(
+                memory, samples=check.samples, segments=check.segments or self.recipe.stages[-1].segments
+            )
+        memory.train()
+        self.journal.write(step=self.position.step, scores=scores)
+        return scores
+
+    def _step(self) -> Update:
+        position, recipe, stage = self.position, self.recipe, self.recipe.stages[self.position.stage]
+        began = time.monotonic()
+        segments = self._segments(stage)
+        lr = self._learning_rate(stage)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        batch = self.task.batch(position.step, stage.rows or recipe.rows, segments)
+        targets = int(batch.targets.sum())
+        if not targets:
+            raise RunError(f"step {position.step}: no token of the batch is a target")
+        self._optimizer.zero_grad(set_to_none=True)
+        loss, auxiliary, correct = self._gradients(batch, targets)
+        norm = float(torch.nn.utils.clip_grad_norm_(list(self.learner.parameters.values()), recipe.optimizer.clip))
+        if not np.isfinite([loss, auxiliary, norm]).all():
+            kept = "none was written yet" if self._saved_at is None else f"that of step {self._saved_at} is kept"
+            raise RunError(
+                f"step {position.step}: the loss is {loss:g}, its gradient's norm {norm:g}; the last good checkpoint: {kept}"
+            )
+        self._optimizer.step()
+        tokens = int(batch.lengths.sum())
+        position.step += 1
+        position.step_in_stage += 1
+        position.tokens += tokens
+        position.recent = [*position.recent, correct][-_RECENT:]
+        seconds = time.monotonic() - began
+        position.seconds += seconds
+        if position.step_in_stage >= stage.steps or (
+            stage.until is not None
+            and len(position.recent) == _RECENT
+            and sum(position.recent) / _RECENT >= stage.until
+        ):
+            position.stage += 1
+            position.step_in_stage = 0
+            position.recent = []
+        update = Update(position.step, segments, loss, auxiliary, correct, lr, norm, tokens, seconds)
+        self.journal.write(**{key: round(value, 6) for key, value in asdict(update).items()})
+        return update
+
+    def _gradients(self, batch: Batch, targets: int) -> tuple[float, float, float]:
+        """Accumulates the gradient of the batch; mean loss, mean auxiliary loss, and share of right predictions."""
+        recipe, rows = self.recipe, len(batch.tokens)
+        at_once = recipe.rows_at_once or rows
+        loss, auxiliary, correct = (torch.zeros((), device=self.device) for _ in range(3))
+        before, self._carried = (self._carried if not batch.fresh else []), []
+        for index, first in enumerate(range(0, rows, at_once)):
+            some = slice(first, first + at_once)
+            waiting: Tensor | None = None
+            state: MemoryState | None = before[index] if before else None
+            try:
+                with self._precision():
+                    parts = unroll(
+                        self.learner.memory,
+                        batch.tokens[some].to(self.device),
+                        lengths=batch.lengths[some],
+                        loss_mask=batch.targets[some].to(self.device),
+                        state=state,
+                        truncate=recipe.truncate,
+                        checkpointed=recipe.checkpointed,
+                    )
+                    for part in parts:
+                        term = part.loss.sum() / targets + recipe.auxiliary * part.auxiliary.sum() / rows
+                        waiting = term if waiting is None else waiting + term
+                        loss += part.loss.detach().sum() / targets
+                        auxiliary += part.auxiliary.detach().sum() / rows
+                        correct += part.correct.sum() / targets
+                        state = part.state
+                        if part.border and waiting.requires_grad:
+                            waiting.backward()
+                            waiting = None
+            except StateNotFinite as error:
+                raise RunError(f"step {self.position.step}: {error}; the last good checkpoint is kept") from error
+            if waiting is not None and waiting.requires_grad:
+                waiting.backward()
+            if state is not None:
+                self._carried.append(MemoryState({name: tensor.detach() for name, tensor in state.tensors.items()}))
+        return float(loss), float(auxiliary), float(correct)
+
+    def _precision(self) -> Any:
+        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+
+    def _segments(self, stage: Stage) -> int:
+        """A random number of segments keeps shorter documents solved (reference: fixed numbers break them)."""
+        random = np.random.default_rng([self.recipe.seed, 1, self.position.step])
+        return int(random.integers(1, stage.segments + 1)) if random.random() < self.recipe.mixed else stage.segments
+
+    def _learning_rate(self, stage: Stage) -> float:
+        position, options = self.position, self.recipe.optimizer
+        lr = options.lr * min(1.0, (position.step + 1) / max(1, options.warmup))
+        if position.stage == len(self.recipe.stages) - 1 and options.decay:
+            begun = position.step_in_stage / stage.steps - (1 - options.decay)
+            lr *= 1 - (1 - options.final) * max(0.0, begun) / options.decay
+        return lr

@@ -1,0 +1,100 @@
+"""Sorting and language modelling, measured on models as they are loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from everlong_models.armt import ARMTConfig
+from everlong_models.errors import ConfigError, DataError
+from everlong_models.eval.language import extended, language
+from everlong_models.eval.sorting import sorting
+from everlong_models.infinite_scratch import InfiniteScratch, InfiniteScratchConfig
+from everlong_models.lamemo import LaMemo, LaMemoConfig
+from everlong_models.tasks.language import Language, LanguageConfig
+from everlong_models.tasks.sorting import Sorting, SortingConfig
+from everlong_models.tokenizer import Tokenizer
+from everlong_models.transformer_xl import TransformerXL, TransformerXLConfig
+
+SIZES = {"segment_length": 8, "width": 16, "layers": 2, "heads": 2, "feed_forward": 16, "initial_std": 0.3}
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    for index in range(3):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{index}.txt").write_text(f"text {index} of three. " * 100)
+    return tmp_path
+
+
+def symbols(count: int) -> Tokenizer:
+    return Tokenizer(Sorting.make_tokenizer(SortingConfig(symbols=count), Path()))
+
+
+def test_sorting_has_a_row_for_each_length() -> None:
+    model = TransformerXL(TransformerXLConfig(vocab_size=5, memory_length=8, **SIZES)).eval()
+    rows = sorting(model, symbols(4), lengths=[16, 64], samples=5, windows=[8, 64])
+    assert [list(row) for row in rows] == [["symbols", "accuracy", "loss", "counting 8", "counting 64"]] * 2
+    assert [row["symbols"] for row in rows] == [16, 64]
+    assert all(0 <= row["accuracy"] <= 1 for row in rows)
+    assert rows[1]["counting 8"] < rows[1]["counting 64"]
+
+
+def test_sorting_refuses_other_lengths_and_other_models(texts: Path) -> None:
+    model = TransformerXL(TransformerXLConfig(vocab_size=5, memory_length=8, **SIZES)).eval()
+    with pytest.raises(ConfigError, match="lengths=20: must be a multiple of the model's segments, 8 symbols"):
+        sorting(model, symbols(4), lengths=[20], samples=2)
+    english = Tokenizer(Language.make_tokenizer(LanguageConfig(texts="texts", vocabulary=257), texts))
+    with pytest.raises(ConfigError, match="has not learnt to sort"):
+        sorting(model, english, lengths=[16], samples=2)
+
+
+@pytest.mark.parametrize("kind", [(TransformerXL, TransformerXLConfig), (LaMemo, LaMemoConfig)])
+def test_a_longer_memory_has_the_same_weights(kind: tuple[type, type]) -> None:
+    """Within what the short one holds, both say the same; behind it only the longer one still knows."""
+    torch.manual_seed(0)
+    model = kind[0](kind[1](vocab_size=11, memory_length=8, **SIZES)).eval()
+    longer = extended(model, 24)
+    tokens = torch.randint(11, (2, 40))
+    said = []
+    for one in (model, longer):
+        state, logits = one.initial_state(2), []
+        for segment in tokens.split(8, dim=1):
+            out, state = one.segment(segment, state)
+            logits.append(out)
+        said.append(logits)
+    for early in range(2):
+        torch.testing.assert_close(said[0][early], said[1][early])
+    assert not torch.allclose(said[0][3], said[1][3], atol=1e-4)
+
+
+def test_language_measures_files_and_longer_memories(texts: Path) -> None:
+    config = LanguageConfig(texts="texts", vocabulary=270)
+    tokenizer = Tokenizer(Language.make_tokenizer(config, texts))
+    model = TransformerXL(TransformerXLConfig(vocab_size=270, memory_length=8, **SIZES)).eval()
+
+    def rows(**changes: object) -> list[dict[str, float]]:
+        how = {"data": texts, "texts": "texts", "samples": 2, "segments": 4} | changes
+        return language(model, tokenizer, **how)  # type: ignore[arg-type]
+
+    (plain,) = rows()
+    short, long = rows(memory_lengths=[8, 16])
+    assert plain["tokens"] == 2 * (4 * 8 - 1)
+    assert short == {"memory": 8} | plain
+    assert long["perplexity"] != short["perplexity"]
+    assert rows(texts="texts/0.txt") != rows(texts="texts/1.txt")
+    assert rows(forget=["seen"])[0]["perplexity"] != plain["perplexity"]
+    with pytest.raises(DataError, match=r"cannot read .*texts/none\.txt"):
+        rows(texts="texts/none.txt")
+    with pytest.raises(DataError, match="no data set 'poems'"):
+        rows(texts="poems")
+
+
+def test_a_memory_without_a_length_cannot_be_extended() -> None:
+    assert "memory_length" not in ARMTConfig.model_fields
+    sizes = {"segment_length": 8, "short_term": 8, "layers": 1, "heads": 2, "width": 8, "basis": 8, "samples": 8}
+    model = InfiniteScratch(InfiniteScratchConfig(vocab_size=11, **sizes))
+    with pytest.raises(ConfigError, match="InfiniteScratch has no memory_length"):
+        extended(model, 16)

@@ -1,0 +1,177 @@
+"""Language modelling: streams, what is held out, and the score."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from everlong_models.errors import ConfigError, DataError
+from everlong_models.state import MemoryState
+from everlong_models.tasks.language import Language, LanguageConfig, measure, split
+from everlong_models.tasks.task import Setting
+from everlong_models.tokenizer import Tokenizer
+from everlong_models.transformer_xl import TransformerXL, TransformerXLConfig
+
+S = 8
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Eleven texts, each of words of its own."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for index in range(11):
+        word = "abcdefghijk"[index] * 3
+        (folder / f"book {index}.txt").write_text(f"{word} {word}s. " * 60)
+    return tmp_path
+
+
+def task(data: Path, seed: int = 0, **changes: object) -> Language:
+    config = LanguageConfig(texts="texts", vocabulary=280, **changes)  # type: ignore[arg-type]
+    tokenizer = Tokenizer(Language.make_tokenizer(config, data))
+    return Language(config, Setting(tokenizer, S, data, seed))
+
+
+class Uniform:
+    """A model that knows nothing: every token is as likely. Remembers how it was called."""
+
+    segment_length = S
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.seen: list[int] = []
+
+    def initial_state(self, rows: int = 1) -> MemoryState:
+        return MemoryState({"segments": torch.zeros(rows, dtype=torch.int64)})
+
+    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
+        return torch.zeros(*tokens.shape, self.vocab_size)
+
+    def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        self.seen += state["segments"].tolist()
+        return self.forward(tokens, state), MemoryState({"segments": state["segments"] + 1})
+
+
+def test_rows_go_on_where_the_batch_before_ended(data: Path) -> None:
+    language = task(data)
+    first, second = language.batch(0, 3, 2), language.batch(1, 3, 2)
+    assert first.fresh
+    assert not second.fresh
+    assert first.tokens.shape == second.tokens.shape == (3, 2 * S)
+    assert first.targets.all()
+    both = language.batch(0, 3, 4).tokens
+    assert torch.equal(torch.cat([first.tokens, second.tokens], dim=1), both)
+    assert not torch.equal(first.tokens[0], first.tokens[1])
+
+
+def test_batches_follow_from_seed_and_step_alone(data: Path) -> None:
+    one, other = task(data), task(data)
+    other.batch(0, 3, 2)
+    assert torch.equal(one.batch(10_000, 3, 2).tokens, other.batch(10_000, 3, 2).tokens)
+    assert not torch.equal(one.batch(5, 3, 2).tokens, task(data, seed=1).batch(5, 3, 2).tokens)
+
+
+def test_held_out_text_is_never_trained_on(data: Path) -> None:
+    language = task(data)
+    tokenizer = language.tokenizer
+    kept, held_out = split(data / "texts")
+    assert kept
+    assert held_out
+    assert not {piece.file for piece in kept} & {piece.file for piece in held_out}
+    trained = tokenizer.decode([t for step in range(200) for t in language.batch(step, 2, 4).tokens.flatten().tolist()])
+    measured = tokenizer.decode(language.held_out(2, 4).flatten().tolist())
+    letters = {piece.file: piece.read()[:3] for piece in [*kept, *held_out]}
+    assert all(letters[piece.file] in trained for piece in kept)
+    assert not any(letters[piece.file] in trained for piece in held_out)
+    assert any(letters[piece.file] in measured for piece in held_out)
+    assert not any(letters[piece.file] in measured for piece in kept)
+
+
+def test_the_last_tenth_of_a_single_text_is_held_out(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "input.txt").write_text("a" * 9000 + "b" * 1000)
+    (kept,), (held_out,) = split(tmp_path / "texts")
+    assert set(kept.read()) == {"a"}
+    assert set(held_out.read()) == {"b"}
+    assert len(held_out.read()) == 1000
+
+
+def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(data: Path) -> None:
+    language = task(data)
+    V = language.vocab_size
+    model = Uniform(V)
+    scores = language.evaluate(model, samples=2, segments=5)
+    assert scores["perplexity"] == pytest.approx(V, rel=1e-6)
+    assert scores["tokens"] == 2 * (5 * S - 1)
+    assert model.seen == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4], "the memory is carried from segment to segment"
+
+
+def test_bits_and_words_follow_from_the_text(data: Path) -> None:
+    tokenizer = task(data).tokenizer
+    text = "aaa aaas. aaa aaas."
+    tokens = torch.tensor([[tokenizer.encode("a")[0], *tokenizer.encode(text)]])
+    rest = -tokens.shape[1] % S
+    tokens = torch.cat([tokens, torch.full((1, rest), tokenizer.encode(".")[0])], dim=1)
+    found = measure(Uniform(tokenizer.vocab_size), tokenizer, tokens)
+    nats = (tokens.shape[1] - 1) * math.log(tokenizer.vocab_size)
+    assert found.characters == len(text) + rest
+    assert found.words == 4
+    figures = found.figures()
+    assert figures["bits_per_character"] == pytest.approx(nats / math.log(2) / (len(text) + rest), rel=1e-6)
+    assert figures["word_perplexity"] == pytest.approx(math.exp(nats / 4), rel=1e-5)
+
+
+def test_measuring_in_batches_of_rows_changes_nothing(data: Path) -> None:
+    language = task(data)
+    torch.manual_seed(0)
+    config = TransformerXLConfig(
+        vocab_size=language.vocab_size,
+        segment_length=S,
+        width=16,
+        layers=2,
+        heads=2,
+        feed_forward=16,
+        memory_length=6,
+        initial_std=0.3,
+    )
+    model = TransformerXL(config).eval()
+    tokens = language.held_out(3, 4)
+    one, many = (measure(model, language.tokenizer, tokens, rows=rows) for rows in (1, 3))
+    assert one.nats == pytest.approx(many.nats, rel=1e-6)
+    # And the memory counts: without it the same weights say something else.
+    alone = TransformerXL(config.model_copy(update={"memory_length": 0})).eval()
+    alone.load_state_dict(model.state_dict())
+    assert abs(measure(alone, language.tokenizer, tokens).nats - one.nats) > 1e-3
+
+
+def test_what_is_forgotten_is_empty_in_every_segment(data: Path) -> None:
+    language = task(data)
+    model = Uniform(language.vocab_size)
+    measure(model, language.tokenizer, language.held_out(2, 3), forget=["segments"])
+    assert model.seen == [0] * 6
+    with pytest.raises(ConfigError, match="forget='dreams': the memory's state has segments"):
+        measure(model, language.tokenizer, language.held_out(2, 3), forget=["dreams"])
+
+
+def test_missing_broken_and_empty_texts_are_named(data: Path) -> None:
+    with pytest.raises(DataError, match="no data set 'nothing'"):
+        Language.make_tokenizer(LanguageConfig(texts="nothing"), data)
+    kept, _ = split(data / "texts")
+    kept[0].file.write_bytes(b"caf\xe9 caf\xe9")
+    with pytest.raises(DataError, match=kept[0].file.name):
+        task(data)
+    kept[0].file.write_text(" \n")
+    with pytest.raises(DataError, match=rf"{kept[0].file.name} is empty"):
+        task(data)
+
+
+def test_too_little_text_is_an_error_with_its_size(data: Path) -> None:
+    language = task(data)
+    with pytest.raises(ConfigError, match="samples=500: 500 runs of 16 tokens need more than the"):
+        language.evaluate(Uniform(language.vocab_size), samples=500, segments=2)
+    with pytest.raises(DataError, match=r"texts holds \d+ tokens; a batch needs 800000 in a row"):
+        language.batch(0, 1, 100_000)

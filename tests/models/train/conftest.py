@@ -1,0 +1,58 @@
+"""Tiny recipes and data: two public-domain books, a Llama of one layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everlong_models.train.recipe import Recipe
+from everlong_models.train.run import Run
+from tests.tinymodel import NOVEL, STORY
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    books = folder / "books-260"
+    books.mkdir()
+    for file in (NOVEL, STORY):
+        (books / file.name).write_text(file.read_text())
+    return folder
+
+
+def recipe(**changes: Any) -> Recipe:
+    tree: dict[str, Any] = {
+        "learner": {
+            "memory": "rmt",
+            "options": {"segment_length": 24, "memory_tokens": 2},
+            "backbone": {"width": 16, "layers": 1, "heads": 2, "feed_forward": 16, "positions": 32},
+            "learn": "all",
+        },
+        "task": {"name": "facts", "kind": "detect", "noise_characters": 20_000, "vocabulary": 512},
+        "stages": [{"segments": 1, "steps": 2}, {"segments": 2, "steps": 4}],
+        "rows": 4,
+        "optimizer": {"lr": 1e-3, "warmup": 2},
+        "check": {"samples": 8},
+    }
+    return Recipe.model_validate(tree | changes)
+
+
+@pytest.fixture
+def start(data, tmp_path):
+    """Makes a run in a folder of that name, new or resumed."""
+
+    def make(of: Recipe, name: str = "run", *, resume: bool = False) -> Run:
+        return Run(of, tmp_path / name, data=data, models_dir=tmp_path / "models", resume=resume)
+
+    return make
+
+
+def take(run: Run, steps: int) -> list[dict[str, float]]:
+    """The figures of the next `steps` steps, without those of the clock."""
+    figures = []
+    wanted = run.position.step + steps
+    for update in run.steps(stop=lambda: run.position.step >= wanted):
+        figures.append({key: getattr(update, key) for key in ("step", "segments", "loss", "correct", "lr", "norm")})
+    return figures

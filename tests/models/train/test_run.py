@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from everlong_models.errors import RunError
+from everlong_models.model import load_model
+from everlong_models.tasks import made_tokenizer
+from everlong_models.train import checkpoint
+from everlong_models.train.learner import make_learner
+from everlong_models.train.run import MODEL
+from tests.models.train.conftest import recipe, take
+
+
+def weights(run):
+    return {name: parameter.detach().clone() for name, parameter in run.learner.parameters.items()}
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+DROPPING = recipe(
+    learner={
+        "memory": "lamemo",
+        "options": {"segment_length": 24, "memory_length": 8, "width": 16, "layers": 1, "heads": 2, "feed_forward": 16,
+                    "dropout": 0.2},
+        "learn": "all",
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("of", [recipe(), DROPPING, recipe(rows_at_once=3, checkpointed=True)])
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_resumed_is_uninterrupted(start, of, cut):
+    """Figures and weights, bit for bit, wherever it was cut: in a stage, and between two."""
+    whole = start(of, "whole")
+    expected = take(whole, 99)
+    first = start(of, "cut")
+    got = take(first, cut)
+    second = start(of, "cut", resume=True)
+    assert second.position.step == cut
+    got += take(second, 99)
+    assert got == expected
+    assert len(got) == 6
+    assert_same(weights(second), weights(whole))
+    steps = [entry["step"] for entry in second.journal.read() if "loss" in entry]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_journal_forgets_what_came_after_the_checkpoint(start):
+    run = start(recipe())
+    for update in run.steps():
+        if update.step == 3:
+            run.save()
+        if update.step == 5:
+            break  # killed: steps 4 and 5 are in the journal, not in the checkpoint
+    assert [entry["step"] for entry in run.journal.read()] == [1, 2, 3, 4, 5]
+    again = start(recipe(), resume=True)
+    assert [entry["step"] for entry in again.journal.read()] == [1, 2, 3]
+
+
+def test_rows_at_once_changes_nothing_but_memory(start):
+    whole, parts = start(recipe(), "whole"), start(recipe(rows_at_once=1), "parts")
+    take(whole, 1), take(parts, 1)
+    for name, parameter in weights(whole).items():
+        torch.testing.assert_close(parameter, weights(parts)[name], rtol=1e-4, atol=2e-5)
+
+
+def test_it_learns(start):
+    """Fifty steps on four documents, over and over: it must know them by heart."""
+    run = start(recipe(stages=[{"segments": 2, "steps": 60}], mixed=0, optimizer={"lr": 1e-2, "warmup": 5}))
+    batch = run.task.batch(0, 4, 2)
+    run.task.batch = lambda step, rows, segments: batch
+    losses = [figures["loss"] for figures in take(run, 60)]
+    assert losses[-1] < 0.2 < 2 < losses[0]
+
+
+def test_a_stage_ends_early_when_it_is_learnt(start):
+    run = start(recipe(stages=[{"segments": 1, "steps": 200, "until": 0.001}, {"segments": 2, "steps": 1}], rows=64))
+    take(run, 999)
+    assert 51 <= run.position.step < 201
+
+
+def test_the_learning_rate(start):
+    run = start(recipe(optimizer={"lr": 1.0, "warmup": 2, "decay": 0.5, "final": 0.1}), "rate")
+    rates = []
+    for stage, step in ((0, 0), (0, 1), (1, 2), (1, 3), (1, 4), (1, 5)):
+        run.position.stage, run.position.step, run.position.step_in_stage = stage, step, step - 2 * stage
+        rates.append(run._learning_rate(run.recipe.stages[stage]))
+    assert rates == pytest.approx([0.5, 1, 1, 1, 1, 0.55])
+
+
+def test_nan_stops_and_the_last_good_checkpoint_stays(start, tmp_path):
+    run = start(recipe(stages=[{"segments": 1, "steps": 50}]))
+    take(run, 2)
+    good = (tmp_path / "run" / checkpoint.FILE).read_bytes()
+    next(iter(run.learner.parameters.values())).data.fill_(float("nan"))
+    with pytest.raises(RunError, match=r"step 2.*(nan|NaN).*checkpoint"):
+        take(run, 1)
+    assert (tmp_path / "run" / checkpoint.FILE).read_bytes() == good
+    assert start(recipe(stages=[{"segments": 1, "steps": 50}]), resume=True).position.step == 2
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(start, tmp_path):
+    run = start(recipe())
+    take(run, 1)
+    good = (tmp_path / "run" / checkpoint.FILE).read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(good) // 2, hard))
+        with pytest.raises(RunError, match=r"cannot write a checkpoint.*last good one is kept"):
+            take(run, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (tmp_path / "run" / checkpoint.FILE).read_bytes() == good
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {checkpoint.FILE, "metrics.jsonl"}
+
+
+def test_what_cannot_be_resumed(start, tmp_path):
+    with pytest.raises(RunError, match=r"nothing to resume: no .*checkpoint\.safetensors"):
+        start(recipe(), resume=True)
+    take(start(recipe()), 1)
+    with pytest.raises(RunError, match="holds a run"):
+        start(recipe())
+    with pytest.raises(RunError, match="belongs to another recipe"):
+        start(recipe(seed=1), resume=True)
+    file = tmp_path / "run" / checkpoint.FILE
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(RunError, match="is damaged"):
+        start(recipe(), resume=True)
+
+
+def test_a_checkpoint_of_another_architecture(start, tmp_path):
+    run = start(recipe())
+    take(run, 1)
+    name, parameter = next(iter(run.learner.parameters.items()))
+    other = {**run.learner.parameters, name: torch.nn.Parameter(parameter.data[:1])}
+    with pytest.raises(RunError, match=f"of another architecture: {re.escape(name)} is"):
+        checkpoint.restore(
+            tmp_path / "run", recipe=recipe().digest(), parameters=other, optimizer=torch.optim.AdamW(other.values())
+        )
+
+
+def test_a_checkpoint_is_no_pickle(start, tmp_path):
+    take(start(recipe()), 1)
+    with safe_open(tmp_path / "run" / checkpoint.FILE, "pt") as opened:
+        assert json.loads(opened.metadata()["position"])["step"] == 1
+        assert any(name.startswith("optimizer.exp_avg.") for name in opened.keys())  # noqa: SIM118
+
+
+def test_the_model_folder_is_what_was_trained(start, tmp_path):
+    run = start(recipe())
+    take(run, 99)
+    assert run.finished
+    run.learner.save(tmp_path / "run" / MODEL, "of a test")
+    loaded = load_model(str(tmp_path / "run" / MODEL), models_dir=tmp_path)
+    assert (loaded.trained, loaded.memory_name, loaded.description) == (True, "rmt", "of a test")
+    text = torch.tensor([loaded.tokenizer.encode("It was a dark and stormy night; the rain fell in torrents.")[:20]])
+    memory = run.learner.memory.eval()
+    with torch.no_grad():
+        expected = memory.forward(text, memory.initial_state(1))
+        torch.testing.assert_close(loaded.memory.forward(text, loaded.memory.initial_state(1)), expected)
+
+
+@pytest.fixture(scope="module")
+def pretrained(data, tmp_path_factory):
+    """A backbone in a folder, with a tokenizer that has the answers as tokens."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    learner = make_learner(
+        recipe().learner,
+        made_tokenizer=made_tokenizer(recipe().task, data),
+        models_dir=folder,
+        device=torch.device("cpu"),
+        seed=1,
+    )
+    learner.save(folder / "made", "")
+    return folder / "made" / "backbone"
+
+
+@pytest.mark.parametrize("memory", ["rmt", "armt", "infinite"])
+def test_adapters_alone_learn_and_are_what_is_served(start, tmp_path, pretrained, memory):
+    options = {"segment_length": 24, **({"basis": 8, "samples": 8} if memory == "infinite" else {"memory_tokens": 2})}
+    of = recipe(
+        learner={
+            "memory": memory, "options": options, "backbone": str(pretrained), "adapters": {"rank": 2, "alpha": 8},
+        },
+        task=recipe().task.model_dump(),
+        stages=[{"segments": 2, "steps": 3}],
+        optimizer={"lr": 0.05, "warmup": 0},
+    )  # fmt: skip
+    run = start(of)
+    frozen = {
+        name: parameter.detach().clone()
+        for name, parameter in run.learner.memory.named_parameters()
+        if name not in run.learner.parameters
+    }
+    assert any("lora_A" in name for name in run.learner.parameters)
+    assert all("lora_" in name or not name.startswith("backbone.") for name in run.learner.parameters)
+    take(run, 99)
+    for name, parameter in run.learner.memory.named_parameters():
+        assert name not in frozen or torch.equal(parameter, frozen[name]), name
+    run.learner.save(tmp_path / "run" / MODEL, "")
+    loaded = load_model(str(tmp_path / "run" / MODEL), models_dir=tmp_path)
+    plain = load_model(str(pretrained), models_dir=tmp_path, memory=memory, options=options)
+    text = torch.tensor([loaded.tokenizer.encode("It was a dark and stormy night; the rain fell in torrents.")])[:, :20]
+    memory = run.learner.memory.eval()
+    with torch.no_grad():
+        expected = memory.forward(text, memory.initial_state(1))
+        got, untrained = (m.forward(text, m.initial_state(1)) for m in (loaded.memory, plain.memory))
+    # The updates are stored in bfloat16.
+    torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
+    assert not torch.allclose(untrained, expected, rtol=0.2, atol=0.2)
