@@ -107,10 +107,7 @@ def load_model(
     `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone; a model folder
     brings its own and refuses others. Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
-    folder = Path(name).expanduser()
-    for shelf in (models_dir, PACKAGED):
-        if not folder.exists() and (shelf / name / MANIFEST).is_file():
-            folder = shelf / name
+    folder = _find(name, models_dir)
     manifest: Manifest | None = None
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)
@@ -170,6 +167,13 @@ def load_model(
         trained=None if kind.training_free else loaded and manifest is not None and manifest.trained,
         description=manifest.description if manifest else "",
     )
+
+
+def _find(name: str, models_dir: Path) -> Path:
+    """The folder of that name: as it is, among the models at hand, or in the package."""
+    folder = Path(name).expanduser()
+    shelves = [shelf / name for shelf in (models_dir, PACKAGED) if (shelf / name / MANIFEST).is_file()]
+    return folder if folder.exists() or not shelves else shelves[0]
 
 
 def _beside(folder: Path, name: str | None) -> str | None:
