@@ -8,6 +8,7 @@ from everlong_models.model import MEMORIES, Model, load_model
 from everlong_models.sampling import Sampler, SamplingParams
 from everlong_models.state import MemoryState, decode_state, encode_state
 from everlong_models.tokenizer import Tokenizer
+from everlong_models.view import MemoryView
 
 __all__ = [
     "MEMORIES",
@@ -17,6 +18,7 @@ __all__ = [
     "MemoryConfig",
     "MemoryModel",
     "MemoryState",
+    "MemoryView",
     "Model",
     "Sampler",
     "SamplingParams",

@@ -37,6 +37,7 @@ from everlong_models.errors import ConfigError
 from everlong_models.layers import Layers
 from everlong_models.memory import MemoryConfig, SegmentReader
 from everlong_models.state import MemoryState
+from everlong_models.view import Part, effective_rank, relative_change
 
 NU = 3
 """ν of DPFP-ν."""
@@ -142,6 +143,18 @@ class ARMT(SegmentReader):
         dtype, device = torch.promote_types(self.backbone.dtype, torch.float32), self.backbone.device
         shapes = {"W": (rows, L, D, K), "z": (rows, L, K)}
         return MemoryState({name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()})
+
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """Each layer's W, which every segment adds to: as many associations as W has independent directions."""
+        W = state["W"][0]  # (L, D, K)
+        change: list[float | None] = [None] * len(W)
+        if tokens.shape[1]:
+            change = relative_change(W, self.close(self.open(state, tokens)[0])["W"][0])
+        used, age = effective_rank(W).tolist(), tokens.shape[1]
+        return [
+            Part("associations", 0, read, min(W.shape[1:]), used[layer], age, layer, change[layer])
+            for layer in range(len(W))
+        ]
 
     def _framed(self, tokens: Tensor) -> Tensor:
         """The segment and its write tokens: (B, T + m, D)."""

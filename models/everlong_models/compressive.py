@@ -30,6 +30,7 @@ from everlong_models.errors import ConfigError
 from everlong_models.memory import TrainingSegment
 from everlong_models.scratch import Block, InputsReader, ScratchConfig, detached, filled, newest
 from everlong_models.state import MemoryState
+from everlong_models.view import Part
 
 
 class CompressiveConfig(ScratchConfig):
@@ -87,6 +88,16 @@ class Compressive(InputsReader):
         seen = past["seen"]
         compressed = filled(self._groups(seen), self.config.compressed_length)
         return torch.cat([compressed, filled(self._in_memory(seen), self.config.memory_length)], dim=1)
+
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """Groups of c tokens each, and behind them the last positions as they were."""
+        config, age, c = self.config, tokens.shape[1], self.config.compression_rate
+        groups = int(self._groups(state["seen"]))
+        held, left = min(groups, config.compressed_length), c * groups
+        return [
+            Part("compressed", left - c * held, left, config.compressed_length, held, age),
+            Part("memory", left, read, config.memory_length, read - left, age),
+        ]
 
     def _memory(self, past: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([past["compressed"], past["memory"]], dim=1)

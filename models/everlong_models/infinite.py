@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from everlong_models import sticky
 from everlong_models.backbone import Backbone
 from everlong_models.cache import Cache
 from everlong_models.decoder import decoder_of
@@ -31,6 +32,12 @@ from everlong_models.errors import ConfigError
 from everlong_models.long_term import Density, LongTermConfig, LongTermMemory, Look
 from everlong_models.memory import SegmentReader, TrainingSegment
 from everlong_models.state import MemoryState
+from everlong_models.view import LayerView, Part
+
+BINS = 128
+"""Of a view's histograms."""
+PHRASES, PHRASE = 5, 8
+"""How many phrases of a layer a view names, and how many tokens they have."""
 
 
 class InfiniteConfig(LongTermConfig):
@@ -85,6 +92,34 @@ class LongTermReader(SegmentReader):
     def initial_state(self, rows: int = 1) -> MemoryState:
         """Empty memories."""
         return MemoryState(self.memory.empty(rows))
+
+    def _taken(self, state: MemoryState, read: int) -> int:
+        """How many of the `read` tokens are in the signals of a `state` of one row."""
+        return read
+
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """The signals, which are all of the same tokens; their slots are the basis functions."""
+        basis, taken = self.memory.config.basis, self._taken(state, read)
+        return [Part("signal", 0, taken, basis, min(basis, taken), tokens.shape[1])]
+
+    def _layer_views(self, state: MemoryState, tokens: Tensor, read: int) -> list[LayerView]:
+        """Bins and phrases of every layer, and what the queries of the open segment attend to."""
+        spaces = self.memory.spaces(state.tensors, self._taken(state, read))
+        masses: list[list[float]] | None = None
+        if spaces and tokens.shape[1]:
+            densities = self._pass_from(tokens, state).densities
+            mass = torch.cat([sticky.histogram(p.mean.double(), p.variance.double(), BINS) for p in densities])
+            masses = (mass / mass.sum(dim=-1, keepdim=True)).tolist()
+        borders = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)
+        return [
+            LayerView(
+                layer,
+                edges=tuple(space.before(borders).tolist()),
+                attention=None if masses is None else tuple(masses[layer]),
+                phrases=tuple(space.largest(PHRASES, PHRASE)),
+            )
+            for layer, space in enumerate(spaces)
+        ]
 
     def _pass_from(self, tokens: Tensor, state: MemoryState) -> Trace:
         return self._pass(tokens, state.tensors, lambda layer: self.memory.look(state.tensors, layer))

@@ -26,6 +26,7 @@ from everlong_models.errors import ConfigError
 from everlong_models.infinite import LongTermReader, Trace
 from everlong_models.long_term import Contraction, LongTermConfig, LongTermMemory, Look
 from everlong_models.state import MemoryState
+from everlong_models.view import Part
 
 
 class InfiniteScratchConfig(LongTermConfig):
@@ -115,6 +116,19 @@ class InfiniteScratch(LongTermReader):
                 "short_term": like.new_zeros(rows, config.layers, config.short_term, config.width),
                 "held": torch.zeros(rows, dtype=torch.int64, device=like.device),
             }
+        )
+
+    def _taken(self, state: MemoryState, read: int) -> int:
+        return read - int(state["held"])
+
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """The signals, and what is on its way there."""
+        held, short_term = int(state["held"]), self.config.short_term
+        signal = super()._parts(state, tokens, read)
+        return (
+            [*signal, Part("short_term", read - held, read, short_term, held, tokens.shape[1])]
+            if short_term
+            else signal
         )
 
     def _pass(

@@ -32,6 +32,7 @@ from everlong_models import sticky
 from everlong_models.continuous import Basis, Regression, divergence, expectation, stored_operators
 from everlong_models.errors import ConfigError
 from everlong_models.memory import MemoryConfig
+from everlong_models.space import Space, interpolate, sampled
 
 Contraction = float | Literal["k/(k+1)"]
 
@@ -204,8 +205,9 @@ class LongTermMemory(nn.Module):
     """The memories of all layers, and their state.
 
     State: `coefficients` (rows, layers, N, D); `segments` (rows,), how many were taken in; and if sticky, `seed`
-    (rows,), which with `segments` is the whole state of the draws, and `histogram` (rows, layers, bins), the attention
-    that the last segment gave to the signal it met: that by which its update has drawn its samples.
+    (rows,), which with `segments` is the whole state of the draws; `histogram` (rows, layers, bins), the attention
+    that the last segment gave to the signal it met: that by which its update has drawn its samples; and `places`
+    (rows, layers, M + 2), float64, which tokens the signal is of (see `space`).
     """
 
     def __init__(
@@ -242,7 +244,7 @@ class LongTermMemory(nn.Module):
     @property
     def names(self) -> tuple[str, ...]:
         """The state's tensors."""
-        return ("coefficients", "segments", *(("histogram", "seed") if self.is_sticky else ()))
+        return ("coefficients", "segments", *(("histogram", "seed", "places") if self.is_sticky else ()))
 
     def empty(self, rows: int) -> dict[str, Tensor]:
         """The state before anything was read: an empty signal, which reads as zero."""
@@ -255,6 +257,9 @@ class LongTermMemory(nn.Module):
         if self.is_sticky:
             state["histogram"] = like.new_zeros(rows, layers, self.config.bins)
             state["seed"] = torch.full((rows,), self.config.seed, dtype=torch.int64, device=like.device)
+            # A million tokens and a fraction of one: too much for float32.
+            shape = (rows, layers, self.config.samples + 2)
+            state["places"] = torch.zeros(shape, dtype=torch.float64, device=like.device)
         return state
 
     def look(self, state: Mapping[str, Tensor], layer: int) -> Look:
@@ -279,7 +284,7 @@ class LongTermMemory(nn.Module):
         `histogram` (B, layers, bins): the segment's attention, for sticky memories.
         """
         counts = state["segments"].tolist()
-        signal = []
+        signal, drawn = [], []
         for layer in range(len(self)):
             memory, positions = self[layer], None
             if histogram is not None:
@@ -287,9 +292,36 @@ class LongTermMemory(nn.Module):
                 if self.config.sticky == "stratified":
                     uniform = sticky.stratify(uniform)
                 positions = sticky.draw(histogram[:, layer], uniform)
+                drawn.append(positions)
             new = memory.gate(entering[:, layer])
             signal.append(memory.extend(state["coefficients"][:, layer], new, counts, positions))
         after = {"coefficients": torch.stack(signal, dim=1), "segments": state["segments"] + 1}
         if histogram is not None:
-            after |= {"histogram": histogram, "seed": state["seed"]}
+            places = self._places(state["places"], counts, torch.stack(drawn, dim=1), entering.shape[2])
+            after |= {"histogram": histogram, "seed": state["seed"], "places": places}
         return after
+
+    def _places(self, places: Tensor, counts: list[int], drawn: Tensor, length: int) -> Tensor:
+        """The state's `places` after an update that samples at `drawn` (B, layers, M) and takes in `length` tokens."""
+        before = places[..., -1:]
+        came = interpolate(drawn.to(places), *sampled(places, self._contracted(counts)))
+        return torch.cat([came, before, before + length], dim=-1)
+
+    def _contracted(self, counts: list[int]) -> Tensor:
+        """τ of the last of `counts` updates of each row (B,), float64; 0 where there was none."""
+        taus = [self.config.contraction(count - 1) if count else 0.0 for count in counts]
+        return torch.tensor(taus, dtype=torch.float64)
+
+    def spaces(self, state: Mapping[str, Tensor], taken: int) -> list[Space]:
+        """Which tokens own which part of each layer's signal, in a state of one row whose segments had `taken` tokens.
+
+        All but the first must have been full, unless the memory is sticky: then the state tells. Empty before the first.
+        """
+        count, S = int(state["segments"]), self.config.segment_length
+        if not count:
+            return []
+        if self.is_sticky:
+            at, tokens = sampled(state["places"].cpu(), self._contracted([count]))
+            return [Space(*corners) for corners in zip(at[0], tokens[0], strict=True)]
+        tau = None if isinstance(self.config.tau, str) else self.config.tau
+        return [Space.even(count, taken - (count - 1) * S, S, tau)] * len(self)

@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from everlong_models.cache import Cache
-from everlong_models.errors import TokenError
+from everlong_models.errors import StateShape, TokenError
 from everlong_models.state import MemoryState
+from everlong_models.view import LayerView, MemoryView, Part
 
 
 class MemoryConfig(BaseModel):
@@ -85,6 +86,10 @@ class MemoryModel(Protocol):
     def close(self, cache: Cache) -> MemoryState:
         """The memory after the open segment of each row, whatever its length."""
 
+    def view(self, state: MemoryState, tokens: Tensor, read: int) -> MemoryView:
+        """What there is to say about a `state` of one row that has read `read` tokens, with the open segment `tokens`
+        (1, T), 0 ≤ T ≤ S."""
+
 
 class SegmentReader(nn.Module, ABC):
     """The part of `MemoryModel` that is the same for all: cutting into segments and checking what comes in."""
@@ -122,8 +127,39 @@ class SegmentReader(nn.Module, ABC):
         """So many of the newest tokens can be seen as they are: a segment, or more in a memory that keeps tokens."""
         return self.segment_length
 
+    def open_near(self, state: MemoryState, tokens: Tensor, newest: int) -> tuple[Cache, Tensor]:
+        """As `open`, but of what `kept` gives only the `newest` tokens are to be looked at. The state loses nothing: what
+        `close` returns is as after `open`. A memory that keeps no tokens looks at all that it has."""
+        return self.open(state, tokens)
+
     def kept(self, state: MemoryState) -> list[int]:
         """The newest tokens before the open segment that a `state` of one row holds as they are, oldest first."""
+        return []
+
+    def view(self, state: MemoryState, tokens: Tensor, read: int) -> MemoryView:
+        """What there is to say about a `state` of one row that has read `read` tokens in full segments, before the open
+        segment `tokens` (1, T), 0 ≤ T ≤ S. What that takes of the open segment is at most one pass over it.
+
+        Raises `TokenError` or `StateError` as `read` does.
+        """
+        self.check(tokens, state)
+        if state.rows != 1:
+            raise StateShape(f"a view is of one row, got a state of {state.rows}")
+        if tokens.shape[1] > self.segment_length:
+            raise TokenError(f"a segment holds at most {self.segment_length} tokens, got {tokens.shape[1]}")
+        with torch.no_grad():
+            parts, layers = self._parts(state, tokens, read), self._layer_views(state, tokens, read)
+        return MemoryView(
+            tokens=read, segments=read // self.segment_length, open=tokens.shape[1], bytes=state.nbytes,
+            parts=tuple(parts), layers=tuple(layers),
+        )  # fmt: skip
+
+    @abstractmethod
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """What the memory consists of; arguments as of `view`."""
+
+    def _layer_views(self, state: MemoryState, tokens: Tensor, read: int) -> list[LayerView]:
+        """Of a memory that is a signal in each layer; arguments as of `view`."""
         return []
 
     def read(self, tokens: Tensor, state: MemoryState) -> MemoryState:

@@ -65,7 +65,8 @@ class Model:
     """What a server serves.
 
     `trained`: whether trained memory weights were loaded; None for a memory that has nothing to
-    train. `backbone_name`: None for a model from scratch. `fingerprint`: SHA-256 over weights, tokenizer, architecture, memory configuration and dtype: states of one fingerprint are exchangeable.
+    train. `backbone_name`: None for a model from scratch. `fingerprint`: SHA-256 over weights, tokenizer, architecture,
+    memory configuration, dtype and the state's layout: states of one fingerprint are exchangeable.
     """
 
     name: str
@@ -149,8 +150,9 @@ def load_model(
         raise AdapterError(f'no {folder / WEIGHTS}, and {MANIFEST} does not say "trained": false')
     module.requires_grad_(False)
     progress("computing the fingerprint")
+    described = f"{memory_name}:{config.model_dump_json()}"
     fingerprint = _fingerprint(
-        module, tokenizer, architecture(backbone) if backbone else "", f"{memory_name}:{config.model_dump_json()}"
+        module, tokenizer, architecture(backbone) if backbone else "", described, _layout(module)
     )
     if backbone is not None and kind.whole:
         backbone.optimize()
@@ -174,6 +176,12 @@ def _beside(folder: Path, name: str | None) -> str | None:
 
 def _short(name: str) -> str:
     return Path(name).name if Path(name).expanduser().exists() else name
+
+
+def _layout(module: SegmentReader) -> str:
+    """Names, types and shapes of a state's tensors: a version that lays them out otherwise makes another model's states."""
+    tensors = module.initial_state(1).tensors
+    return ";".join(f"{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)}" for name in sorted(tensors))
 
 
 def _fingerprint(module: nn.Module, tokenizer: Tokenizer, *parts: str) -> str:

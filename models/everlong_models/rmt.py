@@ -25,6 +25,7 @@ from everlong_models.cache import Cache
 from everlong_models.errors import ConfigError
 from everlong_models.memory import MemoryConfig, SegmentReader
 from everlong_models.state import MemoryState
+from everlong_models.view import Part, effective_rank, relative_change
 
 
 class RMTConfig(MemoryConfig):
@@ -64,6 +65,14 @@ class RMT(SegmentReader):
     def initial_state(self, rows: int = 1) -> MemoryState:
         """M_0 in every row."""
         return MemoryState({"memory": self.memory.expand(rows, -1, -1)})
+
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """All m vectors together: every segment writes them anew, out of themselves and what it says."""
+        old, change = state["memory"], None
+        if tokens.shape[1] and read:
+            (change,) = relative_change(old, self.close(self.open(state, tokens)[0])["memory"])
+        used = float(effective_rank(old[0])) if read else 0.0
+        return [Part("memory", 0, read, self.config.memory_tokens, used, tokens.shape[1], change=change)]
 
     def _update(self, hidden: Tensor) -> MemoryState:
         """M_{t+1} from the final hidden states (B, m, D) of the write positions."""

@@ -24,6 +24,7 @@ from everlong_models.errors import ConfigError
 from everlong_models.memory import MemoryConfig, SegmentReader
 from everlong_models.relative import INITIAL_STD, PositionForm, RelativeAttention, RelativePositions
 from everlong_models.state import MemoryState
+from everlong_models.view import Part
 
 _SEGMENT = "segment."  # in a cache, what the open segment has left so far stands beside the past under this prefix
 
@@ -145,6 +146,11 @@ class ScratchReader(SegmentReader):
     @abstractmethod
     def _next(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> MemoryState:
         """The state after the first `lengths` (B,) positions of `trace` (B, T ≥ lengths, …)."""
+
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """The last P positions."""
+        held = min(read, self.past)
+        return [Part("memory", read - held, read, self.past, held, tokens.shape[1])] if self.past else []
 
     @property
     def _weight(self) -> Tensor:

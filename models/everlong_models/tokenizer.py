@@ -60,6 +60,10 @@ class Tokenizer:
         """Token ids of `text`; a special token spelt out in it stays text."""
         return list(self._text.encode(text, add_special_tokens=False).ids)
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """The characters [start, end) of `text` that each token of `encode` is of; tokens of one character share it."""
+        return list(self._text.encode(text, add_special_tokens=False).offsets)
+
     def encode_markup(self, text: str) -> list[int]:
         """Token ids of `text`, in which special tokens mean what they say: for templates, never for users' text."""
         return list(self._markup.encode(text, add_special_tokens=False).ids)

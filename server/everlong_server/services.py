@@ -18,6 +18,7 @@ from everlong_models.loading import Progress
 from everlong_server.engine.conversation import Conversations
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.grounding import Recall
+from everlong_server.engine.memories import Memories
 from everlong_server.engine.reading import Reader
 from everlong_server.metrics import Metrics
 from everlong_server.settings import Settings
@@ -44,6 +45,7 @@ class Services:
     sessions: Sessions
     engine: Engine
     conversations: Conversations
+    memories: Memories
     metrics: Metrics
 
     @property
@@ -121,7 +123,10 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
             engine, sessions, documents, passages, metrics,
             lease_seconds=settings.lease_seconds, max_message_chars=settings.max_message_chars,
         )  # fmt: skip
-        yield Services(settings, model, redis, blobs, documents, passages, sessions, engine, conversations, metrics)
+        memories = Memories(engine, conversations, sessions, documents, blobs)
+        yield Services(
+            settings, model, redis, blobs, documents, passages, sessions, engine, conversations, memories, metrics
+        )
 
 
 async def _beat(jobs: Jobs, seconds: float) -> None:

@@ -31,6 +31,7 @@ class Fake:
     sessions: dict[str, dict[str, Any]] = field(default_factory=dict)
     uploads: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)
     questions: list[dict[str, Any]] = field(default_factory=list)
+    memory: dict[str, Any] = field(default_factory=dict)
     event_streams: int = 0
     cancelling: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -203,6 +204,12 @@ async def delete_session(request: Request, id: str) -> Any:
 @app.post("/v1/sessions/{id}/fork", status_code=201)
 async def fork(request: Request, id: str) -> Any:
     return request.app.state.fake.session((await get_session(request, id))["documents"])
+
+
+@app.get("/v1/sessions/{id}/memory")
+async def memory(request: Request, id: str) -> Any:
+    await get_session(request, id)
+    return request.app.state.fake.memory | {"session": id}
 
 
 @app.post("/v1/sessions/{id}/messages")

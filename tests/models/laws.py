@@ -134,6 +134,39 @@ class Laws:
         assert {name: end[name].shape for name in end} == {name: start[name].shape for name in start}
         assert len(encode_state(end, "m")) == len(encode_state(start, "m"))
 
+    @pytest.mark.parametrize("segments", [0, 1, 7])
+    def test_a_view_tells_what_was_read_and_what_there_is_room_for(self, model: MemoryModel, segments: int) -> None:
+        S = model.segment_length
+        read = segments * S
+        state = model.read(tokens(model, 1, read, 1), model.initial_state())
+        before = state.digest()
+        for T in (0, 1, S):
+            view = model.view(state, tokens(model, 1, T, 2), read)
+            assert (view.tokens, view.segments, view.open, view.bytes) == (read, segments, T, state.nbytes)
+            for part in view.parts:
+                assert 0 <= part.start <= part.end <= read
+                assert 0 <= part.used <= part.slots + 1e-9
+                assert (part.used > 0) == (part.end > part.start)
+                assert part.age >= T
+                assert part.change is None or 0 <= part.change < float("inf")
+            for layer in view.layers:
+                assert layer.edges[0] == 0
+                assert list(layer.edges) == sorted(layer.edges)
+                assert (layer.attention is None) == (T == 0)
+                assert layer.attention is None or abs(sum(layer.attention) - 1) < 1e-9
+                assert all(0 <= phrase.start < phrase.end <= read for phrase in layer.phrases)
+                assert sum(phrase.space for phrase in layer.phrases) <= 1 + 1e-9
+        assert state.digest() == before
+
+    def test_a_view_of_what_is_no_state_or_segment_is_refused(self, model: MemoryModel) -> None:
+        state, S = model.initial_state(2), model.segment_length
+        with pytest.raises(StateShape, match="one row"):
+            model.view(state, tokens(model, 2, 3), 0)
+        with pytest.raises(TokenError, match=str(S)):
+            model.view(model.initial_state(), tokens(model, 1, S + 1), 0)
+        with pytest.raises(TokenError, match="token ids"):
+            model.view(model.initial_state(), torch.full((1, 1), model.vocab_size), 0)
+
     def test_nothing_that_comes_in_is_changed(self, model: MemoryModel) -> None:
         S = model.segment_length
         state = model.read(tokens(model, 2, S, 1), model.initial_state(2))

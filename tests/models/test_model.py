@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
 from everlong_models.model import MEMORIES, Memory, Model, load_model
 from everlong_models.rmt import RMT, RMTConfig
-from everlong_models.state import decode_state, encode_state
+from everlong_models.state import MemoryState, decode_state, encode_state
 from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, save_weights
 from tests.models.folders import RMT as SPEC
 from tests.models.folders import backbone, change_weights, manifest
@@ -222,6 +222,16 @@ class TestFingerprint:
         assert len(set(prints.values())) == len(prints), prints
         assert plain(tmp_path).fingerprint == prints["first"]
         assert load(shutil.copytree(backbone(), tmp_path / "copy"), tmp_path, **rmt).fingerprint == prints["first"]
+
+    def test_the_states_layout_counts(self, tmp_path, monkeypatch):
+        """A version that keeps other tensors than this one must not take its states for its own."""
+        before, initial_state = plain(tmp_path).fingerprint, RMT.initial_state
+
+        def more(self, rows=1):
+            return MemoryState({**initial_state(self, rows).tensors, "count": torch.zeros(rows, dtype=torch.int64)})
+
+        monkeypatch.setattr(RMT, "initial_state", more)
+        assert plain(tmp_path).fingerprint != before
 
     def test_memory_weights_count(self, folder, tmp_path):
         before = load(folder, tmp_path).fingerprint

@@ -72,6 +72,12 @@ def test_a_memory_is_served(case: str, new_server, tiny_model: Path, tmp_path: P
     document = server.read(text)
     session, twin = server.session(document["id"]), server.session(document["id"])
     assert session["state_bytes"] == model["state_bytes"] > 0
+    seen = server.http.get(f"/v1/sessions/{session['id']}/memory").json()
+    assert (seen["memory"], seen["bytes"]) == (model["memory"], session["state_bytes"])
+    assert seen["tokens"] + seen["open"] == session["position"]
+    assert seen["parts"]
+    assert all(part["used"] > 0 for part in seen["parts"])
+    assert bool(seen["layers"]) == case.startswith("infinite")
     first = server.say(session["id"], "Who is Alice?", **SAMPLED)
     assert first["usage"]["completion_tokens"] == 70  # across two segment borders
     after = server.get_session(session["id"])

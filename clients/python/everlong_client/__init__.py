@@ -32,6 +32,7 @@ from everlong_client.errors import (
     UnsupportedMediaTypeError,
 )
 from everlong_client.event import Event, OtherEvent, ResponseCompleted, ResponseCreated, ResponseEvidence, TextDelta
+from everlong_client.memory import Memory, MemoryDocument, MemoryLayer, MemoryPart, MemoryPhrase, Quote
 from everlong_client.message import Evidence, Message, Recall, Sampling, Usage
 from everlong_client.model import Model
 from everlong_client.session import Session
@@ -55,12 +56,18 @@ __all__ = [
     "Evidence",
     "Failure",
     "InternalServerError",
+    "Memory",
+    "MemoryDocument",
+    "MemoryLayer",
+    "MemoryPart",
+    "MemoryPhrase",
     "Message",
     "MessageStream",
     "Model",
     "NotFoundError",
     "OtherEvent",
     "PayloadTooLargeError",
+    "Quote",
     "RateLimitError",
     "ReadingFailedError",
     "Recall",

@@ -15,6 +15,7 @@ from everlong_client.call import Call, Page
 from everlong_client.document import Document
 from everlong_client.errors import EverlongError
 from everlong_client.event import Answer, Event
+from everlong_client.memory import Memory
 from everlong_client.message import Message, Sampling
 from everlong_client.model import Model
 from everlong_client.session import Session
@@ -144,6 +145,10 @@ class AsyncSessions:
     async def fork(self, session: str) -> Session:
         """As `Sessions.fork`."""
         return await self._transport.call(calls.fork_session(session))
+
+    async def memory(self, session: str) -> Memory:
+        """As `Sessions.memory`."""
+        return await self._transport.call(calls.session_memory(session))
 
     async def send(self, session: str, content: str, **sampling: Unpack[Sampling]) -> Message:
         """As `Sessions.send`."""

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from everlong_client.document import Document
 from everlong_client.errors import UnexpectedAnswerError
+from everlong_client.memory import Memory
 from everlong_client.message import Message, Sampling
 from everlong_client.model import Model
 from everlong_client.record import from_json
@@ -92,6 +93,10 @@ def delete_session(session: str) -> Call[None]:
 
 def fork_session(session: str) -> Call[Session]:
     return Call("POST", path("sessions", session, "fork"), _one(Session))
+
+
+def session_memory(session: str) -> Call[Memory]:
+    return Call("GET", path("sessions", session, "memory"), _one(Memory))
 
 
 def send_message(session: str, content: str, sampling: Sampling, *, stream: bool = False) -> Call[Message]:

@@ -1,4 +1,4 @@
-"""The command `everlong`: `ingest` and `chat`, and whatever other distributions add to it."""
+"""The command `everlong`: `ingest`, `chat` and `memory`, and whatever other distributions add to it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from everlong_client.client import Everlong
 from everlong_client.commands import Commands
 from everlong_client.ingest import ingest_files
 from everlong_client.message import Sampling
+from everlong_client.table import table
 from everlong_client.terminal import fail, note, write
 from everlong_client.wire import DEFAULT_URL, VERSION
 
@@ -105,6 +106,27 @@ def chat(
         finally:
             where = "" if url == DEFAULT_URL else f" --url {url}"
             note(f"to go on: everlong chat --session {dialogue.session.id}{where}")
+
+
+@app.command()
+def memory(
+    session: Annotated[str, typer.Argument(help="The session's id.", metavar="SESSION")],
+    png: Annotated[Path | None, typer.Option(help="Draw it into this file.", metavar="FILE")] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Show what a session's memory holds, how full it is, and what it gives attention and space to."""
+    if png is None:
+        with _client(url, api_key) as client:
+            write(table(client.sessions.memory(session)))
+        return
+    try:
+        from everlong_client.picture import draw
+    except ImportError as error:
+        fail(f"--png needs matplotlib: pip install 'everlong-client[plot]' ({error})")
+    with _client(url, api_key) as client:
+        png.write_bytes(draw(client.sessions.memory(session)))
+    note(f"drawn into {png}")
 
 
 def _client(url: str, api_key: str | None) -> Everlong:

@@ -15,6 +15,7 @@ from everlong_client.call import Call, Page
 from everlong_client.document import Document
 from everlong_client.errors import EverlongError
 from everlong_client.event import Answer, Event
+from everlong_client.memory import Memory
 from everlong_client.message import Message, Sampling
 from everlong_client.model import Model
 from everlong_client.session import Session
@@ -151,6 +152,10 @@ class Sessions:
     def fork(self, session: str) -> Session:
         """A new session that remembers what this one does; from here on they go their own ways."""
         return self._transport.call(calls.fork_session(session))
+
+    def memory(self, session: str) -> Memory:
+        """What the session's memory holds, how full it is, and what it gives attention and space to."""
+        return self._transport.call(calls.session_memory(session))
 
     def send(self, session: str, content: str, **sampling: Unpack[Sampling]) -> Message:
         """Asks, and waits for the whole answer. Raises `SessionBusyError` while another is being written."""

@@ -31,7 +31,7 @@ def _value(hint: Any, value: object) -> object:
     if value is None:
         return None
     if isinstance(hint, UnionType):
-        hint = next((arg for arg in get_args(hint) if is_dataclass(arg)), None)
+        hint = next((arg for arg in get_args(hint) if is_dataclass(arg) or get_origin(arg) is tuple), None)
     if is_dataclass(hint):
         return from_json(hint, value)  # type: ignore[arg-type]  # is_dataclass also allows instances, hints are none
     if get_origin(hint) is tuple and isinstance(value, list):

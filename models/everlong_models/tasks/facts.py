@@ -10,6 +10,7 @@ segment ends with a question and the answer, one of six places.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,8 +36,8 @@ Kind = Literal["memorize", "detect", "reasoning"]
 
 
 class FactsConfig(TaskConfig):
-    """`kind`: see the module. `noise`: the data set of books that the noise is taken from. `noise_characters`: how much
-    of it is kept in memory. `distracting`: the share of a training document's noise, a segment's length each, that is
+    """`kind`: see the module. `noise`: the data set of books that the training noise is taken from. `noise_characters`:
+    how much of it is kept in memory. `distracting`: the share of a training document's noise, a segment's length each, that is
     chosen for holding a word of the facts. `vocabulary`: tokens of the tokenizer that is made for a model from scratch."""
 
     name: Literal["facts"] = "facts"
@@ -62,12 +63,7 @@ class Facts(Task):
         self._seed = setting.seed
         self._S = setting.segment_length
         self.tokenizer = setting.tokenizer
-        kept, held_out = text.books(text.find(setting.data, config.noise))
-        self._files = kept, held_out
-        self._noise = tuple(
-            text.Noise(files, self.tokenizer, characters=characters)
-            for files, characters in ((kept, config.noise_characters), (held_out, config.noise_characters // 4))
-        )
+        self._data = setting.data
         self._answers = {place: self._word(place) for place in PLACES}
         self._words = sorted({self.tokenizer.encode(f" {word}")[0] for word in (*PLACES, *PEOPLE)})
         longest = max(
@@ -75,6 +71,16 @@ class Facts(Task):
         )
         if longest + 1 > self._S:
             raise ConfigError("segment_length", self._S, f"must hold the question and its answer, {longest + 1} tokens")
+
+    @functools.cached_property
+    def _noise(self) -> text.Noise:
+        """To learn from."""
+        kept, _ = text.books(text.find(self._data, self.config.noise))
+        return text.Noise(text.middles(kept, self.config.noise_characters), self.tokenizer)
+
+    @functools.cached_property
+    def _held_out(self) -> text.Noise:
+        return text.Noise([text.packaged()], self.tokenizer)
 
     @classmethod
     def make_tokenizer(cls, config: FactsConfig, data: Path) -> PreTrainedTokenizerBase:
@@ -94,7 +100,7 @@ class Facts(Task):
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         tokens = self._documents(
-            self.random(self._seed, step), rows, segments, self._noise[0], self.config.distracting
+            self.random(self._seed, step), rows, segments, self._noise, self.config.distracting
         ).tokens
         targets = torch.zeros(tokens.shape, dtype=torch.bool)
         targets[:, -1] = True
@@ -128,7 +134,7 @@ class Facts(Task):
     ) -> Iterator[tuple[int, int]]:
         """Right answers of `rows` documents at each of the `lengths`."""
         device = next(iter(model.initial_state(1).tensors.values())).device
-        documents = self._documents(random, rows, lengths[-1], self._noise[1])
+        documents = self._documents(random, rows, lengths[-1], self._held_out)
         tokens, answers = documents.tokens[:, :-1].to(device), documents.tokens[:, -1]
         choices = torch.tensor(list(self._answers.values()))
         state, done = model.initial_state(rows), 0

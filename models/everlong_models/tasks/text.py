@@ -7,6 +7,7 @@ import lzma
 import tarfile
 import tempfile
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -72,24 +73,34 @@ def read(file: Path) -> str:
     return text
 
 
-class Noise:
-    """An endless text: tokens of `files`, of which runs that begin with a sentence are drawn."""
+def middles(files: Sequence[Path], characters: int) -> list[str]:
+    """About `characters` characters in all, an equal share from the middle of each file."""
+    share, parts = max(2000, characters // len(files)), []
+    for file in files:
+        whole = read(file)
+        start = max(0, (len(whole) - share) // 2)
+        parts.append(whole[start : start + share])
+    return parts
 
-    def __init__(self, files: Sequence[Path], tokenizer: Tokenizer, *, characters: int) -> None:
-        """Takes an equal share of about `characters` characters from each file, from its middle on."""
-        share, pieces = max(2000, characters // len(files)), []
-        for file in files:
-            text = read(file)
-            start = max(0, (len(text) - share) // 2)
-            pieces.append(" " + " ".join(text[start : start + share].split()))
-        ids = np.array([token for piece in pieces for token in tokenizer.encode(piece)], dtype=np.int32)
-        ends = np.array([tokenizer.token(token).endswith((".", "!", "?")) for token in range(tokenizer.vocab_size)])
-        self._ids = ids
-        self._ends = ends
-        self._starts = np.flatnonzero(ends[ids])[:-1] + 1
+
+def packaged() -> str:
+    """A text that comes with the package and is never learnt from: the first half of Bram Stoker's "Dracula", 1897."""
+    return lzma.decompress((resources.files("everlong_models.tasks") / "dracula.txt.xz").read_bytes()).decode()
+
+
+class Noise:
+    """An endless text: the tokens of `texts`, from which runs that begin with a sentence are drawn."""
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer) -> None:
+        ids = [token for piece in texts for token in tokenizer.encode(" " + " ".join(piece.split()))]
+        self._ids = np.array(ids, dtype=np.int32)
+        self._ends = np.array(
+            [tokenizer.token(token).endswith((".", "!", "?")) for token in range(tokenizer.vocab_size)]
+        )
+        self._starts = np.flatnonzero(self._ends[self._ids])[:-1] + 1
         self._places: dict[tuple[int, ...], np.ndarray] = {}
         if not len(self._starts):
-            raise DataError(f"{files[0]}: no sentence ends in the text")
+            raise DataError("no sentence ends in the text that noise is to be made of")
 
     def run(self, random: np.random.Generator, length: int) -> np.ndarray:
         """`length` tokens from the beginning of a sentence on."""
@@ -98,7 +109,8 @@ class Noise:
 
     def run_with(self, random: np.random.Generator, length: int, words: Sequence[int]) -> np.ndarray:
         """As `run`, through a place where one of the tokens `words` stands; anywhere if there is none."""
-        places = self._places.setdefault(tuple(words), np.flatnonzero(np.isin(self._ids, words)))
+        if (places := self._places.get(tuple(words))) is None:
+            places = self._places[tuple(words)] = np.flatnonzero(np.isin(self._ids, words))
         if not len(places):
             return self.run(random, length)
         within = int(random.choice(places)) - int(random.integers(length))

@@ -125,6 +125,84 @@ class Message(Wire):
     evidence: list[Evidence] | None = None
 
 
+class Quote(Wire):
+    """Words of a document, with the same offsets as `Evidence`."""
+
+    document: str
+    start: int
+    end: int
+    start_byte: int
+    end_byte: int
+    text: str
+
+
+class MemoryPart(Wire):
+    """A part of a memory, of one `layer` or, with null, of all."""
+
+    name: str
+    layer: int | None
+    start: int = Field(description="it is made of the tokens of the context from here …")
+    end: int = Field(description="… to here")
+    slots: int = Field(description="what it has room for: tokens, positions, vectors, functions, associations")
+    used: float = Field(
+        description="how many of these it uses; the effective rank, a fraction, where it is not written slot by slot"
+    )
+    age: int = Field(description="tokens since it was last written")
+    change: float | None = Field(
+        description="by which share of its length the open segment would change it if it ended now; null where nothing "
+        "can be said: it keeps tokens as they are, or there is no open segment"
+    )
+
+
+class MemoryPhrase(Wire):
+    """Tokens of the context with much space."""
+
+    start: int
+    end: int
+    space: float = Field(description="their share of the memory, 0 … 1")
+    quote: Quote | None = Field(
+        description="their words; null outside of documents, and for a document that was deleted or has over 16 MiB"
+    )
+
+
+class MemoryLayer(Wire):
+    """One layer of an ∞-former: a signal, in bins of equal space."""
+
+    layer: int
+    edges: list[float] = Field(
+        description="positions in the context, in tokens, at the borders of the bins, one more than bins: the closer two "
+        "are, the more space the tokens between them have"
+    )
+    attention: list[float] | None = Field(
+        description="what each bin gets of the attention that the open segment gives, sums to 1; null without one"
+    )
+    phrases: list[MemoryPhrase] = Field(description="those with the most space, the largest first")
+
+
+class MemoryDocument(Wire):
+    """The tokens of the context that are a document's."""
+
+    document: str
+    start: int
+    end: int
+
+
+class SessionMemory(Wire):
+    """What a session's memory holds, and how full it is. All positions are tokens of the context: documents and dialogue."""
+
+    session: str
+    object: Literal["session.memory"] = "session.memory"
+    memory: str
+    tokens: int = Field(description="read into the memory")
+    segments: int = Field(description="full segments read into the memory")
+    segment_length: int
+    open: int = Field(description="tokens of the open segment, which are not in the memory yet")
+    bytes: int = Field(description="of the memory, however much it has read")
+    documents: list[MemoryDocument]
+    parts: list[MemoryPart]
+    layers: list[MemoryLayer] = Field(description="of an ∞-former")
+
+
 class ServedModel(Wire):
     """The model that answers."""
 

@@ -14,7 +14,7 @@ from everlong_server.api import schemas
 from everlong_server.api.documents import After, Limit
 from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
 from everlong_server.api.events import event_stream
-from everlong_server.api.views import Served, session_view
+from everlong_server.api.views import Served, memory_view, session_view
 from everlong_server.engine.conversation import Turn
 from everlong_server.engine.grounding import Recall
 from everlong_server.errors import InvalidRequest, NotFound
@@ -63,6 +63,15 @@ async def delete(session_id: str, services: Served) -> schemas.Deleted:
 async def fork(session_id: str, services: Served) -> schemas.Session:
     """A copy of the session as of its last complete answer; the two go their own ways."""
     return await session_view(services, await services.sessions.fork(session_id))
+
+
+@router.get("/{session_id}/memory")
+async def memory(session_id: str, services: Served) -> schemas.SessionMemory:
+    """What the session's memory holds, how full it is, and what it gives attention and space to.
+
+    Of the session as it was last committed; a message under way is not waited for.
+    """
+    return memory_view(services, await services.memories.look(session_id))
 
 
 @router.get("/{session_id}/messages", response_model_exclude_none=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
+from everlong_models.view import LayerView
 from everlong_server.api import schemas
+from everlong_server.engine.memories import SessionMemory
 from everlong_server.errors import Unavailable
 from everlong_server.services import Services
 from everlong_server.store.records import Document, Reading, Session, reading_id
@@ -68,6 +71,40 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
         state_bytes=session.state_bytes or services.model.state_bytes,
         state_digest=session.state_digest,
         created_at=session.created_at,
+    )
+
+
+def memory_view(services: Services, look: SessionMemory) -> schemas.SessionMemory:
+    """A session's memory. Positions to a thousandth of a token and shares to a millionth: nobody sees more."""
+    view, model = look.view, services.model
+    return schemas.SessionMemory(
+        session=look.session.id,
+        memory=model.memory_name,
+        tokens=view.tokens,
+        segments=view.segments,
+        segment_length=model.segment_length,
+        open=view.open,
+        bytes=view.bytes,
+        documents=[schemas.MemoryDocument(**asdict(extent)) for extent in look.documents],
+        parts=[schemas.MemoryPart(**asdict(part) | {"used": round(part.used, 3)}) for part in view.parts],
+        layers=[_layer(layer, look) for layer in view.layers],
+    )
+
+
+def _layer(layer: LayerView, look: SessionMemory) -> schemas.MemoryLayer:
+    phrases = []
+    for phrase in layer.phrases:
+        passage = look.passages.get((phrase.start, phrase.end))
+        quote = (
+            None if passage is None else schemas.Quote(**{f: getattr(passage, f) for f in schemas.Quote.model_fields})
+        )
+        space = round(phrase.space, 6)
+        phrases.append(schemas.MemoryPhrase(start=phrase.start, end=phrase.end, space=space, quote=quote))
+    return schemas.MemoryLayer(
+        layer=layer.layer,
+        edges=[round(edge, 3) for edge in layer.edges],
+        attention=None if layer.attention is None else [round(share, 6) for share in layer.attention],
+        phrases=phrases,
     )
 
 

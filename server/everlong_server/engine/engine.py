@@ -6,14 +6,17 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from torch import Tensor
 
-from everlong_models import MemoryState, Model
-from everlong_server.engine.runner import Answer, Delta, Failed, Finished, Read, Runner
+from everlong_models import MemoryState, MemoryView, Model
+from everlong_server.engine.runner import Answer, Delta, Failed, Finished, Look, Read, Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
+
+T = TypeVar("T")
 
 
 class Engine:
@@ -71,10 +74,18 @@ class Engine:
 
     async def read(self, state: MemoryState, tokens: Tensor) -> MemoryState:
         """The state after full segments `tokens` (n·S,), n ≥ 1. Cancelling the task stops it after the segment at hand."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[MemoryState] = loop.create_future()
+        return await self._done(lambda sink: Read(state, tokens, sink))
 
-        def settle(result: MemoryState | Failed) -> None:
+    async def look(self, state: MemoryState, open: list[int], read: int) -> MemoryView:
+        """What there is to say about `state`, which has read `read` tokens, and the `open` segment."""
+        return await self._done(lambda sink: Look(state, open, read, sink))
+
+    async def _done(self, make: Callable[[Callable[[T | Failed], None]], Read | Look]) -> T:
+        """What the work that `make` makes hands to its sink. Cancelling the task cancels the work."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | Failed) -> None:
             if future.done():
                 return
             if isinstance(result, Failed):
@@ -82,7 +93,7 @@ class Engine:
             else:
                 future.set_result(result)
 
-        work = Read(state, tokens, lambda result: _post(loop, settle, result))
+        work = make(lambda result: _post(loop, settle, result))
         self._runner.submit(work)
         try:
             return await future

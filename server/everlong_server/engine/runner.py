@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everlong_models import Cache, MemoryState, Model, Sampler, SamplingParams
+from everlong_models import Cache, MemoryState, MemoryView, Model, Sampler, SamplingParams
 from everlong_models.sampling import StopStrings
 from everlong_server.engine.scheduler import Scheduler, Work
 
@@ -57,7 +57,11 @@ ReadSink = Callable[[MemoryState | Failed], None]
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """An answer to be generated: behind `state` and the open segment, the prompt."""
+    """An answer to be generated: behind `state` and the open segment, the prompt.
+
+    `newest`: of the tokens that the state holds as they are, the answer looks at so many; None: at all. What comes into
+    the state meanwhile is looked at besides.
+    """
 
     state: MemoryState
     open: list[int]
@@ -65,6 +69,7 @@ class Answer:
     params: SamplingParams
     seed: int
     sink: Sink
+    newest: int | None = None
     id: int = -1
     cancelled: bool = False
     # What follows is the runner's own.
@@ -89,6 +94,21 @@ class Read:
     at: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class Look:
+    """A view of `state`, which has read `read` tokens, and of the open segment."""
+
+    state: MemoryState
+    open: list[int]
+    read: int
+    sink: Callable[[MemoryView | Failed], None]
+    id: int = -1
+    cancelled: bool = False
+
+
+Item = Answer | Read | Look
+
+
 class Runner:
     """Start with `start`; hand in work with `submit`; end with `stop`, which fails what is unfinished."""
 
@@ -97,8 +117,8 @@ class Runner:
         self._memory = model.memory
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
         self._scheduler = Scheduler(max_streams, reading_share)
-        self._inbox: queue.SimpleQueue[Answer | Read | None] = queue.SimpleQueue()
-        self._work: dict[int, Answer | Read] = {}
+        self._inbox: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._work: dict[int, Item] = {}
         self._rows: list[Answer] = []
         """The answers in `_cache`, in the order of its rows."""
         self._cache: Cache | None = None
@@ -119,7 +139,7 @@ class Runner:
         self._inbox.put(None)
         self._thread.join()
 
-    def submit(self, work: Answer | Read) -> None:
+    def submit(self, work: Item) -> None:
         """Takes on `work`; its sink hears of it. Thread-safe. To cancel it, set `work.cancelled` and `wake`."""
         if self.dead is not None or self._stopping.is_set():
             work.sink(Failed(self.dead or RuntimeError("the engine has stopped")))
@@ -176,7 +196,7 @@ class Runner:
             self._last_id += 1
             item.id = self._last_id
             self._work[item.id] = item
-            if isinstance(item, Read) or len(item.open) + len(item.prompt) > self._memory.segment_length:
+            if not isinstance(item, Answer) or len(item.open) + len(item.prompt) > self._memory.segment_length:
                 self._scheduler.add_document(item.id)
             else:
                 self._scheduler.add_prompt(item.id)
@@ -205,6 +225,8 @@ class Runner:
         try:
             if isinstance(item, Read):
                 self._read(item)
+            elif isinstance(item, Look):
+                self._look(item)
             elif item is not None and work.kind == "read":
                 self._read_prompt(item)
             elif item is not None:
@@ -219,11 +241,11 @@ class Runner:
         for id in list(self._scheduler.streams):
             self._fail(self._work[id], error)
 
-    def _fail(self, item: Answer | Read, error: BaseException) -> None:
+    def _fail(self, item: Item, error: BaseException) -> None:
         self._forget(item)
         item.sink(Failed(error))
 
-    def _forget(self, item: Answer | Read) -> None:
+    def _forget(self, item: Item) -> None:
         self._scheduler.remove(item.id)
         self._work.pop(item.id, None)
         self._texts.pop(item.id, None)
@@ -241,6 +263,12 @@ class Runner:
             self._forget(item)
             item.sink(item.state.to("cpu"))
 
+    def _look(self, item: Look) -> None:
+        """At most a pass over one segment: its turn comes as a document's does, so that answers do not wait for it."""
+        view = self._memory.view(item.state.to(self._device), self._tensor(item.open), item.read)
+        self._forget(item)
+        item.sink(view)
+
     # Answers
 
     def _read_prompt(self, item: Answer) -> None:
@@ -249,6 +277,7 @@ class Runner:
         tokens = item.open + item.prompt[item.at :]
         item.state = self._memory.read(self._tensor(tokens[:S]), item.state.to(self._device))
         item.at += S - len(item.open)
+        self._moved(item)
         item.open = []
         if len(tokens) - S <= S:
             self._scheduler.remove(item.id)
@@ -260,10 +289,23 @@ class Runner:
         item.open = item.open + item.prompt[item.at :]
         item.sampler = Sampler(item.params, item.seed, item.open, self._memory.vocab_size)
         self._texts[item.id] = self._model.tokenizer.text_stream(), StopStrings(item.params.stop)
-        cache, logits = self._memory.open(item.state, self._tensor(item.open))
+        self._enter(item)
+        self._scheduler.opened(item.id)
+
+    def _moved(self, item: Answer) -> None:
+        """A segment has gone into the answer's state."""
+        if item.newest is not None:
+            item.newest += self._memory.segment_length
+
+    def _enter(self, item: Answer) -> None:
+        """Opens the answer's segment, which joins the batch."""
+        tokens = self._tensor(item.open)
+        if item.newest is None:
+            cache, logits = self._memory.open(item.state, tokens)
+        else:
+            cache, logits = self._memory.open_near(item.state, tokens, item.newest)
         item.logits = logits[0]
         self._join(item, cache)
-        self._scheduler.opened(item.id)
 
     def _step(self) -> None:
         """Draws a token for every row and reads it: one token further for every answer."""
@@ -282,10 +324,9 @@ class Runner:
             assert self._cache is not None
             item.state = self._memory.close(self._cache.select([self._rows.index(item)]))
             self._leave(item)
+            self._moved(item)
             item.open = [drawn.pop(item.id)]
-            cache, logits = self._memory.open(item.state, self._tensor(item.open))
-            item.logits = logits[0]
-            self._join(item, cache)
+            self._enter(item)
         rows = [item for item in self._rows if item.id in drawn]
         if rows:
             assert self._cache is not None
@@ -374,4 +415,4 @@ class Runner:
         self._cache = self._cache.select([r for r in range(len(self._rows) + 1) if r != row]) if self._rows else None
 
     def _tensor(self, tokens: list[int]) -> Tensor:
-        return torch.tensor([tokens], device=self._device)
+        return torch.tensor([tokens], dtype=torch.int64, device=self._device)

@@ -123,13 +123,22 @@ def test_distracting_noise_has_the_words_of_facts(make):
 
 
 def test_held_out_text_is_not_learnt_from(make, data):
-    kept, held_out = text.books(data / "books-260")
-    assert len(kept) == len(held_out) == 1
     task = make()
-    seen = {tuple(window) for window in np.lib.stride_tricks.sliding_window_view(task._noise[0]._ids, 12)}
-    unseen = [tuple(window) for window in np.lib.stride_tricks.sliding_window_view(task._noise[1]._ids, 12)]
-    assert len(unseen) > 1000
+    windows = np.lib.stride_tricks.sliding_window_view
+    seen = {tuple(window) for window in windows(task._noise._ids, 40)}
+    unseen = [tuple(window) for window in windows(task._held_out._ids, 40)]
+    assert len(unseen) > 100_000
     assert not any(window in seen for window in unseen)
+
+
+def test_one_book_in_ten_is_held_out_whatever_the_others_are(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text("A.")
+    kept, held_out = text.books(tmp_path)
+    assert not {*kept} & {*held_out}
+    assert 1 <= len(held_out) <= 12
+    kept[0].unlink()
+    assert text.books(tmp_path)[1] == held_out
 
 
 class Listener:
@@ -175,18 +184,25 @@ def test_what_does_not_fit_is_named(make, tmp_path, tokenizer):
         make(segment_length=4)
     with pytest.raises(TokenError, match="1 segments of 16 tokens do not hold the facts"):
         make("reasoning", segment_length=16).batch(0, 1, 1)
+
+    def learn():
+        Facts(FactsConfig(kind="detect"), Setting(tokenizer, S, tmp_path, 0)).batch(0, 1, 1)
+
     with pytest.raises(DataError, match=r"no data set 'books-260'"):
-        Facts(FactsConfig(kind="detect"), Setting(tokenizer, S, tmp_path, 0))
-    (tmp_path / "books-260").mkdir()
-    (tmp_path / "books-260" / "one.txt").write_text("Once upon a time. It rained. It ended.")
+        learn()
+    books = tmp_path / "books-260"
+    books.mkdir()
+    (books / "one.txt").write_text("Once upon a time. It rained. It ended.")
     with pytest.raises(DataError, match="holds 1 texts"):
-        Facts(FactsConfig(kind="detect"), Setting(tokenizer, S, tmp_path, 0))
-    (tmp_path / "books-260" / "two.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"cannot read .*two\.txt"):
-        Facts(FactsConfig(kind="detect"), Setting(tokenizer, S, tmp_path, 0))
-    (tmp_path / "books-260" / "two.txt").write_text("  \n")
-    with pytest.raises(DataError, match=r"two\.txt is empty"):
-        Facts(FactsConfig(kind="detect"), Setting(tokenizer, S, tmp_path, 0))
+        learn()
+    (books / "one.txt").write_bytes(b"\xff\xfe\x00")
+    (books / "two.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match=r"cannot read .*(one|two)\.txt"):
+        learn()
+    (books / "one.txt").write_text("  \n")
+    (books / "two.txt").write_text("  \n")
+    with pytest.raises(DataError, match=r"(one|two)\.txt is empty"):
+        learn()
 
 
 def test_packed_data_is_unpacked_once_and_a_broken_archive_is_named(tmp_path, monkeypatch):

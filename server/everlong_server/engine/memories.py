@@ -1,0 +1,104 @@
+"""`Memories`: what a session's memory holds, how full it is and what it attends to, in words of its documents.
+
+A look changes nothing and needs no lease: it is of the session as it was last committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from everlong_models import MemoryView
+from everlong_server.engine.conversation import Conversations
+from everlong_server.engine.engine import Engine
+from everlong_server.engine.whereabouts import Span, passages_at
+from everlong_server.errors import NotFound
+from everlong_server.store.blobs import Blobs
+from everlong_server.store.documents import Documents
+from everlong_server.store.passages import Passage
+from everlong_server.store.records import Document, Session, reading_id
+from everlong_server.store.sessions import Sessions
+
+MOST_TEXT = 16 << 20
+"""Bytes. The words of a longer document are not looked for: that takes as long as encoding it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The tokens [`start`, `end`) of the context that are a document's."""
+
+    document: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionMemory:
+    """`passages`: the text of the view's phrases, as far as they are of a document that is there and not too long."""
+
+    session: Session
+    view: MemoryView
+    documents: list[Extent]
+    passages: dict[Span, Passage]
+
+
+class Memories:
+    """Looks at the memories of sessions."""
+
+    def __init__(
+        self, engine: Engine, conversations: Conversations, sessions: Sessions, documents: Documents, blobs: Blobs
+    ) -> None:
+        self._engine = engine
+        self._conversations = conversations
+        self._sessions = sessions
+        self._documents = documents
+        self._blobs = blobs
+
+    async def look(self, session_id: str) -> SessionMemory:
+        """Raises `NotFound`, and whatever a message to the session would be refused with, but for its being busy."""
+        with self._engine.admit():
+            session = await self._sessions.get(session_id, with_state=True)
+            await self._conversations.require_ready(session)
+            state = await asyncio.to_thread(self._conversations.load_state, session)
+            view = await self._engine.look(state, list(session.open), session.position - len(session.open))
+        extents = await self._extents(session)
+        spans = {(phrase.start, phrase.end) for layer in view.layers for phrase in layer.phrases}
+        passages: dict[Span, Passage] = {}
+        for extent in extents:
+            inside = {span: own for span in spans if (own := _inside(span, extent)) is not None}
+            found = await self._find(extent, list(inside.values())) if inside else {}
+            # A phrase that reaches into two documents is the later one's, which has its end.
+            passages |= {span: found[own] for span, own in inside.items() if own in found}
+        return SessionMemory(session, view, extents, passages)
+
+    async def _extents(self, session: Session) -> list[Extent]:
+        """Where the session's documents are; of one that was deleted nobody knows."""
+        extents = []
+        for n, document in enumerate(session.documents, 1):
+            reading = await self._documents.reading(reading_id(session.model, session.documents[:n]))
+            if reading is not None and reading.status == "ready":
+                end = reading.cursor.position
+                extents.append(Extent(document, end - reading.cursor.tokens, end))
+        return extents
+
+    async def _find(self, extent: Extent, spans: Sequence[Span]) -> dict[Span, Passage]:
+        try:
+            document = await self._documents.get(extent.document)
+        except NotFound:  # deleted since
+            return {}
+        if document.bytes > MOST_TEXT:
+            return {}
+        return await asyncio.to_thread(self._read, document, spans)
+
+    def _read(self, document: Document, spans: Sequence[Span]) -> dict[Span, Passage]:
+        with contextlib.suppress(FileNotFoundError), self._blobs.open(document.id) as file:
+            return passages_at(file, self._engine.model.tokenizer, document.id, document.text_offset, spans)
+        return {}
+
+
+def _inside(span: Span, extent: Extent) -> Span | None:
+    """The part of `span` that is the document's, counted from its beginning; None if there is none."""
+    start, end = max(span[0], extent.start), min(span[1], extent.end)
+    return (start - extent.start, end - extent.start) if start < end else None
