@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -178,6 +178,8 @@ def _train(
 
 Output = Annotated[Path | None, typer.Option("--json", help="write the figures here, for programs")]
 ModelName = Annotated[str, typer.Argument(help="a model's name or folder")]
+ModelOption = Annotated[str | None, typer.Option(help="a model's name or folder; default as of everlong serve")]
+MemoryOption = Annotated[str | None, typer.Option(help="the memory around a backbone; default window")]
 
 
 @eval_.command()
@@ -272,14 +274,68 @@ def language(
     _show(f"everlong eval language {loaded.name}", rows, output)
 
 
-def _load(name: str, models_dir: Path | None, threads: int | None) -> Model:
+@eval_.command()
+def babilong(
+    model: ModelOption = None,
+    memory: MemoryOption = None,
+    plain: Annotated[bool, typer.Option("--plain", help="the model's backbone alone, in its own window")] = False,
+    tasks: Annotated[str, typer.Option(help="with commas between them")] = "qa1,qa2,qa3,qa4,qa5",
+    lengths: Annotated[str, typer.Option(help="1k is 1,024 tokens, 0k facts alone")] = "0k,1k,2k,4k,8k,16k,32k",
+    samples: Annotated[int, typer.Option(help="questions of each task and length", min=1)] = 100,
+    prompt: Annotated[
+        Literal["auto", "few-shot", "bare"],
+        typer.Option(help="with an instruction and examples, or without; auto: without for a trained memory"),
+    ] = "auto",
+    seed: Annotated[int, typer.Option(help="of the sample", min=0)] = 0,
+    rows: Annotated[int | None, typer.Option(help="read at once; default 8, with --plain 1", min=1)] = None,
+    data: DataDir = Path("data"),
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
+    output: Output = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """BABILong: questions about facts hidden in books, qa1 to qa5, beside published rows."""
+    from everlong_models import EverlongModelError
+    from everlong_server.measuring import measure_babilong
+
+    try:
+        loaded = _load(model, models_dir, threads, memory=memory, device=device)
+        measured = measure_babilong(
+            loaded,
+            plain=plain,
+            tasks=_listed(tasks),
+            lengths=_listed(lengths),
+            samples=samples,
+            prompt=prompt,
+            seed=seed,
+            rows=rows,
+            data=data,
+            console=err,
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    _show(measured.title, measured.rows, output, **measured.figures)
+    for note in measured.notes:
+        out.print(f"[dim]{note}[/]")
+
+
+def _listed(given: str) -> list[str]:
+    return [part.strip() for part in given.split(",") if part.strip()]
+
+
+def _load(
+    name: str | None, models_dir: Path | None, threads: int | None, *, memory: str | None = None, device: str = "cpu"
+) -> Model:
     import torch
 
+    from everlong_models.loading import DEFAULT_BACKBONE
     from everlong_models.model import load_model
 
     if threads is not None:
         torch.set_num_threads(threads)
-    return load_model(name, models_dir=_models_dir(models_dir), progress=err.print)
+    return load_model(
+        name or DEFAULT_BACKBONE, memory=memory, device=device, models_dir=_models_dir(models_dir), progress=err.print
+    )
 
 
 def _show(title: str, rows: list[dict[str, Any]], output: Path | None, **more: Any) -> None:

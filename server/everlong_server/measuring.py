@@ -1,0 +1,100 @@
+"""`everlong eval babilong | dialogue`: measured with a progress bar; tables for people, figures for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from everlong_models.backbone import Backbone
+from everlong_models.errors import ConfigError
+from everlong_models.eval.babilong import babilong, limit, table, tokens_of
+from everlong_models.model import Model
+from everlong_models.tasks.babi import LABELS
+
+
+class Measured(NamedTuple):
+    """`rows`: the table. `notes`: what a reader must know. `figures`: all there is, for programs."""
+
+    title: str
+    rows: list[dict[str, Any]]
+    notes: list[str]
+    figures: dict[str, Any]
+
+
+def measure_babilong(
+    model: Model,
+    *,
+    plain: bool,
+    tasks: Sequence[str],
+    lengths: Sequence[str],
+    samples: int,
+    prompt: Literal["auto", "few-shot", "bare"],
+    seed: int,
+    rows: int | None,
+    data: Path,
+    console: Console,
+) -> Measured:
+    """`plain`: the model's backbone alone. Raises what `babilong` does."""
+    chosen = [task for task in LABELS if task in tasks]
+    if unknown := [task for task in tasks if task not in LABELS]:
+        raise ConfigError("tasks", unknown[0], f"must be of {', '.join(LABELS)}")
+    run, notes = list(lengths), []
+    if plain:
+        holds = limit(backbone_of(model))
+        run = [length for length in lengths if (tokens_of(length) or 0) <= holds]
+        if left := [length for length in lengths if length not in run]:
+            notes.append(f"not run: {', '.join(left)}; the backbone's window holds {holds:,} tokens")
+    # A memory that was trained here has learnt from the bare form; what was not trained here must be told the task.
+    used = prompt if prompt != "auto" else "bare" if model.trained and not plain else "few-shot"
+    cells = []
+    with _bar(console) as bar:
+        shown = bar.add_task("", total=len(chosen) * len(run) * samples)
+        for cell in babilong(
+            backbone_of(model) if plain else model.memory,
+            model.tokenizer,
+            data=data,
+            tasks=chosen,
+            lengths=run,
+            samples=samples,
+            prompt=used,
+            seed=seed,
+            rows=rows,
+            progress=lambda task, length: bar.update(shown, advance=1, description=f"{task} {length}"),
+        ):
+            cells.append(cell)
+    name = f"{model.name}, {'its own window' if plain else model.memory_name}"
+    notes.append(
+        f"{samples} questions a cell, {used} prompt, seed {seed}; 95 % intervals (Wilson). Right: the expected word and "
+        "no other of the task's answers in the first sentence"
+    )
+    figures = {"model": name, "fingerprint": model.fingerprint, "prompt": used, "seed": seed}
+    return Measured(
+        f"everlong eval babilong: {name}",
+        table(name, cells, lengths),
+        notes,
+        figures | {"notes": notes, "cells": [asdict(cell) for cell in cells]},
+    )
+
+
+def backbone_of(model: Model) -> Backbone:
+    """Raises `ConfigError` for a model from scratch, which has none."""
+    backbone = getattr(model.memory, "backbone", None)
+    if not isinstance(backbone, Backbone):
+        raise ConfigError("model", model.name, f"{model.memory_name} has no backbone that could be asked without it")
+    return backbone
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
