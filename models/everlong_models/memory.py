@@ -127,6 +127,11 @@ class SegmentReader(nn.Module, ABC):
         """So many of the newest tokens can be seen as they are: a segment, or more in a memory that keeps tokens."""
         return self.segment_length
 
+    def open_near(self, state: MemoryState, tokens: Tensor, newest: int) -> tuple[Cache, Tensor]:
+        """As `open`, but of what `kept` gives only the `newest` tokens are to be looked at. The state loses nothing: what
+        `close` returns is as after `open`. A memory that keeps no tokens looks at all that it has."""
+        return self.open(state, tokens)
+
     def kept(self, state: MemoryState) -> list[int]:
         """The newest tokens before the open segment that a `state` of one row holds as they are, oldest first."""
         return []

@@ -87,13 +87,14 @@ class Window(SegmentReader):
         window = torch.cat([state["window"], tokens], dim=1)[:, -self.config.window :]
         return MemoryState({"sinks": sinks, "window": window, "seen": seen + T})
 
-    def _context(self, state: MemoryState) -> list[Tensor]:
-        """Each row's kept tokens, oldest first, without those that were never seen; a list, as rows differ in length."""
+    def _context(self, state: MemoryState, newest: int) -> list[Tensor]:
+        """Each row's sinks and at most so many of its `newest` tokens, without those that were never seen; a list, as
+        rows differ in length."""
         rows = []
         for row in state.split():
             seen = int(row["seen"])
             sinks = min(seen, self.config.sinks)
-            tail = min(seen - sinks, self.config.window)
+            tail = min(seen - sinks, self.config.window, newest)
             rows.append(torch.cat([row["sinks"][:, :sinks], row["window"][:, self.config.window - tail :]], dim=1))
         return rows
 
@@ -101,19 +102,24 @@ class Window(SegmentReader):
         """Logits (B, T, V): the backbone over [kept tokens ; tokens]."""
         self.check_segment(tokens, state)
         rows = []
-        for context, row in zip(self._context(state), tokens.split(1), strict=True):
+        for context, row in zip(self._context(state, self.config.window), tokens.split(1), strict=True):
             hidden = self.backbone.hidden(self.backbone.embed(torch.cat([context, row], dim=1)))
             rows.append(hidden[:, context.shape[1] :])
         return self.backbone.logits(torch.cat(rows))
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
-        """Encodes [kept tokens ; tokens]. Rows are prefilled one by one, as their contexts may differ in length."""
+        """Encodes [kept tokens ; tokens]."""
+        return self.open_near(state, tokens, self.config.window)
+
+    def open_near(self, state: MemoryState, tokens: Tensor, newest: int) -> tuple[Cache, Tensor]:
+        """Encodes [sinks ; `newest` tokens of the window ; tokens]. Rows are prefilled one by one, as their contexts may
+        differ in length."""
         self.check_segment(tokens, state)
         kv = self.backbone.new_kv(state.rows, self.capacity)
         held = torch.zeros(state.rows, self.segment_length, dtype=torch.int64, device=tokens.device)
         held[:, : tokens.shape[1]] = tokens
         last, before = [], []
-        for row, context in enumerate(self._context(state)):
+        for row, context in enumerate(self._context(state, newest)):
             x = self.backbone.embed(torch.cat([context, tokens[row : row + 1]], dim=1))
             last.append(self.backbone.hidden(x, kv=kv[row : row + 1], keep=1))
             before.append(context.shape[1])

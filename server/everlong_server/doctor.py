@@ -20,6 +20,7 @@ from everlong_models.loading import DEFAULT_BACKBONE, find_packaged
 from everlong_server.settings import Settings
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.embedded import EmbeddedRedisError, redis_server
+from everlong_server.store.passages import SearchMissing, require_search
 
 _OLDEST_REDIS = (6, 2)
 
@@ -47,12 +48,20 @@ def examine(settings: Settings) -> Iterator[Finding]:
         not wanted.startswith("cuda") or torch.cuda.is_available(),
         f"{torch.__version__} on {device}; device={wanted}",
     )
+    yield _search()
     yield from _model(settings)
     yield _folder("data_dir", settings.data_dir)
     yield _folder("models_dir", settings.models_dir)
     yield _blobs(settings)
     yield _redis(settings)
     yield _port(settings)
+
+
+def _search() -> Finding:
+    try:
+        return Finding("search", True, f"SQLite {require_search()} with FTS5")
+    except SearchMissing as error:
+        return Finding("search", False, str(error))
 
 
 def _model(settings: Settings) -> Iterator[Finding]:

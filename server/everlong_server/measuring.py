@@ -13,8 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from everlong_models.backbone import Backbone
 from everlong_models.errors import ConfigError
 from everlong_models.eval.babilong import babilong, limit, table, tokens_of
+from everlong_models.eval.dialogue import Way, dialogue, sample
+from everlong_models.eval.dialogue import table as of_dialogue
 from everlong_models.model import Model
-from everlong_models.tasks.babi import LABELS
+from everlong_models.tasks.babi import BabiTask
+from everlong_models.tasks.dialogue import dialogues
 
 
 class Measured(NamedTuple):
@@ -30,7 +33,7 @@ def measure_babilong(
     model: Model,
     *,
     plain: bool,
-    tasks: Sequence[str],
+    tasks: Sequence[BabiTask],
     lengths: Sequence[str],
     samples: int,
     prompt: Literal["auto", "few-shot", "bare"],
@@ -40,9 +43,6 @@ def measure_babilong(
     console: Console,
 ) -> Measured:
     """`plain`: the model's backbone alone. Raises what `babilong` does."""
-    chosen = [task for task in LABELS if task in tasks]
-    if unknown := [task for task in tasks if task not in LABELS]:
-        raise ConfigError("tasks", unknown[0], f"must be of {', '.join(LABELS)}")
     run, notes = list(lengths), []
     if plain:
         holds = limit(backbone_of(model))
@@ -53,12 +53,12 @@ def measure_babilong(
     used = prompt if prompt != "auto" else "bare" if model.trained and not plain else "few-shot"
     cells = []
     with _bar(console) as bar:
-        shown = bar.add_task("", total=len(chosen) * len(run) * samples)
+        shown = bar.add_task("", total=len(tasks) * len(run) * samples)
         for cell in babilong(
             backbone_of(model) if plain else model.memory,
             model.tokenizer,
             data=data,
-            tasks=chosen,
+            tasks=tasks,
             lengths=run,
             samples=samples,
             prompt=used,
@@ -78,6 +78,45 @@ def measure_babilong(
         table(name, cells, lengths),
         notes,
         figures | {"notes": notes, "cells": [asdict(cell) for cell in cells]},
+    )
+
+
+def measure_dialogue(
+    model: Model,
+    *,
+    ways: Sequence[Way],
+    samples: int,
+    written: int,
+    seed: int,
+    data: Path,
+    console: Console,
+) -> Measured:
+    """Raises what `dialogue` does."""
+    sampled = sample(dialogues(data, "test"), responses=samples, written=written, seed=seed)
+    backbone = getattr(model.memory, "backbone", None)
+    found = []
+    with _bar(console) as bar:
+        shown = bar.add_task("", total=len(ways) * len(sampled.written))
+        for row in dialogue(
+            model.memory,
+            backbone if isinstance(backbone, Backbone) else None,
+            model.tokenizer,
+            sampled=sampled,
+            ways=ways,
+            progress=lambda way: bar.update(shown, advance=1, description=way),
+        ):
+            found.append(row)
+    name = f"{model.name}, {model.memory_name}"
+    notes = [
+        f"perplexity of a token over {found[0].responses} responses in {found[0].dialogues} dialogues of the test split, "
+        f"seed {seed}; the rest over {found[0].written} of them, written greedily; METEOR without WordNet's synonyms"
+    ]
+    figures = {"model": name, "fingerprint": model.fingerprint, "seed": seed, "notes": notes}
+    return Measured(
+        f"everlong eval dialogue: {name}",
+        of_dialogue(model.name, found),
+        notes,
+        figures | {"ways": [one._asdict() for one in found]},
     )
 
 

@@ -25,6 +25,7 @@ from everlong_server.errors import Unavailable
 from everlong_server.services import Services
 from everlong_server.settings import Settings
 from everlong_server.store.embedded import EmbeddedRedis, EmbeddedRedisError
+from everlong_server.store.passages import SearchMissing, require_search
 
 log = logging.getLogger(__name__)
 console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -40,6 +41,7 @@ def serve_forever(settings: Settings) -> int:
         logging.getLogger(noisy).setLevel("WARNING")
     redis: EmbeddedRedis | None = None
     try:
+        require_search()
         if settings.redis_url is None:
             console.print("starting the embedded Redis")
             # Here, in the main thread: the child asks to die with the thread that made it.
@@ -47,7 +49,7 @@ def serve_forever(settings: Settings) -> int:
             embedded.start()
             redis = embedded  # only one that was started here is stopped here
         return _serve(settings, settings.redis_url or (redis.url if redis else ""))
-    except (EmbeddedRedisError, OSError) as error:
+    except (SearchMissing, EmbeddedRedisError, OSError) as error:
         console.print(f"[bold red]error:[/] {error}")
         return 1
     finally:

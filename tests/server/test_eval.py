@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from everlong_server.cli import eval_
+from everlong_server.cli.eval import eval as eval_
 
 
 def test_horizon_prints_writes_and_draws(tmp_path: Path) -> None:

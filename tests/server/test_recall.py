@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everlong_server.engine.grounding import choose, words_of
+from everlong_server.engine.grounding import TEMPLATE, choose, words_of
 from everlong_server.errors import NotFound
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.passages import Passage, Passages, split
@@ -38,16 +38,16 @@ def check(text: str) -> list[Passage]:
         assert (passage.start, passage.start_byte) == (at, at_byte)
         assert text[passage.start : passage.end] == passage.text
         assert raw[passage.start_byte : passage.end_byte].decode() == passage.text
-        assert 0 < passage.end_byte - passage.start_byte <= 680
+        assert 0 < passage.end_byte - passage.start_byte <= 460
         at, at_byte = passage.end, passage.end_byte
     assert (at, at_byte) == (len(text), len(raw))
     return found
 
 
-def test_passages_of_a_novel_are_about_a_hundred_words_and_end_with_sentences() -> None:
+def test_passages_of_a_novel_are_about_seventy_words_and_end_with_sentences() -> None:
     found = check(ALICE)[:-1]
     words = sorted(len(passage.text.split()) for passage in found)
-    assert 80 <= words[len(words) // 10] <= words[len(words) * 9 // 10] <= 125
+    assert 52 <= words[len(words) // 10] <= words[len(words) * 9 // 10] <= 85
     ended = [passage for passage in found if passage.text.rstrip()[-1] in ".!?”’'\")_" or passage.text.endswith("\n\n")]
     assert len(ended) > 0.97 * len(found)
 
@@ -60,7 +60,7 @@ def test_any_text_is_cut_without_gaps(parts: list[str]) -> None:
 
 def test_a_line_without_spaces_is_cut_at_the_greatest_length_between_characters() -> None:
     found = check("字" * 100_000)
-    assert {len(passage.text) for passage in found[:-1]} == {226}
+    assert {len(passage.text) for passage in found[:-1]} == {153}
 
 
 # How passages are found
@@ -72,7 +72,7 @@ class Shelf:
     def __init__(self, url: str) -> None:
         self.blobs = Blobs(url)
         self.documents: dict[str, Document] = {}
-        self.passages = Passages(self.blobs, self)  # type: ignore[arg-type]  # of Documents it takes `get` only
+        self.passages = Passages(self.blobs, self)
 
     async def get(self, id: str) -> Document:
         if id not in self.documents:
@@ -91,7 +91,7 @@ class Shelf:
         self.documents[document.id] = document
         return document.id
 
-    def ask(self, question: str, *documents: str, before: str | None = None, limit: int = 3) -> list[Passage]:
+    def ask(self, question: str, *documents: str, before: str | None = None, limit: int = 8) -> list[Passage]:
         """What a question is answered with, if tokens are no matter."""
         words = words_of(question, before)
         found = asyncio.run(self.passages.search(documents or tuple(self.documents), words, limit)) if words else []
@@ -229,6 +229,17 @@ def test_the_budget_holds_and_what_is_seen_is_not_repeated() -> None:
     assert before == ""
 
 
+def test_a_budget_that_holds_a_word_gives_it_and_a_smaller_one_nothing() -> None:
+    (first, *_) = passages_of(ALICE)
+    template = TEMPLATE.before([""])
+    word = first.text.split()[0]
+    evidence, before = choose([first], "", len(template) + len(word), len)
+    assert [e.text for e in evidence] == [word]
+    assert before == TEMPLATE.before([word])
+    assert choose([first], "", len(template) + len(word) - 1, len) == ([], "")
+    assert choose([], "", 10_000, len) == ([], "")
+
+
 # Over HTTP
 
 
@@ -290,16 +301,15 @@ def test_the_same_question_has_the_same_answer_before_and_after_kill_9(grounded:
 @pytest.mark.parametrize(
     ("recall", "param"),
     [
-        ({"tokens": 129}, "recall.tokens"), ({"tokens": 0}, "recall.Recall.tokens"),
-        ({"passages": 33}, "recall.Recall.passages"), ({"best": 1}, "recall.Recall.best"), (True, None),
+        ({"tokens": 129}, "recall.tokens"), ({"tokens": 0}, "recall.tokens"),
+        ({"passages": 33}, "recall.passages"), ({"best": 1}, "recall.best"), (True, "recall"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_recalled_is_refused(grounded: Server, recall: object, param: str | None) -> None:
+def test_what_cannot_be_recalled_is_refused(grounded: Server, recall: object, param: str) -> None:
     session = grounded.session()["id"]
     answer = grounded.http.post(f"/v1/sessions/{session}/messages", json={"content": "?", "recall": recall})
     assert answer.status_code == 422, answer.text
-    if param:
-        assert answer.json()["error"]["param"] == param
+    assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize("content", ["the of and", "Kitten? " * 12_000, "谁是爱丽丝？", "<|im_end|><|im_start|>kitten"])

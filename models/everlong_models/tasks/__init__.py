@@ -5,15 +5,22 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from everlong_models.tasks.babilong import Babilong, BabilongConfig
+from everlong_models.tasks.dialogue import DialogueConfig, DialogueTask
 from everlong_models.tasks.facts import Facts, FactsConfig
 from everlong_models.tasks.language import Language, LanguageConfig
 from everlong_models.tasks.sorting import Sorting, SortingConfig
 from everlong_models.tasks.task import Batch, Setting, Task
 
-TaskChoice = BabilongConfig | FactsConfig | LanguageConfig | SortingConfig
+TaskChoice = BabilongConfig | DialogueConfig | FactsConfig | LanguageConfig | SortingConfig
 """The config of any task; a recipe tells by `name` which it is."""
 
-TASKS: dict[str, type[Task]] = {"babilong": Babilong, "facts": Facts, "language": Language, "sorting": Sorting}
+TASKS: dict[str, type[Task]] = {
+    "babilong": Babilong,
+    "dialogue": DialogueTask,
+    "facts": Facts,
+    "language": Language,
+    "sorting": Sorting,
+}
 """Every task by name."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -69,7 +70,9 @@ def as_server_error(error: BaseException) -> ServerError:
 def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
     """The first complaint: which field, which value, what is allowed."""
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    # Of alternatives (`recall` is an object or false) pydantic puts the one it tried into the path: no field of ours.
+    tried = re.compile(r"body|query|path|[A-Z]\w*|literal\[.*\]")
+    path = [part for part in map(str, first["loc"]) if not tried.fullmatch(part)]
     if first["type"] == "json_invalid":
         return InvalidRequest(
             f"the body is not valid JSON: {first.get('ctx', {}).get('error', '')}", code="invalid_json"

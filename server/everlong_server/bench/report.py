@@ -36,6 +36,8 @@ class Report:
     rows: list[dict[str, Any]]
     targets: list[Target]
     notes: list[str] = field(default_factory=list)
+    kind: str = "bench"
+    """The command that it came from."""
 
     def document(self, command: str) -> dict[str, Any]:
         """For `--json`."""
@@ -60,7 +62,7 @@ class Report:
 
     def show(self, console: Console) -> None:
         """Prints the tables."""
-        figures = Table(title=f"everlong bench {self.name}")
+        figures = Table(title=f"everlong {self.kind} {self.name}")
         for column in self.rows[0]:
             figures.add_column(column.replace("_", " "), justify="right")
         for row in self.rows:

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from everlong_models import EverlongModelError, MemoryState, SamplingParams, decode_state, encode_state
 from everlong_server.engine.engine import Engine
-from everlong_server.engine.grounding import Recall, choose, evidence_view, words_of
+from everlong_server.engine.grounding import BESIDE, TEMPLATE, Recall, Template, asks, choose, evidence_view, words_of
 from everlong_server.engine.runner import Answer, Finished
 from everlong_server.errors import DocumentFailed, DocumentNotReady, InvalidRequest, StateUnusable, TooLarge
 from everlong_server.metrics import Metrics
@@ -59,6 +59,7 @@ class Conversations:
         *,
         lease_seconds: float,
         max_message_chars: int,
+        template: Template = TEMPLATE,
     ) -> None:
         self._engine = engine
         self._sessions = sessions
@@ -67,6 +68,7 @@ class Conversations:
         self._metrics = metrics
         self._lease_seconds = lease_seconds
         self._max_message_chars = max_message_chars
+        self._template = template
 
     async def state_of(self, session: Session) -> str:
         """`ready`, `reading` or `failed`: whether the session can be talked to. Raises nothing."""
@@ -139,9 +141,9 @@ class Conversations:
             # Work that takes long in proportion to the message or the state is not for the event loop.
             state = await asyncio.to_thread(self.load_state, session)
             found = await self._recall(session, content, recall)
-            prompt, evidence = await asyncio.to_thread(self._prompt, session, state, content, found, recall)
+            prompt, evidence, newest = await asyncio.to_thread(self._prompt, session, state, content, found, recall)
             seed = params.seed if params.seed is not None else secrets.randbits(53)
-            answer = Answer(state, list(session.open), prompt, params, seed, sink=lambda event: None)
+            answer = Answer(state, list(session.open), prompt, params, seed, lambda event: None, newest)
             turn._answer, turn._engine = answer, self._engine
             message: dict[str, Any] = {
                 "id": turn.id, "object": "message", "role": "assistant", "session": session_id,
@@ -214,14 +216,27 @@ class Conversations:
 
     def _prompt(
         self, session: Session, state: MemoryState, content: str, found: list[Passage], recall: Recall
-    ) -> tuple[list[int], list[dict[str, Any]]]:
-        """The message's tokens, and the passages that its answer can rest on."""
-        chat, tokenizer = self._engine.model.chat, self._engine.model.tokenizer
-        before = chat.turn if session.messages else chat.separator if session.documents else chat.head
-        seen = tokenizer.decode([*self._engine.model.memory.kept(state), *session.open]) if found else ""
-        evidence, text = choose(found, seen, recall.tokens, lambda text: len(tokenizer.encode(text)))
+    ) -> tuple[list[int], list[dict[str, Any]], int | None]:
+        """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`Answer.newest`)."""
+        memory, chat, tokenizer = self._engine.model.memory, self._engine.model.chat, self._engine.model.tokenizer
+        before = chat.turn if session.messages else chat.separator if session.position else chat.head
+        seen = tokenizer.decode([*memory.kept(state)[-BESIDE:], *session.open]) if found else ""
+
+        def count(text: str) -> int:
+            return len(tokenizer.encode(text))
+
+        evidence, text = choose(found, seen, recall.tokens, count, self._template)
+        # Without a trained memory, what the passages don't hold nothing holds.
+        if (
+            not evidence
+            and recall.passages
+            and session.documents
+            and asks(content)
+            and self._engine.model.trained is None
+        ):
+            text = self._template.nothing if count(self._template.nothing) <= recall.tokens else ""
         prompt = [*before, *tokenizer.encode(text), *tokenizer.encode(content), *chat.ask]
-        return prompt, [evidence_view(passage) for passage in evidence]
+        return prompt, [evidence_view(passage) for passage in evidence], BESIDE if evidence or text else None
 
     async def _commit(
         self, session: Session, lease: Lease, content: str, message: dict[str, Any], finished: Finished

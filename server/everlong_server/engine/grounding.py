@@ -13,7 +13,7 @@ from typing import Any
 from everlong_server.store.passages import Passage
 
 # Words that say nothing about what a text is to be searched for: grammar, questions, small talk.
-_STOP = frozenset(
+STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
         """
@@ -31,6 +31,7 @@ _STOP = frozenset(
     means mention mentioned mentions name passage question quote summarise summarize summary text word words
     bye cheers cool evening fine good goodbye great hello help helpful hey hi nice ok okay sorry thank thanks welcome
     morning afternoon tonight today
+    book character characters main novel plot setting story tale theme
         """,
     )
 )
@@ -43,19 +44,42 @@ _FEW = 3
 """A question of fewer words of its own takes those of the question before along."""
 _BEFORE = 0.5
 """What these weigh."""
-_ENOUGH = 0.35
-"""The share of what was asked for that the best passage must have for any to be taken."""
-_NEAR = 0.5
+_ENOUGH = 0.25
+"""The share of what was asked for that a passage must have for any to be taken. With less, the text has nothing about it."""
+_NEAR = 0.3
 """The share of the best passage's score that others must have."""
+BESIDE = 256
+"""Tokens before the open segment that an answer with evidence looks at besides, where the memory keeps tokens: the end of
+a document that a question is not about distracts from the passages, and encoding it costs more than they do."""
 
-_OPENING = "Passages from the text above that may help to answer:\n\n"
-_BETWEEN = "\n\n[…]\n\n"
-_CLOSING = "\n\nQuestion: "
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """How passages and a question become one text: opening, passages with `between` between them, closing, question; or,
+    where the text has nothing about the question, `nothing` and the question."""
+
+    opening: str
+    between: str
+    closing: str
+    nothing: str = (
+        "The text above does not hold the answer to the following question. Answer only: “The text does not say.”\n\n"
+        "Question: "
+    )
+
+    def before(self, passages: Sequence[str]) -> str:
+        """What goes before the question; nothing if there are no passages."""
+        if not passages:
+            return ""
+        return self.opening + self.between.join(passage.strip() for passage in passages) + self.closing
+
+
+TEMPLATE = Template("Answer the question from these passages of the text.\n\n", "\n\n", "\n\nQuestion: ")
+"""The one that is used. It was measured against others: docs/results.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """`passages`: at most so many are given to an answer; 0 is none. `tokens`: what they may take together."""
+    """`passages`: at most so many are given to an answer; 0 is none. `tokens`: what they may take with their template."""
 
     passages: int
     tokens: int
@@ -64,33 +88,46 @@ class Recall:
 def words_of(question: str, before: str | None) -> dict[str, float]:
     """The words to look for and their weight, for a question and the one before it; none for small talk."""
     every = _words(question)
-    own = _ends([word for word in every if word not in _STOP])
+    own = _ends([word for word in every if word not in STOP_WORDS])
     words = dict.fromkeys(own, 1.0)
     pointing = not _POINTING.isdisjoint(every) if own else "?" in question and "you" not in every
     if before is not None and (pointing or 0 < len(own) < _FEW):
-        for word in _ends([word for word in _words(before) if word not in _STOP]):
+        for word in _ends([word for word in _words(before) if word not in STOP_WORDS]):
             words.setdefault(word, _BEFORE)
     return words
 
 
-def choose(found: Sequence[Passage], seen: str, budget: int, count: Callable[[str], int]) -> tuple[list[Passage], str]:
+def asks(message: str) -> bool:
+    """Whether a message is a question about something: one that a text can hold the answer to, or not."""
+    return "?" in message and any(word not in STOP_WORDS for word in _words(message))
+
+
+def choose(
+    found: Sequence[Passage], seen: str, budget: int, count: Callable[[str], int], template: Template = TEMPLATE
+) -> tuple[list[Passage], str]:
     """What an answer rests on, the best first, and the text that goes before the question.
 
     `found`: passages, the best first. `seen`: text that the model has before it anyway; what stands there is not
-    repeated. `budget`: tokens that the text may take, by `count`.
+    repeated. `budget`: tokens that the text may take, by `count`; one that holds not even a word of the best passage
+    beside the template gives no passages.
     """
-    good = [p for p in found if found[0].share >= _ENOUGH and p.score >= _NEAR * found[0].score]
+
+    def before(passages: Sequence[Passage]) -> str:
+        return template.before([passage.text for passage in passages])
+
+    enough = max((passage.share for passage in found), default=0.0) >= _ENOUGH
+    good = [p for p in found if enough and p.score >= _NEAR * found[0].score]
     there = [p for p in good if p.text.strip() in seen]
     fresh: list[Passage] = []
     for passage in good:
         if passage not in there:
             more = _merged([*fresh, passage])
-            if count(_template(more)) <= budget:
+            if count(before(more)) <= budget:
                 fresh = more
     if not fresh and (first := next((p for p in good if p not in there), None)) is not None:
-        fresh = _cut(first, budget, count)
+        fresh = _cut(first, lambda some: count(before([some])) <= budget)
     evidence = sorted([*_merged(there), *fresh], key=lambda p: -p.score)  # stable: equals in the order of the text
-    return [_bare(p) for p in evidence], _template(fresh)
+    return [_bare(p) for p in evidence], before(fresh)
 
 
 def evidence_view(passage: Passage) -> dict[str, Any]:
@@ -99,12 +136,6 @@ def evidence_view(passage: Passage) -> dict[str, Any]:
         "document": passage.document, "start": passage.start, "end": passage.end, "start_byte": passage.start_byte,
         "end_byte": passage.end_byte, "text": passage.text, "score": passage.score,
     }  # fmt: skip
-
-
-def _template(passages: Sequence[Passage]) -> str:
-    if not passages:
-        return ""
-    return _OPENING + _BETWEEN.join(passage.text.strip() for passage in passages) + _CLOSING
 
 
 def _words(text: str) -> list[str]:
@@ -131,11 +162,11 @@ def _merged(passages: Sequence[Passage]) -> list[Passage]:
     return merged
 
 
-def _cut(passage: Passage, budget: int, count: Callable[[str], int]) -> list[Passage]:
+def _cut(passage: Passage, fits: Callable[[Passage], bool]) -> list[Passage]:
     """The beginning of a passage that alone is too long, as many words as fit; nothing if none does."""
     passage = _bare(passage)
     ends = [match.start() for match in re.finditer(r"\s+", passage.text)]
-    while ends and count(_template([_first(passage, ends[-1])])) > budget:
+    while ends and not fits(_first(passage, ends[-1])):
         ends.pop()
     return [_first(passage, ends[-1])] if ends else []
 

@@ -57,7 +57,11 @@ ReadSink = Callable[[MemoryState | Failed], None]
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """An answer to be generated: behind `state` and the open segment, the prompt."""
+    """An answer to be generated: behind `state` and the open segment, the prompt.
+
+    `newest`: of the tokens that the state holds as they are, the answer looks at so many; None: at all. What comes into
+    the state meanwhile is looked at besides.
+    """
 
     state: MemoryState
     open: list[int]
@@ -65,6 +69,7 @@ class Answer:
     params: SamplingParams
     seed: int
     sink: Sink
+    newest: int | None = None
     id: int = -1
     cancelled: bool = False
     # What follows is the runner's own.
@@ -272,6 +277,7 @@ class Runner:
         tokens = item.open + item.prompt[item.at :]
         item.state = self._memory.read(self._tensor(tokens[:S]), item.state.to(self._device))
         item.at += S - len(item.open)
+        self._moved(item)
         item.open = []
         if len(tokens) - S <= S:
             self._scheduler.remove(item.id)
@@ -283,10 +289,23 @@ class Runner:
         item.open = item.open + item.prompt[item.at :]
         item.sampler = Sampler(item.params, item.seed, item.open, self._memory.vocab_size)
         self._texts[item.id] = self._model.tokenizer.text_stream(), StopStrings(item.params.stop)
-        cache, logits = self._memory.open(item.state, self._tensor(item.open))
+        self._enter(item)
+        self._scheduler.opened(item.id)
+
+    def _moved(self, item: Answer) -> None:
+        """A segment has gone into the answer's state."""
+        if item.newest is not None:
+            item.newest += self._memory.segment_length
+
+    def _enter(self, item: Answer) -> None:
+        """Opens the answer's segment, which joins the batch."""
+        tokens = self._tensor(item.open)
+        if item.newest is None:
+            cache, logits = self._memory.open(item.state, tokens)
+        else:
+            cache, logits = self._memory.open_near(item.state, tokens, item.newest)
         item.logits = logits[0]
         self._join(item, cache)
-        self._scheduler.opened(item.id)
 
     def _step(self) -> None:
         """Draws a token for every row and reads it: one token further for every answer."""
@@ -305,10 +324,9 @@ class Runner:
             assert self._cache is not None
             item.state = self._memory.close(self._cache.select([self._rows.index(item)]))
             self._leave(item)
+            self._moved(item)
             item.open = [drawn.pop(item.id)]
-            cache, logits = self._memory.open(item.state, self._tensor(item.open))
-            item.logits = logits[0]
-            self._join(item, cache)
+            self._enter(item)
         rows = [item for item in self._rows if item.id in drawn]
         if rows:
             assert self._cache is not None

@@ -1,4 +1,4 @@
-"""`Passages`: the text of a document in passages of about a hundred words, and an index to find them by words.
+"""`Passages`: the text of a document in passages of about seventy words, and an index to find them by words.
 
 The index is one SQLite file beside the text, made from the text alone: FTS5 keeps the postings and stems the words, in
 bounded memory and without Python's lock. It appears under its name when it is complete, so whoever finds none makes it.
@@ -12,22 +12,22 @@ import contextlib
 import math
 import re
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from everlong_server.errors import NotFound
 from everlong_server.store.blobs import Blobs
-from everlong_server.store.documents import Documents
 from everlong_server.store.records import Document
 
-# Bytes of a passage: of English 80 to 120 words; of a script with longer characters, fewer characters and as many tokens.
-_SHORTEST, _LONGEST = 440, 680
+# Bytes of a passage: of English 55 to 80 words; of a script with longer characters, fewer characters and as many tokens.
+_SHORTEST, _LONGEST = 300, 460
 _BLOCK = 1 << 20
 _AT_ONCE = 512
 _END = re.compile(
@@ -39,6 +39,8 @@ _UNSPACED = re.compile("([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])")
 """Scripts that do not tell words apart, or inflect them: each character counts as a word."""
 
 _K1 = 1.2
+_BESIDE = 0.4
+"""The share of each neighbour's score that a passage gets."""
 _HEAVIEST = 6
 """So many of the query's words, the rarest, are what a passage is measured by."""
 
@@ -60,6 +62,23 @@ class Passage:
     text: str
     score: float = 0.0
     share: float = 0.0
+
+
+class SearchMissing(Exception):
+    """This Python's SQLite was built without full-text search."""
+
+
+def require_search() -> str:
+    """The version of SQLite. Raises `SearchMissing` if passages cannot be indexed with it."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as scratch:
+        try:
+            scratch.execute(f"CREATE VIRTUAL TABLE words {_WORDS}")
+        except sqlite3.OperationalError as error:
+            raise SearchMissing(
+                f"the SQLite {sqlite3.sqlite_version} of {sys.executable} cannot index passages ({error}): "
+                "it takes a Python whose SQLite has FTS5, as those of python.org, Debian, conda and uv have"
+            ) from error
+    return sqlite3.sqlite_version
 
 
 def split(file: IO[bytes], document: str = "") -> Iterator[Passage]:
@@ -92,10 +111,17 @@ def _cut(window: bytes) -> int:
     return cut
 
 
+class Shelf(Protocol):
+    """What is to be known of documents; `store.documents.Documents` is one."""
+
+    async def get(self, document_id: str) -> Document:
+        """Raises `NotFound`."""
+
+
 class Passages:
     """The passages of all documents."""
 
-    def __init__(self, blobs: Blobs, documents: Documents) -> None:
+    def __init__(self, blobs: Blobs, documents: Shelf) -> None:
         self._blobs = blobs
         self._documents = documents
 
@@ -204,12 +230,22 @@ def _rank(indexes: Sequence[Any], terms: Mapping[str, float], limit: int) -> lis
         shares[where] += idf
     shares /= sum(sorted(weights)[-_HEAVIEST:]) or 1
     found = np.flatnonzero(scores)
+    scores = _with_neighbours(scores, first)
     best = found[np.argsort(-scores[found], kind="stable")[:limit]]
     which = np.searchsorted(first, best, side="right") - 1
     return [
         (round(float(scores[i]), 3), min(1.0, float(shares[i])), int(w), int(i - first[w]))
         for i, w in zip(best, which, strict=True)
     ]
+
+
+def _with_neighbours(scores: NDArray[np.float32], first: NDArray[np.int64]) -> NDArray[np.float32]:
+    """`scores` with a part of what stands next to each passage: who is spoken of is often named a passage before."""
+    before, after = np.zeros_like(scores), np.zeros_like(scores)
+    before[1:], after[:-1] = scores[:-1], scores[1:]
+    before[first[:-1][np.diff(first) > 0]] = 0  # documents are no neighbours
+    after[first[1:][np.diff(first) > 0] - 1] = 0
+    return scores + _BESIDE * (before + after)
 
 
 def _places(index: Any, term: str) -> NDArray[np.int64]:

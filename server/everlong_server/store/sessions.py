@@ -33,11 +33,16 @@ class Sessions:
         self._replica = replica
         self._lease_ms = int(lease_seconds * 1000)
 
-    async def create(self, model: str, model_name: str, documents: Sequence[str]) -> Session:
-        """A new session; it has its documents' state at once if they are read."""
+    async def create(self, model: str, model_name: str, documents: Sequence[str], *, remember: bool = True) -> Session:
+        """A new session; it has its documents' state at once if they are read.
+
+        `remember`: False begins with an empty memory, whatever was read: the documents are only searched.
+        """
         session_id = new_id("ses")
-        reading = keys.reading(reading_id(model, documents)) if documents else ""
+        reading = keys.reading(reading_id(model, documents)) if documents and remember else ""
         fields = Session.fields(session_id, model, model_name, documents)
+        if not remember:
+            fields |= {"state_bytes": 0}  # it has started
         await self._scripts.run(
             scripts.CREATE_SESSION,
             [keys.session(session_id), keys.SESSIONS, reading],

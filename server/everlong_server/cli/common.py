@@ -1,0 +1,84 @@
+"""What commands share: where they print, how they fail, options of more than one, how figures are shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from everlong_models.model import Model
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+ModelsDir = Annotated[Path | None, typer.Option(help="folder of pulled and converted models")]
+DataDir = Annotated[Path, typer.Option(envvar="EVERLONG_DATA", help="folder of data sets, packed or not")]
+Output = Annotated[Path | None, typer.Option("--json", help="write the figures here, for programs")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads", min=1)]
+
+
+def fail(message: str) -> typer.Exit:
+    """Prints one line; to be raised."""
+    err.print(f"[bold red]error:[/] {message}", soft_wrap=True)
+    return typer.Exit(1)
+
+
+def chosen_models_dir(given: Path | None) -> Path:
+    """The folder that was given, or the settings'."""
+    from everlong_server.settings import load_settings
+
+    return (given or load_settings().models_dir).expanduser()
+
+
+def load(
+    name: str | None, models_dir: Path | None, threads: int | None, *, memory: str | None = None, device: str = "cpu"
+) -> Model:
+    """The model of that name or folder, default the backbone that comes with the package; `memory`: around a backbone.
+
+    Raises `EverlongModelError`.
+    """
+    import torch
+
+    from everlong_models.loading import DEFAULT_BACKBONE
+    from everlong_models.model import load_model
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return load_model(
+        name or DEFAULT_BACKBONE,
+        models_dir=chosen_models_dir(models_dir),
+        memory=memory,
+        device=device,
+        progress=err.print,
+    )
+
+
+def command() -> str:
+    """What was typed."""
+    return "everlong " + " ".join(sys.argv[1:])
+
+
+def write(document: dict[str, Any], output: Path | None) -> None:
+    """Writes figures for programs, if they are wanted."""
+    if output is not None:
+        output.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        err.print(f"written to {output}")
+
+
+def show(title: str, rows: list[dict[str, Any]], output: Path | None, **more: Any) -> None:
+    """Prints `rows` as a table; writes them to `output`, with the command, the machine and `more`."""
+    from everlong_server.bench.report import machine
+
+    table = Table(title=title)
+    for column in rows[0]:
+        table.add_column(column.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else f"{value}" for value in row.values()))
+    out.print(table)
+    write({"command": command(), "machine": machine(), "rows": rows, **more}, output)

@@ -1,0 +1,280 @@
+"""`everlong eval`: how well models do what they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from everlong_server.cli.common import DataDir, ModelsDir, Output, Threads, command, err, fail, load, out, show, write
+
+eval = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure how good models and answers are.")
+
+ModelName = Annotated[str, typer.Argument(help="a model's name or folder")]
+ModelOption = Annotated[str | None, typer.Option(help="a model's name or folder; default the backbone of the package")]
+MemoryOption = Annotated[str | None, typer.Option(help="the memory around a backbone; default window")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, …")]
+
+
+@eval.command()
+def horizon(
+    updates: Annotated[int, typer.Option(help="segments read")] = 32,
+    basis: Annotated[int, typer.Option(help="N, basis functions")] = 512,
+    segment_length: Annotated[int, typer.Option(help="S, tokens of a segment")] = 512,
+    tau: Annotated[float, typer.Option(help="the share of the signal that the past keeps")] = 0.5,
+    plot: Annotated[Path | None, typer.Option(help="write a plot here, as PNG")] = None,
+    output: Output = None,
+) -> None:
+    """How much of the first segment an ∞-former's memory still holds."""
+    from everlong_models import EverlongModelError
+    from everlong_models.eval.horizon import curves, draw_curves
+    from everlong_models.long_term import LongTermConfig
+
+    try:
+        config = LongTermConfig(basis=basis, samples=basis, segment_length=segment_length, tau=tau)
+        found = curves(config, updates=updates)
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    rows = []
+    for curve in found:
+        last = curve.points[-1]
+        rows.append({"memory": curve.name, "gist ≥ 0.5 until": curve.horizon(), f"gist after {updates}": last.gist})
+    show("everlong eval horizon", rows, output, curves=[curve._asdict() for curve in found])
+    if plot is not None:
+        draw_curves(found, plot)
+
+
+@eval.command()
+def sorting(
+    model: ModelName,
+    lengths: Annotated[list[int] | None, typer.Option(help="symbols in a sequence; default 4096, 8192, 16384")] = None,
+    samples: Annotated[int, typer.Option(help="sequences of each length", min=1)] = 64,
+    windows: Annotated[list[int] | None, typer.Option(help="also count only so many of the last symbols")] = None,
+    threads: Threads = None,
+    output: Output = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """Sorting symbols by frequency: accuracy over growing sequences."""
+    from everlong_models import EverlongModelError
+    from everlong_models.eval.sorting import sorting as measure
+
+    try:
+        loaded = load(model, models_dir, threads)
+        rows = measure(
+            loaded.memory,
+            loaded.tokenizer,
+            lengths=lengths or (4096, 8192, 16384),
+            samples=samples,
+            windows=windows or (),
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    show(f"everlong eval sorting {loaded.name}", rows, output)
+
+
+@eval.command()
+def language(
+    model: ModelName,
+    data: DataDir = Path("data"),
+    texts: Annotated[
+        str, typer.Option(help="a data set (what is held out of it), or a file of it: NAME/PATH")
+    ] = "books-260",
+    samples: Annotated[int, typer.Option(help="runs of text", min=1)] = 16,
+    segments: Annotated[int, typer.Option(help="segments in a run", min=1)] = 128,
+    memory_lengths: Annotated[list[int] | None, typer.Option(help="positions of memory; default as trained")] = None,
+    forget: Annotated[list[str] | None, typer.Option(help="a part of the state to empty before every segment")] = None,
+    threads: Threads = None,
+    output: Output = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """Language modelling: perplexity on held-out text, the memory carried."""
+    from everlong_models import EverlongModelError
+    from everlong_models.eval.language import language as measure
+
+    try:
+        loaded = load(model, models_dir, threads)
+        rows = measure(
+            loaded.memory,
+            loaded.tokenizer,
+            data=data,
+            texts=texts,
+            samples=samples,
+            segments=segments,
+            memory_lengths=memory_lengths or (),
+            forget=forget or (),
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    show(f"everlong eval language {loaded.name}", rows, output)
+
+
+def _chosen(given: str, known: Collection[str], option: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in given.split(",") if name.strip())
+    if unknown := [name for name in names if name not in known]:
+        raise fail(f"{option}: no {unknown[0]!r}; there are {', '.join(known)}")
+    return names
+
+
+def _sizes(given: str, option: str, *, least: int = 100) -> tuple[int, ...]:
+    sizes = tuple(int(size) if size.strip().isdecimal() else 0 for size in given.split(","))
+    if not all(size >= least for size in sizes):
+        raise fail(f"{option}: {given!r}; must be numbers of at least {least}, with commas between them")
+    return sizes
+
+
+@eval.command()
+def grounded(
+    data: Annotated[Path, typer.Option(help="folder of the data sets: NAME.tar.xz or NAME/, and books/")],
+    model: Annotated[str | None, typer.Option(help="as of everlong serve")] = None,
+    memory: Annotated[str | None, typer.Option(help="as of everlong serve")] = None,
+    sets: Annotated[str, typer.Option(help="of questions")] = "squad,fairytaleqa,squality",
+    lengths: Annotated[str, typer.Option(help="of documents, in tokens")] = "2000,8000,32000",
+    ways: Annotated[str, typer.Option(help="what answers rest on; empty: searches only")] = (
+        "neither,memory,recall,both,ceiling,floor"
+    ),
+    samples: Annotated[int, typer.Option(min=1, help="questions answered for each set and length")] = 60,
+    searches: Annotated[int, typer.Option(min=1, help="questions searched for, at least")] = 300,
+    split: Annotated[Literal["test", "tune"], typer.Option(help="tune is what settings were chosen on")] = "test",
+    template: Annotated[str, typer.Option(help="how passages and question become text")] = "told",
+    seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
+    output: Annotated[Path | None, typer.Option("--json", help="write figures, answers and scores here")] = None,
+) -> None:
+    """Memory alone, recall alone, both, neither; beside the best and the worst that the backbone could do."""
+    from everlong_models import EverlongModelError
+    from everlong_server.errors import ServerError
+    from everlong_server.eval.data import DataError
+    from everlong_server.eval.grounded import TEMPLATES, WAYS, Plan, evaluate
+    from everlong_server.eval.questions import READERS
+    from everlong_server.settings import SettingsError, load_settings
+    from everlong_server.store.embedded import EmbeddedRedisError
+
+    try:
+        settings = load_settings()
+        given = {"model": model or settings.model, "memory": memory or settings.memory}
+        plan = Plan(
+            sets=_chosen(sets, READERS, "--sets"),
+            lengths=_sizes(lengths, "--lengths"),
+            ways=_chosen(ways, WAYS, "--ways"),
+            samples=samples,
+            searches=searches,
+            split=split,
+            seed=seed,
+            template=_chosen(template, TEMPLATES, "--template")[0],
+        )
+        report, cells = evaluate(settings.model_copy(update=given), plan, data, err)
+    except (SettingsError, DataError, EverlongModelError, ServerError, EmbeddedRedisError) as error:
+        raise fail(str(error)) from None
+    report.show(out)
+    write(report.document(command=command()) | {"cells": [asdict(cell) for cell in cells]}, output)
+
+
+@eval.command()
+def facts(
+    models: Annotated[list[str], typer.Argument(help="names or folders of models that differ by their seed")],
+    kind: Annotated[Literal["memorize", "detect", "reasoning"], typer.Option(help="the task")],
+    lengths: Annotated[str, typer.Option(help="of documents, in segments")] = "1,7,32,128,512,1024,2048,4096",
+    samples: Annotated[int, typer.Option(help="documents of each length for each model", min=1)] = 128,
+    threads: Threads = None,
+    output: Output = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """Facts in noise: accuracy over growing documents, beside the paper's."""
+    from everlong_models import EverlongModelError
+    from everlong_models.eval.facts import facts as measure
+
+    try:
+        loaded = [load(name, models_dir, threads) for name in models]
+        rows = measure(
+            [(model.memory, model.tokenizer) for model in loaded],
+            kind,
+            lengths=_sizes(lengths, "--lengths", least=1),
+            samples=samples,
+            progress=lambda message: err.print(f"[dim]{message}[/]"),
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    show(f"everlong eval facts --kind {kind}: {', '.join(model.name for model in loaded)}", rows, output)
+
+
+@eval.command()
+def babilong(
+    model: ModelOption = None,
+    memory: MemoryOption = None,
+    plain: Annotated[bool, typer.Option("--plain", help="the model's backbone alone, in its own window")] = False,
+    tasks: Annotated[str, typer.Option(help="with commas between them")] = "qa1,qa2,qa3,qa4,qa5",
+    lengths: Annotated[str, typer.Option(help="1k is 1,024 tokens, 0k facts alone")] = "0k,1k,2k,4k,8k,16k,32k",
+    samples: Annotated[int, typer.Option(help="questions of each task and length", min=1)] = 100,
+    prompt: Annotated[
+        Literal["auto", "few-shot", "bare"],
+        typer.Option(help="with an instruction and examples, or without; auto: without for a trained memory"),
+    ] = "auto",
+    seed: Annotated[int, typer.Option(help="of the sample", min=0)] = 0,
+    rows: Annotated[int | None, typer.Option(help="read at once; default 8, with --plain 1", min=1)] = None,
+    data: DataDir = Path("data"),
+    device: Device = "cpu",
+    threads: Threads = None,
+    output: Output = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """BABILong: questions about facts hidden in books, qa1 to qa5, beside published rows."""
+    from everlong_models import EverlongModelError
+    from everlong_models.tasks.babi import LABELS
+    from everlong_server.measuring import measure_babilong
+
+    try:
+        measured = measure_babilong(
+            load(model, models_dir, threads, memory=memory, device=device),
+            plain=plain,
+            tasks=[task for task in LABELS if task in _chosen(tasks, LABELS, "--tasks")],
+            lengths=[length.strip() for length in lengths.split(",")],
+            samples=samples,
+            prompt=prompt,
+            seed=seed,
+            rows=rows,
+            data=data,
+            console=err,
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    show(measured.title, measured.rows, output, **measured.figures)
+    for note in measured.notes:
+        out.print(f"[dim]{note}[/]")
+
+
+@eval.command()
+def dialogue(
+    model: ModelOption = None,
+    memory: MemoryOption = None,
+    ways: Annotated[str, typer.Option(help="where the document is")] = "none,window,memory",
+    samples: Annotated[int, typer.Option(help="responses, of whole dialogues, at least", min=1)] = 500,
+    written: Annotated[int, typer.Option(help="how many of them are written anew", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="of the sample", min=0)] = 0,
+    data: DataDir = Path("data"),
+    device: Device = "cpu",
+    threads: Threads = None,
+    output: Output = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """CMU-DoG: responses in a dialogue about a document that was read before it, beside published rows."""
+    from everlong_models import EverlongModelError
+    from everlong_models.eval.dialogue import WAYS
+    from everlong_server.measuring import measure_dialogue
+
+    try:
+        measured = measure_dialogue(
+            load(model, models_dir, threads, memory=memory, device=device),
+            ways=[way for way in WAYS if way in _chosen(ways, WAYS, "--ways")],
+            samples=samples,
+            written=written,
+            seed=seed,
+            data=data,
+            console=err,
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    show(measured.title, measured.rows, output, **measured.figures)
+    for note in measured.notes:
+        out.print(f"[dim]{note}[/]")

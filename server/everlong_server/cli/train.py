@@ -1,0 +1,51 @@
+"""`everlong train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from everlong_server.cli.common import DataDir, ModelsDir, Threads, chosen_models_dir, err, fail, out
+
+train = typer.Typer(add_completion=False)
+
+
+@train.command()
+def _train(
+    recipe: Annotated[str | None, typer.Argument(help="a recipe's name, or a YAML file; none lists them")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="the run's folder; default runs/RECIPE")] = None,
+    data: DataDir = Path("data"),
+    resume: Annotated[bool, typer.Option("--resume", help="go on at the folder's checkpoint")] = False,
+    max_minutes: Annotated[float | None, typer.Option(help="stop then, with a checkpoint")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    threads: Threads = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="change the recipe: KEY=VALUE, dotted")] = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """Train a memory by a recipe."""
+    import torch
+
+    from everlong_models import EverlongModelError
+    from everlong_models.train.recipe import load_recipe, recipe_names
+    from everlong_server.training import train as run
+
+    if recipe is None:
+        out.print("\n".join(f"{name:20} {load_recipe(name).description}" for name in recipe_names()), soft_wrap=True)
+        return
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        run(
+            load_recipe(recipe, changes or ()),
+            folder or Path("runs") / Path(recipe).stem,
+            data=data,
+            models_dir=chosen_models_dir(models_dir),
+            device=device,
+            resume=resume,
+            max_minutes=max_minutes,
+            console=err,
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None

@@ -1,0 +1,341 @@
+"""`everlong eval grounded`: memory alone, recall alone, both, neither; beside what the backbone could do at best and at
+worst. Through the server's own parts: Redis, reading, passages, search, template, engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from everlong_models import Model, SamplingParams
+from everlong_server.bench.report import Report, Target
+from everlong_server.engine.conversation import Conversations
+from everlong_server.engine.grounding import TEMPLATE, Recall, Template, choose, words_of
+from everlong_server.errors import DocumentFailed
+from everlong_server.eval.data import data_set, default_cache
+from everlong_server.eval.floor import Floor
+from everlong_server.eval.hiding import Asked, Hidden, Novels, documents, rank
+from everlong_server.eval.questions import READERS, Reader, Source, Span, Split
+from everlong_server.eval.scores import Mean, exact, f1, mean
+from everlong_server.metrics import Metrics
+from everlong_server.services import Services, load, running
+from everlong_server.settings import Settings
+from everlong_server.store.blobs import Blobs
+from everlong_server.store.embedded import EmbeddedRedis
+from everlong_server.store.passages import Passages
+from everlong_server.store.records import Document, new_id, now, reading_id
+
+WAYS = {
+    "neither": "the question alone",
+    "memory": "what the model has read is in its memory; no passages",
+    "recall": "passages of the document before the question; an empty memory",
+    "both": "as the server answers",
+    "ceiling": "the right passage before the question, and nothing else",
+    "floor": "the backbone by itself, on the end of the document that its own positions hold",
+}
+"""What an answer can rest on."""
+
+REFUSALS = {"asked": "wrongly", "elsewhere": "what is not in it", "impossible": "what it nearly holds"}
+"""Kinds of questions, and what it means to refuse them."""
+
+TEMPLATES = {
+    "told": TEMPLATE,
+    "passages": Template("Passages from the text above that may help to answer:\n\n", "\n\n[…]\n\n", "\n\nQuestion: "),
+    "plain": Template("", "\n\n", "\n\n"),
+}
+"""The one that the server uses and those it was measured against."""
+
+BRIEFLY = " Answer in a few words."
+"""Said with every question, in every way: the references are a few words, and F1 counts every word too many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured. `samples`: questions a set and length that are answered; `searches`: that are searched for
+    (which needs no model). `recall`: None is what the server does by itself. `floor`: positions that the floor has."""
+
+    sets: tuple[str, ...] = tuple(READERS)
+    lengths: tuple[int, ...] = (2_000, 8_000, 32_000)
+    ways: tuple[str, ...] = tuple(WAYS)
+    samples: int = 60
+    searches: int = 300
+    split: Split = "test"
+    seed: int = 0
+    template: str = "told"
+    recall: Recall | None = None
+    floor: int = 8192
+    max_tokens: int = 32
+
+
+@dataclass(slots=True)
+class Cell:
+    """What was found for one set and length. `scores`: by way, (F1, exact match) of each question in the same order."""
+
+    name: str
+    length: int
+    tokens: list[int] = field(default_factory=list)
+    ranks: list[int | None] = field(default_factory=list)
+    shares: dict[str, list[float]] = field(default_factory=dict)
+    """By kind of question, the share of each that the best passage has. `asked`: of this document; `elsewhere`: of the
+    document before; `impossible`: of this document's passages, which don't hold the answer."""
+    refused: dict[str, list[float]] = field(default_factory=dict)
+    """Likewise, 1 where nothing was found: the model is told so."""
+    scores: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    answered: int = 0
+    """Questions that were asked in every way."""
+    answers: list[dict[str, Any]] = field(default_factory=list)
+
+
+Tell = Callable[[str, float], None]
+"""Told what is being measured, and which share of all is done."""
+
+
+def evaluate(settings: Settings, plan: Plan, data: Path, console: Console) -> tuple[Report, list[Cell]]:
+    """The figures, and what they were made of. `data`: the folder of data sets; archives are unpacked to the user's cache.
+
+    `console` shows how far it is. Raises `DataError`, and what a server raises that cannot start.
+    """
+    # A short path: a Unix socket is to be in it.
+    with (
+        tempfile.TemporaryDirectory(prefix="everlong-") as folder,
+        Bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bar,
+    ):
+        task = bar.add_task("loading", total=1.0)
+        sources = {name: read(data_set(data, of, default_cache()), plan.split) for name, (of, read) in _readers(plan)}
+        model = load(settings, lambda message: bar.update(task, description=message))
+        novels = Novels(data / "books", lambda text: len(model.tokenizer.encode(text)))
+        return asyncio.run(
+            _evaluate(
+                settings.model_copy(update={"data_dir": Path(folder), "redis_url": None, "blob_url": None}), model, plan,
+                sources, novels, lambda what, done: bar.update(task, description=what, completed=done),
+            )
+        )  # fmt: skip
+
+
+def _readers(plan: Plan) -> list[tuple[str, tuple[str, Reader]]]:
+    return [(name, READERS[name]) for name in plan.sets]
+
+
+async def _evaluate(
+    settings: Settings, model: Model, plan: Plan, sources: dict[str, list[Source]], novels: Novels, tell: Tell
+) -> tuple[Report, list[Cell]]:
+    began, cells = time.monotonic(), []
+    async with _served(settings, model) as services:
+        for at, (name, length) in enumerate((name, length) for name in plan.sets for length in plan.lengths):
+            cell = Cell(name, length)
+
+            def progress(done: float, at: int = at, cell: Cell = cell) -> None:
+                tell(f"{cell.name} at {cell.length:,}", (at + done) / len(plan.sets) / len(plan.lengths))
+
+            await _measure(services, plan, cell, sources[name], novels, progress)
+            cells.append(cell)
+    minutes = (time.monotonic() - began) / 60
+    return _report(plan, model, cells, minutes), cells
+
+
+@contextlib.asynccontextmanager
+async def _served(settings: Settings, model: Model) -> AsyncIterator[Services]:
+    """The parts of a server around `model`, with a Redis of its own."""
+    redis = EmbeddedRedis(settings.data_dir)
+    redis.start()  # not on a thread: the child asks to die with the thread that made it
+    try:
+        async with running(settings, model, redis.url, Metrics()) as services:
+            yield services
+    finally:
+        redis.stop()
+
+
+class _Shelf:
+    """Texts that are searched and not read: what `Passages` wants of `Documents`."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self.blobs = blobs
+        self.passages = Passages(blobs, self)
+        self._documents: dict[str, Document] = {}
+
+    async def get(self, document_id: str) -> Document:
+        return self._documents[document_id]
+
+    async def put(self, text: str) -> Document:
+        document = Document(new_id("doc"), None, len(text.encode()), 0, now())
+        writer = await self.blobs.create(document.id)
+        await writer.write(text.encode())
+        await writer.commit()
+        self._documents[document.id] = document
+        return document
+
+    async def remove(self, document: Document) -> None:
+        await self.passages.delete(document.id)
+        await self.blobs.delete(document.id)
+        del self._documents[document.id]
+
+
+async def _measure(
+    services: Services, plan: Plan, cell: Cell, sources: Sequence[Source], novels: Novels, tell: Callable[[float], None]
+) -> None:
+    recall, shelf, template = plan.recall or services.recall, _Shelf(services.blobs), TEMPLATES[plan.template]
+    answers = _Answers(services, plan, recall)
+    wanted = max(plan.samples if plan.ways else 0, plan.searches)
+
+    async def search(kind: str, document: Document, question: str) -> list[Span]:
+        words = words_of(question, None)
+        passages = await shelf.passages.search([document.id], words, recall.passages) if words else []
+        evidence, _ = choose(passages, "", recall.tokens, answers.count, template)
+        cell.shares.setdefault(kind, []).append(max((passage.share for passage in passages), default=0.0))
+        cell.refused.setdefault(kind, []).append(float(not evidence))
+        return [(passage.start, passage.end) for passage in evidence]
+
+    before: tuple[Asked, ...] = ()
+    found = documents(sources, novels, cell.length, answers.count, plan.seed, answerable=True)
+    while len(cell.ranks) < wanted:
+        hidden = await asyncio.to_thread(next, found)
+        asked = hidden.asked[: wanted - len(cell.ranks)]
+        document = await shelf.put(hidden.text)
+        cell.tokens.append(hidden.tokens)
+        for question in asked:
+            cell.ranks.append(rank(hidden, question, await search("asked", document, question.question)))
+        for question in before:
+            await search("elsewhere", document, question.question)
+        before = asked
+        if plan.ways and cell.answered < plan.samples:
+            await answers.add(cell, hidden, document, asked[: plan.samples - cell.answered])
+        await shelf.remove(document)
+        tell(len(cell.ranks) / wanted)
+    if any(not question.answers for source in sources for question in source.questions):
+        found = documents(sources, novels, cell.length, answers.count, plan.seed, answerable=False)
+        while len(cell.refused.get("impossible", ())) < wanted:
+            hidden = await asyncio.to_thread(next, found)
+            document = await shelf.put(hidden.text)
+            for question in hidden.asked:
+                await search("impossible", document, question.question)
+            await shelf.remove(document)
+
+
+class _Answers:
+    """Asks a server's parts."""
+
+    def __init__(self, services: Services, plan: Plan, recall: Recall) -> None:
+        settings = services.settings
+        self._services, self._plan, self._recall = services, plan, recall
+        self._template = TEMPLATES[plan.template]
+        self._conversations = Conversations(
+            services.engine, services.sessions, services.documents, services.passages, services.metrics,
+            lease_seconds=settings.lease_seconds, max_message_chars=settings.max_message_chars, template=self._template,
+        )  # fmt: skip
+        self._sampling = SamplingParams(temperature=0, max_tokens=plan.max_tokens, seed=plan.seed)
+        self.count = lru_cache(1 << 16)(self._count)
+        self._places = asyncio.Semaphore(settings.max_streams)
+
+    def _count(self, text: str) -> int:
+        return len(self._services.model.tokenizer.encode(text))
+
+    async def add(self, cell: Cell, hidden: Hidden, document: Document, asked: Sequence[Asked]) -> None:
+        """Answers the questions in every way that the plan names."""
+        documents, model = self._services.documents, self._services.model
+        await documents.create(document, model.fingerprint)
+        if {"memory", "both"} & set(self._plan.ways):
+            await self._read(document)
+        jobs = [(way, question) for way in self._plan.ways for question in asked if way != "floor"]
+        contents = await asyncio.gather(*(self._say(way, hidden, document, question) for way, question in jobs))
+        if "floor" in self._plan.ways:
+            floor = await asyncio.to_thread(Floor, model, hidden.text, self._plan.floor)
+            jobs += [("floor", question) for question in asked]
+            for question in asked:
+                contents.append(await asyncio.to_thread(floor.answer, question.question + BRIEFLY, self._sampling))
+        for (way, question), content in zip(jobs, contents, strict=True):
+            score = f1(content, question.answers), exact(content, question.answers)
+            cell.scores.setdefault(way, []).append(score)
+            cell.answers.append(
+                {"set": cell.name, "length": cell.length, "way": way, "question": question.question,
+                 "references": question.answers, "answer": content, "f1": score[0]}
+            )  # fmt: skip
+        cell.answered += len(asked)
+        await documents.delete(document.id)
+
+    async def _read(self, document: Document) -> None:
+        reading = reading_id(self._services.model.fingerprint, [document.id])
+        while (read := await self._services.documents.reading(reading)) is None or read.status != "ready":
+            if read is not None and read.status == "failed":
+                raise DocumentFailed(f"a document could not be read: {(read.error or {}).get('message')}")
+            await asyncio.sleep(0.05)
+
+    async def _say(self, way: str, hidden: Hidden, document: Document, asked: Asked) -> str:
+        services, content, recall = self._services, asked.question + BRIEFLY, Recall(0, 0)
+        remember, read = way in ("memory", "both"), way in ("memory", "both", "recall")
+        if way in ("recall", "both"):
+            recall = self._recall
+        if way == "ceiling":
+            content = self._template.before([hidden.passage(asked)]) + content
+        session = await services.sessions.create(
+            services.model.fingerprint,
+            services.model.name,
+            [document.id] if read else [],
+            remember=remember or not read,
+        )
+        async with self._places:
+            turn = await self._conversations.send(session.id, content, self._sampling, recall)
+            message: dict[str, Any] = {}
+            async with contextlib.aclosing(turn.events) as events:
+                async for event in events:
+                    message = event.get("message", message)
+        await services.sessions.delete(session.id)
+        return str(message["content"])
+
+
+def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> Report:
+    rows: list[dict[str, Any]] = []
+    targets: list[Target] = []
+    for cell in cells:
+        here = {"questions": cell.name, "length": cell.length}
+        hit = mean([float(found is not None) for found in cell.ranks], plan.seed)
+        first = mean([1 / found if found else 0.0 for found in cell.ranks], plan.seed)
+        rows.append(
+            here | {"way": "evidence", "f1": "", "exact": "", "hit": _shown(hit), "mrr": _shown(first), "refused": "",
+                    "n": hit.count, "documents": len(cell.tokens)}
+        )  # fmt: skip
+        for way, scores in cell.scores.items():
+            good, same = (mean([score[n] for score in scores], plan.seed) for n in (0, 1))
+            rows.append(
+                here | {"way": way, "f1": _shown(good), "exact": _shown(same), "hit": "", "mrr": "", "refused": "",
+                        "n": good.count, "documents": ""}
+            )  # fmt: skip
+        for kind, what in REFUSALS.items():
+            if refused := cell.refused.get(kind):
+                share = mean(refused, plan.seed)
+                rows.append(
+                    here | dict.fromkeys(("way", "f1", "exact", "hit", "mrr"), "") | {"way": f"refuses {what}"}
+                    | {"refused": _shown(share), "n": share.count}
+                )  # fmt: skip
+        where = f"{cell.name} at {cell.length:,}"
+        targets.append(Target(f"{where}: evidence holds the answer", hit.value, 0.9, at_most=False))
+        if {"both", "ceiling"} <= cell.scores.keys():
+            both, ceiling = (mean([score[0] for score in cell.scores[way]]).value for way in ("both", "ceiling"))
+            ratio = both / ceiling if ceiling else 0.0
+            targets.append(Target(f"{where}: F1 with both ÷ ceiling", ratio, 0.9, at_most=False))
+    recall = plan.recall
+    notes = [f"{way}: {what}" for way, what in WAYS.items() if way in plan.ways] + [
+        f"model {model.name}, memory {model.memory_name}, {plan.split} split, seed {plan.seed}, template {plan.template}, "
+        f"recall {'as the server has it' if recall is None else recall}, greedy, at most {plan.max_tokens} tokens, "
+        f"{minutes:.1f} minutes",
+        "in brackets: 95 % intervals, bootstrapped over questions",
+    ]  # fmt: skip
+    if model.memory_name == "window" and plan.ways:
+        notes.append(
+            "memory `window` is none: `memory` is the backbone on the first and last tokens of the document, `neither` on "
+            "no document at all"
+        )
+    return Report("grounded", rows, targets, notes, kind="eval")
+
+
+def _shown(value: Mean) -> str:
+    return f"{value.value:.3f} ({value.low:.2f}–{value.high:.2f})"

@@ -1,0 +1,151 @@
+"""Documents of a wanted length: sources hidden in novels, or a stretch of a source that is longer than that."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from everlong_server.eval.data import DataError, read_text
+from everlong_server.eval.questions import Question, Source, Span
+from everlong_server.eval.scores import content_words
+
+_HIDDEN = 10
+"""At most so many short passages are hidden in a document, and they make up at most a third of it."""
+_QUESTIONS = 10
+"""At most so many questions are asked about a document, so that a sample has many documents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question of a document. `right` and `places` are as of `Question`, in characters of the document."""
+
+    question: str
+    answers: tuple[str, ...]
+    right: tuple[Span, ...]
+    places: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A document with what is asked about it. `tokens`: its length."""
+
+    text: str
+    tokens: int
+    asked: tuple[Asked, ...]
+
+    def passage(self, asked: Asked) -> str:
+        """The right parts, word for word."""
+        return "\n\n".join(self.text[start:end].strip() for start, end in asked.right)
+
+
+def rank(document: Hidden, asked: Asked, evidence: Sequence[Span]) -> int | None:
+    """How many pieces of `evidence`, the best first, it takes until they hold the answer; None if all don't.
+
+    They do if an answer that stands in the right parts word for word lies within one piece; of an answer in other words,
+    if the pieces have, within the right parts, at least half of its content words that those parts have, and lie there
+    with fifty characters at least.
+    """
+    held: list[str] = []
+    for number, (start, end) in enumerate(evidence, 1):
+        if asked.places:
+            if any(start <= first and last <= end for first, last in asked.places):
+                return number
+            continue
+        held += [document.text[max(start, a) : min(end, b)] for a, b in asked.right if max(start, a) < min(end, b)]
+        found, possible = content_words(" ".join(held)), content_words(document.passage(asked))
+        enough = any(2 * len(found & wanted) >= len(possible & wanted) for wanted in map(content_words, asked.answers))
+        if sum(map(len, held)) >= 50 and enough:
+            return number
+    return None
+
+
+class Novels:
+    """Text to hide things in: the books of a folder, each from a place drawn anew."""
+
+    def __init__(self, folder: Path, count: Callable[[str], int]) -> None:
+        """`count`: tokens of a text. Raises `DataError`."""
+        files = sorted(folder.glob("*.md")) + sorted(folder.glob("*.txt"))
+        if not files:
+            raise DataError(f"{folder} holds no books (*.md, *.txt)")
+        self._texts = [read_text(file) for file in files]
+        self._count = count
+
+    def take(self, tokens: int, draw: random.Random) -> list[str]:
+        """Paragraphs of about so many tokens, one or several books' worth."""
+        taken: list[str] = []
+        while tokens > 0:
+            text = draw.choice(self._texts)
+            rate = len(text[:20_000]) / self._count(text[:20_000])
+            start = draw.randrange(max(1, len(text) - int(tokens * rate)))
+            paragraphs = [p for p in text[start : start + int(tokens * rate)].split("\n\n")[1:-1] if p.strip()]
+            taken += paragraphs
+            tokens -= max(1, self._count("\n\n".join(paragraphs))) if paragraphs else 0
+            if tokens < 100:
+                break
+        return taken
+
+
+def documents(
+    sources: Sequence[Source], novels: Novels, tokens: int, count: Callable[[str], int], seed: int, *, answerable: bool
+) -> Iterator[Hidden]:
+    """Documents of about `tokens` tokens, without end; of each question at most one until all were used.
+
+    `answerable`: questions with an answer, else those without.
+    """
+    draw = random.Random(seed)  # noqa: S311 - for samples, not for secrets
+    sources = [s for s in sources if any(bool(q.answers) == answerable for q in s.questions)]
+    while True:
+        waiting = draw.sample(sources, len(sources))
+        while waiting:
+            if waiting[-1].whole:
+                source = waiting.pop()
+                asked = [q for q in source.questions if bool(q.answers) == answerable]
+                pieces = [_stretch(source, draw.sample(asked, len(asked)), tokens, count)]
+            else:
+                pieces = []
+                room = tokens / 3
+                while waiting and len(pieces) < _HIDDEN and (not pieces or room > count(waiting[-1].text)):
+                    source = waiting.pop()
+                    question = draw.choice([q for q in source.questions if bool(q.answers) == answerable])
+                    pieces.append((source.text, [question]))
+                    room -= count(source.text)
+            yield _hide(pieces, novels, tokens, count, draw)
+
+
+Piece = tuple[str, list[Question]]
+
+
+def _stretch(source: Source, asked: Sequence[Question], tokens: int, count: Callable[[str], int]) -> Piece:
+    """The source, or so many tokens of it around what the first question is about; and the questions that it holds."""
+    start, end = 0, len(source.text)
+    if (all_of_it := count(source.text)) > tokens:
+        size = int(len(source.text) * tokens / all_of_it)
+        first, last = asked[0].right[0]
+        start = min(max(0, (first + last - size) // 2), len(source.text) - size)
+        # At borders of words.
+        start = start and source.text.index(" ", start) + 1
+        end = start + len(source.text[start : start + size].rsplit(" ", 1)[0]) if start + size < end else end
+    moved = []
+    for q in asked:
+        right, places = ([(a - start, b - start) for a, b in s if start <= a and b <= end] for s in (q.right, q.places))
+        if len(right) == len(q.right):
+            moved.append(Question(q.text, q.answers, tuple(right), tuple(places)))
+    return source.text[start:end], moved[:_QUESTIONS]
+
+
+def _hide(pieces: list[Piece], novels: Novels, tokens: int, count: Callable[[str], int], draw: random.Random) -> Hidden:
+    around = novels.take(tokens - sum(count(text) for text, _ in pieces), draw)
+    # Spread evenly: a place drawn from each piece's share of the paragraphs.
+    places = [(n * len(around) + draw.randrange(len(around) + 1)) // len(pieces) for n in range(len(pieces))]
+    text, asked, at = "", [], 0
+    for (piece, questions), place in zip(draw.sample(pieces, len(pieces)), places, strict=True):
+        text += "".join(f"{paragraph}\n\n" for paragraph in around[at:place])
+        at = max(at, place)
+        for q in questions:
+            right, spots = (tuple((a + len(text), b + len(text)) for a, b in spans) for spans in (q.right, q.places))
+            asked.append(Asked(q.text, q.answers, right, spots))
+        text += piece + "\n\n"
+    text += "\n\n".join(around[at:])
+    return Hidden(text, count(text), tuple(asked))

@@ -1,0 +1,68 @@
+"""How good an answer is and whether evidence holds it; with intervals. SQuAD's own definitions, written out.
+
+(`evaluate` fetches its metrics from a hub when it runs, `torchmetrics` is a megabyte for these thirty lines.)
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from everlong_server.engine.grounding import STOP_WORDS
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalised(answer: str) -> str:
+    """As SQuAD compares answers: small letters, no punctuation, no articles, single spaces."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def f1(answer: str, references: Sequence[str]) -> float:
+    """SQuAD's F1 over words, 0 … 1, against the reference that is nearest."""
+    return max(
+        (_f1(normalised(answer).split(), normalised(reference).split()) for reference in references), default=0.0
+    )
+
+
+def exact(answer: str, references: Sequence[str]) -> float:
+    """1 if the answer is one of the references, normalised; else 0."""
+    return float(any(normalised(answer) == normalised(reference) for reference in references))
+
+
+def _f1(answer: list[str], reference: list[str]) -> float:
+    same = sum((Counter(answer) & Counter(reference)).values())
+    if not answer or not reference:
+        return float(answer == reference)
+    return 2 * same / (len(answer) + len(reference))
+
+
+def content_words(text: str) -> set[str]:
+    """The words of `text` that say something, cut to five letters so that their forms are alike."""
+    return {word[:5] for word in re.findall(r"[^\W_]+", text.lower()) if word not in STOP_WORDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean with its 95 % interval, of `count` values."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+
+
+def mean(values: Sequence[float], seed: int = 0) -> Mean:
+    """The mean of `values` and its bootstrap interval (2,000 resamples of the questions)."""
+    if not values:
+        return Mean(0.0, 0.0, 0.0, 0)
+    sample = np.asarray(values, np.float64)
+    draws = np.random.default_rng(seed).integers(0, len(sample), (2000, len(sample)))
+    low, high = np.percentile(sample[draws].mean(axis=1), (2.5, 97.5))
+    return Mean(float(sample.mean()), float(low), float(high), len(sample))

@@ -1,0 +1,320 @@
+"""`everlong eval grounded`: what is read from the data, how documents are made of it, what is counted, and a run."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import random
+import tarfile
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from everlong_models import load_model
+from everlong_server.cli.eval import eval as command
+from everlong_server.eval import grounded
+from everlong_server.eval.data import DataError, data_set
+from everlong_server.eval.hiding import Asked, Hidden, Novels, documents, rank
+from everlong_server.eval.questions import fairytaleqa, squad, squality
+from everlong_server.eval.scores import exact, f1, mean
+from everlong_server.settings import Settings
+
+FACTS = [
+    ("Harbours", "The lighthouse of Brimsund was painted green by Oda Kvist in 1911.", "Who painted Brimsund's lighthouse?", "Oda Kvist"),
+    ("Harbours", "Ferries from Tolvik leave at dawn and carry mostly salted herring.", "What do Tolvik ferries carry?", "salted herring"),
+    ("Bridges", "The rope bridge at Vangra fell down after three weeks of rain.", "What did the Vangra bridge do?", "fell down"),
+    ("Bridges", "Engineer Malo built seven bridges and was afraid of water.", "How many bridges did Malo build?", "seven"),
+]  # fmt: skip
+
+
+def make_squad(folder: Path, *, shift: int = 0) -> None:
+    articles: dict[str, list[dict]] = {}
+    for title, text, question, answer in FACTS:
+        answers = [{"text": answer, "answer_start": text.index(answer) + shift}]
+        asked = [
+            {"id": "1", "question": question, "answers": answers, "is_impossible": False},
+            {"id": "2", "question": f"Who disliked {answer}?", "answers": [], "is_impossible": True},
+        ]
+        articles.setdefault(title, []).append({"context": text, "qas": asked})
+    folder.mkdir(parents=True)
+    data = [{"title": title, "paragraphs": paragraphs} for title, paragraphs in articles.items()]
+    (folder / "dev-v2.0.json").write_text(json.dumps({"data": data}))
+
+
+def write_csv(file: Path, *rows: tuple) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", newline="") as stream:
+        csv.writer(stream).writerows(rows)
+
+
+def make_story(folder: Path, *, section: str = "2") -> Path:
+    base = folder / "data-by-train-split"
+    write_csv(
+        base / "section-stories" / "test" / "the-miller-story.csv",
+        ("section", "text"), ("1", "A miller had a blue cat."), ("2", "The cat stole his hat, and he wept for a week."),
+    )  # fmt: skip
+    file = base / "questions" / "test" / "the-miller-questions.csv"
+    write_csv(
+        file, ("question", "cor_section", "answer1", "answer2"), ("What did the cat steal?", section, "his  hat", ""),
+        ("How long was he sad?", "2", "seven days of weeping", ""),
+    )  # fmt: skip
+    return file
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with invented facts and an invented novel."""
+    folder = tmp_path_factory.mktemp("data")
+    make_squad(folder / "squad2_dev_half" / "data")
+    words = [
+        "grass",
+        "wind",
+        "hill",
+        "morning",
+        "grey",
+        "walked",
+        "slowly",
+        "over",
+        "and",
+        "the",
+        "old",
+        "road",
+        "was",
+        "long",
+    ]
+    draw = random.Random(0)
+    paragraphs = [" ".join(draw.choices(words, k=40)).capitalize() + "." for _ in range(400)]
+    (folder / "books").mkdir()
+    (folder / "books" / "novel.md").write_text("\n\n".join(paragraphs))
+    return folder
+
+
+# What is counted
+
+
+def test_f1_and_exact_match_are_squads() -> None:
+    assert f1("The cat sat.", ["a cat sat down", "dogs"]) == pytest.approx(0.8)
+    assert f1("", ["a cat"]) == f1("a cat", []) == 0
+    assert f1("cat cat", ["cat"]) == pytest.approx(2 / 3)
+    assert exact("The  Cat!", ["cat"]) == 1
+    assert exact("cats", ["cat"]) == 0
+
+
+def test_an_interval_holds_its_mean_and_shrinks() -> None:
+    few, many = mean([0.0, 1.0] * 10), mean([0.0, 1.0] * 1000)
+    assert few.low < few.value == many.value == 0.5 < few.high
+    assert many.high - many.low < 0.2 * (few.high - few.low) + 0.02
+    assert (few.count, mean([]).count) == (20, 0)
+
+
+def test_evidence_holds_an_answer_in_one_piece_within_the_right_part() -> None:
+    text = "Paris. " * 20 + "Anna left Rome in May, and Paris saw her again in June."
+    start = text.index("Anna")
+    place = (text.index("Paris saw"), text.index("Paris saw") + 5)
+    hidden = Hidden(text, 0, ())
+    verbatim = Asked("", ("Paris",), ((start, len(text)),), (place,))
+    assert rank(hidden, verbatim, [(0, 100), (start, place[1])]) == 2
+    assert rank(hidden, verbatim, [(0, 100)]) is None, "the same word elsewhere is another Paris"
+    assert rank(hidden, verbatim, [(start, place[0] + 2), (place[0] + 2, len(text))]) is None
+    own_words = Asked("", ("She went away from Rome in spring, in May",), ((start, len(text)),), ())
+    assert rank(hidden, own_words, [(0, 60), (start - 30, len(text))]) == 2
+    assert rank(hidden, own_words, [(place[0], len(text))]) is None
+
+
+# What is read
+
+
+def test_questions_of_squad_know_where_their_answers_stand(data: Path) -> None:
+    tune, test = (squad(data / "squad2_dev_half", split) for split in ("tune", "test"))
+    assert {source.name.split()[0] for source in tune} == {"Harbours"}
+    assert {source.name.split()[0] for source in test} == {"Bridges"}
+    for source in tune + test:
+        question, impossible = source.questions
+        assert [source.text[a:b] for a, b in question.places] == list(question.answers)
+        assert (impossible.answers, impossible.places) == ((), ())
+
+
+def test_a_story_is_its_sections_and_answers_in_own_words_have_no_place(tmp_path: Path) -> None:
+    make_story(tmp_path)
+    (source,) = fairytaleqa(tmp_path, "test")
+    stolen, sad = source.questions
+    assert [source.text[a:b] for a, b in stolen.places] == ["his hat"]
+    assert sad.places == ()
+    assert [source.text[a:b] for a, b in sad.right] == ["The cat stole his hat, and he wept for a week."]
+
+
+def test_the_right_parts_of_a_long_answer_are_those_that_say_most_of_it(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    noise = [f"w{draw.randrange(300)}" for _ in range(1500)]
+    text = " ".join([*noise[:900], "the copper engine exploded beside Maria's greenhouse", *noise[900:]])
+    answers = [{"response_text": "A copper engine exploded near the greenhouse of Maria."}] * 4
+    questions = [{"question_text": q, "responses": answers} for q in ("What is the plot?", "What exploded?")]
+    (tmp_path / "txt").mkdir()
+    story = {"metadata": {"passage_id": 7}, "document": text, "questions": questions}
+    (tmp_path / "txt" / "test.jsonl").write_text(json.dumps(story))
+    (source,) = squality(tmp_path, "test")
+    (question,) = source.questions
+    assert question.text == "What exploded?"
+    assert any("exploded" in source.text[a:b] for a, b in question.right)
+    assert all(len(source.text[a:b].split()) <= 100 for a, b in question.right)
+
+
+def break_csv(folder: Path) -> None:
+    make_story(folder, section="two")
+
+
+def break_section(folder: Path) -> None:
+    make_story(folder, section="9")
+
+
+def break_story(folder: Path) -> None:
+    make_story(folder)
+    next(folder.rglob("*-story.csv")).unlink()
+
+
+def break_jsonl(folder: Path) -> None:
+    (folder / "txt").mkdir()
+    (folder / "txt" / "test.jsonl").write_text("{}\n")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "read", "message"),
+    [
+        (break_csv, fairytaleqa, "the-miller-questions.csv, line 2: 'two' is no number of a section"),
+        (break_section, fairytaleqa, "the-miller-questions.csv, line 2: section 9 is not in the story"),
+        (break_story, fairytaleqa, "the-miller-story.csv: No such file"),
+        (break_jsonl, squality, "test.jsonl, line 1: no 'metadata'"),
+        (lambda folder: make_squad(folder / "x", shift=1), squad, "dev-v2.0.json: question 1: the answer is not at character"),
+        (lambda folder: None, squad, "holds no dev-v2.0.json"),
+    ],
+)  # fmt: skip
+def test_what_is_broken_is_named(tmp_path: Path, breaks: Callable, read: Callable, message: str) -> None:
+    breaks(tmp_path)
+    with pytest.raises(DataError, match=".*" + message.replace("(", r"\(")):
+        read(tmp_path, "test")
+
+
+def test_archives_are_unpacked_once_and_broken_ones_are_named(tmp_path: Path, data: Path) -> None:
+    cache = tmp_path / "cache"
+    with tarfile.open(tmp_path / "squad2_dev_half.tar.xz", "w:xz") as tar:
+        tar.add(data / "squad2_dev_half", "squad2_dev_half")
+    folder = data_set(tmp_path, "squad2_dev_half", cache)
+    assert len(squad(folder, "test")) == 2
+    (folder / "mark").touch()
+    assert (data_set(tmp_path, "squad2_dev_half", cache) / "mark").exists()
+    (tmp_path / "other.tar.xz").write_bytes((tmp_path / "squad2_dev_half.tar.xz").read_bytes()[:200])
+    with pytest.raises(DataError, match=r"other\.tar\.xz cannot be unpacked"):
+        data_set(tmp_path, "other", cache)
+    with pytest.raises(DataError, match="no data set nothing: neither the folder"):
+        data_set(tmp_path, "nothing", cache)
+    assert len(list(cache.iterdir())) == 1
+
+
+# How documents are made
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+@pytest.mark.parametrize("length", [300, 3000])
+def test_what_is_asked_stands_in_the_document_and_its_length_is_near(data: Path, length: int) -> None:
+    sources = squad(data / "squad2_dev_half", "test") + squad(data / "squad2_dev_half", "tune")
+    make = lambda seed: list(  # noqa: E731
+        islice(documents(sources, Novels(data / "books", words), length, words, seed, answerable=True), 2)
+    )
+    made = make(0)
+    assert make(0) == made != make(1)
+    for hidden in made:
+        assert abs(hidden.tokens - length) < 0.1 * length + 80
+        assert len({asked.question for asked in hidden.asked}) == len(hidden.asked)
+        for asked in hidden.asked:
+            (fact,) = [fact for fact in FACTS if fact[2] == asked.question]
+            assert hidden.passage(asked) == fact[1]
+            assert [hidden.text[a:b] for a, b in asked.places] == [fact[3]]
+
+
+def test_of_a_text_that_is_too_long_a_stretch_is_taken_that_holds_the_answer(tmp_path: Path, data: Path) -> None:
+    make_story(tmp_path)
+    (source,) = fairytaleqa(tmp_path, "test")
+    (hidden,) = islice(documents([source], Novels(data / "books", words), 12, words, 0, answerable=True), 1)
+    assert hidden.tokens <= 12
+    assert hidden.text.strip() in source.text
+    for asked in hidden.asked:
+        assert hidden.passage(asked) == "The cat stole his hat, and he wept for a week."
+
+
+# A run
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(data_dir=tmp_path_factory.mktemp("d"), recall_tokens=200)
+
+
+def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Settings, tiny_model: Path) -> None:
+    plan = grounded.Plan(
+        sets=("squad",), lengths=(400,), samples=2, searches=3, max_tokens=2, floor=256, recall=grounded.Recall(2, 300)
+    )
+    from rich.console import Console
+
+    report, (cell,) = grounded.evaluate(
+        settings.model_copy(update={"model": str(tiny_model)}), plan, data, Console(quiet=True)
+    )
+    rows = {row["way"]: row for row in report.rows}
+    refusals = ["refuses wrongly", "refuses what is not in it", "refuses what it nearly holds"]
+    assert list(rows) == ["evidence", *grounded.WAYS, *refusals]
+    assert rows["refuses wrongly"]["refused"].startswith("0.000")
+    assert rows["evidence"]["n"] == 3
+    assert rows["evidence"]["hit"].startswith("1.000")
+    assert {rows[way]["n"] for way in grounded.WAYS} == {2}
+    asked = {way: [a["question"] for a in cell.answers if a["way"] == way] for way in grounded.WAYS}
+    assert all(questions == asked["both"] for questions in asked.values())
+    assert [target.name for target in report.targets] == [
+        "squad at 400: evidence holds the answer", "squad at 400: F1 with both ÷ ceiling",
+    ]  # fmt: skip
+
+
+def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(
+    data: Path, settings: Settings, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = load_model(str(tiny_model), models_dir=tmp_path)
+
+    async def positions() -> list[int]:
+        async with grounded._served(settings, model) as services:
+            document = await grounded._Shelf(services.blobs).put("A miller had a blue cat. " * 30)
+            await services.documents.create(document, model.fingerprint)
+            answers = grounded._Answers(services, grounded.Plan(max_tokens=1), grounded.Recall(1, 60))
+            await answers._read(document)
+            found = []
+            for remember in (True, False):
+                session = await services.sessions.create(model.fingerprint, "m", [document.id], remember=remember)
+                assert session.started
+                turn = await answers._conversations.send(
+                    session.id, "Which cat?", grounded.SamplingParams(max_tokens=1), grounded.Recall(1, 60)
+                )
+                message = [event async for event in turn.events][-1]["message"]
+                assert message["evidence"][0]["document"] == document.id
+                found.append(message["usage"]["prompt_tokens"])
+            return found
+
+    full, empty = asyncio.run(positions())
+    assert full - empty > 100
+
+
+def test_on_the_command_line_what_is_wrong_is_one_line(data: Path, tmp_path: Path) -> None:
+    def error(*args: str) -> str:
+        done = CliRunner().invoke(command, ["grounded", *args])
+        assert done.exit_code == 1
+        assert "Traceback" not in done.output
+        return " ".join(done.output.split())
+
+    assert "no data set squad2_dev_half" in error("--data", str(tmp_path), "--sets", "squad", "--model", "nowhere.gguf")
+    assert "--ways: no 'best'; there are neither, memory" in error("--data", str(data), "--ways", "both,best")
+    assert "--sets: no 'bard'" in error("--data", str(data), "--sets", "bard")
+    assert "--lengths: '2k'; must be numbers" in error("--data", str(data), "--lengths", "2k")
+    assert "--template: no 'x'" in error("--data", str(data), "--template", "x")
