@@ -25,11 +25,13 @@ LABELS: dict[BabiTask, tuple[str, ...]] = {
 
 
 class BabiQuestion(NamedTuple):
-    """`facts`: the sentences that were told before, in their order. `answer`: one of the task's `LABELS`."""
+    """`facts`: the sentences that were told before, in their order. `answer`: one of the task's `LABELS`. `support`: which
+    of the facts it follows from."""
 
     facts: tuple[str, ...]
     question: str
     answer: str
+    support: tuple[int, ...]
 
 
 def questions(data: Path, task: BabiTask, *, held_out: bool) -> list[list[BabiQuestion]]:
@@ -51,7 +53,7 @@ def questions(data: Path, task: BabiTask, *, held_out: bool) -> list[list[BabiQu
 def read(file: Path, labels: tuple[str, ...]) -> list[BabiQuestion]:
     """The questions of one file, whose answers are `labels`. Raises `DataError` naming file and line."""
     found: list[BabiQuestion] = []
-    facts: list[str] = []
+    facts: dict[int, str] = {}  # by number, in their order
     last = 0
     for number, line in enumerate(text.read(file).splitlines(), 1):
         where = f"{file}, line {number}"
@@ -62,17 +64,22 @@ def read(file: Path, labels: tuple[str, ...]) -> list[BabiQuestion]:
             raise DataError(f"{where}: number {counted} after {last}; a line is missing")
         last = int(counted)
         if last == 1:
-            facts = []
+            facts = {}
         question, asked, rest = told.partition("\t")
         if not asked:
-            facts.append(told.strip())
+            facts[last] = told.strip()
             continue
-        answer = rest.split("\t")[0].strip()
+        answer, _, numbers = (part.strip() for part in rest.partition("\t"))
         if answer not in labels:
             raise DataError(f"{where}: the answer {answer!r} is none of {', '.join(labels)}")
-        if not facts:
-            raise DataError(f"{where}: a question before any fact")
-        found.append(BabiQuestion(tuple(facts), question.strip(), answer))
+        try:
+            order = list(facts)
+            support = tuple(sorted(order.index(int(fact)) for fact in numbers.split()))
+            if not support:
+                raise ValueError
+        except ValueError:
+            raise DataError(f"{where}: the facts {numbers!r} that it follows from were not told before") from None
+        found.append(BabiQuestion(tuple(facts.values()), question.strip(), answer, support))
     if not found:
         raise DataError(f"{file} holds no question")
     return found

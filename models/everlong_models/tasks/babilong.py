@@ -153,16 +153,30 @@ class Babilong(Task):
         return found
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
-        """`accuracy`, and that of each task, of `samples` questions in all, as equally many of each as can be."""
+        """`accuracy`, and that of each task, of `samples` questions in all, as equally many of each as can be.
+
+        `remembered`: the accuracy where all that the answer follows from was told before the last segment; nothing but
+        the memory tells it then. Missing if there is no such sample.
+        """
         shares = [len(part) for part in np.array_split(np.arange(samples), len(self.config.tasks))]
         right: list[bool] = []
+        remembered: list[bool] = []
         scores: dict[str, float] = {}
         for task, share in zip(self.config.tasks, shares, strict=True):
             if share:
                 found = self.answers(model, self.samples(task, segments * self._S, share, seed=0))
                 scores[task] = sum(answer.right for answer in found) / share
                 right += [answer.right for answer in found]
+                remembered += [answer.right for answer in found if self._is_far(answer.sample)]
+        if remembered:
+            scores["remembered"] = sum(remembered) / len(remembered)
         return {"accuracy": sum(right) / len(right), **scores}
+
+    def _is_far(self, sample: Sample) -> bool:
+        """Whether all supporting facts end before the segment in which the answer begins."""
+        ends = sample.asked.ends()
+        border = (len(sample.asked) - 1) // self._S * self._S
+        return all(ends[fact] <= border for fact in sample.question.support)
 
     def answers(
         self,

@@ -39,6 +39,11 @@ class Hidden:
         yield from self._noise(done, self.room)
         yield np.array(self.after, dtype=np.int64)
 
+    def ends(self) -> list[int]:
+        """Where each of `told` ends, in tokens from the beginning."""
+        lengths = np.cumsum([len(told) for told in self.told])
+        return [len(self.before) + place + int(length) for place, length in zip(self.places, lengths, strict=True)]
+
     def ids(self) -> np.ndarray:
         """All tokens at once."""
         return np.concatenate(list(self.pieces()))

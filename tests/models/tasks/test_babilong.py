@@ -29,15 +29,16 @@ def story_file(file, seed, stories=60):
     """qa1 in bAbI's format: each question about all facts before it."""
     random, lines = np.random.default_rng(seed), []
     for _ in range(stories):
-        where, number = {}, 0
+        where, said, number = {}, {}, 0
         for _ in range(3):
             for _ in range(2):
                 person, place = str(random.choice(PEOPLE)), str(random.choice(PLACES))
                 where[person], number = place, number + 1
+                said[person] = number
                 lines.append(f"{number} {person} moved to the {place}.")
             person = str(random.choice(list(where)))
             number += 1
-            lines.append(f"{number} Where is {person}? \t{where[person]}\t{number - 1}")
+            lines.append(f"{number} Where is {person}? \t{where[person]}\t{said[person]}")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(lines) + "\n")
 
@@ -78,9 +79,9 @@ def test_a_question_is_about_all_facts_of_its_story_before_it(tmp_path):
         "4 Where is Anna?\toffice\t3\n1 Boris moved to the kitchen.\n2 Where is Boris?\tkitchen\t1\n"
     )
     assert babi.read(file, PLACES) == [
-        BabiQuestion(("Anna moved to the garden.",), "Where is Anna?", "garden"),
-        BabiQuestion(("Anna moved to the garden.", "Anna moved to the office."), "Where is Anna?", "office"),
-        BabiQuestion(("Boris moved to the kitchen.",), "Where is Boris?", "kitchen"),
+        BabiQuestion(("Anna moved to the garden.",), "Where is Anna?", "garden", (0,)),
+        BabiQuestion(("Anna moved to the garden.", "Anna moved to the office."), "Where is Anna?", "office", (1,)),
+        BabiQuestion(("Boris moved to the kitchen.",), "Where is Boris?", "kitchen", (0,)),
     ]
 
 
@@ -91,7 +92,8 @@ def test_a_question_is_about_all_facts_of_its_story_before_it(tmp_path):
         ("1 Anna moved.\n3 Anna stayed.\n", "line 2: number 3 after 1; a line is missing"),
         ("2 Anna moved.\n", "line 1: number 2 after 0"),
         ("1 Anna moved.\n2 Where is Anna?\tattic\t1\n", "line 2: the answer 'attic' is none of bathroom"),
-        ("1 Where is Anna?\toffice\t1\n", "line 1: a question before any fact"),
+        ("1 Where is Anna?\toffice\t1\n", "line 1: the facts '1' that it follows from were not told before"),
+        ("1 Anna moved.\n2 Where is Anna?\toffice\n", "line 2: the facts '' that it"),
         ("1 Anna moved.\n", "holds no question"),
         ("\n", "is empty"),
     ],
@@ -198,11 +200,11 @@ def test_noise_is_cut_at_sentences_also_where_it_begins_anew(tokenizer):
     ],
 )
 def test_the_scorers_rule(given, right):
-    assert is_right(given, BabiQuestion((), "Where is Anna?", "office"), LABELS["qa1"]) == right
+    assert is_right(given, BabiQuestion((), "Where is Anna?", "office", ()), LABELS["qa1"]) == right
 
 
 def test_labels_of_the_question_do_not_count():
-    asked = BabiQuestion((), "What is the kitchen north of?", "office")
+    asked = BabiQuestion((), "What is the kitchen north of?", "office", ())
     assert is_right("The kitchen is north of the office", asked, LABELS["qa4"])
     assert not is_right("the kitchen", asked, LABELS["qa4"])
 
@@ -210,7 +212,7 @@ def test_labels_of_the_question_do_not_count():
 def test_who_knows_is_right_and_who_guesses_is_not(task, data, tokenizer):
     knows = Oracle(tokenizer, latest)
     guesses = Oracle(tokenizer, lambda told: "garden")
-    assert task.evaluate(knows, samples=20, segments=4) == {"accuracy": 1.0, "qa1": 1.0}
+    assert task.evaluate(knows, samples=20, segments=4) == {"accuracy": 1.0, "qa1": 1.0, "remembered": 1.0}
     assert task.evaluate(guesses, samples=60, segments=4)["accuracy"] < 0.4
     counted = Counter()
     cells = list(
@@ -234,6 +236,19 @@ def test_who_knows_is_right_and_who_guesses_is_not(task, data, tokenizer):
         "16k": "not run",
     }
     assert rows[1] == {"model": "published: RMT, GPT-2 137M", "task": "qa1", "0k": "100%", "3k": "–", "16k": "100%"}
+
+
+def test_what_only_the_memory_knows_is_scored_by_itself(task, tokenizer):
+    def forgetful(told):  # of the last two segments, it has seen one and a half
+        ids = tokenizer.encode(told)
+        return latest(tokenizer.decode(ids[-(S // 2) :]) + told[-60:])
+
+    scores = task.evaluate(Oracle(tokenizer, forgetful, S), samples=60, segments=2)
+    assert scores["remembered"] < 0.1 < scores["accuracy"] < 1
+    for sample in task.samples("qa1", 2 * S, 20, seed=0):
+        ids = sample.asked.ids().tolist()
+        for fact, end in zip(sample.question.facts, sample.asked.ends(), strict=True):
+            assert tokenizer.decode(ids[:end]).endswith(fact)
 
 
 def test_a_stream_is_read_in_blocks_and_answered_across_segments(task, tokenizer, monkeypatch):
