@@ -29,6 +29,8 @@ from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, load_weights, o
 from everlong_models.window import Window, WindowConfig
 
 DEFAULT_MEMORY = "window"
+PACKAGED = Path(__file__).parent / "trained"
+"""Small trained models that come with the package, by their folders' names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +102,12 @@ def load_model(
     dtype: torch.dtype | None = None,
     progress: Progress = lambda message: None,
 ) -> Model:
-    """The model `name`: a folder with `everlong.json` (or the name of one in `models_dir`), or a backbone (see `load_backbone`) with an untrained memory.
+    """The model `name`: a folder with `everlong.json` (or the name of one in `models_dir` or `PACKAGED`), or a backbone (see `load_backbone`) with an untrained memory.
 
     `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone; a model folder
     brings its own and refuses others. Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
-    folder = Path(name).expanduser()
-    if not folder.exists() and (models_dir / name / MANIFEST).is_file():
-        folder = models_dir / name
+    folder = _find(name, models_dir)
     manifest: Manifest | None = None
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)
@@ -167,6 +167,13 @@ def load_model(
         trained=None if kind.training_free else loaded and manifest is not None and manifest.trained,
         description=manifest.description if manifest else "",
     )
+
+
+def _find(name: str, models_dir: Path) -> Path:
+    """The folder of that name: as it is, among the models at hand, or in the package."""
+    folder = Path(name).expanduser()
+    shelves = [shelf / name for shelf in (models_dir, PACKAGED) if (shelf / name / MANIFEST).is_file()]
+    return folder if folder.exists() or not shelves else shelves[0]
 
 
 def _beside(folder: Path, name: str | None) -> str | None:

@@ -34,3 +34,20 @@ def test_what_cannot_work_is_refused_at_construction():
         Window(WindowConfig(segment_length=8, sinks=9), llama())
     with pytest.raises(ConfigError, match="exceeds the backbone's 128 positions"):
         Window(WindowConfig(segment_length=8, sinks=4, window=117), llama())
+
+
+@pytest.mark.parametrize("newest", [0, 4, 10, 50])
+def test_of_the_window_the_newest_can_be_looked_at_alone_and_nothing_is_lost(newest):
+    model = Window(WindowConfig(segment_length=8, sinks=3, window=10), llama())
+    text = tokens(model, 1, 45)
+    state = model.read(text[:, :40], model.initial_state())
+    seen = torch.cat([text[:, :3], text[:, 40 - min(newest, 10) :]], dim=1)
+    cache, logits = model.open_near(state, text[:, 40:], newest)
+    torch.testing.assert_close(logits, model.backbone.model(seen).logits[:, -1])
+    token = torch.tensor([7])
+    torch.testing.assert_close(
+        model.step(cache, token), model.backbone.model(torch.cat([seen, token[:, None]], dim=1)).logits[:, -1]
+    )
+    whole, _ = model.open(state, text[:, 40:])
+    model.step(whole, token)
+    assert model.close(cache).digest() == model.close(whole).digest()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
+from everlong_server.doctor import examine
+from everlong_server.serving import serve_forever
 from everlong_server.settings import Settings
+from everlong_server.store.passages import require_search
 
 
 def everlong(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -70,6 +74,25 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     done = everlong("doctor", **fine | {"EVERLONG_MODEL": "nobody/knows-it"})
     assert done.returncode == 1
     assert "everlong models pull nobody/knows-it" in done.stdout
+
+
+def test_a_python_whose_sqlite_cannot_search_is_told_so(tmp_path: Path, monkeypatch, capsys) -> None:
+    def without_search(*_: object) -> sqlite3.Connection:
+        connection = sqlite3.Connection(":memory:")
+        connection.set_authorizer(
+            lambda action, *_: sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_CREATE_VTABLE else sqlite3.SQLITE_OK
+        )
+        return connection
+
+    assert require_search() == sqlite3.sqlite_version
+    monkeypatch.setattr(sqlite3, "connect", without_search)
+    settings = Settings(data_dir=tmp_path, models_dir=tmp_path, port=0)
+    (finding,) = [finding for finding in examine(settings) if finding.name == "search"]
+    assert not finding.ok
+    assert "cannot index passages" in finding.detail
+    assert "FTS5" in finding.detail
+    assert serve_forever(settings) == 1
+    assert "FTS5" in capsys.readouterr().err
 
 
 def test_bench_flat_says_the_same_to_people_and_programs(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from everlong_server.eval import grounded
 from everlong_server.eval.data import DataError, data_set
 from everlong_server.eval.hiding import Asked, Hidden, Novels, documents, rank
 from everlong_server.eval.questions import fairytaleqa, squad, squality
-from everlong_server.eval.scores import exact, f1, mean
+from everlong_server.eval.scores import exact, f1, holds, mean
 from everlong_server.settings import Settings
 
 FACTS = [
@@ -102,6 +102,8 @@ def test_f1_and_exact_match_are_squads() -> None:
     assert f1("cat cat", ["cat"]) == pytest.approx(2 / 3)
     assert exact("The  Cat!", ["cat"]) == 1
     assert exact("cats", ["cat"]) == 0
+    assert holds("It was the big cat.", ["dog", "A big cat"]) == 1
+    assert holds("It was a scat.", ["cat", "."]) == 0
 
 
 def test_an_interval_holds_its_mean_and_shrinks() -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
-from everlong_server.engine.grounding import TEMPLATE, choose, words_of
+from everlong_server.engine.grounding import TEMPLATE, asks, choose, words_of
 from everlong_server.errors import NotFound
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.passages import Passage, Passages, split
@@ -240,6 +241,17 @@ def test_a_budget_that_holds_a_word_gives_it_and_a_smaller_one_nothing() -> None
     assert choose([], "", 10_000, len) == ([], "")
 
 
+@pytest.mark.parametrize(
+    ("message", "is_one"),
+    [
+        ("Who is the Red Queen?", True), ("Tell me about the Red Queen.", False), ("How are you today?", False),
+        ("What is the plot of the story?", False), ("Why?", False), ("?", False), ("孔子住在哪里?", True),
+    ],
+)  # fmt: skip
+def test_a_question_about_something_is_told_from_talk(message: str, is_one: bool) -> None:
+    assert asks(message) is is_one
+
+
 # Over HTTP
 
 
@@ -334,3 +346,22 @@ def test_the_index_comes_and_goes_with_its_document(new_server, model: Path) -> 
     server.http.delete(f"/v1/documents/{document}")
     assert list(folder.iterdir()) == []
     assert server.say(session, QUESTION, **GREEDY)["evidence"] == []
+
+
+def test_a_question_that_the_text_has_nothing_about_is_answered_so(new_server, tiny_model: Path) -> None:
+    """The prompt says it, where no trained memory could know better; here it is counted in tokens."""
+    options = json.dumps({"segment_length": 64, "sinks": 4, "window": 128})
+    server = new_server(tiny_model / "backbone", memory="window", memory_options=options, recall_tokens=96).start()
+    document = server.read(ALICE[:20_000])["id"]
+
+    def prompt(question: str, **more: object) -> int:
+        message = server.say(server.session(document)["id"], question, **GREEDY, **more)
+        assert message["evidence"] == []
+        return message["usage"]["prompt_tokens"]
+
+    foreign, talk = "Which submarine torpedoed Zanzibar's aquarium?", "Tell me about submarines."
+    said = prompt(foreign) - prompt(foreign, recall=False)
+    tokens = AutoTokenizer.from_pretrained(tiny_model / "backbone").encode(TEMPLATE.nothing)
+    assert said == len(tokens)
+    assert prompt(talk) == prompt(talk, recall=False)
+    assert prompt(foreign, recall={"tokens": said - 1}) == prompt(foreign, recall=False), "the budget holds"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from everlong_models import SamplingParams, load_model
 from everlong_server.engine.runner import Answer, Delta, Failed, Finished, Runner
@@ -66,3 +67,33 @@ def test_stop_fails_what_is_unfinished_and_what_comes_late(model) -> None:
     late: queue.Queue = queue.Queue()
     runner.submit(answer(model, late, 1))
     assert isinstance(last(late), Failed)
+
+
+def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_model: Path, tmp_path: Path) -> None:
+    """Over segment borders: what the prompt and the answer put into the window stays in sight."""
+    options = {"segment_length": 16, "sinks": 4, "window": 64}
+    model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
+    memory, runner = model.memory, Runner(model, max_streams=1, reading_share=0.3)
+    text = torch.randint(5, 500, (1, 48), generator=torch.Generator().manual_seed(0))
+    state, prompt = memory.read(text, memory.initial_state(1)), list(range(20, 40))
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    runner.start()
+    try:
+        ends = []
+        for newest in (None, 0, 48):
+            events: queue.Queue = queue.Queue()
+            runner.submit(Answer(state, [9, 9], prompt, params, 0, events.put, newest))
+            ends.append(last(events))
+        whole, alone, all_of_it = ends
+        assert all_of_it.state.digest() == whole.state.digest()
+        assert all_of_it.open == whole.open
+        # Again by hand: the backbone over sinks, prompt and answer.
+        context, drawn = [*text[0, :4].tolist(), 9, 9, *prompt], []
+        for _ in range(4):
+            drawn.append(int(model.memory.backbone.logits(memory.backbone.hidden(
+                memory.backbone.embed(torch.tensor([context + drawn])), keep=1))[0, -1].argmax()))  # fmt: skip
+        kept = [*memory.kept(alone.state), *alone.open]
+        assert kept[-12:-8] == drawn
+        assert kept[: len(kept) - 34] == text[0].tolist()[-(len(kept) - 34) :] != [], "the text is still in the window"
+    finally:
+        runner.stop()

@@ -1,6 +1,6 @@
 """`Recipe`: all that a training run is told, from a YAML file; unknown keys are errors.
 
-everlong train memorize --set optimizer.lr=3e-4
+everlong train facts-detect --set optimizer.lr=3e-4
 """
 
 from __future__ import annotations

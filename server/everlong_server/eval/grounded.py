@@ -20,13 +20,13 @@ from rich.progress import Progress as Bar
 from everlong_models import Model, SamplingParams
 from everlong_server.bench.report import Report, Target
 from everlong_server.engine.conversation import Conversations
-from everlong_server.engine.grounding import TEMPLATE, Recall, Template, choose, words_of
+from everlong_server.engine.grounding import TEMPLATE, Recall, Template, asks, choose, words_of
 from everlong_server.errors import DocumentFailed
 from everlong_server.eval.data import data_set, default_cache
 from everlong_server.eval.floor import Floor
 from everlong_server.eval.hiding import Asked, Hidden, Novels, documents, rank
 from everlong_server.eval.questions import READERS, Reader, Source, Span, Split
-from everlong_server.eval.scores import Mean, exact, f1, mean
+from everlong_server.eval.scores import Mean, exact, f1, holds, mean
 from everlong_server.metrics import Metrics
 from everlong_server.services import Services, load, running
 from everlong_server.settings import Settings
@@ -79,7 +79,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Cell:
-    """What was found for one set and length. `scores`: by way, (F1, exact match) of each question in the same order."""
+    """What was found for one set and length. `scores`: by way, (F1, exact match, answer within) of each question in the same order."""
 
     name: str
     length: int
@@ -89,8 +89,8 @@ class Cell:
     """By kind of question, the share of each that the best passage has. `asked`: of this document; `elsewhere`: of the
     document before; `impossible`: of this document's passages, which don't hold the answer."""
     refused: dict[str, list[float]] = field(default_factory=dict)
-    """Likewise, 1 where nothing was found: the model is told so."""
-    scores: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Likewise, 1 where nothing was found about what is asked: the model is told to say so."""
+    scores: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
     answered: int = 0
     """Questions that were asked in every way."""
     answers: list[dict[str, Any]] = field(default_factory=list)
@@ -192,7 +192,7 @@ async def _measure(
         passages = await shelf.passages.search([document.id], words, recall.passages) if words else []
         evidence, _ = choose(passages, "", recall.tokens, answers.count, template)
         cell.shares.setdefault(kind, []).append(max((passage.share for passage in passages), default=0.0))
-        cell.refused.setdefault(kind, []).append(float(not evidence))
+        cell.refused.setdefault(kind, []).append(float(not evidence and asks(question)))
         return [(passage.start, passage.end) for passage in evidence]
 
     before: tuple[Asked, ...] = ()
@@ -253,7 +253,7 @@ class _Answers:
             for question in asked:
                 contents.append(await asyncio.to_thread(floor.answer, question.question + BRIEFLY, self._sampling))
         for (way, question), content in zip(jobs, contents, strict=True):
-            score = f1(content, question.answers), exact(content, question.answers)
+            score = tuple(measure(content, question.answers) for measure in (f1, exact, holds))
             cell.scores.setdefault(way, []).append(score)
             cell.answers.append(
                 {"set": cell.name, "length": cell.length, "way": way, "question": question.question,
@@ -296,26 +296,15 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
     rows: list[dict[str, Any]] = []
     targets: list[Target] = []
     for cell in cells:
-        here = {"questions": cell.name, "length": cell.length}
         hit = mean([float(found is not None) for found in cell.ranks], plan.seed)
         first = mean([1 / found if found else 0.0 for found in cell.ranks], plan.seed)
-        rows.append(
-            here | {"way": "evidence", "f1": "", "exact": "", "hit": _shown(hit), "mrr": _shown(first), "refused": "",
-                    "n": hit.count, "documents": len(cell.tokens)}
-        )  # fmt: skip
+        rows.append(_row(cell, "evidence", hit=hit, mrr=first) | {"documents": len(cell.tokens)})
         for way, scores in cell.scores.items():
-            good, same = (mean([score[n] for score in scores], plan.seed) for n in (0, 1))
-            rows.append(
-                here | {"way": way, "f1": _shown(good), "exact": _shown(same), "hit": "", "mrr": "", "refused": "",
-                        "n": good.count, "documents": ""}
-            )  # fmt: skip
+            columns = zip(("f1", "exact", "within"), zip(*scores, strict=True), strict=True)
+            rows.append(_row(cell, way, **{name: mean(values, plan.seed) for name, values in columns}))
         for kind, what in REFUSALS.items():
             if refused := cell.refused.get(kind):
-                share = mean(refused, plan.seed)
-                rows.append(
-                    here | dict.fromkeys(("way", "f1", "exact", "hit", "mrr"), "") | {"way": f"refuses {what}"}
-                    | {"refused": _shown(share), "n": share.count}
-                )  # fmt: skip
+                rows.append(_row(cell, f"refuses {what}", refused=mean(refused, plan.seed)))
         where = f"{cell.name} at {cell.length:,}"
         targets.append(Target(f"{where}: evidence holds the answer", hit.value, 0.9, at_most=False))
         if {"both", "ceiling"} <= cell.scores.keys():
@@ -337,5 +326,8 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
     return Report("grounded", rows, targets, notes, kind="eval")
 
 
-def _shown(value: Mean) -> str:
-    return f"{value.value:.3f} ({value.low:.2f}–{value.high:.2f})"
+def _row(cell: Cell, way: str, **figures: Mean) -> dict[str, Any]:
+    shown = {name: f"{mean.value:.3f} ({mean.low:.2f}–{mean.high:.2f})" for name, mean in figures.items()}
+    columns = dict.fromkeys(("f1", "exact", "within", "hit", "mrr", "refused"), "") | shown
+    counts = {"n": next(iter(figures.values())).count, "documents": ""}
+    return {"questions": cell.name, "length": cell.length, "way": way} | columns | counts

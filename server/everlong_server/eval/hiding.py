@@ -43,22 +43,24 @@ class Hidden:
 def rank(document: Hidden, asked: Asked, evidence: Sequence[Span]) -> int | None:
     """How many pieces of `evidence`, the best first, it takes until they hold the answer; None if all don't.
 
-    They do if an answer that stands in the right parts word for word lies within one piece; of an answer in other words,
-    if the pieces have, within the right parts, at least half of its content words that those parts have, and lie there
-    with fifty characters at least.
+    They do if an answer that stands in the right parts word for word lies within one piece. Of an answer in other words
+    they do if, within one right part, they have at least fifty characters and at least half of the answer's content
+    words that this part has.
     """
-    held: list[str] = []
     for number, (start, end) in enumerate(evidence, 1):
         if asked.places:
             if any(start <= first and last <= end for first, last in asked.places):
                 return number
-            continue
-        held += [document.text[max(start, a) : min(end, b)] for a, b in asked.right if max(start, a) < min(end, b)]
-        found, possible = content_words(" ".join(held)), content_words(document.passage(asked))
-        enough = any(2 * len(found & wanted) >= len(possible & wanted) for wanted in map(content_words, asked.answers))
-        if sum(map(len, held)) >= 50 and enough:
+        elif any(_held(document.text, part, evidence[:number], asked.answers) for part in asked.right):
             return number
     return None
+
+
+def _held(text: str, part: Span, evidence: Sequence[Span], answers: Sequence[str]) -> bool:
+    inside = [text[max(start, part[0]) : min(end, part[1])] for start, end in evidence]
+    found, possible = content_words(" ".join(inside)), content_words(text[slice(*part)])
+    enough = any(2 * len(found & wanted) >= len(possible & wanted) for wanted in map(content_words, answers))
+    return enough and sum(map(len, inside)) >= 50
 
 
 class Novels:

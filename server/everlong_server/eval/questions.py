@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ Split = Literal["tune", "test"]
 class Question:
     """`answers`: references, each as good as the others; none if the text does not hold the answer.
 
-    `right`: the parts of the source's text, as characters (start, end), that a person would look the answer up in.
+    `right`: the parts of the source's text, as characters (start, end), any of which a person would look the answer up in.
     `places`: where in them an answer stands word for word, if it does.
     """
 
@@ -45,7 +45,7 @@ class Source:
 
 
 def fairytaleqa(folder: Path, split: Split) -> list[Source]:
-    """Stories of about 2,200 words; the right parts are the sections that the annotator named. Raises `DataError`."""
+    """Stories of about 2,200 words; the right part is the sections that the annotator named. Raises `DataError`."""
     part = {"tune": "val", "test": "test"}[split]
     stories, asked = (find(folder, f"data-by-train-split/{kind}") / part for kind in ("section-stories", "questions"))
     files = sorted(asked.glob("*-questions.csv"))
@@ -67,7 +67,7 @@ def fairytaleqa(folder: Path, split: Split) -> list[Source]:
             numbers = [_number(number, where) for number in re.split(r"[,;\s]+", row["cor_section"].strip())]
             if unknown := [number for number in numbers if number not in spans]:
                 raise DataError(f"{where}: section {unknown[0]} is not in the story")
-            questions.append(_question(row["question"], answers, [spans[number] for number in numbers], text))
+            questions.append(_question(row["question"], answers, _joined(spans[number] for number in numbers), text))
         sources.append(Source(name, text, True, tuple(questions)))
     return sources
 
@@ -140,6 +140,17 @@ def _question(question: str, answers: Sequence[str], right: Sequence[Span], text
             pattern = re.compile(rf"(?<!\w){words}(?!\w)", re.IGNORECASE)
             places |= {match.span() for start, end in right for match in pattern.finditer(text, start, end)}
     return Question(question.strip(), answers, tuple(right), tuple(sorted(places)))
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    """Spans that follow each other as one."""
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if joined and start - joined[-1][1] <= len("\n\n"):
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def _stretches(text: str) -> list[Span]:

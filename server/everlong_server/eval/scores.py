@@ -36,6 +36,12 @@ def exact(answer: str, references: Sequence[str]) -> float:
     return float(any(normalised(answer) == normalised(reference) for reference in references))
 
 
+def holds(answer: str, references: Sequence[str]) -> float:
+    """1 if the answer has one of the references within it, normalised, as whole words; else 0. For models that talk."""
+    said = f" {normalised(answer)} "
+    return float(any(f" {wanted} " in said for wanted in map(normalised, references) if wanted))
+
+
 def _f1(answer: list[str], reference: list[str]) -> float:
     same = sum((Counter(answer) & Counter(reference)).values())
     if not answer or not reference:

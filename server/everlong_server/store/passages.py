@@ -73,7 +73,7 @@ def require_search() -> str:
     with contextlib.closing(sqlite3.connect(":memory:")) as scratch:
         try:
             scratch.execute(f"CREATE VIRTUAL TABLE words {_WORDS}")
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             raise SearchMissing(
                 f"the SQLite {sqlite3.sqlite_version} of {sys.executable} cannot index passages ({error}): "
                 "it takes a Python whose SQLite has FTS5, as those of python.org, Debian, conda and uv have"

@@ -12,16 +12,16 @@ def test_what_comes_with_the_package_is_valid_and_says_what_it_is(name):
 
 
 def test_changes():
-    found = load_recipe("memorize", ["optimizer.lr=3e-4", "stages.0.steps=7", "rows=5", "check.every=2"])
+    found = load_recipe("facts-detect", ["optimizer.lr=3e-4", "stages.0.steps=7", "rows=5", "check.every=2"])
     assert (found.optimizer.lr, found.stages[0].steps, found.rows, found.check.every) == (3e-4, 7, 5, 2)
-    assert found.digest() != load_recipe("memorize").digest()
-    assert load_recipe("memorize").digest() == load_recipe("memorize", ["description=else"]).digest()
+    assert found.digest() != load_recipe("facts-detect").digest()
+    assert load_recipe("facts-detect").digest() == load_recipe("facts-detect", ["description=else"]).digest()
 
 
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        (["optimizer.speed=1"], r"memorize: optimizer\.speed=1: Extra inputs are not permitted"),
+        (["optimizer.speed=1"], r"facts-detect: optimizer\.speed=1: Extra inputs are not permitted"),
         (["optimizer.lr=-1"], r"optimizer\.lr=-1.*greater than 0"),
         (["task.kind=guess"], r"task\.facts\.kind='guess'.*'memorize', 'detect' or 'reasoning'"),
         (["task.name=chess"], r"task.*chess"),
@@ -30,13 +30,13 @@ def test_changes():
 )
 def test_a_wrong_key_or_value_is_named(changes, error):
     with pytest.raises(RecipeError, match=error):
-        load_recipe("memorize", changes)
+        load_recipe("facts-detect", changes)
 
 
 def test_files(tmp_path):
     with pytest.raises(RecipeError, match=r"cannot read the recipe .*none\.yaml"):
         load_recipe(str(tmp_path / "none.yaml"))
-    with pytest.raises(RecipeError, match=r"no recipe 'nonsense'.*memorize"):
+    with pytest.raises(RecipeError, match=r"no recipe .nonsense..*facts-detect"):
         load_recipe("nonsense")
     broken = tmp_path / "broken.yaml"
     broken.write_text("a: [1")
@@ -46,7 +46,7 @@ def test_files(tmp_path):
     with pytest.raises(RecipeError, match="a mapping of keys, found list"):
         load_recipe(str(broken))
     with pytest.raises(ConfigError, match="must be KEY=VALUE"):
-        load_recipe("memorize", ["rows"])
+        load_recipe("facts-detect", ["rows"])
     for nowhere in ("rows.more=1", "rows.more.still=1", "stages.9.steps=1"):
         with pytest.raises(ConfigError, match="leads to nothing in the recipe"):
-            load_recipe("memorize", [nowhere])
+            load_recipe("facts-detect", [nowhere])

@@ -1,0 +1,121 @@
+"""`everlong train` as it is typed: real processes, told to stop, killed, resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from everlong_models.model import load_model
+from everlong_models.train.checkpoint import FILE
+from tests.models.train.conftest import recipe
+from tests.process import wait_for
+from tests.tinymodel import NOVEL, STORY
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "books-260").mkdir()
+    for file in (NOVEL, STORY):
+        (folder / "books-260" / file.name).write_text(file.read_text()[:100_000])
+    return folder
+
+
+@pytest.fixture
+def train(data, tmp_path):
+    """Starts `everlong train` on the tiny recipe, with `steps` steps."""
+    file = tmp_path / "tiny.yaml"
+
+    def start(*options: str, steps: int = 4, out: str = "run") -> subprocess.Popen[str]:
+        tree = recipe(stages=[{"segments": 1, "steps": steps}], save_minutes=0.001).model_dump(mode="json")
+        file.write_text(yaml.safe_dump(tree))
+        command = [sys.executable, "-m", "everlong_client", "train", str(file), "--data", str(data)]
+        return subprocess.Popen(
+            [*command, "--out", str(tmp_path / out), "--threads", "1", *options],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"COLUMNS": "300"},
+        )
+
+    return start
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    _, said = process.communicate(timeout=240)
+    return said
+
+
+def steps(folder: Path) -> list[int]:
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [entry["step"] for entry in entries if "loss" in entry]
+
+
+def test_a_run_leaves_a_model_a_curve_and_its_figures(train, tmp_path):
+    process = train()
+    said = finish(process)
+    assert process.returncode == 0, said
+    assert "accuracy" in said
+    assert "after 4 steps" in said
+    assert steps(tmp_path / "run") == [1, 2, 3, 4]
+    assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert load_model(str(tmp_path / "run" / "model"), models_dir=tmp_path).trained
+
+
+def test_told_to_stop_then_killed_then_resumed(train, tmp_path):
+    """SIGTERM ends with a checkpoint, SIGKILL without; what is resumed goes on and ends as if nothing had been."""
+    folder, many = tmp_path / "run", 60
+    process = train(steps=many)
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and len(steps(folder)) > 2)
+    process.send_signal(signal.SIGTERM)
+    said = finish(process)
+    assert process.returncode == 0
+    assert "go on with --resume" in said
+    stopped = len(steps(folder))
+    assert 2 < stopped < many
+    process = train("--resume", steps=many)
+    wait_for(lambda: len(steps(folder)) > stopped + 2)
+    process.kill()
+    finish(process)
+    process = train("--resume", steps=many)
+    assert "after 60 steps" in finish(process)
+    undisturbed = train(steps=many, out="undisturbed")
+    finish(undisturbed)
+    assert steps(folder) == list(range(1, many + 1))
+    model = "model/memory.safetensors"
+    assert (folder / model).read_bytes() == (tmp_path / "undisturbed" / model).read_bytes()
+    assert (folder / FILE).read_bytes() != b""
+
+
+def test_max_minutes(train, tmp_path):
+    process = train("--max-minutes", "0.0001", steps=5000)
+    said = finish(process)
+    assert process.returncode == 0
+    assert "stopped at step" in said
+    assert (tmp_path / "run" / FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--set", "optimizer.speed=1"], "optimizer.speed=1: Extra inputs are not permitted"),
+        (["--resume"], "nothing to resume"),
+        (["--set", "learner.memory=elephant"], "learner.memory='elephant'"),
+        (["--set", "learner.options.memory_tokens=24"], "must be smaller than segment_length=24"),
+        (["--set", "learner.backbone=./nowhere"], "no backbone './nowhere'"),
+        (["--set", "task.noise=books-9"], "no data set 'books-9'"),
+        (["--device", "cuda:7"], "cuda:7"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(train, options, error):
+    process = train(*options)
+    said = finish(process)
+    assert process.returncode == 1, said
+    assert error in said
+    assert "Traceback" not in said
