@@ -130,17 +130,26 @@ class Babilong(Task):
         raise TokenError(f"{segments} segments of {self._S} tokens hold no question of {task}")
 
     def samples(
-        self, task: BabiTask, length: int | None, count: int, *, seed: int, prompt: Prompt = "bare"
+        self,
+        task: BabiTask,
+        length: int | None,
+        count: int,
+        *,
+        seed: int,
+        prompt: Prompt = "bare",
+        room: int = ANSWER,
+        fewer: bool = False,
     ) -> list[Sample]:
-        """Held-out samples of exactly `length` tokens with prompt, question and `ANSWER` tokens for the answer; None is
+        """Held-out samples of exactly `length` tokens with prompt, question and `room` tokens for the answer; None is
         without noise.
 
-        The same questions for every length, except those that do not fit. Raises `TokenError` if fewer than `count` do.
+        The same questions for every length, except those that do not fit. Raises `TokenError` if fewer than `count` do,
+        or (`fewer`) none at all.
         """
         asked = babi.questions(self._data, task, held_out=True)[0]
         number = list(LABELS).index(task)
         order = np.random.default_rng([seed, 1, number]).permutation(len(asked))
-        most = None if length is None else length - ANSWER
+        most = None if length is None else length - room
         fitting = (asked[i] for i in order if most is None or self._least(asked[i], prompt, task) <= most)
         found: list[Sample] = []
         for question in fitting:
@@ -148,12 +157,13 @@ class Babilong(Task):
                 break
             random = np.random.default_rng([seed, 2, number, length or 0, len(found)])
             found.append(Sample(task, question, self._hide(random, question, self._held_out, prompt, task, most)))
-        if len(found) < count:
+        if len(found) < (1 if fewer else count):
             raise TokenError(f"{len(found)} questions of {task} fit into {length} tokens, {count} are wanted")
         return found
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
-        """`accuracy`, and that of each task, of `samples` questions in all, as equally many of each as can be.
+        """`accuracy`, and that of each task, of `samples` questions in all, as equally many of each as can be; of fewer
+        where fewer fit.
 
         `remembered`: the accuracy where all that the answer follows from was told before the last segment; nothing but
         the memory tells it then. Missing if there is no such sample.
@@ -164,8 +174,10 @@ class Babilong(Task):
         scores: dict[str, float] = {}
         for task, share in zip(self.config.tasks, shares, strict=True):
             if share:
-                found = self.answers(model, self.samples(task, segments * self._S, share, seed=0))
-                scores[task] = sum(answer.right for answer in found) / share
+                room = max(len(self.exchange.answer(label)) for label in LABELS[task])
+                chosen = self.samples(task, segments * self._S, share, seed=0, room=room, fewer=True)
+                found = self.answers(model, chosen)
+                scores[task] = sum(answer.right for answer in found) / len(found)
                 right += [answer.right for answer in found]
                 remembered += [answer.right for answer in found if self._is_far(answer.sample)]
         if remembered:

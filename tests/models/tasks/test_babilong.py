@@ -163,6 +163,7 @@ def test_samples_have_their_length_and_the_same_questions(task):
     line = task.exchange.tokenizer.decode(alone[0].asked.ids().tolist())
     assert line.index("Rose") < line.index(alone[0].question.facts[0])
     assert "Rose" not in task.exchange.tokenizer.decode(task.samples("qa1", None, 1, seed=3)[0].asked.ids().tolist())
+    assert 0 < len(task.samples("qa1", 60, 170, seed=0, fewer=True)) < 170
     with pytest.raises(TokenError, match="0 questions of qa1 fit into 40 tokens, 1 are wanted"):
         task.samples("qa1", 40, 1, seed=0)
 
