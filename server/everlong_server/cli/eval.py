@@ -224,11 +224,12 @@ def babilong(
     from everlong_models.tasks.babi import LABELS
     from everlong_server.measuring import measure_babilong
 
+    chosen = _chosen(tasks, LABELS, "--tasks")
     try:
         measured = measure_babilong(
             load(model, models_dir, threads, memory=memory, device=device),
             plain=plain,
-            tasks=[task for task in LABELS if task in _chosen(tasks, LABELS, "--tasks")],
+            tasks=[task for task in LABELS if task in chosen],
             lengths=[length.strip() for length in lengths.split(",")],
             samples=samples,
             prompt=prompt,
@@ -263,10 +264,11 @@ def dialogue(
     from everlong_models.eval.dialogue import WAYS
     from everlong_server.measuring import measure_dialogue
 
+    chosen = _chosen(ways, WAYS, "--ways")
     try:
         measured = measure_dialogue(
             load(model, models_dir, threads, memory=memory, device=device),
-            ways=[way for way in WAYS if way in _chosen(ways, WAYS, "--ways")],
+            ways=[way for way in WAYS if way in chosen],
             samples=samples,
             written=written,
             seed=seed,
