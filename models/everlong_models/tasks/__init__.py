@@ -4,15 +4,38 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from everlong_models.tasks.babilong import Babilong, BabilongConfig
+from everlong_models.tasks.continuation import Continuation, ContinuationConfig
+from everlong_models.tasks.dialogue import DialogueConfig, DialogueTask
 from everlong_models.tasks.facts import Facts, FactsConfig
 from everlong_models.tasks.language import Language, LanguageConfig
+from everlong_models.tasks.mixture import Mixture, MixtureConfig
+from everlong_models.tasks.reading import Reading, ReadingConfig
 from everlong_models.tasks.sorting import Sorting, SortingConfig
 from everlong_models.tasks.task import Batch, Setting, Task
 
-TaskChoice = FactsConfig | LanguageConfig | SortingConfig
+TaskChoice = (
+    BabilongConfig
+    | ContinuationConfig
+    | DialogueConfig
+    | FactsConfig
+    | LanguageConfig
+    | MixtureConfig
+    | ReadingConfig
+    | SortingConfig
+)
 """The config of any task; a recipe tells by `name` which it is."""
 
-TASKS: dict[str, type[Task]] = {"facts": Facts, "language": Language, "sorting": Sorting}
+TASKS: dict[str, type[Task]] = {
+    "babilong": Babilong,
+    "continuation": Continuation,
+    "dialogue": DialogueTask,
+    "facts": Facts,
+    "language": Language,
+    "mixture": Mixture,
+    "reading": Reading,
+    "sorting": Sorting,
+}
 """Every task by name."""
 
 

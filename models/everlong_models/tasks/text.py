@@ -104,8 +104,27 @@ class Noise:
 
     def run(self, random: np.random.Generator, length: int) -> np.ndarray:
         """`length` tokens from the beginning of a sentence on."""
-        start = int(random.choice(self._starts))
-        return self._ids[np.arange(start, start + length) % len(self._ids)]
+        start = self.start(random)
+        return self.cut(start, start + length)
+
+    def start(self, random: np.random.Generator) -> int:
+        """The place of a sentence's first token, for `cut`."""
+        return int(random.choice(self._starts))
+
+    def cut(self, start: int, end: int) -> np.ndarray:
+        """The tokens from `start` to `end` - 1; behind the last one comes the first."""
+        return self._ids[np.arange(start, end) % len(self._ids)]
+
+    def nearest(self, place: int) -> int:
+        """The beginning of a sentence that is nearest to `place`."""
+        turns, within = divmod(place, len(self._ids))
+        at = int(np.searchsorted(self._starts, within))
+        # The first sentence of the next turn and the last one of the turn before are neighbours, too.
+        around = [
+            int(self._starts[(at + step) % len(self._starts)]) + (at + step) // len(self._starts) * len(self._ids)
+            for step in (-1, 0)
+        ]
+        return turns * len(self._ids) + min(around, key=lambda start: abs(start - within))
 
     def run_with(self, random: np.random.Generator, length: int, words: Sequence[int]) -> np.ndarray:
         """As `run`, through a place where one of the tokens `words` stands; anywhere if there is none."""

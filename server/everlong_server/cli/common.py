@@ -36,15 +36,27 @@ def chosen_models_dir(given: Path | None) -> Path:
     return (given or load_settings().models_dir).expanduser()
 
 
-def load(name: str, models_dir: Path | None, threads: int | None) -> Model:
-    """The model of that name or folder. Raises `EverlongModelError`."""
+def load(
+    name: str | None, models_dir: Path | None, threads: int | None, *, memory: str | None = None, device: str = "cpu"
+) -> Model:
+    """The model of that name or folder, default the backbone that comes with the package; `memory`: around a backbone.
+
+    Raises `EverlongModelError`.
+    """
     import torch
 
+    from everlong_models.loading import DEFAULT_BACKBONE
     from everlong_models.model import load_model
 
     if threads is not None:
         torch.set_num_threads(threads)
-    return load_model(name, models_dir=chosen_models_dir(models_dir), progress=err.print)
+    return load_model(
+        name or DEFAULT_BACKBONE,
+        models_dir=chosen_models_dir(models_dir),
+        memory=memory,
+        device=device,
+        progress=err.print,
+    )
 
 
 def command() -> str:

@@ -14,6 +14,9 @@ from everlong_server.cli.common import DataDir, ModelsDir, Output, Threads, comm
 eval = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure how good models and answers are.")
 
 ModelName = Annotated[str, typer.Argument(help="a model's name or folder")]
+ModelOption = Annotated[str | None, typer.Option(help="a model's name or folder; default the backbone of the package")]
+MemoryOption = Annotated[str | None, typer.Option(help="the memory around a backbone; default window")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, …")]
 
 
 @eval.command()
@@ -194,3 +197,86 @@ def facts(
     except EverlongModelError as error:
         raise fail(str(error)) from None
     show(f"everlong eval facts --kind {kind}: {', '.join(model.name for model in loaded)}", rows, output)
+
+
+@eval.command()
+def babilong(
+    model: ModelOption = None,
+    memory: MemoryOption = None,
+    plain: Annotated[bool, typer.Option("--plain", help="the model's backbone alone, in its own window")] = False,
+    tasks: Annotated[str, typer.Option(help="with commas between them")] = "qa1,qa2,qa3,qa4,qa5",
+    lengths: Annotated[str, typer.Option(help="1k is 1,024 tokens, 0k facts alone")] = "0k,1k,2k,4k,8k,16k,32k",
+    samples: Annotated[int, typer.Option(help="questions of each task and length", min=1)] = 100,
+    prompt: Annotated[
+        Literal["auto", "few-shot", "bare"],
+        typer.Option(help="with an instruction and examples, or without; auto: without for a trained memory"),
+    ] = "auto",
+    seed: Annotated[int, typer.Option(help="of the sample", min=0)] = 0,
+    rows: Annotated[int | None, typer.Option(help="read at once; default 8, with --plain 1", min=1)] = None,
+    data: DataDir = Path("data"),
+    device: Device = "cpu",
+    threads: Threads = None,
+    output: Output = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """BABILong: questions about facts hidden in books, qa1 to qa5, beside published rows."""
+    from everlong_models import EverlongModelError
+    from everlong_models.tasks.babi import LABELS
+    from everlong_server.measuring import measure_babilong
+
+    chosen = _chosen(tasks, LABELS, "--tasks")
+    try:
+        measured = measure_babilong(
+            load(model, models_dir, threads, memory=memory, device=device),
+            plain=plain,
+            tasks=[task for task in LABELS if task in chosen],
+            lengths=[length.strip() for length in lengths.split(",")],
+            samples=samples,
+            prompt=prompt,
+            seed=seed,
+            rows=rows,
+            data=data,
+            console=err,
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    show(measured.title, measured.rows, output, **measured.figures)
+    for note in measured.notes:
+        out.print(f"[dim]{note}[/]")
+
+
+@eval.command()
+def dialogue(
+    model: ModelOption = None,
+    memory: MemoryOption = None,
+    ways: Annotated[str, typer.Option(help="where the document is")] = "none,window,memory",
+    samples: Annotated[int, typer.Option(help="responses, of whole dialogues, at least", min=1)] = 500,
+    written: Annotated[int, typer.Option(help="how many of them are written anew", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="of the sample", min=0)] = 0,
+    data: DataDir = Path("data"),
+    device: Device = "cpu",
+    threads: Threads = None,
+    output: Output = None,
+    models_dir: ModelsDir = None,
+) -> None:
+    """CMU-DoG: responses in a dialogue about a document that was read before it, beside published rows."""
+    from everlong_models import EverlongModelError
+    from everlong_models.eval.dialogue import WAYS
+    from everlong_server.measuring import measure_dialogue
+
+    chosen = _chosen(ways, WAYS, "--ways")
+    try:
+        measured = measure_dialogue(
+            load(model, models_dir, threads, memory=memory, device=device),
+            ways=[way for way in WAYS if way in chosen],
+            samples=samples,
+            written=written,
+            seed=seed,
+            data=data,
+            console=err,
+        )
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
+    show(measured.title, measured.rows, output, **measured.figures)
+    for note in measured.notes:
+        out.print(f"[dim]{note}[/]")

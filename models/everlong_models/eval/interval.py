@@ -1,0 +1,27 @@
+"""How sure a share of a sample is."""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+
+class Share(NamedTuple):
+    """A share and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def wilson(right: int, samples: int, confidence: float = 0.95) -> Share:
+    """The share of `right` among `samples`, with Wilson's score interval (1927):
+
+    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)
+    """
+    z, p = NormalDist().inv_cdf((1 + confidence) / 2), right / samples
+    middle = p + z * z / (2 * samples)
+    reach = z * math.sqrt(p * (1 - p) / samples + z * z / (4 * samples * samples))
+    scale = 1 + z * z / samples
+    return Share(p, max(0.0, (middle - reach) / scale), min(1.0, (middle + reach) / scale))

@@ -1,0 +1,279 @@
+"""Texts with questions and answers, one reader for each data set, as `Source` and `Asked`.
+
+A source is what is held out: its questions are all learnt from or none. Data sets that were released in parts keep
+them; of the others one source in ten is held out, by its name's hash. What `everlong eval grounded` tests on (the test
+parts, every second article of SQuAD) is neither.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from everlong_models.errors import DataError
+from everlong_models.tasks import text
+
+_LONG = 200
+"""Characters from which on a paragraph of a prompt is taken for its passage."""
+
+
+_IN_BOTH = frozenset(
+    {
+        "Warsaw",
+        "Normans",
+        "Computational_complexity_theory",
+        "Huguenot",
+        "Steam_engine",
+        "1973_oil_crisis",
+        "European_Union_law",
+        "Packet_switching",
+        "Immune_system",
+        "Harvard_University",
+        "Yuan_dynasty",
+        "Scottish_Parliament",
+        "Islamism",
+        "Imperialism",
+        "French_and_Indian_War",
+        "Force",
+    }
+)
+"""Articles that stand in XQuAD and in SQuAD 2.0's half."""
+
+
+class Asked(NamedTuple):
+    """`answer`: None if the text does not hold it. `parts`: of the source that it follows from, [start, end); None: all."""
+
+    question: str
+    answer: str | None
+    parts: tuple[int, int] | None = None
+
+
+class Source(NamedTuple):
+    """`parts`: sections, turns or paragraphs of a text, in order, `joint` between them; none: questions that need no text."""
+
+    name: str
+    parts: tuple[str, ...]
+    joint: str
+    asked: tuple[Asked, ...]
+
+
+def fairytaleqa(folder: Path, held_out: bool) -> list[Source]:
+    """Stories of about 2,200 words, in sections; validation stories are held out."""
+    part = "val" if held_out else "train"
+    sources = []
+    for file in _files(folder, f"questions/{part}/*-questions.csv"):
+        name = file.name.removesuffix("-questions.csv")
+        story = file.parents[2] / "section-stories" / part / f"{name}-story.csv"
+        parts: list[str] = []
+        numbers: dict[str, int] = {}
+        for _, row in _rows(story, ("section", "text")):
+            numbers[row["section"].strip()] = len(parts)
+            parts.append(row["text"].strip())
+        asked = []
+        for where, row in _rows(file, ("question", "cor_section", "answer1")):
+            sections = [section.strip() for section in row["cor_section"].split(",") if section.strip()]
+            if unknown := [section for section in sections if section not in numbers]:
+                raise DataError(f"{where}: section {unknown[0]!r} is not in {story.name}")
+            at = [numbers[section] for section in sections]
+            asked.append(Asked(row["question"].strip(), row["answer1"].strip(), (min(at), max(at) + 1)))
+        sources.append(Source(name, tuple(parts), "\n\n", tuple(asked)))
+    return sources
+
+
+def squality(folder: Path, held_out: bool) -> list[Source]:
+    """Stories of about 5,000 words with four long answers to each question; the development part is held out."""
+    sources = []
+    for where, story in _lines(folder, f"txt/{'dev' if held_out else 'train'}.jsonl"):
+        with _checked(where):
+            paragraphs = tuple(p.strip() for p in story["document"].split("\n\n") if p.strip())
+            asked = [
+                Asked(str(question["question_text"]).strip(), str(response["response_text"]).strip())
+                for question in story["questions"]
+                for response in question["responses"]
+            ]
+            sources.append(Source(str(story["metadata"]["passage_id"]), paragraphs, "\n\n", tuple(asked)))
+    return sources
+
+
+def qmsum(folder: Path, held_out: bool) -> list[Source]:
+    """Meetings of about 9,000 words with queries and the turns that these are about; the validation part is held out."""
+    sources = []
+    for file in _files(folder, f"ALL/{'val' if held_out else 'train'}/*.json"):
+        meeting = _json(file)
+        with _checked(str(file)):
+            turns = tuple(f"{turn['speaker']}: {turn['content']}" for turn in meeting["meeting_transcripts"])
+            asked = [Asked(str(one["query"]), str(one["answer"])) for one in meeting["general_query_list"]]
+            for one in meeting["specific_query_list"]:
+                spans = [(int(first), int(last)) for first, last in one["relevant_text_span"]]
+                start, end = min(first for first, _ in spans), max(last for _, last in spans) + 1
+                asked.append(Asked(str(one["query"]), str(one["answer"]), (start, min(end, len(turns)))))
+            sources.append(Source(file.stem, turns, "\n", tuple(asked)))
+    return sources
+
+
+def squad(folder: Path, held_out: bool) -> list[Source]:
+    """Paragraphs of every second article of SQuAD 2.0's half, with the questions that they do not answer."""
+    return _squad(next(iter(_files(folder, "dev-v2.0.json"))), held_out, articles=slice(0, None, 2))
+
+
+def xquad(folder: Path, held_out: bool) -> list[Source]:
+    """SQuAD's paragraphs in XQuAD, without the articles that stand in SQuAD 2.0's half."""
+    return _squad(next(iter(_files(folder, "xquad.en.json"))), held_out, without=_IN_BOTH)
+
+
+def policyqa(folder: Path, held_out: bool) -> list[Source]:
+    """Parts of privacy policies; of the test part every second policy is not used."""
+    return _squad(next(iter(_files(folder, "data/dev.json"))), held_out)
+
+
+def t0_docqa(folder: Path, held_out: bool) -> list[Source]:
+    """Prompts made from templates (P3): the longest paragraph is the text, if it is long, all else the question."""
+    sources = []
+    for file in _files(folder, "data_per_template/*.jsonl"):
+        for where, row in _lines(file.parent, file.name):
+            with _checked(where):
+                paragraphs = [p.strip() for p in str(row["prompt"]).split("\n") if p.strip()]
+                answer = str(row["completion"]).replace("<|endoftext|>", "").strip()
+                longest = max(range(len(paragraphs)), key=lambda i: len(paragraphs[i]))
+            if not answer:
+                continue  # a few templates ask for what a row lacks
+            passage = paragraphs.pop(longest) if len(paragraphs[longest]) >= _LONG else ""
+            if paragraphs:
+                name = passage or paragraphs[0]
+                question = Asked("\n".join(paragraphs), answer)
+                if _is_held_out(name) == held_out:
+                    sources.append(Source(name[:60], (passage,) if passage else (), "", (question,)))
+    return sources
+
+
+def instruct_rasbt(folder: Path, held_out: bool) -> list[Source]:
+    """Short instructions."""
+    (file,) = _files(folder, "instruction-data.json")
+    return _instructions(((f"{file}, entry {i}", row) for i, row in enumerate(_json(file, list))), held_out)
+
+
+def instruct_small(folder: Path, held_out: bool) -> list[Source]:
+    """Instructions written by people for Self-Instruct."""
+    rows = []
+    for name in ("seed_tasks.jsonl", "user_oriented_instructions.jsonl"):
+        for where, row in _lines(folder, name):
+            with _checked(where):
+                rows.append((where, {"instruction": row["instruction"]} | row["instances"][0]))
+    return _instructions(rows, held_out)
+
+
+SOURCES: dict[str, Callable[[Path, bool], list[Source]]] = {
+    "fairytaleqa": fairytaleqa,
+    "squality": squality,
+    "qmsum": qmsum,
+    "squad2_dev_half": squad,
+    "xquad_en": xquad,
+    "policyqa": policyqa,
+    "t0_docqa": t0_docqa,
+    "instruct_rasbt": instruct_rasbt,
+    "instruct_small": instruct_small,
+}
+"""Readers by the data set's name. They take its folder and whether held-out sources are wanted; they raise `DataError`
+naming file and line."""
+
+
+def read(data: Path, name: str, *, held_out: bool) -> list[Source]:
+    """The sources of a data set that have questions. Raises `DataError`, also if there is none."""
+    folder = text.find(data, name)
+    found = [source for source in SOURCES[name](folder, held_out) if source.asked]
+    if not found:
+        raise DataError(f"{folder} holds nothing {'held out' if held_out else 'to learn from'}")
+    return found
+
+
+def _instructions(rows: Iterable[tuple[str, dict[str, Any]]], held_out: bool) -> list[Source]:
+    sources = []
+    for where, row in rows:
+        with _checked(where):
+            asked, given, answer = (str(row[key]).strip() for key in ("instruction", "input", "output"))
+        if asked and answer and _is_held_out(asked) == held_out:
+            question = f"{asked}\n\n{given}" if given else asked
+            sources.append(Source(asked[:60], (), "", (Asked(question, answer),)))
+    return sources
+
+
+def _squad(
+    file: Path, held_out: bool, *, articles: slice = slice(None), without: frozenset[str] = frozenset()
+) -> list[Source]:
+    sources = []
+    stored = _json(file)
+    with _checked(str(file)):
+        for article in stored["data"][articles]:
+            title = str(article["title"])
+            if title in without or _is_held_out(title) != held_out:
+                continue
+            for number, paragraph in enumerate(article["paragraphs"]):
+                asked = [
+                    Asked(str(qa["question"]).strip(), str(qa["answers"][0]["text"]) if qa["answers"] else None)
+                    for qa in paragraph["qas"]
+                ]
+                sources.append(Source(f"{title} {number}", (str(paragraph["context"]),), "", tuple(asked)))
+    return sources
+
+
+def _is_held_out(name: str) -> bool:
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 10 == 0
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    found = sorted(folder.rglob(pattern))
+    if not found:
+        raise DataError(f"{folder} holds no {pattern}")
+    return found
+
+
+def _lines(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Lines of JSON, each with its place for complaints."""
+    (file,) = _files(folder, name)
+    for number, line in enumerate(text.read(file).splitlines(), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{file}, line {number}: {error.msg}") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{file}, line {number}: must be an object, found {type(row).__name__}")
+            yield f"{file}, line {number}", row
+
+
+def _json(file: Path, kind: type = dict) -> Any:
+    try:
+        stored = json.loads(text.read(file))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file}, line {error.lineno}: {error.msg}") from error
+    if not isinstance(stored, kind):
+        raise DataError(f"{file}: must be a {kind.__name__}, found {type(stored).__name__}")
+    return stored
+
+
+def _rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Rows of a CSV file, each with its place for complaints."""
+    reader = csv.DictReader(io.StringIO(text.read(file), newline=""))
+    if missing := [column for column in columns if column not in (reader.fieldnames or ())]:
+        raise DataError(f"{file}, line 1: no column {missing[0]!r}")
+    for row in reader:
+        where = f"{file}, line {reader.line_num}"
+        if empty := [column for column in columns if not (row[column] or "").strip()]:
+            raise DataError(f"{where}: nothing in column {empty[0]!r}")
+        yield where, row
+
+
+@contextmanager
+def _checked(where: str) -> Iterator[None]:
+    """Says where a value is missing or of the wrong kind."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        said = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{where}: {said}") from error
