@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everlong_models.errors import RunError, StateNotFinite
+from everlong_models.errors import ConfigError, RunError, StateNotFinite
 from everlong_models.loading import Progress
 from everlong_models.state import MemoryState
 from everlong_models.tasks import Setting, Task, made_tokenizer, make_task
@@ -82,7 +82,10 @@ class Run:
             raise RunError(f"{folder} holds a run: resume it, or choose another folder")
         self.recipe = recipe
         self.folder = folder
-        self.device = torch.device(device)
+        try:
+            self.device = torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError) as error:  # what torch raises for a device that is not there
+            raise ConfigError("device", str(device), str(error).splitlines()[0]) from error
         scratch = recipe.learner.backbone is None or isinstance(recipe.learner.backbone, ScratchBackbone)
         self.learner: Learner = make_learner(
             recipe.learner,
