@@ -27,6 +27,7 @@ from everlong_server.store.connection import Client, connect
 from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.passages import Passages
+from everlong_server.store.records import now
 from everlong_server.store.sessions import Sessions
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ class Services:
     conversations: Conversations
     memories: Memories
     metrics: Metrics
+    began: float
+    """Unix time in seconds."""
 
     @property
     def recall(self) -> Recall:
@@ -125,8 +128,9 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         )  # fmt: skip
         memories = Memories(engine, conversations, sessions, documents, blobs)
         yield Services(
-            settings, model, redis, blobs, documents, passages, sessions, engine, conversations, memories, metrics
-        )
+            settings, model, redis, blobs, documents, passages, sessions, engine, conversations, memories, metrics,
+            now(),
+        )  # fmt: skip
 
 
 async def _beat(jobs: Jobs, seconds: float) -> None:
