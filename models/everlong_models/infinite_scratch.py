@@ -46,7 +46,7 @@ class InfiniteScratchConfig(LongTermConfig):
     samples: int = 1024
     ridge: float = 1.0
     tau: Contraction = 0.75
-    output: Literal["zero", "random"] = "random"
+    output: Literal["zero", "random", "none"] = "random"
 
     def require_workable(self) -> None:
         super().require_workable()

@@ -49,8 +49,8 @@ class LongTermConfig(MemoryConfig):
     `source`: "raw" layer inputs (the paper's), or "normed", as the layer's own attention sees them: the raw ones of a
     Llama grow with depth, to coefficients of 5,000 in SmolLM2's upper layers where normed ones stay at 1.
     `output`: how W^O starts: at "zero", so that an untrained memory leaves a pretrained backbone's answers as they
-    were, or "random". `prior`: σ0 of the KL term, where untrained densities start. `min_variance`: least σ².
-    `seed`: of the initial weights and of sticky draws.
+    were, or "random"; "none" is a control: the memory is written and never read. `prior`: σ0 of the KL term, where
+    untrained densities start. `min_variance`: least σ². `seed`: of the initial weights and of sticky draws.
     """
 
     basis: int = 512
@@ -62,7 +62,7 @@ class LongTermConfig(MemoryConfig):
     bins: int = 128
     gate: Literal["full", "depthwise"] = "full"
     source: Literal["raw", "normed"] = "raw"
-    output: Literal["zero", "random"] = "zero"
+    output: Literal["zero", "random", "none"] = "zero"
     prior: float = 0.05
     min_variance: float = 1e-6
     seed: int = 0
@@ -158,6 +158,8 @@ class LayerMemory(nn.Module):
         density = self.density(look, queries)
         weights = expectation(density.mean, density.variance, self.centres, self.widths)  # (B, H, T, N)
         context = (weights @ look.values).transpose(1, 2).flatten(2)  # (B, T, H·d)
+        if self.config.output == "none":
+            context = context * 0  # all weights keep a gradient, of zero: an optimizer treats them as ever
         return self.output(context).to(queries.dtype), density
 
     def extend(self, past: Tensor, new: Tensor, counts: list[int], positions: Tensor | None = None) -> Tensor:

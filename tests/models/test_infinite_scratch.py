@@ -97,6 +97,16 @@ def test_nothing_enters_the_long_term_memory_before_the_short_term_one_is_full()
 
 
 @torch.no_grad()
+def test_without_output_only_the_short_term_memory_is_read():
+    model = build(output="none", short_term=4)
+    text = tokens(model, 1, 60)
+    state = model.read(text[:, :48], model.initial_state(1))
+    assert state["coefficients"].abs().max() > 0, "it is written all the same"
+    short = MemoryState({**model.initial_state(1).tensors, "short_term": state["short_term"], "held": state["held"]})
+    torch.testing.assert_close(model.forward(text[:, 48:], state), model.forward(text[:, 48:], short))
+
+
+@torch.no_grad()
 def test_rows_of_different_pasts_read_side_by_side():
     model = build(short_term=18, sticky="independent")
     text = tokens(model, 3, 36)

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from everlong_models.errors import ConfigError
 from everlong_models.memory import SegmentReader
 from everlong_models.tasks import text
-from everlong_models.tasks.language import Text, encode, measure, runs, split
+from everlong_models.tasks.language import Text, encode, measure, runs, shares, split
 from everlong_models.tokenizer import Tokenizer
 
 
@@ -33,19 +33,14 @@ def language(
     as trained. `forget`: tensors of the state that are emptied before every segment, to see what they are worth.
     Raises `ConfigError`, `DataError`.
     """
-    pieces = _pieces(data, texts)
-    wanted, found = samples * segments * memory.segment_length, 0
-    contents = []
-    for piece in pieces:  # as much as is needed; a token is seldom more than eight characters
-        if found > 8 * wanted:
-            break
-        contents.append(piece.read())
-        found += len(contents[-1])
-    tokens = runs(encode(iter(contents), tokenizer), samples, segments * memory.segment_length, texts)
+    length = segments * memory.segment_length
+    # More than is needed, as far as there is more: a token is seldom longer than eight characters.
+    contents = shares(_pieces(data, texts), 8 * samples * length)
+    tokens = runs(encode(contents, tokenizer), samples, length, texts)
     rows: list[dict[str, Any]] = []
-    for length in memory_lengths or (None,):
-        model = memory if length is None else extended(memory, length)
-        shown = {} if length is None else {"memory": length}
+    for positions in memory_lengths or (None,):
+        model = memory if positions is None else extended(memory, positions)
+        shown = {} if positions is None else {"memory": positions}
         rows.append(shown | measure(model, tokenizer, tokens, forget=forget).figures())
     return rows
 

@@ -34,7 +34,8 @@ _SHOWN = 100_000
 
 
 class LanguageConfig(TaskConfig):
-    """`texts`: the data set. `characters`: whole texts are taken until there are so many; as many are held out at most.
+    """`texts`: the data set. `characters`: whole texts are taken until there are so many; of those that are held out,
+    equal shares are taken until there are as many.
     `vocabulary`: tokens of the tokenizer that is made for a model from scratch; 257 are the bytes and an end mark,
     which makes a character-level model of English text."""
 
@@ -76,7 +77,7 @@ class Language(Task):
         kept, held_out = split(self._folder)
         order = np.random.default_rng([setting.seed, 2]).permutation(len(kept))
         self._stream = encode(_until([kept[i] for i in order], config.characters), self.tokenizer)
-        self._held_out = encode(_until(held_out, config.characters), self.tokenizer)
+        self._held_out = encode(shares(held_out, config.characters), self.tokenizer)
 
     @classmethod
     def make_tokenizer(cls, config: LanguageConfig, data: Path) -> PreTrainedTokenizerBase:
@@ -140,6 +141,16 @@ def _until(pieces: Sequence[Text], characters: int) -> Iterator[str]:
         content = piece.read()
         characters -= len(content)
         yield content
+
+
+def shares(pieces: Sequence[Text], characters: int) -> Iterator[str]:
+    """An equal share of about `characters` characters of each text, from its middle: few texts would say little, as
+    one book is easier than the next."""
+    share = -(-characters // len(pieces))
+    for piece in pieces:
+        content = piece.read()
+        start = max(0, (len(content) - share) // 2)
+        yield content[start : start + share]
 
 
 def encode(contents: Iterator[str], tokenizer: Tokenizer) -> NDArray[np.int64]:

@@ -23,7 +23,11 @@ def byte_level(texts: Iterable[str], size: int) -> PreTrainedTokenizerBase:
 
 
 def symbols(names: Iterable[str]) -> PreTrainedTokenizerBase:
-    """One token for each of the `names`, written with spaces between them; ids are 0, 1, … in their order."""
-    tokenizer = FastTokenizer(models.WordLevel({name: index for index, name in enumerate(names)}))
+    """One token for each of the `names`, written with spaces between them; ids are 0, 1, … in their order.
+
+    Any other word is taken for the last of them: a model of symbols can be loaded and served like any other.
+    """
+    ids = {name: index for index, name in enumerate(names)}
+    tokenizer = FastTokenizer(models.WordLevel(ids, unk_token=list(ids)[-1]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

@@ -154,6 +154,7 @@ def _llama(sizes: ScratchBackbone, vocabulary: int) -> LlamaForCausalLM:
         num_key_value_heads=sizes.heads,
         max_position_embeddings=sizes.positions,
         tie_word_embeddings=True,
+        initializer_range=sizes.initial_std,
         bos_token_id=0,
         eos_token_id=0,
     )

@@ -23,13 +23,14 @@ class _Part(BaseModel):
 
 
 class ScratchBackbone(_Part):
-    """A Llama with random weights: sizes as in its paper. `positions`: default, as many as the memory needs."""
+    """A Llama with random weights: `initial_std`: their standard deviation; small widths want more than the usual."""
 
     width: int = Field(ge=2)
     layers: int = Field(ge=1)
     heads: int = Field(ge=1)
     feed_forward: int = Field(ge=1)
     positions: int = Field(2048, ge=2)
+    initial_std: float = Field(0.02, gt=0)
 
 
 class Adapters(_Part):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from everlong_models.errors import ConfigError, DataError
 from everlong_models.state import MemoryState
-from everlong_models.tasks.language import Language, LanguageConfig, measure, split
+from everlong_models.tasks.language import Language, LanguageConfig, Text, measure, shares, split
 from everlong_models.tasks.task import Setting
 from everlong_models.tokenizer import Tokenizer
 from everlong_models.transformer_xl import TransformerXL, TransformerXLConfig
@@ -89,6 +89,15 @@ def test_held_out_text_is_never_trained_on(data: Path) -> None:
     assert not any(letters[piece.file] in trained for piece in held_out)
     assert any(letters[piece.file] in measured for piece in held_out)
     assert not any(letters[piece.file] in measured for piece in kept)
+
+
+def test_every_held_out_text_is_measured_from_its_middle(tmp_path: Path) -> None:
+    pieces = []
+    for letter in "abc":
+        (tmp_path / letter).write_text("-" * 100 + letter * 50 + "-" * 100)
+        pieces.append(Text(tmp_path / letter))
+    assert list(shares(pieces, 30)) == ["a" * 10, "b" * 10, "c" * 10]
+    assert [len(content) for content in shares(pieces, 10_000)] == [250] * 3
 
 
 def test_the_last_tenth_of_a_single_text_is_held_out(tmp_path: Path) -> None:

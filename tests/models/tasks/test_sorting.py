@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from everlong_models.errors import ConfigError
+from everlong_models.eval.sorting import sorting
+from everlong_models.model import load_model
 from everlong_models.state import MemoryState
 from everlong_models.tasks.sorting import Sorting, SortingConfig, by_frequency, drifting
 from everlong_models.tasks.task import Setting
 from everlong_models.tokenizer import Tokenizer
+from everlong_models.train.learner import LearnerRecipe, make_learner
 
 V, S = 5, 8
 
@@ -133,3 +136,19 @@ def test_a_segment_must_hold_the_answer() -> None:
     with pytest.raises(ConfigError, match="segment_length=5: must hold the separator and 5 symbols, 6 tokens"):
         task(segment_length=V)
     task(segment_length=V + 1)
+
+
+def test_a_trained_model_can_be_loaded(tmp_path: Path) -> None:
+    """Symbols know no chat, which loading must survive."""
+    options = {"segment_length": S, "width": 8, "layers": 1, "heads": 1, "feed_forward": 8, "memory_length": S}
+    recipe = LearnerRecipe(memory="transformer_xl", options=options, learn="all")
+    learner = make_learner(
+        recipe,
+        made_tokenizer=Sorting.make_tokenizer(SortingConfig(symbols=V), Path()),
+        models_dir=tmp_path,
+        device=torch.device("cpu"),
+        seed=0,
+    )
+    learner.save(tmp_path / "sorter", "")
+    loaded = load_model(str(tmp_path / "sorter"), models_dir=tmp_path)
+    assert sorting(loaded.memory, loaded.tokenizer, lengths=[2 * S], samples=2)[0]["symbols"] == 2 * S

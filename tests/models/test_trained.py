@@ -1,0 +1,30 @@
+"""The small trained models that come with the package do what is said of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from everlong_models.eval.facts import facts
+from everlong_models.model import PACKAGED, load_model
+from everlong_models.weights import MANIFEST
+
+
+def test_they_are_small():
+    sizes = [file.stat().st_size for file in PACKAGED.rglob("*") if file.is_file()]
+    assert 0 < sum(sizes) <= 5_000_000
+
+
+@pytest.mark.parametrize("kind", ["memorize", "detect"])
+def test_a_fact_is_known_far_beyond_the_seven_segments_of_training(kind, tmp_path):
+    """By chance, a sixth is right."""
+    model = load_model("rmt-detect", models_dir=tmp_path)
+    assert model.trained
+    rows = facts([(model.memory, model.tokenizer)], kind, lengths=[1, 7, 64], samples=16)
+    assert [row["segments"] for row in rows] == [1, 7, 64]
+    assert min(row["accuracy"] for row in rows) >= 0.9
+
+
+@pytest.mark.parametrize("folder", sorted(PACKAGED.iterdir()), ids=lambda folder: folder.name)
+def test_each_says_what_it_is(folder, tmp_path):
+    assert (folder / MANIFEST).is_file()
+    assert load_model(folder.name, models_dir=tmp_path).description
