@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import OpenAI
@@ -388,6 +390,20 @@ def test_what_was_forgotten_is_read_again(client: OpenAI, server: Server) -> Non
     assert again.choices[0].message.content
 
 
+def test_a_known_dialogue_outlives_the_server(new_server: Any) -> None:
+    server = new_server(recall_passages=0).start()
+    with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
+        said = [user("Tell me of it. " * 40)]
+        said.append(chat(client, *said).choices[0].message)
+        known = chat(client, *said, user("And?"))
+        server.kill9()
+        server.start()
+        again = chat(client, *said, user("And?"))
+    assert again.choices[0].message.content == known.choices[0].message.content
+    assert again.usage == known.usage
+    assert again.usage.prompt_tokens_details.cached_tokens > 0
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
@@ -490,3 +506,21 @@ def test_a_draining_server_ends_a_stream_with_an_error(new_server: Any) -> None:
         assert error.value.code == "draining"
         server.process.wait(60)
         server.process = None
+
+
+def test_a_server_without_its_store_is_an_internal_server_error(new_server: Any) -> None:
+    server = new_server(redis_url="redis://127.0.0.1:1")
+    server.launch()
+
+    def answers() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return server.http.get("/livez").status_code == 200
+        return False
+
+    wait_for(answers, 120, "for the server to listen")
+    with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=120) as client:
+        for ask in (client.models.list, client.files.list, lambda: chat(client, user("Hi."))):
+            with pytest.raises(openai.InternalServerError) as error:
+                ask()
+            assert of(error) == ("loading", None)
+            assert int(error.value.response.headers["retry-after"]) >= 1
