@@ -34,8 +34,8 @@ def test_the_curl_commands_of_the_readme(server: Server) -> None:
     assert ids.keys() == {"doc_…", "ses_…", "msg_…"}
 
 
-def test_the_python_example_of_the_readme(server: Server) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL), ids=["client", "openai"])
+def test_the_python_examples_of_the_readme(server: Server, code: str) -> None:
     code = code.replace("http://127.0.0.1:8080", server.url)
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False

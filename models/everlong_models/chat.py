@@ -6,6 +6,12 @@ A dialogue about documents is one long user message that starts with them:
 
 `head`, `ask` and `turn` come from the tokenizer's chat template, so that an instruct model sees just what it was
 trained on; a document is read once behind `head` and shared by every session that asks about it.
+
+Instructions (the system's message) stand where the template puts them if there is no document before them:
+
+    system[0]  instructions  system[1]  question  ask  answer …
+
+Else they are the first thing behind the documents, as they are for a template that knows no system.
 """
 
 from __future__ import annotations
@@ -23,12 +29,14 @@ _A, _B, _C = "\x01a\x01", "\x01b\x01", "\x01c\x01"
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
     """Token ids. `head`: before the first text. `separator`: after a document. `ask`: from a question to its answer.
-    `turn`: from an answer to the next question."""
+    `turn`: from an answer to the next question. `system`: before instructions, and from them to the first text; None if
+    the template has no place for them."""
 
     head: tuple[int, ...]
     separator: tuple[int, ...]
     ask: tuple[int, ...]
     turn: tuple[int, ...]
+    system: tuple[tuple[int, ...], tuple[int, ...]] | None
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> ChatFormat:
@@ -58,4 +66,19 @@ class ChatFormat:
             separator=tuple(tokenizer.encode_markup("\n\n")),
             ask=tuple(tokenizer.encode_markup(ask)),
             turn=tuple(tokenizer.encode_markup(turn)),
+            system=_system(tokenizer),
         )
+
+
+def _system(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    if not tokenizer.chat_template:
+        return None
+    messages = [{"role": "system", "content": _A}, {"role": "user", "content": _B}]
+    try:
+        before, found_a, rest = tokenizer.render(messages, answer=False).partition(_A)
+    except (TemplateError, TypeError, ValueError):  # many a template raises for a system's message
+        return None
+    behind, found_b, _ = rest.partition(_B)
+    if not (found_a and found_b):
+        return None
+    return tuple(tokenizer.encode_markup(before)), tuple(tokenizer.encode_markup(behind))

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
 from everlong_server.api import documents, errors, health, sessions, stream
+from everlong_server.api.openai import chat, files
 from everlong_server.metrics import Metrics
 from everlong_server.services import Services, running
 from everlong_server.settings import Settings
@@ -74,7 +75,7 @@ def create_app(
     app.state.services = None
     app.state.metrics = metrics
     errors.install(app)
-    for module in (documents, sessions, stream, health):
+    for module in (documents, sessions, stream, files, chat, health):
         app.include_router(module.router)
     app.add_middleware(_Guard, limit=settings.max_body_bytes, metrics=metrics)
     return app
@@ -106,6 +107,9 @@ async def _in_daemon(load: Callable[[], Model]) -> Model:
     return await future
 
 
+UPLOADS = ("/v1/documents", "/v1/files")
+
+
 class _Guard:
     """Counts requests, and bounds the bodies of all but uploads, which bound themselves as they are streamed."""
 
@@ -119,7 +123,7 @@ class _Guard:
             await self._app(scope, receive, send)
             return
         received = 0
-        upload = scope["method"] == "POST" and scope["path"].rstrip("/") == "/v1/documents"
+        upload = scope["method"] == "POST" and scope["path"].rstrip("/") in UPLOADS
 
         async def bounded() -> Message:
             nonlocal received

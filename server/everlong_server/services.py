@@ -23,10 +23,12 @@ from everlong_server.engine.reading import Reader
 from everlong_server.metrics import Metrics
 from everlong_server.settings import Settings
 from everlong_server.store.blobs import Blobs
+from everlong_server.store.chats import Chats
 from everlong_server.store.connection import Client, connect
 from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.passages import Passages
+from everlong_server.store.records import now
 from everlong_server.store.sessions import Sessions
 
 log = logging.getLogger(__name__)
@@ -43,10 +45,13 @@ class Services:
     documents: Documents
     passages: Passages
     sessions: Sessions
+    chats: Chats
     engine: Engine
     conversations: Conversations
     memories: Memories
     metrics: Metrics
+    began: float
+    """Unix time in seconds."""
 
     @property
     def recall(self) -> Recall:
@@ -82,6 +87,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         jobs = Jobs(redis, model.fingerprint, replica, settings.lease_seconds)
         documents = Documents(redis)
         sessions = Sessions(redis, replica, settings.lease_seconds)
+        chats = Chats(redis, settings.chat_seconds)
         blobs = Blobs(settings.blobs)
         passages = Passages(blobs, documents)
         alone = settings.redis_url is None
@@ -120,13 +126,14 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
 
         stack.push_async_callback(end)
         conversations = Conversations(
-            engine, sessions, documents, passages, metrics,
+            engine, sessions, chats, documents, passages, metrics,
             lease_seconds=settings.lease_seconds, max_message_chars=settings.max_message_chars,
         )  # fmt: skip
         memories = Memories(engine, conversations, sessions, documents, blobs)
         yield Services(
-            settings, model, redis, blobs, documents, passages, sessions, engine, conversations, memories, metrics
-        )
+            settings, model, redis, blobs, documents, passages, sessions, chats, engine, conversations, memories, metrics,
+            now(),
+        )  # fmt: skip
 
 
 async def _beat(jobs: Jobs, seconds: float) -> None:

@@ -71,6 +71,12 @@ class Settings(BaseSettings):
         0.3, gt=0, lt=1, description="share of the device's time that documents get while answers are generated"
     )
     checkpoint_seconds: float = Field(1.0, ge=0, description="a document's state is saved at least this often")
+    chat_seconds: float = Field(
+        3600.0,
+        gt=0,
+        le=1e9,
+        description="a chat completion's memory is kept so long; later its messages are read again",
+    )
     lease_seconds: float = Field(15.0, gt=0, description="a writer that is silent for so long loses its session")
     keepalive_seconds: float = Field(15.0, gt=0, description="comment on idle event streams, ping on WebSockets")
     drain_seconds: float = Field(30.0, ge=0, description="time that running answers get to finish at SIGTERM")

@@ -63,6 +63,26 @@ def test_the_templates_marks_are_special_tokens():
     assert start in chat.turn
 
 
+@pytest.mark.parametrize("name", ["chatml", "system"])
+def test_instructions_stand_where_the_template_has_them(name):
+    tokens = tokenizer(TEMPLATES[name])
+    chat = ChatFormat.of(tokens)
+    assert chat.system is not None
+    before, behind = chat.system
+    ids = [*before, *tokens.encode("Be brief."), *behind, *tokens.encode("Why?"), *chat.ask]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    assert tokens.decode(ids, skip_special=False) == tokens.render(messages, answer=True)
+
+
+REFUSING = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHAT
+SILENT = "{% for m in messages if m['role'] != 'system' %}{{ m['content'] }}|{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [None, REFUSING, SILENT])
+def test_a_template_may_have_no_place_for_instructions(template):
+    assert ChatFormat.of(tokenizer(template)).system is None
+
+
 def test_without_a_template_the_format_is_plain_text():
     tokens = tokenizer(None)
     chat = ChatFormat.of(tokens)

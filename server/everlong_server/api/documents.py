@@ -13,9 +13,10 @@ from sse_starlette import EventSourceResponse
 from everlong_server.api import schemas
 from everlong_server.api.errors import RESPONSES
 from everlong_server.api.events import event_stream
-from everlong_server.api.upload import receive
+from everlong_server.api.upload import Form, receive
 from everlong_server.api.views import Served, document_view
 from everlong_server.errors import NotFound, Unavailable
+from everlong_server.services import Services
 from everlong_server.store.records import Document, is_id, new_id, now
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=RESPONSES)
@@ -48,17 +49,24 @@ async def upload(
     filename: Annotated[str | None, Query(max_length=255, description="a name for people")] = None,
 ) -> schemas.Document:
     """Uploads UTF-8 text: as the body, or as the part `file` of a form. Reading goes on in the background."""
+    return await document_view(services, await stored(request, services, filename))
+
+
+async def stored(
+    request: Request, services: Services, filename: str | None = None, form: Form | None = None
+) -> Document:
+    """The document that `request` uploads, acknowledged: its text and facts are on disk and its reading is queued."""
     if services.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
-    document_id = new_id("doc")
-    received = await receive(request, services.blobs, document_id, services.settings.max_document_bytes)
+    document_id, limit = new_id("doc"), services.settings.max_document_bytes
+    received = await receive(request, services.blobs, document_id, limit, form)
     document = Document(document_id, received.filename or filename, received.bytes, received.text_offset, now())
     try:
         await services.documents.create(document, services.model.fingerprint)
     except BaseException:
         await services.blobs.delete(document_id)
         raise
-    return await document_view(services, document)
+    return document
 
 
 @router.get("")

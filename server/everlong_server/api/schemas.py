@@ -208,6 +208,7 @@ class ServedModel(Wire):
 
     id: str
     object: Literal["model"] = "model"
+    created: int = Field(description="Unix time in seconds since when this server serves it")
     owned_by: str = "everlong"
     backbone: str | None = Field(description="null for a model trained from scratch")
     memory: str

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -15,6 +14,7 @@ from everlong_server.api.documents import After, Limit
 from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
 from everlong_server.api.events import event_stream
 from everlong_server.api.views import Served, memory_view, session_view
+from everlong_server.api.waiting import unless_gone
 from everlong_server.engine.conversation import Turn
 from everlong_server.engine.grounding import Recall
 from everlong_server.errors import InvalidRequest, NotFound
@@ -95,43 +95,37 @@ async def send(session_id: str, body: schemas.CreateMessage, request: Request, s
     turn = await services.conversations.send(session_id, *said(services, body))
     if body.stream:
         return event_stream(turn.events, services.settings.keepalive_seconds)
-    message = await _whole(turn, request)
+    message = await unless_gone(request, _whole(turn))
     return Response(status_code=CLIENT_CLOSED) if message is None else JSONResponse(message)
 
 
 def said(services: Services, body: schemas.CreateMessage) -> tuple[str, SamplingParams, Recall]:
     """A message's words, how its answer is drawn, and what it is grounded on. Raises `InvalidRequest`."""
-    sampling = SamplingParams(**body.model_dump(include=set(SamplingParams.model_fields)))
-    asked, usual, sight = body.recall, services.recall, services.model.memory.sight
+    return body.content, sampling(body), recall(services, body.recall)
+
+
+def sampling(body: SamplingParams) -> SamplingParams:
+    """How an answer is drawn, of a request that says more than that."""
+    return SamplingParams(**body.model_dump(include=set(SamplingParams.model_fields)))
+
+
+def recall(services: Services, asked: schemas.Recall | Literal[False]) -> Recall:
+    """What an answer is grounded on. Raises `InvalidRequest`."""
+    usual, sight = services.recall, services.model.memory.sight
     if not asked:
-        return body.content, sampling, Recall(0, 0)
+        return Recall(0, 0)
     if asked.tokens is not None and asked.tokens > sight:
         raise InvalidRequest(
             f"recall.tokens: {asked.tokens} tokens; the model sees {sight} at once", param="recall.tokens"
         )
     passages = usual.passages if asked.passages is None else asked.passages
-    return body.content, sampling, Recall(passages, asked.tokens or usual.tokens)
+    return Recall(passages, asked.tokens or usual.tokens)
 
 
-async def _whole(turn: Turn, request: Request) -> dict[str, Any] | None:
-    """The complete message; None if the caller goes away, upon which the answer ends within one step."""
-
-    async def last() -> dict[str, Any]:
-        message: dict[str, Any] = {}
-        async with contextlib.aclosing(turn.events) as events:
-            async for event in events:
-                message = event.get("message", message)
-        return message
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    answer, left = asyncio.create_task(last()), asyncio.create_task(gone())
-    try:
-        await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
-        return await answer if answer.done() else None
-    finally:
-        left.cancel()
-        answer.cancel()
-        await asyncio.gather(answer, left, return_exceptions=True)
+async def _whole(turn: Turn) -> dict[str, Any]:
+    """The complete message."""
+    message: dict[str, Any] = {}
+    async with contextlib.aclosing(turn.events) as events:
+        async for event in events:
+            message = event.get("message", message)
+    return message

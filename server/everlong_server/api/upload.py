@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from python_multipart.exceptions import FormParserError
@@ -28,6 +29,9 @@ _BOM = codecs.BOM_UTF8
 # curl --data-binary says application/x-www-form-urlencoded unless told otherwise.
 _RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 _MAX_NAME = 255
+
+Form = Mapping[str, Sequence[str]]
+"""Fields of a form, and the values that each can have."""
 
 
 @dataclass(slots=True)
@@ -92,20 +96,27 @@ class Received:
     filename: str | None
 
 
-async def receive(request: Request, blobs: Blobs, name: str, limit: int) -> Received:
-    """The request's document in the blob `name`, durable. Raises what is wrong with it, leaving no blob behind."""
+async def receive(request: Request, blobs: Blobs, name: str, limit: int, form: Form | None = None) -> Received:
+    """The request's document in the blob `name`, durable. Raises what is wrong with it, leaving no blob behind.
+
+    `form`: what must stand beside the document, which then has to be part of a form.
+    """
     length = request.headers.get("content-length")
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     multipart = kind == b"multipart/form-data"
     if length is not None and length.isdigit() and int(length) > limit + (4096 if multipart else 0):
         raise too_large(limit)
+    if form and not multipart:
+        raise UnsupportedMedia(
+            f"content type {kind.decode('latin-1')[:60]!r}: send multipart/form-data", param="content-type"
+        )
     if not multipart:
         _check_type(kind.decode("latin-1"), options.get(b"charset", b"utf-8").decode("latin-1"))
     writer = await blobs.create(name)
     try:
         text = Text(limit)
         if multipart:
-            filename = await _multipart(request, writer, text, options.get(b"boundary", b""))
+            filename = await _multipart(request, writer, text, options.get(b"boundary", b""), form or {})
         else:
             filename = request.query_params.get("filename")
             async for data in request.stream():
@@ -130,63 +141,102 @@ def _check_type(kind: str, charset: str) -> None:
         raise UnsupportedMedia(f"charset {charset[:60]!r}: send UTF-8", param="content-type")
 
 
-async def _multipart(request: Request, writer: BlobWriter, text: Text, boundary: bytes) -> str | None:
-    """Streams the part named `file`; its file name. Other parts are errors."""
+async def _multipart(request: Request, writer: BlobWriter, text: Text, boundary: bytes, form: Form) -> str | None:
+    """Streams the part named `file`; its file name. Of other parts, those of `form` must be there; the rest are errors."""
     if not boundary:
         raise InvalidRequest("multipart body without a boundary", param="content-type", code="invalid_multipart")
-    header: dict[bytes, bytes] = {}
-    name, value = bytearray(), bytearray()
-    found: list[str | None] = []
-    waiting: list[bytes] = []
-    ended = False
+    parts = _Parts(form)
+    try:
+        parser = MultipartParser(
+            boundary,
+            {
+                "on_header_field": lambda data, start, stop: parts.name.extend(data[start:stop]),
+                "on_header_value": lambda data, start, stop: parts.value.extend(data[start:stop]),
+                "on_header_end": parts.header_end,
+                "on_headers_finished": parts.headers_finished,
+                "on_part_data": parts.part_data,
+                "on_part_end": parts.part_end,
+                "on_end": parts.end,
+            },
+        )
+        async for data in request.stream():
+            parser.write(data)
+            for part in parts.waiting:
+                text.feed(part)
+                await writer.write(part)
+            parts.waiting.clear()
+        parser.finalize()
+    except FormParserError as error:  # of a boundary that is too long, too
+        raise InvalidRequest(f"malformed multipart body: {error}", code="invalid_multipart") from None
+    return parts.finish()
 
-    def header_end() -> None:
-        header[bytes(name).lower()] = bytes(value)
-        name.clear()
-        value.clear()
 
-    def headers_finished() -> None:
-        _, options = parse_options_header(header.get(b"content-disposition", b""))
+@dataclass(slots=True)
+class _Parts:
+    """The parts of a form as they come: the document's bytes go into `waiting`, fields are checked here."""
+
+    form: Form
+    name: bytearray = field(default_factory=bytearray)
+    value: bytearray = field(default_factory=bytearray)
+    waiting: list[bytes] = field(default_factory=list)
+    _header: dict[bytes, bytes] = field(default_factory=dict)
+    _files: list[str | None] = field(default_factory=list)
+    _fields: dict[str, bytearray] = field(default_factory=dict)
+    _field: str | None = None
+    """The field whose value is coming; None: the document."""
+    _ended: bool = False
+
+    def header_end(self) -> None:
+        self._header[bytes(self.name).lower()] = bytes(self.value)
+        self.name.clear()
+        self.value.clear()
+
+    def headers_finished(self) -> None:
+        _, options = parse_options_header(self._header.get(b"content-disposition", b""))
         part = options.get(b"name", b"").decode("utf-8", "replace")
-        header.clear()
+        self._header.clear()
+        self._field = None
+        if part in self.form and part not in self._fields:
+            self._field, self._fields[part] = part, bytearray()
+            return
         if part != "file":
             raise InvalidRequest(
                 f"unknown part {part[:60]!r}; send the document as the part 'file'",
                 param=part[:60],
                 code="unknown_parameter",
             )
-        if found:
+        if self._files:
             raise InvalidRequest("more than one document in one request", param="file")
         given = options.get(b"filename")
-        found.append(given.decode("utf-8", "replace") if given is not None else None)
+        self._files.append(given.decode("utf-8", "replace") if given is not None else None)
 
-    def end() -> None:
-        nonlocal ended
-        ended = True
+    def part_data(self, data: bytes, start: int, stop: int) -> None:
+        if self._field is None:
+            self.waiting.append(data[start:stop])
+            return
+        value = self._fields[self._field]
+        value += data[start : min(stop, start + _MAX_NAME)]
+        if len(value) > _MAX_NAME:  # no value is so long: it need not be kept to see that it is wrong
+            self.part_end()
 
-    try:
-        parser = MultipartParser(
-            boundary,
-            {
-                "on_header_field": lambda data, start, stop: name.extend(data[start:stop]),
-                "on_header_value": lambda data, start, stop: value.extend(data[start:stop]),
-                "on_header_end": header_end,
-                "on_headers_finished": headers_finished,
-                "on_part_data": lambda data, start, stop: waiting.append(data[start:stop]),
-                "on_end": end,
-            },
-        )
-        async for data in request.stream():
-            parser.write(data)
-            for part in waiting:
-                text.feed(part)
-                await writer.write(part)
-            waiting.clear()
-        parser.finalize()
-    except FormParserError as error:  # of a boundary that is too long, too
-        raise InvalidRequest(f"malformed multipart body: {error}", code="invalid_multipart") from None
-    if not found:
-        raise InvalidRequest("multipart body without a part 'file'", param="file", code="missing_parameter")
-    if not ended:
-        raise InvalidRequest("the multipart body was cut off", code="invalid_multipart")
-    return found[0]
+    def part_end(self) -> None:
+        if self._field is not None:
+            given, allowed = self._fields[self._field].decode("utf-8", "replace"), self.form[self._field]
+            if given not in allowed:
+                raise InvalidRequest(
+                    f"{self._field}: {given[:60]!r}; it can be {' or '.join(map(repr, allowed))}", param=self._field
+                )
+
+    def end(self) -> None:
+        self._ended = True
+
+    def finish(self) -> str | None:
+        """The document's file name. Raises what is missing."""
+        if not self._files:
+            raise InvalidRequest("multipart body without a part 'file'", param="file", code="missing_parameter")
+        for name in self.form:
+            if name not in self._fields:
+                raise InvalidRequest(f"multipart body without a part {name!r}", param=name, code="missing_parameter")
+        if not self._ended:
+            raise InvalidRequest("the multipart body was cut off", code="invalid_multipart")
+        return self._files[0]

@@ -113,6 +113,7 @@ def model_view(services: Services) -> schemas.ServedModel:
     model = services.model
     return schemas.ServedModel(
         id=model.name,
+        created=int(services.began),
         backbone=model.backbone_name,
         memory=model.memory_name,
         memory_trained=model.trained,

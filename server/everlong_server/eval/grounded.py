@@ -229,7 +229,7 @@ class _Answers:
         self._services, self._plan, self._recall = services, plan, recall
         self._template = TEMPLATES[plan.template]
         self._conversations = Conversations(
-            services.engine, services.sessions, services.documents, services.passages, services.metrics,
+            services.engine, services.sessions, services.chats, services.documents, services.passages, services.metrics,
             lease_seconds=settings.lease_seconds, max_message_chars=settings.max_message_chars, template=self._template,
         )  # fmt: skip
         self._sampling = SamplingParams(temperature=0, max_tokens=plan.max_tokens, seed=plan.seed)

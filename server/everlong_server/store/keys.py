@@ -37,6 +37,8 @@ KEYS = (
     Key("everlong:session:*:messages", "list", "the dialogue as JSON", "none: until DELETE of its session", False),
     Key("everlong:session:*:lease", "string", "who may write the session: replica and fencing token",
         "lease_seconds, renewed while an answer is generated", True),
+    Key("everlong:chat:*", "hash", "where a dialogue stood that its caller keeps: state, open segment and position, by "
+        "the digest of what was said", "chat_seconds after its last use", True),
     Key("everlong:replica:*", "string", "that a server process is alive", "lease_seconds, renewed by the process", True),
     Key("everlong:fence", "string", "the last fencing token given out", "none: must only grow", False),
 )  # fmt: skip
@@ -81,6 +83,11 @@ def session_messages(session_id: str) -> str:
 def session_lease(session_id: str) -> str:
     """The lease on a session."""
     return f"everlong:session:{session_id}:lease"
+
+
+def chat(digest: str) -> str:
+    """Where a dialogue stood, by the digest of what was said."""
+    return f"everlong:chat:{digest}"
 
 
 def jobs(model: str) -> str:

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 Hash = Mapping[bytes, bytes]
 _ID = re.compile(r"(doc|ses)_[0-9a-f]{32}")
@@ -146,6 +147,14 @@ class Reading:
             state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,
             error=json.loads(stored[b"error"]) if stored.get(b"error") else None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message of a dialogue. The first of it may be the system's; then user and assistant take turns."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,227 @@
+"""`/v1/chat/completions`: a dialogue that the caller says in full each time; what is known of it is not read again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
+from everlong_server.api.events import data_stream
+from everlong_server.api.openai.schemas import ChatCompletion, ChatMessage, ChatUsage, CreateChatCompletion, FilePart
+from everlong_server.api.sessions import recall, sampling
+from everlong_server.api.views import Served
+from everlong_server.api.waiting import unless_gone
+from everlong_server.engine.conversation import Event, Turn
+from everlong_server.errors import InvalidRequest, NotFound, TooLarge
+from everlong_server.services import Services
+from everlong_server.store.records import Said, new_id, now
+
+router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=RESPONSES)
+
+_SAME_ROLE = "\n\n"
+"""Between messages of one role that follow each other: to the model they are one."""
+
+
+@router.post(
+    "/completions",
+    response_model=ChatCompletion,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def create(body: CreateChatCompletion, request: Request, services: Served) -> Response:
+    """Answers a dialogue, about the files that its messages name. As JSON, or with `stream` as server-sent events.
+
+    What was said up to an earlier answer is not read again; `usage.prompt_tokens_details.cached_tokens` says how much.
+    """
+    model = services.model
+    if body.model != model.name:
+        raise NotFound(
+            f"no model {body.model!r}; this server serves {model.name!r}", param="model", code="model_not_found"
+        )
+    documents, said = await _dialogue(services, body.messages)
+    turns = await _begun(services, body, documents, said)
+    head = {
+        "id": f"chatcmpl-{new_id('chat')[5:]}", "object": "chat.completion", "created": int(now()),
+        "model": model.name, "system_fingerprint": model.fingerprint[:16],
+    }  # fmt: skip
+    if body.stream:
+        chunks = _chunks(head | {"object": "chat.completion.chunk"}, turns, usage=body.stream_options.include_usage)
+        return data_stream(chunks, services.settings.keepalive_seconds)
+    messages = await unless_gone(request, _messages(turns))
+    if messages is None:
+        return Response(status_code=CLIENT_CLOSED)
+    choices = [_choice(index, message) for index, message in enumerate(messages)]
+    return JSONResponse({**head, "choices": choices, "usage": _usage(messages)})
+
+
+async def _dialogue(services: Services, messages: Sequence[ChatMessage]) -> tuple[list[str], list[Said]]:
+    """The documents that `messages` are about, and what is said. Raises what is wrong with them."""
+    settings, said = services.settings, list[Said]()
+    documents: dict[str, str] = {}
+    for number, message in enumerate(messages):
+        name, texts = f"messages.{number}.content", list[str]()
+        for place, part in enumerate([] if isinstance(message.content, str) else message.content):
+            if not isinstance(part, FilePart):
+                texts.append(part.text)
+            elif message.role == "user":
+                documents.setdefault(part.file.file_id, f"{name}.{place}.file.file_id")
+            else:
+                raise InvalidRequest(
+                    f"{name}.{place}: a file in a message of the {message.role}; the user's can have files",
+                    param=f"{name}.{place}",
+                )
+        text = message.content if isinstance(message.content, str) else "".join(texts)
+        if len(text) > settings.max_message_chars:
+            raise TooLarge(
+                f"{name} has {len(text)} characters, the limit is {settings.max_message_chars}: "
+                "upload a long text as a file", param=name,
+            )  # fmt: skip
+        _say(said, Said("system" if message.role == "developer" else message.role, text), f"messages.{number}.role")
+    last = f"messages.{len(messages) - 1}"
+    if said[-1].role != "user":
+        raise InvalidRequest(f"{last}.role: the last message is the {said[-1].role}'s, not the user's", param=f"{last}.role")  # fmt: skip
+    if not said[-1].content:
+        raise InvalidRequest(f"{last}.content: there is nothing to answer", param=f"{last}.content")
+    if len(documents) > settings.max_session_documents:
+        raise InvalidRequest(
+            f"messages: {len(documents)} files, the limit is {settings.max_session_documents}", param="messages"
+        )
+    for document, name in documents.items():
+        try:
+            await services.documents.get(document)
+        except NotFound:
+            raise NotFound(f"{name}: no file {document[:64]!r}", param=name, code="file_not_found") from None
+    return list(documents), said
+
+
+def _say(said: list[Said], message: Said, name: str) -> None:
+    """Adds `message` to a dialogue. Raises `InvalidRequest` if its role cannot follow."""
+    before = said[-1] if said else None
+    if before is not None and before.role == message.role:
+        content = _SAME_ROLE.join(text for text in (before.content, message.content) if text)
+        said[-1] = Said(message.role, content)
+    elif before is not None and message.role == "system":
+        raise InvalidRequest(f"{name}: instructions stand before everything else", param=name)
+    elif message.role == "assistant" and (before is None or before.role == "system"):
+        raise InvalidRequest(f"{name}: a dialogue begins with the user", param=name)
+    else:
+        said.append(message)
+
+
+async def _begun(
+    services: Services, body: CreateChatCompletion, documents: Sequence[str], said: Sequence[Said]
+) -> list[Turn]:
+    """All `n` turns, admitted. Raises why one was refused; then none goes on."""
+    grounds, how = recall(services, body.recall), sampling(body)
+    if body.max_completion_tokens is not None:
+        how = how.model_copy(update={"max_tokens": body.max_completion_tokens})
+    every = [
+        how if how.seed is None else how.model_copy(update={"seed": (how.seed + index) % 2**63})
+        for index in range(body.n)
+    ]
+    chats = (services.conversations.chat(documents, said, params, grounds) for params in every)
+    turns = await asyncio.gather(*chats, return_exceptions=True)
+    refused = next((turn for turn in turns if isinstance(turn, BaseException)), None)
+    begun = [turn for turn in turns if isinstance(turn, Turn)]
+    if refused is not None:
+        for turn in begun:
+            await turn.events.aclose()
+        raise refused
+    return begun
+
+
+async def _events(turns: Sequence[Turn]) -> AsyncGenerator[tuple[int, Event], None]:
+    """The events of all turns as they come, each with its turn's index. Closing it ends the turns."""
+    queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue()
+
+    async def forward(index: int, turn: Turn) -> None:
+        try:
+            async for event in turn.events:
+                queue.put_nowait((index, event))
+            queue.put_nowait((index, None))
+        except Exception as error:
+            queue.put_nowait((index, error))
+
+    tasks = [asyncio.create_task(forward(index, turn)) for index, turn in enumerate(turns)]
+    try:
+        left = len(tasks)
+        while left:
+            index, event = await queue.get()
+            if isinstance(event, Exception):
+                raise event
+            if event is None:
+                left -= 1
+            else:
+                yield index, event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for turn in turns:  # also one whose task had not begun
+            await turn.events.aclose()
+
+
+async def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """The complete answers."""
+    messages: dict[int, dict[str, Any]] = {}
+    async with contextlib.aclosing(_events(turns)) as events:
+        async for index, event in events:
+            if event["type"] == "response.completed":
+                messages[index] = event["message"]
+    return [messages[index] for index in range(len(turns))]
+
+
+async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -> AsyncGenerator[dict[str, Any], None]:
+    """The answers piece by piece. Evidence comes before the first word."""
+    messages: list[dict[str, Any]] = []
+    spent: dict[str, Any] = {"usage": None} if usage else {}
+
+    def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**head, "choices": [choice], **spent}
+
+    async with contextlib.aclosing(_events(turns)) as events:
+        async for index, event in events:
+            match event["type"]:
+                case "response.created":
+                    yield chunk(index, {"role": "assistant", "content": "", "refusal": None})
+                case "response.evidence":
+                    yield chunk(index, {"evidence": event["evidence"]})
+                case "response.output_text.delta":
+                    yield chunk(index, {"content": event["delta"]}, _logprobs(event))
+                case "response.completed":
+                    messages.append(event["message"])
+                    yield chunk(index, {}, None, event["message"]["finish_reason"])
+    if usage:
+        yield {**head, "choices": [], "usage": _usage(messages)}
+
+
+def _choice(index: int, message: dict[str, Any]) -> dict[str, Any]:
+    answer = {"role": "assistant", "content": message["content"], "refusal": None, "evidence": message["evidence"]}
+    return {
+        "index": index,
+        "message": answer,
+        "logprobs": _logprobs(message),
+        "finish_reason": message["finish_reason"],
+    }
+
+
+def _logprobs(event: dict[str, Any]) -> dict[str, Any] | None:
+    return {"content": event["logprobs"], "refusal": None} if "logprobs" in event else None
+
+
+def _usage(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All answers have one prompt."""
+    prompt, answers = messages[0]["usage"], sum(message["usage"]["completion_tokens"] for message in messages)
+    return ChatUsage.model_validate(
+        {
+            "prompt_tokens": prompt["prompt_tokens"],
+            "completion_tokens": answers,
+            "total_tokens": prompt["prompt_tokens"] + answers,
+            "prompt_tokens_details": {"cached_tokens": prompt["reused_tokens"]},
+        }
+    ).model_dump()
