@@ -6,7 +6,6 @@ import asyncio
 import csv
 import json
 import random
-import tarfile
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -15,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from everlong_models import load_model
+from everlong_models.errors import DataError
 from everlong_server.cli.eval import eval as command
 from everlong_server.eval import grounded
-from everlong_server.eval.data import DataError, data_set
 from everlong_server.eval.hiding import Asked, Hidden, Novels, documents, rank
 from everlong_server.eval.questions import fairytaleqa, squad, squality
 from everlong_server.eval.scores import exact, f1, holds, mean
@@ -200,22 +199,6 @@ def test_what_is_broken_is_named(tmp_path: Path, breaks: Callable, read: Callabl
         read(tmp_path, "test")
 
 
-def test_archives_are_unpacked_once_and_broken_ones_are_named(tmp_path: Path, data: Path) -> None:
-    cache = tmp_path / "cache"
-    with tarfile.open(tmp_path / "squad2_dev_half.tar.xz", "w:xz") as tar:
-        tar.add(data / "squad2_dev_half", "squad2_dev_half")
-    folder = data_set(tmp_path, "squad2_dev_half", cache)
-    assert len(squad(folder, "test")) == 2
-    (folder / "mark").touch()
-    assert (data_set(tmp_path, "squad2_dev_half", cache) / "mark").exists()
-    (tmp_path / "other.tar.xz").write_bytes((tmp_path / "squad2_dev_half.tar.xz").read_bytes()[:200])
-    with pytest.raises(DataError, match=r"other\.tar\.xz cannot be unpacked"):
-        data_set(tmp_path, "other", cache)
-    with pytest.raises(DataError, match="no data set nothing: neither the folder"):
-        data_set(tmp_path, "nothing", cache)
-    assert len(list(cache.iterdir())) == 1
-
-
 # How documents are made
 
 
@@ -315,7 +298,7 @@ def test_on_the_command_line_what_is_wrong_is_one_line(data: Path, tmp_path: Pat
         assert "Traceback" not in done.output
         return " ".join(done.output.split())
 
-    assert "no data set squad2_dev_half" in error("--data", str(tmp_path), "--sets", "squad", "--model", "nowhere.gguf")
+    assert "no data set 'squad2_dev_half'" in error("--data", str(tmp_path), "--sets", "squad", "--model", "nowhere.gguf")
     assert "--ways: no 'best'; there are neither, memory" in error("--data", str(data), "--ways", "both,best")
     assert "--sets: no 'bard'" in error("--data", str(data), "--sets", "bard")
     assert "--lengths: '2k'; must be numbers" in error("--data", str(data), "--lengths", "2k")

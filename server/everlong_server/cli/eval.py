@@ -145,7 +145,6 @@ def grounded(
     """Memory alone, recall alone, both, neither; beside the best and the worst that the backbone could do."""
     from everlong_models import EverlongModelError
     from everlong_server.errors import ServerError
-    from everlong_server.eval.data import DataError
     from everlong_server.eval.grounded import TEMPLATES, WAYS, Plan, evaluate
     from everlong_server.eval.questions import READERS
     from everlong_server.settings import SettingsError, load_settings
@@ -165,7 +164,7 @@ def grounded(
             template=_chosen(template, TEMPLATES, "--template")[0],
         )
         report, cells = evaluate(settings.model_copy(update=given), plan, data, err)
-    except (SettingsError, DataError, EverlongModelError, ServerError, EmbeddedRedisError) as error:
+    except (SettingsError, EverlongModelError, ServerError, EmbeddedRedisError) as error:
         raise fail(str(error)) from None
     report.show(out)
     write(report.document(command=command()) | {"cells": [asdict(cell) for cell in cells]}, output)

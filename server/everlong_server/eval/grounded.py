@@ -18,11 +18,11 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from everlong_models import Model, SamplingParams
+from everlong_models.tasks.text import find as find_data
 from everlong_server.bench.report import Report, Target
 from everlong_server.engine.conversation import Conversations
 from everlong_server.engine.grounding import TEMPLATE, Recall, Template, asks, choose, words_of
 from everlong_server.errors import DocumentFailed
-from everlong_server.eval.data import data_set, default_cache
 from everlong_server.eval.floor import Floor
 from everlong_server.eval.hiding import Asked, Hidden, Novels, documents, rank
 from everlong_server.eval.questions import READERS, Reader, Source, Span, Split
@@ -111,7 +111,7 @@ def evaluate(settings: Settings, plan: Plan, data: Path, console: Console) -> tu
         Bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bar,
     ):
         task = bar.add_task("loading", total=1.0)
-        sources = {name: read(data_set(data, of, default_cache()), plan.split) for name, (of, read) in _readers(plan)}
+        sources = {name: read(find_data(data, of), plan.split) for name, (of, read) in _readers(plan)}
         model = load(settings, lambda message: bar.update(task, description=message))
         novels = Novels(data / "books", lambda text: len(model.tokenizer.encode(text)))
         return asyncio.run(

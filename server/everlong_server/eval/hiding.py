@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from everlong_server.eval.data import DataError, read_text
+from everlong_models.errors import DataError
+from everlong_server.eval.data import read_text
 from everlong_server.eval.questions import Question, Source, Span
 from everlong_server.eval.scores import content_words
 

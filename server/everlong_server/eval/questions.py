@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from everlong_server.eval.data import DataError, find, read_text
+from everlong_models.errors import DataError
+from everlong_server.eval.data import find, read_text
 from everlong_server.eval.scores import content_words
 
 Span = tuple[int, int]
