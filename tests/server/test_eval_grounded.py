@@ -298,7 +298,9 @@ def test_on_the_command_line_what_is_wrong_is_one_line(data: Path, tmp_path: Pat
         assert "Traceback" not in done.output
         return " ".join(done.output.split())
 
-    assert "no data set 'squad2_dev_half'" in error("--data", str(tmp_path), "--sets", "squad", "--model", "nowhere.gguf")
+    assert "no data set 'squad2_dev_half'" in error(
+        "--data", str(tmp_path), "--sets", "squad", "--model", "nowhere.gguf"
+    )
     assert "--ways: no 'best'; there are neither, memory" in error("--data", str(data), "--ways", "both,best")
     assert "--sets: no 'bard'" in error("--data", str(data), "--sets", "bard")
     assert "--lengths: '2k'; must be numbers" in error("--data", str(data), "--lengths", "2k")
