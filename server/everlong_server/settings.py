@@ -13,7 +13,7 @@ from pydantic_settings import SettingsError as SourceError
 
 PREFIX = "EVERLONG_"
 # Read by the client's command line, not by the server.
-_FOREIGN = {"EVERLONG_URL", "EVERLONG_API_KEY"}
+_FOREIGN = {"EVERLONG_URL", "EVERLONG_API_KEY", "EVERLONG_DATA"}
 
 GiB = 1 << 30
 MiB = 1 << 20

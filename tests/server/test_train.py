@@ -95,6 +95,16 @@ def test_told_to_stop_then_killed_then_resumed(train, tmp_path):
     assert (folder / FILE).read_bytes() != b""
 
 
+def test_the_data_folder_may_be_a_variable(data, tmp_path):
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(recipe(stages=[{"segments": 1, "steps": 1}]).model_dump(mode="json")))
+    done = CliRunner().invoke(command, [str(file), "--out", str(tmp_path / "run")], env={"EVERLONG_DATA": str(data)})
+    assert done.exit_code == 0, done.stderr
+    wrong = CliRunner().invoke(command, [str(file), "--out", str(tmp_path / "other")], env={"EVERLONG_PORT": "x"})
+    assert wrong.exit_code == 1
+    assert "EVERLONG_PORT" in wrong.stderr
+
+
 def test_max_minutes(train, tmp_path):
     process = train("--max-minutes", "0.0001", steps=5000)
     said = finish(process)

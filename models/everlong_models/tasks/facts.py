@@ -38,7 +38,7 @@ Kind = Literal["memorize", "detect", "reasoning"]
 class FactsConfig(TaskConfig):
     """`kind`: see the module. `noise`: the data set of books that the training noise is taken from. `noise_characters`:
     how much of it is kept in memory. `distracting`: the share of a training document's noise, a segment's length each, that is
-    chosen for holding a word of the facts. `vocabulary`: tokens of the tokenizer that is made for a model from scratch."""
+    chosen near a word of the facts. `vocabulary`: tokens of the tokenizer that is made for a model from scratch."""
 
     name: Literal["facts"] = "facts"
     kind: Kind
@@ -119,6 +119,7 @@ class Facts(Task):
         One stream of noise is read for all lengths: the memory forks where a question is asked. With `detect` and
         `reasoning` the place of the facts is drawn anew for every length, so each length has streams of its own.
         """
+        lengths = sorted(set(lengths))
         right = dict.fromkeys(lengths, 0)
         groups = [sorted(lengths)] if self.config.kind == "memorize" else [[length] for length in lengths]
         for group in groups:

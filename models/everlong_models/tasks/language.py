@@ -69,6 +69,8 @@ class Language(Task):
     The number of segments must be the same in all batches: where a row goes on follows from the step alone.
     """
 
+    continues = True
+
     def __init__(self, config: LanguageConfig, setting: Setting) -> None:
         self.config = config
         self.tokenizer = setting.tokenizer

@@ -51,6 +51,9 @@ class Batch(NamedTuple):
 class Task(ABC):
     """Batches are a function of the seed and the step alone: whoever knows the step can go on from there."""
 
+    continues: bool = False
+    """Whether batches go on where the ones before ended: then all have the same rows and segments."""
+
     @abstractmethod
     def __init__(self, config: Any, setting: Setting) -> None:
         """Raises `DataError` for data that is not there, `ConfigError` for a setting that the task does not fit."""

@@ -127,7 +127,8 @@ class Noise:
         return turns * len(self._ids) + min(around, key=lambda start: abs(start - within))
 
     def run_with(self, random: np.random.Generator, length: int, words: Sequence[int]) -> np.ndarray:
-        """As `run`, through a place where one of the tokens `words` stands; anywhere if there is none."""
+        """As `run`, from a sentence before a place where one of the tokens `words` stands: about half of the runs, of the
+        length of a sentence, reach it. Anywhere if there is no such place."""
         if (places := self._places.get(tuple(words))) is None:
             places = self._places[tuple(words)] = np.flatnonzero(np.isin(self._ids, words))
         if not len(places):

@@ -18,18 +18,24 @@ class Journal:
     def __init__(self, folder: Path, step: int) -> None:
         self._file = folder / FILE
         kept = [line for line in self.read() if line["step"] <= step] if step else []
-        self._file.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        scratch = self._file.with_suffix(".part")
+        scratch.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        scratch.replace(self._file)
 
     def write(self, **entry: Any) -> None:
-        """Appends one entry, which has a `step`."""
-        with self._file.open("a") as stream:
-            stream.write(json.dumps(entry) + "\n")
+        """Appends one entry, which has a `step`. Raises `RunError` if the disk does not take it."""
+        try:
+            with self._file.open("a") as stream:
+                stream.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            raise RunError(f"cannot write {self._file}: {error}") from error
 
     def read(self) -> list[dict[str, Any]]:
-        """All entries."""
+        """All entries. One that a full disk or a power cut left unfinished, the last, is left out."""
         if not self._file.exists():
             return []
-        return [json.loads(line) for line in self._file.read_text().splitlines()]
+        lines = self._file.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def draw(self, title: str) -> Path:
         """The curve of loss and score over steps, as a PNG beside the entries. Needs matplotlib."""

@@ -100,6 +100,9 @@ class Run:
         self.task: Task = make_task(
             recipe.task, Setting(self.learner.tokenizer, memory.segment_length, data, recipe.seed)
         )
+        if self.task.continues and (recipe.mixed or len({(stage.segments, stage.rows) for stage in recipe.stages}) > 1):
+            limit = f"must be 0, and all stages alike: the batches of {recipe.task.name} go on where others ended"
+            raise ConfigError("mixed", recipe.mixed, limit)
         options = recipe.optimizer
         self._optimizer = torch.optim.AdamW(
             list(self.learner.parameters.values()),

@@ -31,9 +31,12 @@ def fail(message: str) -> typer.Exit:
 
 def chosen_models_dir(given: Path | None) -> Path:
     """The folder that was given, or the settings'."""
-    from everlong_server.settings import load_settings
+    from everlong_server.settings import SettingsError, load_settings
 
-    return (given or load_settings().models_dir).expanduser()
+    try:
+        return (given or load_settings().models_dir).expanduser()
+    except SettingsError as error:
+        raise fail(str(error)) from None
 
 
 def load(
@@ -67,6 +70,7 @@ def command() -> str:
 def write(document: dict[str, Any], output: Path | None) -> None:
     """Writes figures for programs, if they are wanted."""
     if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         err.print(f"written to {output}")
 
@@ -75,6 +79,8 @@ def show(title: str, rows: list[dict[str, Any]], output: Path | None, **more: An
     """Prints `rows` as a table; writes them to `output`, with the command, the machine and `more`."""
     from everlong_server.bench.report import machine
 
+    if not rows:
+        raise fail(f"{title}: nothing was measured")
     table = Table(title=title)
     for column in rows[0]:
         table.add_column(column.replace("_", " "), justify="right")

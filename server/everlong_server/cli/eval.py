@@ -111,10 +111,12 @@ def language(
     show(f"everlong eval language {loaded.name}", rows, output)
 
 
-def _chosen(given: str, known: Collection[str], option: str) -> tuple[str, ...]:
+def _chosen(given: str, known: Collection[str], option: str, *, none: bool = False) -> tuple[str, ...]:
     names = tuple(name.strip() for name in given.split(",") if name.strip())
     if unknown := [name for name in names if name not in known]:
         raise fail(f"{option}: no {unknown[0]!r}; there are {', '.join(known)}")
+    if not (names or none):
+        raise fail(f"{option}: {given!r} names none of {', '.join(known)}")
     return names
 
 
@@ -122,7 +124,7 @@ def _sizes(given: str, option: str, *, least: int = 100) -> tuple[int, ...]:
     sizes = tuple(int(size) if size.strip().isdecimal() else 0 for size in given.split(","))
     if not all(size >= least for size in sizes):
         raise fail(f"{option}: {given!r}; must be numbers of at least {least}, with commas between them")
-    return sizes
+    return tuple(sorted(set(sizes)))
 
 
 @eval.command()
@@ -156,7 +158,7 @@ def grounded(
         plan = Plan(
             sets=_chosen(sets, READERS, "--sets"),
             lengths=_sizes(lengths, "--lengths"),
-            ways=_chosen(ways, WAYS, "--ways"),
+            ways=_chosen(ways, WAYS, "--ways", none=True),
             samples=samples,
             searches=searches,
             split=split,

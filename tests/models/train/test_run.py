@@ -4,17 +4,18 @@ import json
 import re
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from everlong_models.errors import RunError
+from everlong_models.errors import ConfigError, RunError
 from everlong_models.model import load_model
 from everlong_models.tasks import made_tokenizer
 from everlong_models.train import checkpoint
 from everlong_models.train.learner import make_learner
-from everlong_models.train.run import MODEL
+from everlong_models.train.run import MODEL, Run
 from tests.models.train.conftest import recipe, take
 
 
@@ -221,3 +222,24 @@ def test_adapters_alone_learn_and_are_what_is_served(start, tmp_path, pretrained
     # The updates are stored in bfloat16.
     torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
     assert not torch.allclose(untrained, expected, rtol=0.2, atol=0.2)
+
+
+def test_a_line_that_was_cut_off_is_no_obstacle(start, tmp_path):
+    take(start(recipe()), 2)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as journal:
+        journal.write('{"step": 3, "lo')
+    again = start(recipe(), resume=True)
+    assert [entry["step"] for entry in again.journal.read()] == [1, 2]
+
+
+def test_what_cannot_be_trained_is_refused_at_the_start(start):
+    adapted = recipe().learner.model_dump() | {"adapters": {"rank": 2}}
+    with pytest.raises(ConfigError, match=r"learner\.learn='all'.*the backbone is frozen"):
+        start(recipe(learner=adapted))
+    language = {"name": "language", "vocabulary": 300}
+    with pytest.raises(ConfigError, match=r"mixed=0\.5.*all stages alike"):
+        start(recipe(task=language, mixed=0.5))
+    with pytest.raises(ConfigError, match=r"mixed=0\.0.*all stages alike"):
+        start(recipe(task=language, mixed=0))
+    with pytest.raises(ConfigError, match=r"device='cuda:7'"):
+        Run(recipe(), Path("nowhere"), data=Path(), models_dir=Path(), device="cuda:7")
