@@ -270,4 +270,5 @@ def test_on_the_command_line_what_is_wrong_is_one_line(data: Path, tmp_path: Pat
     assert "--ways: no 'best'; there are neither, memory" in error("--data", str(data), "--ways", "both,best")
     assert "--sets: no 'bard'" in error("--data", str(data), "--sets", "bard")
     assert "--lengths: '2k'; must be numbers" in error("--data", str(data), "--lengths", "2k")
+    assert "--recall: '8'; must be two positive numbers" in error("--data", str(data), "--recall", "8")
     assert "--template: no 'x'" in error("--data", str(data), "--template", "x")

@@ -12,6 +12,7 @@ import typer
 from everlong_server.cli.common import DataDir, ModelsDir, Output, Threads, command, err, fail, load, out, show, write
 
 if TYPE_CHECKING:
+    from everlong_server.engine.grounding import Recall
     from everlong_server.eval.measured import Measured
 
 eval = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure how good models and answers are.")
@@ -130,6 +131,15 @@ def _sizes(given: str, option: str, *, least: int = 100) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
+def _recall(given: str) -> Recall:
+    from everlong_server.engine.grounding import Recall
+
+    sizes = given.split(",")
+    if len(sizes) != 2 or not all(size.strip().isdecimal() and int(size) for size in sizes):
+        raise fail(f"--recall: {given!r}; must be two positive numbers: PASSAGES,TOKENS")
+    return Recall(*map(int, sizes))
+
+
 @eval.command()
 def grounded(
     data: Annotated[Path, typer.Option(help="folder of the data sets: NAME.tar.xz or NAME/, and books/")],
@@ -144,6 +154,7 @@ def grounded(
     searches: Annotated[int, typer.Option(min=1, help="questions searched for, at least")] = 300,
     split: Annotated[Literal["test", "tune"], typer.Option(help="tune is what settings were chosen on")] = "test",
     template: Annotated[str, typer.Option(help="how passages and question become text")] = "told",
+    recall: Annotated[str | None, typer.Option(help="PASSAGES,TOKENS at most; default as the server has it")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
     output: Annotated[Path | None, typer.Option("--json", help="write figures, answers and scores here")] = None,
 ) -> None:
@@ -167,6 +178,7 @@ def grounded(
             split=split,
             seed=seed,
             template=_chosen(template, TEMPLATES, "--template")[0],
+            recall=None if recall is None else _recall(recall),
         )
         report, cells = evaluate(settings.model_copy(update=given), plan, data, err)
     except (SettingsError, EverlongModelError, ServerError, EmbeddedRedisError) as error:
