@@ -7,18 +7,15 @@ them; of the others one source in ten is for validation, by its name's hash. Not
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from everlong_models.errors import DataError
 from everlong_models.tasks import text
+from everlong_models.tasks.stored import checked, csv_rows, files, json_file, json_lines
 
 Part = Literal["train", "validation", "test"]
 
@@ -71,16 +68,16 @@ def fairytaleqa(folder: Path, part: Part) -> list[Source]:
     """Stories of about 2,200 words, in sections; up to six answers to a question, and the sections that an annotator named."""
     named = {"train": "train", "validation": "val", "test": "test"}[part]
     sources = []
-    for file in _files(folder, f"questions/{named}/*-questions.csv"):
+    for file in files(folder, f"questions/{named}/*-questions.csv"):
         name = file.name.removesuffix("-questions.csv")
         story = file.parents[2] / "section-stories" / named / f"{name}-story.csv"
         parts: list[str] = []
         numbers: dict[str, int] = {}
-        for _, row in _rows(story, ("section", "text")):
+        for _, row in csv_rows(story, ("section", "text")):
             numbers[row["section"].strip()] = len(parts)
             parts.append(row["text"].strip())
         asked = []
-        for where, row in _rows(file, ("question", "cor_section", "answer1")):
+        for where, row in csv_rows(file, ("question", "cor_section", "answer1")):
             sections = re.findall(r"[^,;\s]+", row["cor_section"])
             if unknown := [section for section in sections if section not in numbers]:
                 raise DataError(f"{where}: section {unknown[0]!r} is not in {story.name}")
@@ -95,8 +92,8 @@ def squality(folder: Path, part: Part) -> list[Source]:
     """Stories of about 5,000 words with four long answers to each question; the first question is for the plot."""
     named = {"train": "train", "validation": "dev", "test": "test"}[part]
     sources = []
-    for where, story in _lines(folder, f"txt/{named}.jsonl"):
-        with _checked(where):
+    for where, story in json_lines(folder, f"txt/{named}.jsonl"):
+        with checked(where):
             paragraphs = tuple(p.strip() for p in story["document"].split("\n\n") if p.strip())
             asked = [
                 Asked(
@@ -113,9 +110,9 @@ def qmsum(folder: Path, part: Part) -> list[Source]:
     """Meetings of about 9,000 words with queries and the turns that these are about."""
     named = {"train": "train", "validation": "val", "test": "test"}[part]
     sources = []
-    for file in _files(folder, f"ALL/{named}/*.json"):
-        meeting = _json(file)
-        with _checked(str(file)):
+    for file in files(folder, f"ALL/{named}/*.json"):
+        meeting = json_file(file)
+        with checked(str(file)):
             turns = tuple(f"{turn['speaker']}: {turn['content']}" for turn in meeting["meeting_transcripts"])
             asked = [Asked(str(one["query"]), (str(one["answer"]),)) for one in meeting["general_query_list"]]
             for one in meeting["specific_query_list"]:
@@ -128,28 +125,28 @@ def qmsum(folder: Path, part: Part) -> list[Source]:
 
 def squad(folder: Path, part: Part) -> list[Source]:
     """Paragraphs of SQuAD 2.0's half, every second article for the test, with the questions that they do not answer."""
-    (file,) = _files(folder, "dev-v2.0.json")
+    (file,) = files(folder, "dev-v2.0.json")
     return _squad(file, part, articles=slice(part == "test", None, 2), tested=part == "test")
 
 
 def xquad(folder: Path, part: Part) -> list[Source]:
     """SQuAD's paragraphs in XQuAD, without the articles that stand in SQuAD 2.0's half."""
-    (file,) = _files(folder, "xquad.en.json")
+    (file,) = files(folder, "xquad.en.json")
     return _squad(file, part, without=_IN_BOTH)
 
 
 def policyqa(folder: Path, part: Part) -> list[Source]:
     """Parts of privacy policies."""
-    (file,) = _files(folder, "data/dev.json")
+    (file,) = files(folder, "data/dev.json")
     return _squad(file, part)
 
 
 def t0_docqa(folder: Path, part: Part) -> list[Source]:
     """Prompts made from templates (P3): the longest paragraph is the text, if it is long, all else the question."""
     sources = []
-    for file in _files(folder, "data_per_template/*.jsonl"):
-        for where, row in _lines(file.parent, file.name):
-            with _checked(where):
+    for file in files(folder, "data_per_template/*.jsonl"):
+        for where, row in json_lines(file.parent, file.name):
+            with checked(where):
                 paragraphs = [p.strip() for p in str(row["prompt"]).split("\n") if p.strip()]
                 answer = str(row["completion"]).replace("<|endoftext|>", "").strip()
                 longest = max(range(len(paragraphs)), key=lambda i: len(paragraphs[i]))
@@ -166,16 +163,16 @@ def t0_docqa(folder: Path, part: Part) -> list[Source]:
 
 def instruct_rasbt(folder: Path, part: Part) -> list[Source]:
     """Short instructions."""
-    (file,) = _files(folder, "instruction-data.json")
-    return _instructions(((f"{file}, entry {i}", row) for i, row in enumerate(_json(file, list))), part)
+    (file,) = files(folder, "instruction-data.json")
+    return _instructions(((f"{file}, entry {i}", row) for i, row in enumerate(json_file(file, list))), part)
 
 
 def instruct_small(folder: Path, part: Part) -> list[Source]:
     """Instructions written by people for Self-Instruct."""
     rows = []
     for name in ("seed_tasks.jsonl", "user_oriented_instructions.jsonl"):
-        for where, row in _lines(folder, name):
-            with _checked(where):
+        for where, row in json_lines(folder, name):
+            with checked(where):
                 rows.append((where, {"instruction": row["instruction"]} | row["instances"][0]))
     return _instructions(rows, part)
 
@@ -206,7 +203,7 @@ def read(data: Path, name: str, *parts: Part) -> list[Source]:
 def _instructions(rows: Iterable[tuple[str, dict[str, Any]]], part: Part) -> list[Source]:
     sources = []
     for where, row in rows:
-        with _checked(where):
+        with checked(where):
             asked, given, answer = (str(row[key]).strip() for key in ("instruction", "input", "output"))
         if asked and answer and _part(asked) == part:
             question = f"{asked}\n\n{given}" if given else asked
@@ -224,8 +221,8 @@ def _squad(
 ) -> list[Source]:
     """`tested`: all of the articles, else those of the part by their title."""
     sources = []
-    stored = _json(file)
-    with _checked(str(file)):
+    stored = json_file(file)
+    with checked(str(file)):
         for article in stored["data"][articles]:
             title = str(article["title"])
             if title in without or not (tested or _part(title) == part):
@@ -256,56 +253,3 @@ def _different(answers: Iterable[str]) -> tuple[str, ...]:
 
 def _part(name: str) -> Part:
     return "validation" if int(hashlib.sha256(name.encode()).hexdigest(), 16) % 10 == 0 else "train"
-
-
-def _files(folder: Path, pattern: str) -> list[Path]:
-    found = sorted(folder.rglob(pattern))
-    if not found:
-        raise DataError(f"{folder} holds no {pattern}")
-    return found
-
-
-def _lines(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Lines of JSON, each with its place for complaints."""
-    (file,) = _files(folder, name)
-    for number, line in enumerate(text.read(file).splitlines(), 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"{file}, line {number}: {error.msg}") from error
-            if not isinstance(row, dict):
-                raise DataError(f"{file}, line {number}: must be an object, found {type(row).__name__}")
-            yield f"{file}, line {number}", row
-
-
-def _json(file: Path, kind: type = dict) -> Any:
-    try:
-        stored = json.loads(text.read(file))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{file}, line {error.lineno}: {error.msg}") from error
-    if not isinstance(stored, kind):
-        raise DataError(f"{file}: must be a {kind.__name__}, found {type(stored).__name__}")
-    return stored
-
-
-def _rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Rows of a CSV file, each with its place for complaints."""
-    reader = csv.DictReader(io.StringIO(text.read(file), newline=""))
-    if missing := [column for column in columns if column not in (reader.fieldnames or ())]:
-        raise DataError(f"{file}, line 1: no column {missing[0]!r}")
-    for row in reader:
-        where = f"{file}, line {reader.line_num}"
-        if empty := [column for column in columns if not (row[column] or "").strip()]:
-            raise DataError(f"{where}: nothing in column {empty[0]!r}")
-        yield where, row
-
-
-@contextmanager
-def _checked(where: str) -> Iterator[None]:
-    """Says where a value is missing or of the wrong kind."""
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        said = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise DataError(f"{where}: {said}") from error
