@@ -16,10 +16,12 @@ from redis.exceptions import RedisError
 from everlong_models import Model, load_model
 from everlong_models.loading import Progress
 from everlong_server.engine.conversation import Conversations
+from everlong_server.engine.dialogue import Dialogues
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.grounding import Recall
 from everlong_server.engine.memories import Memories
 from everlong_server.engine.reading import Reader
+from everlong_server.engine.turn import Turns
 from everlong_server.metrics import Metrics
 from everlong_server.settings import Settings
 from everlong_server.store.blobs import Blobs
@@ -48,6 +50,7 @@ class Services:
     chats: Chats
     engine: Engine
     conversations: Conversations
+    dialogues: Dialogues
     memories: Memories
     metrics: Metrics
     began: float
@@ -125,14 +128,13 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
                 await jobs.leave()
 
         stack.push_async_callback(end)
-        conversations = Conversations(
-            engine, sessions, chats, documents, passages, metrics,
-            lease_seconds=settings.lease_seconds, max_message_chars=settings.max_message_chars,
-        )  # fmt: skip
+        turns = Turns(engine, passages, metrics, max_message_chars=settings.max_message_chars)
+        conversations = Conversations(turns, engine, sessions, documents, lease_seconds=settings.lease_seconds)
+        dialogues = Dialogues(turns, engine, chats, documents)
         memories = Memories(engine, conversations, sessions, documents, blobs)
         yield Services(
-            settings, model, redis, blobs, documents, passages, sessions, chats, engine, conversations, memories, metrics,
-            now(),
+            settings, model, redis, blobs, documents, passages, sessions, chats, engine, conversations, dialogues, memories,
+            metrics, now(),
         )  # fmt: skip
 
 
