@@ -29,20 +29,29 @@ def _digest(*parts: Any) -> str:
 
 
 class Chats:
-    """Chats of all replicas. `seconds`: how long one is kept after its last use."""
+    """A tenant's chats on all replicas. `seconds`: how long one is kept after its last use.
 
-    def __init__(self, redis: Client, seconds: float) -> None:
+    What another tenant has said is not known, were it the same words: that it was said is a secret too.
+    """
+
+    def __init__(self, redis: Client, tenant: str, seconds: float) -> None:
         self._redis = redis
+        self._tenant = tenant
+        self._seconds = seconds
         self._ms = int(seconds * 1000)
+
+    def of(self, tenant: str) -> Chats:
+        """The same for another tenant."""
+        return Chats(self._redis, tenant, self._seconds)
 
     async def find(self, digests: Sequence[str]) -> tuple[int, Session] | None:
         """The first of `digests` that is known: its index, and where that dialogue stood."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for digest in digests:
-                pipe.pexpire(keys.chat(digest), self._ms)
+                pipe.pexpire(keys.chat(self._tenant, digest), self._ms)
             known = await pipe.execute()
         for index, digest in enumerate(digests):
-            stored = await self._redis.hgetall(keys.chat(digest)) if known[index] else None
+            stored = await self._redis.hgetall(keys.chat(self._tenant, digest)) if known[index] else None
             if stored:  # else it has just expired
                 return index, Session.of(stored)
         return None
@@ -64,6 +73,6 @@ class Chats:
             "state_bytes": state_bytes, "state_digest": state_digest, "position": position, "messages": messages,
         }  # fmt: skip
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(keys.chat(digest), mapping={**fields, "state": state, "open": pack_tokens(open)})
-            pipe.pexpire(keys.chat(digest), self._ms)
+            pipe.hset(keys.chat(self._tenant, digest), mapping={**fields, "state": state, "open": pack_tokens(open)})
+            pipe.pexpire(keys.chat(self._tenant, digest), self._ms)
             await pipe.execute()
