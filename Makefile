@@ -12,7 +12,7 @@ serve: $(VENV)/.installed
 	@$(BIN)/everlong serve --host $(HOST) --port $(PORT) $(ARGS)
 
 test: $(VENV)/.tests-installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n logical --dist loadfile $(ARGS)
 
 lint: $(VENV)/.tests-installed
 	$(BIN)/ruff check .
