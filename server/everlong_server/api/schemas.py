@@ -263,6 +263,14 @@ class ModelList(Wire):
     data: list[ServedModel]
 
 
+class Ticket(Wire):
+    """Stands for the caller's key when one WebSocket is opened."""
+
+    object: Literal["ticket"] = "ticket"
+    ticket: str
+    expires_at: float = Field(description="Unix time in seconds")
+
+
 class ErrorDetail(Wire):
     """`code` is for programs, `param` names the field at fault."""
 

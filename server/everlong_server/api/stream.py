@@ -23,7 +23,15 @@ from everlong_server.api.events import error_event
 from everlong_server.api.sessions import said
 from everlong_server.api.views import get_services
 from everlong_server.engine.turn import Turn
-from everlong_server.errors import InvalidRequest, NotFound, Overloaded, ServerError, SessionBusy, Unavailable
+from everlong_server.errors import (
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    ServerError,
+    SessionBusy,
+    Unauthenticated,
+    Unavailable,
+)
 from everlong_server.services import Services
 
 router = APIRouter()
@@ -138,6 +146,8 @@ class _Conversation:
 
     async def _answer(self, body: schemas.CreateMessage) -> None:
         try:
+            # A key that was good when the socket was opened may have been revoked since.
+            await self._services.credentials.check(self._socket.state.caller)
             turn = await self._services.conversations.send(self._session_id, *said(self._services, body))
             self._turn = turn
             if self._cancel_asked:
@@ -147,7 +157,7 @@ class _Conversation:
                     # Before it is sent: the client may answer with its next message at once.
                     self._busy = event["type"] != "response.completed"
                     await self._send(event)
-        except (Overloaded, Unavailable, NotFound) as error:
+        except (Overloaded, Unavailable, NotFound, Unauthenticated) as error:
             await _refuse(self._socket, error)
         except WebSocketDisconnect:
             return
