@@ -36,6 +36,9 @@ from everlong_server.store.sessions import Sessions
 
 log = logging.getLogger(__name__)
 
+_REST = 256
+"""Tokens of what a model sees that a question and its answer need beside the passages, or half if it sees few."""
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -73,8 +76,8 @@ class Services:
     @property
     def recall(self) -> Recall:
         """What an answer is grounded on if its question says nothing about it; the question and the answer need room."""
-        settings = self.settings
-        return Recall(settings.recall_passages, min(settings.recall_tokens, self.model.memory.sight // 2))
+        settings, sight = self.settings, self.model.memory.sight
+        return Recall(settings.recall_passages, min(settings.recall_tokens, max(sight // 2, sight - _REST)))
 
 
 def load(settings: Settings, progress: Progress) -> Model:
