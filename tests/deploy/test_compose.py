@@ -67,16 +67,18 @@ def test_settings(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     server, settings = config["services"]["server"], settings_of(config, monkeypatch)
     folders = {settings.data_dir, settings.models_dir, Path("/secrets")}
     assert {volume["target"] for volume in server["volumes"]} == {str(folder) for folder in folders}
+    assert settings.asks_for_keys
     assert server["depends_on"]["redis"]["condition"] == "service_healthy"
     assert server["build"]["args"] == {"ACCELERATOR": "cpu", "TORCH_INDEX_URL": ""}
 
 
 def test_env_file_sets_what_make_serve_would(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     config = project.config(
-        BASE, EVERLONG_HOST="0.0.0.0", EVERLONG_PORT="9000", EVERLONG_MEMORY="rmt", EVERLONG_DATA_DIR="/elsewhere"
-    )
+        BASE, EVERLONG_HOST="0.0.0.0", EVERLONG_PORT="9000", EVERLONG_MEMORY="rmt", EVERLONG_DATA_DIR="/elsewhere",
+        EVERLONG_AUTH="off",
+    )  # fmt: skip
     settings, (port,) = settings_of(config, monkeypatch), config["services"]["proxy"]["ports"]
-    assert settings.memory == "rmt"
+    assert (settings.memory, settings.asks_for_keys) == ("rmt", False)
     assert (port["host_ip"], port["published"]) == ("0.0.0.0", "9000")
     assert (settings.host, settings.port, str(settings.data_dir)) == ("0.0.0.0", 8080, "/data")
 

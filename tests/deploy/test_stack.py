@@ -397,8 +397,7 @@ def dashboard_queries() -> list[tuple[str, str]]:
     assert {f"${variable['name']}" for variable in dashboard["templating"]["list"]} <= variables.keys()
     queries = [(panel["title"], target["expr"]) for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(queries) > 20
-    filled = [(title, re.sub(r"\$\w+", lambda match: variables[match[0]], query)) for title, query in queries]
-    return filled
+    return [(title, re.sub(r"\$\w+", lambda match: variables[match[0]], query)) for title, query in queries]
 
 
 def test_a_server_that_is_killed_is_passed_over(stack: Stack) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Hash = Mapping[bytes, bytes]
+DEFAULT_TENANT = "default"
+"""Everybody, where no keys are asked for; and whom things belong to that were made before there were tenants."""
 _ID = re.compile(r"(doc|ses)_[0-9a-f]{32}")
 
 
@@ -29,6 +31,11 @@ def is_id(prefix: str, text: str) -> bool:
 def now() -> float:
     """Unix time in seconds."""
     return time.time()
+
+
+def belongs(tenant: bytes | None) -> str:
+    """The tenant that a stored object's field `tenant` names."""
+    return DEFAULT_TENANT if tenant is None else tenant.decode()
 
 
 def reading_id(model: str, documents: Sequence[str]) -> str:
