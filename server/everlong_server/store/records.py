@@ -55,19 +55,21 @@ def unpack_tokens(blob: bytes) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """An uploaded text. `bytes`: of UTF-8 as uploaded. `text_offset`: where the text starts (behind a byte-order mark)."""
+    """An uploaded text. `bytes`: of UTF-8. `text_offset`: where the text starts (behind a byte-order mark). `format`: what
+    it was made of ("pdf", …); None: it was text."""
 
     id: str
     filename: str | None
     bytes: int
     text_offset: int
     created_at: float
+    format: str | None = None
 
     def fields(self) -> dict[str, str | int | float]:
         """As it is stored."""
         return {
             "id": self.id, "filename": self.filename or "", "bytes": self.bytes,
-            "text_offset": self.text_offset, "created_at": self.created_at,
+            "text_offset": self.text_offset, "created_at": self.created_at, "format": self.format or "",
         }  # fmt: skip
 
     @staticmethod
@@ -79,6 +81,7 @@ class Document:
             bytes=int(stored[b"bytes"]),
             text_offset=int(stored[b"text_offset"]),
             created_at=float(stored[b"created_at"]),
+            format=stored.get(b"format", b"").decode() or None,
         )
 
 
