@@ -30,7 +30,8 @@ class Line(NamedTuple):
     @classmethod
     def of(cls, name: str, rows: Sequence[Mapping[str, Any]], *, x: str, y: str) -> Line:
         """Columns `x`, `y`, `least` and `most` of a table."""
-        return cls(name, *([row[column] for row in rows] for column in (x, y, "least", "most")))
+        columns = {column: [row[column] for row in rows] for column in (x, y, "least", "most")}
+        return cls(name, columns[x], columns[y], columns["least"], columns["most"])
 
 
 def draw(lines: Sequence[Line], file: Path, *, x: str, y: str) -> None:

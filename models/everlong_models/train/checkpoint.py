@@ -97,9 +97,9 @@ def restore(
         }
     torch.set_rng_state(tensors["random.cpu"])
     if torch.cuda.is_available():
-        for device in range(torch.cuda.device_count()):
-            if (random := tensors.get(f"random.cuda.{device}")) is not None:
-                torch.cuda.set_rng_state(random, device)
+        for number in range(torch.cuda.device_count()):
+            if (random := tensors.get(f"random.cuda.{number}")) is not None:
+                torch.cuda.set_rng_state(random, number)
     carried: dict[int, dict[str, Tensor]] = {}
     device = next(iter(parameters.values())).device
     for key, value in tensors.items():
