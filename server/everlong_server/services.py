@@ -16,10 +16,12 @@ from redis.exceptions import RedisError
 from everlong_models import Model, load_model
 from everlong_models.loading import Progress
 from everlong_server.engine.conversation import Conversations
+from everlong_server.engine.dialogue import Dialogues
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.grounding import Recall
 from everlong_server.engine.memories import Memories
 from everlong_server.engine.reading import Reader
+from everlong_server.engine.turn import Turns
 from everlong_server.metrics import Metrics
 from everlong_server.settings import Settings
 from everlong_server.store.blobs import Blobs
@@ -50,6 +52,7 @@ class Services:
     chats: Chats
     engine: Engine
     conversations: Conversations
+    dialogues: Dialogues
     memories: Memories
     metrics: Metrics
     began: float
@@ -59,12 +62,12 @@ class Services:
     def of(self, tenant: str) -> Services:
         """The same for another tenant. Cheap: what is heavy is shared."""
         documents, sessions, chats = self.documents.of(tenant), self.sessions.of(tenant), self.chats.of(tenant)
-        passages, conversations, memories = _around(
+        passages, conversations, dialogues, memories = _around(
             self.settings, self.engine, self.metrics, self.blobs, documents, sessions, chats
         )
         return replace(
             self, tenant=tenant, documents=documents, sessions=sessions, chats=chats, passages=passages,
-            conversations=conversations, memories=memories,
+            conversations=conversations, dialogues=dialogues, memories=memories,
         )  # fmt: skip
 
     @property
@@ -131,14 +134,13 @@ def _around(
     documents: Documents,
     sessions: Sessions,
     chats: Chats,
-) -> tuple[Passages, Conversations, Memories]:
+) -> tuple[Passages, Conversations, Dialogues, Memories]:
     """What works on one tenant's stores."""
     passages = Passages(blobs, documents)
-    conversations = Conversations(
-        engine, sessions, chats, documents, passages, metrics,
-        lease_seconds=settings.lease_seconds, max_message_chars=settings.max_message_chars,
-    )  # fmt: skip
-    return passages, conversations, Memories(engine, conversations, sessions, documents, blobs)
+    turns = Turns(engine, passages, metrics, max_message_chars=settings.max_message_chars)
+    conversations = Conversations(turns, engine, sessions, documents, lease_seconds=settings.lease_seconds)
+    dialogues = Dialogues(turns, engine, chats, documents)
+    return passages, conversations, dialogues, Memories(engine, conversations, sessions, documents, blobs)
 
 
 @asynccontextmanager
@@ -190,10 +192,12 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
                 await jobs.leave()
 
         stack.push_async_callback(end)
-        searched, conversations, memories = _around(settings, engine, metrics, blobs, documents, sessions, chats)
+        searched, conversations, dialogues, memories = _around(
+            settings, engine, metrics, blobs, documents, sessions, chats
+        )
         yield Services(
             settings, model, redis, Credentials(redis), blobs, documents, searched, sessions, chats, engine, conversations,
-            memories, metrics, now(),
+            dialogues, memories, metrics, now(),
         )  # fmt: skip
 
 

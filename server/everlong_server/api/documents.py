@@ -92,8 +92,9 @@ async def delete(document_id: str, services: Served) -> schemas.Deleted:
     try:
         await services.documents.delete(document_id)
     finally:
-        # Also if it was deleted before and its text is still there; not if it is another tenant's.
+        # Also if it was deleted before and something of it is still there; not if it is another tenant's.
         if is_id("doc", document_id) and not await services.documents.exists(document_id):
+            await services.chats.forget(document_id)
             await services.blobs.delete(document_id)
             await services.passages.delete(document_id)
     return schemas.Deleted(id=document_id, object="document.deleted")

@@ -22,6 +22,7 @@ from everlong_models.eval.wording import squad
 from everlong_server.bench.report import Report, Target
 from everlong_server.engine.conversation import Conversations
 from everlong_server.engine.grounding import TEMPLATE, Recall, Template, asks, choose, words_of
+from everlong_server.engine.turn import Turns
 from everlong_server.errors import DocumentFailed
 from everlong_server.eval.floor import Floor
 from everlong_server.eval.hiding import Asked, Hidden, Novels, documents, rank
@@ -224,10 +225,13 @@ class _Answers:
         settings = services.settings
         self._services, self._plan, self._recall = services, plan, recall
         self._template = TEMPLATES[plan.template]
-        self._conversations = Conversations(
-            services.engine, services.sessions, services.chats, services.documents, services.passages, services.metrics,
-            lease_seconds=settings.lease_seconds, max_message_chars=settings.max_message_chars, template=self._template,
+        turns = Turns(
+            services.engine, services.passages, services.metrics,
+            max_message_chars=settings.max_message_chars, template=self._template,
         )  # fmt: skip
+        self._conversations = Conversations(
+            turns, services.engine, services.sessions, services.documents, lease_seconds=settings.lease_seconds
+        )
         self._sampling = SamplingParams(temperature=0, max_tokens=plan.max_tokens, seed=plan.seed)
         self.count = lru_cache(1 << 16)(self._count)
         self._places = asyncio.Semaphore(settings.max_streams)
