@@ -59,6 +59,8 @@ async def stored(
     if services.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
     document_id, limit = new_id("doc"), services.settings.max_document_bytes
+    length = request.headers.get("content-length", "")
+    await services.allowance.require_room(int(length) if length.isdigit() else 0, services.model.fingerprint)
     received = await receive(request, services.blobs, document_id, limit, form)
     document = Document(document_id, received.filename or filename, received.bytes, received.text_offset, now())
     try:

@@ -116,6 +116,7 @@ class Reading:
     state_bytes: int
     state_digest: str | None
     error: dict[str, str] | None
+    tenant: str
 
     @property
     def parent(self) -> str | None:
@@ -123,10 +124,10 @@ class Reading:
         return reading_id(self.model, self.documents[:-1]) if len(self.documents) > 1 else None
 
     @staticmethod
-    def fields(model: str, documents: Sequence[str]) -> dict[str, str | int | float]:
+    def fields(model: str, documents: Sequence[str], tenant: str) -> dict[str, str | int | float]:
         """A new one, as it is stored."""
         return {
-            "id": reading_id(model, documents), "model": model, "documents": json.dumps(list(documents)),
+            "id": reading_id(model, documents), "tenant": tenant, "model": model, "documents": json.dumps(list(documents)),
             "status": "queued", "version": 0, "fence": 0, "attempts": 0, "created_at": now(),
         }  # fmt: skip
 
@@ -153,6 +154,7 @@ class Reading:
             state_bytes=int(stored.get(b"state_bytes", 0)),
             state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,
             error=json.loads(stored[b"error"]) if stored.get(b"error") else None,
+            tenant=belongs(stored.get(b"tenant")),
         )
 
 
