@@ -25,6 +25,7 @@ from everlong_server.engine.turn import Turns
 from everlong_server.metrics import Metrics
 from everlong_server.settings import Settings
 from everlong_server.store.allowance import Allowance, Limits, Slots
+from everlong_server.store.attempts import Attempts
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.chats import Chats
 from everlong_server.store.connection import Client, connect
@@ -37,6 +38,9 @@ from everlong_server.store.sessions import Sessions
 
 log = logging.getLogger(__name__)
 
+_REST = 256
+"""Tokens of what a model sees that a question and its answer need beside the passages, or half if it sees few."""
+
 
 @dataclass(frozen=True, slots=True)
 class Services:
@@ -47,6 +51,7 @@ class Services:
     redis: Client
     credentials: Credentials
     allowance: Allowance
+    attempts: Attempts
     blobs: Blobs
     documents: Documents
     passages: Passages
@@ -64,20 +69,20 @@ class Services:
     def of(self, tenant: str) -> Services:
         """The same for another tenant. Cheap: what is heavy is shared."""
         documents, sessions, chats = self.documents.of(tenant), self.sessions.of(tenant), self.chats.of(tenant)
-        allowance = self.allowance.of(tenant)
+        allowance, attempts = self.allowance.of(tenant), self.attempts.of(tenant)
         passages, conversations, dialogues, memories = _around(
             self.settings, self.engine, self.metrics, allowance, self.blobs, documents, sessions, chats
         )
         return replace(
-            self, tenant=tenant, allowance=allowance, documents=documents, sessions=sessions, chats=chats, passages=passages,
+            self, tenant=tenant, allowance=allowance, attempts=attempts, documents=documents, sessions=sessions, chats=chats, passages=passages,
             conversations=conversations, dialogues=dialogues, memories=memories,
         )  # fmt: skip
 
     @property
     def recall(self) -> Recall:
         """What an answer is grounded on if its question says nothing about it; the question and the answer need room."""
-        settings = self.settings
-        return Recall(settings.recall_passages, min(settings.recall_tokens, self.model.memory.sight // 2))
+        settings, sight = self.settings, self.model.memory.sight
+        return Recall(settings.recall_passages, min(settings.recall_tokens, max(sight // 2, sight - _REST)))
 
 
 def load(settings: Settings, progress: Progress) -> Model:
@@ -168,6 +173,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         stack.push_async_callback(redis.aclose)
         jobs = Jobs(redis, model.fingerprint, replica, settings.lease_seconds)
         slots = Slots(redis, replica)
+        attempts = Attempts(redis, DEFAULT_TENANT, replica, settings.idempotency_seconds, [])
         allowance = Allowance(redis, DEFAULT_TENANT, limits_of(settings), slots)
         everybodys = Documents(redis, None, allowance)
         documents = everybodys.of(DEFAULT_TENANT)
@@ -195,7 +201,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         stack.push_async_callback(engine.stop)
         metrics.answering.set_function(lambda: engine.answering)
         passages = Passages(blobs, everybodys) if settings.recall_passages else None
-        tasks = [asyncio.create_task(_beat(jobs, slots, settings.lease_seconds / 3))]
+        tasks = [asyncio.create_task(_beat(jobs, slots, attempts, settings.lease_seconds / 3))]
         for _ in range(settings.max_readers):
             reader = Reader(
                 engine, everybodys, blobs, passages, jobs, metrics, settings.checkpoint_seconds,
@@ -214,14 +220,15 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
             settings, engine, metrics, allowance, blobs, documents, sessions, chats
         )
         yield Services(
-            settings, model, redis, Credentials(redis), allowance, blobs, documents, searched, sessions, chats, engine, conversations,
+            settings, model, redis, Credentials(redis), allowance, attempts, blobs, documents, searched, sessions, chats, engine, conversations,
             dialogues, memories, metrics, now(),
         )  # fmt: skip
 
 
-async def _beat(jobs: Jobs, slots: Slots, seconds: float) -> None:
+async def _beat(jobs: Jobs, slots: Slots, attempts: Attempts, seconds: float) -> None:
     while True:
         with contextlib.suppress(RedisError):  # a replica that cannot reach Redis is rightly taken for dead
             await jobs.beat()
             await slots.settle()
+            await attempts.settle()
         await asyncio.sleep(seconds)

@@ -69,9 +69,11 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(MiB, ge=1024, description="largest JSON body or WebSocket frame")
     max_message_chars: int = Field(200_000, ge=1, description="longest message")
     recall_passages: int = Field(
-        8, ge=0, le=32, description="passages of the text that are put before a question; 0 puts none"
+        16, ge=0, le=32, description="passages of the text that are put before a question; 0 puts none"
     )
-    recall_tokens: int = Field(640, ge=1, description="what these may take together; at most half of what a model sees")
+    recall_tokens: int = Field(
+        1000, ge=1, description="what these may take together; 256 of what a model sees, or half, are for the rest"
+    )
     max_session_documents: int = Field(64, ge=1, description="documents in one session")
     max_streams: int = Field(8, ge=1, le=4096, description="answers generated at once")
     max_queued: int = Field(64, ge=0, description="answers that wait for their turn; more get 429")
@@ -97,6 +99,9 @@ class Settings(BaseSettings):
         gt=0,
         le=1e9,
         description="a chat completion's memory is kept so long; later its messages are read again",
+    )
+    idempotency_seconds: float = Field(
+        86400.0, gt=0, le=1e9, description="answers to requests with an Idempotency-Key are kept so long"
     )
     lease_seconds: float = Field(15.0, gt=0, description="a writer that is silent for so long loses its session")
     keepalive_seconds: float = Field(15.0, gt=0, description="comment on idle event streams, ping on WebSockets")

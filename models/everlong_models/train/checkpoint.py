@@ -49,7 +49,7 @@ def save(
         tensors |= {f"carried.{index}.{name}": tensor.detach() for name, tensor in state.tensors.items()}
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
-        tensors["random.cuda"] = torch.cuda.get_rng_state()
+        tensors |= {f"random.cuda.{device}": state for device, state in enumerate(torch.cuda.get_rng_state_all())}
     metadata = {"format": _FORMAT, "recipe": recipe, "position": json.dumps(position)}
     scratch = folder / f".{FILE}.part"
     try:
@@ -96,14 +96,16 @@ def restore(
             for key, value in _of(tensors, "optimizer", name).items()
         }
     torch.set_rng_state(tensors["random.cpu"])
-    if torch.cuda.is_available() and "random.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["random.cuda"])
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            if (random := tensors.get(f"random.cuda.{index}")) is not None:
+                torch.cuda.set_rng_state(random, index)
     carried: dict[int, dict[str, Tensor]] = {}
     device = next(iter(parameters.values())).device
     for key, value in tensors.items():
         if key.startswith("carried."):
-            _, index, name = key.split(".", 2)
-            carried.setdefault(int(index), {})[name] = value.to(device)
+            _, row, name = key.split(".", 2)
+            carried.setdefault(int(row), {})[name] = value.to(device)
     states = [MemoryState(carried[index]) for index in sorted(carried)]
     return Restored(json.loads(metadata["position"]), states)
 

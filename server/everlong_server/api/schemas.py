@@ -40,6 +40,17 @@ class Document(Wire):
     created_at: float = Field(description="Unix time in seconds")
 
 
+class DocumentText(Wire):
+    """A part of a document's text: bytes `start_byte` to `end_byte` of its UTF-8; a byte-order mark does not count."""
+
+    document: str
+    object: Literal["document.text"] = "document.text"
+    start_byte: int
+    end_byte: int
+    bytes: int = Field(description="of the whole text")
+    text: str
+
+
 class Deleted(Wire):
     """What was deleted."""
 

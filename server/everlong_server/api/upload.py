@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
-from everlong_server.store.blobs import Blobs, BlobWriter
+from everlong_server.store.blobs import BlobWriter
 
 _MAGIC = {
     b"%PDF-": "a PDF file",
@@ -40,6 +42,7 @@ class Text:
 
     limit: int
     size: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
     _head: bytes = b""
     _decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
 
@@ -65,6 +68,7 @@ class Text:
                 f"the document is not UTF-8: {error.reason} at byte {at}", param="file", code="invalid_utf8"
             ) from None
         self.size += len(data)
+        self.digest.update(data)
 
     def finish(self) -> int:
         """The byte where the text starts, behind a byte-order mark. Raises `InvalidRequest` if there is no text."""
@@ -89,18 +93,50 @@ def too_large(limit: int) -> TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came: the text's bytes, where it starts in the blob, and what the sender calls it."""
+    """What came: the text's bytes, where it starts in the blob, the blob's SHA-256, and what the sender calls it."""
 
     bytes: int
     text_offset: int
+    digest: str
     filename: str | None
 
 
-async def receive(request: Request, blobs: Blobs, name: str, limit: int, form: Form | None = None) -> Received:
-    """The request's document in the blob `name`, durable. Raises what is wrong with it, leaving no blob behind.
+class Nowhere:
+    """In place of a blob: for a document that is there already."""
 
-    `form`: what must stand beside the document, which then has to be part of a form.
+    async def write(self, data: bytes) -> None:
+        """It is only looked at."""
+
+    async def commit(self) -> None:
+        """There is nothing to keep."""
+
+    async def abort(self) -> None:
+        """There is nothing to throw away."""
+
+
+async def receive(
+    request: Request,
+    writer: BlobWriter | Nowhere,
+    limit: int,
+    form: Form | None,
+    allow: Callable[[Received], Awaitable[None]],
+) -> Received:
+    """The request's document, written by `writer`, durable. Raises what is wrong with it, leaving no blob behind.
+
+    `form`: what must stand beside the document, which then has to be part of a form. `allow`: raises if what has come
+    is not to be kept.
     """
+    try:
+        received = await _receive(request, writer, limit, form)
+        await allow(received)
+        await writer.commit()
+    except BaseException:
+        await writer.abort()
+        raise
+    return received
+
+
+async def _receive(request: Request, writer: BlobWriter | Nowhere, limit: int, form: Form | None) -> Received:
     length = request.headers.get("content-length")
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     multipart = kind == b"multipart/form-data"
@@ -112,24 +148,18 @@ async def receive(request: Request, blobs: Blobs, name: str, limit: int, form: F
         )
     if not multipart:
         _check_type(kind.decode("latin-1"), options.get(b"charset", b"utf-8").decode("latin-1"))
-    writer = await blobs.create(name)
-    try:
-        text = Text(limit)
-        if multipart:
-            filename = await _multipart(request, writer, text, options.get(b"boundary", b""), form or {})
-        else:
-            filename = request.query_params.get("filename")
-            async for data in request.stream():
-                text.feed(data)
-                await writer.write(data)
-        start = text.finish()
-        if filename is not None and len(filename) > _MAX_NAME:
-            raise InvalidRequest(f"filename has {len(filename)} characters, the limit is {_MAX_NAME}", param="filename")
-        await writer.commit()
-    except BaseException:
-        await writer.abort()
-        raise
-    return Received(text.size - start, start, filename or None)
+    text = Text(limit)
+    if multipart:
+        filename = await _multipart(request, writer, text, options.get(b"boundary", b""), form or {})
+    else:
+        filename = request.query_params.get("filename")
+        async for data in request.stream():
+            text.feed(data)
+            await writer.write(data)
+    start = text.finish()
+    if filename is not None and len(filename) > _MAX_NAME:
+        raise InvalidRequest(f"filename has {len(filename)} characters, the limit is {_MAX_NAME}", param="filename")
+    return Received(text.size - start, start, text.digest.hexdigest(), filename or None)
 
 
 def _check_type(kind: str, charset: str) -> None:
@@ -141,7 +171,9 @@ def _check_type(kind: str, charset: str) -> None:
         raise UnsupportedMedia(f"charset {charset[:60]!r}: send UTF-8", param="content-type")
 
 
-async def _multipart(request: Request, writer: BlobWriter, text: Text, boundary: bytes, form: Form) -> str | None:
+async def _multipart(
+    request: Request, writer: BlobWriter | Nowhere, text: Text, boundary: bytes, form: Form
+) -> str | None:
     """Streams the part named `file`; its file name. Of other parts, those of `form` must be there; the rest are errors."""
     if not boundary:
         raise InvalidRequest("multipart body without a boundary", param="content-type", code="invalid_multipart")

@@ -95,12 +95,14 @@ class Turns:
         content: str,
         params: SamplingParams,
         recall: Recall,
+        *,
+        id: str | None = None,
     ) -> Turn:
         """A turn that has been admitted: its first event is at hand. Every refusal is raised here, before any event.
 
         `enter`: gives the place where `content` is said, which is the turn's as long as the context lasts.
         """
-        turn = Turn(id=new_id("msg"))
+        turn = Turn(id=id or new_id("msg"))
         rest = self._turn(turn, enter(turn), content, params, recall)
         first = await anext(rest)
 

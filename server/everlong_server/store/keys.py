@@ -48,6 +48,8 @@ KEYS = (
     Key("everlong:stored:*", "string", "bytes of a tenant's documents", "none: a count", False),
     Key("everlong:tokens:*:*", "string", "tokens read and generated for a tenant on a day, where they are limited",
         "two days", True),
+    Key("everlong:attempt:*:*", "hash", "a tenant's request with an Idempotency-Key, by the key's SHA-256: what its result is "
+        "called, what was asked, and the answer", "idempotency_seconds", True),
     Key("everlong:replica:*", "string", "that a server process is alive", "lease_seconds, renewed by the process", True),
     Key("everlong:fence", "string", "the last fencing token given out", "none: must only grow", False),
 )  # fmt: skip
@@ -141,6 +143,11 @@ def stored(tenant: str) -> str:
 def tokens(tenant: str, day: str) -> str:
     """A tenant's tokens of a day."""
     return f"everlong:tokens:{tenant}:{day}"
+
+
+def attempt(tenant: str, digest: str) -> str:
+    """A request of a tenant with an Idempotency-Key, by the key's digest."""
+    return f"everlong:attempt:{tenant}:{digest}"
 
 
 def jobs(model: str) -> str:

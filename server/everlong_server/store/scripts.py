@@ -160,6 +160,7 @@ return 1
 # Returns 1, 0 (there is no such session), -1001 (too many)
 FORK_SESSION = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+if redis.call('EXISTS', KEYS[3]) == 1 then return 1 end
 if ARGV[3] ~= '' and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[3]) then return -1001 end
 redis.call('COPY', KEYS[1], KEYS[3])
 redis.call('COPY', KEYS[2], KEYS[4])
@@ -234,6 +235,33 @@ end
 if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 1 then return 1 end -- sent again: its answer was lost
 if redis.call('SCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
 return redis.call('SADD', KEYS[1], ARGV[1])
+"""
+
+
+# KEYS: attempt. ARGV: owner `replica|nonce`, id, milliseconds, prefix of replica keys
+# Returns nothing (its owner lives and is at it), or {first, again or done; id; fingerprint; answer}
+BEGIN_ATTEMPT = """
+local owner, id, fingerprint, answer = unpack(redis.call('HMGET', KEYS[1], 'owner', 'id', 'fingerprint', 'answer'))
+if not id then
+  redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'id', ARGV[2])
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  return {'first', ARGV[2], '', ''}
+end
+if answer then return {'done', id, fingerprint or '', answer} end
+if owner ~= '' and owner ~= ARGV[1] then
+  if redis.call('EXISTS', ARGV[4] .. string.match(owner, '^([^|]*)|')) == 1 then return nil end
+end
+redis.call('HSET', KEYS[1], 'owner', ARGV[1])
+return {'again', id, fingerprint or '', ''}
+"""
+
+# KEYS: attempt. ARGV: owner, field or 'forget', value, milliseconds. Returns 1, or 0 if it is no longer the owner's.
+END_ATTEMPT = """
+if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
+if ARGV[2] == 'forget' then return redis.call('DEL', KEYS[1]) end
+redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return 1
 """
 
 

@@ -49,12 +49,14 @@ class Sessions:
         """How many sessions there may be, as scripts have it."""
         return "" if self._allowance.limits.sessions is None else self._allowance.limits.sessions
 
-    async def create(self, model: str, model_name: str, documents: Sequence[str], *, remember: bool = True) -> Session:
+    async def create(
+        self, model: str, model_name: str, documents: Sequence[str], *, remember: bool = True, id: str | None = None
+    ) -> Session:
         """A new session; it has its documents' state at once if they are read. Raises `RateLimited`.
 
-        `remember`: False begins with an empty memory, whatever was read: the documents are only searched.
+        `id`: its id; one that is there is left as it is. `remember`: False begins with an empty memory, whatever was read: the documents are only searched.
         """
-        session_id = new_id("ses")
+        session_id = id or new_id("ses")
         reading = keys.reading(reading_id(model, documents)) if documents and remember else ""
         fields = Session.fields(session_id, model, model_name, documents) | {"tenant": self._tenant}
         if not remember:
@@ -102,10 +104,15 @@ class Sessions:
         stored = await self._redis.lrange(keys.session_messages(session_id), -last, -1)
         return [json.loads(message) for message in stored]
 
-    async def fork(self, session_id: str) -> Session:
-        """A copy of the session as it was last committed. Raises `NotFound`, and `RateLimited`."""
+    async def message(self, session_id: str, message_id: str) -> dict[str, Any] | None:
+        """That message of the dialogue, or None. Looks at all of them: for what is done seldom."""
+        said = await self.messages(session_id)
+        return next((message for message in reversed(said) if message["id"] == message_id), None)
+
+    async def fork(self, session_id: str, *, id: str | None = None) -> Session:
+        """A copy of the session as it was last committed, with the `id`, if it is not there. Raises `NotFound`, and `RateLimited`."""
         await self._stored(session_id, False)  # whose it is never changes: it need not be one step
-        fork_id = new_id("ses")
+        fork_id = id or new_id("ses")
         done = await self._scripts.run(
             scripts.FORK_SESSION,
             [
