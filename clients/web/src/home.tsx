@@ -5,7 +5,7 @@ import { opened } from "./focus.js";
 import { attempt, begin, documents, drop, loaded, nameOf, removeDocument, take, uploads } from "./library.js";
 import { many, size } from "./numbers.js";
 import { ReadingOf } from "./reading.js";
-import { address, go } from "./route.js";
+import { address } from "./route.js";
 import { Menu } from "./sidebar.js";
 
 const chosen = signal<readonly string[]>([]);
@@ -25,7 +25,6 @@ addEventListener("drop", (event) => {
   over.value = false;
   if (files.length === 0) return;
   event.preventDefault(); // or the browser would open them
-  go({ session: null, panel: null });
   void attempt(() => take(files));
 });
 

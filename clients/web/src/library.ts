@@ -121,6 +121,7 @@ export function drop(key: number): void {
 /** Uploads files, and begins a conversation about those that could be. */
 export async function take(files: readonly File[]): Promise<void> {
   const taken: string[] = [];
+  if (files.length) go({ session: null, panel: null });
   await Promise.all(
     files.map(async (file) => {
       const key = ++uploaded;
