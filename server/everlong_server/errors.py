@@ -4,7 +4,9 @@ ServerError
 ├── InvalidRequest 422        a value that cannot be used: `param` names the field
 │   ├── TooLarge 413
 │   └── UnsupportedMedia 415
-├── NotFound 404
+├── Unauthenticated 401       no API key, or none that is good
+├── PermissionDenied 403      the key does not allow this
+├── NotFound 404              also what belongs to another tenant
 ├── SessionBusy 409
 ├── DocumentNotReady 409
 ├── DocumentFailed 409        the document behind a session could not be read
@@ -61,6 +63,22 @@ class UnsupportedMedia(InvalidRequest):
 
     status = 415
     code = "unsupported_media_type"
+
+
+class Unauthenticated(ServerError):
+    """Nobody knows who asks."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class PermissionDenied(ServerError):
+    """It is known who asks, and they may not."""
+
+    status = 403
+    type = "permission_error"
+    code = "missing_scope"
 
 
 class NotFound(ServerError):

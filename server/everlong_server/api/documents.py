@@ -17,6 +17,7 @@ from everlong_server.api.upload import Form, receive
 from everlong_server.api.views import Served, document_view
 from everlong_server.errors import NotFound, Unavailable
 from everlong_server.services import Services
+from everlong_server.store import marks
 from everlong_server.store.records import Document, is_id, new_id, now
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=RESPONSES)
@@ -48,7 +49,8 @@ async def upload(
     services: Served,
     filename: Annotated[str | None, Query(max_length=255, description="a name for people")] = None,
 ) -> schemas.Document:
-    """Uploads UTF-8 text: as the body, or as the part `file` of a form. Reading goes on in the background."""
+    """Uploads UTF-8 text, a PDF, Word, EPUB or HTML file: as the body, or as the part `file` of a form. Reading goes on in
+    the background."""
     return await document_view(services, await stored(request, services, filename))
 
 
@@ -60,11 +62,14 @@ async def stored(
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
     document_id, limit = new_id("doc"), services.settings.max_document_bytes
     received = await receive(request, services.blobs, document_id, limit, form)
-    document = Document(document_id, received.filename or filename, received.bytes, received.text_offset, now())
+    document = Document(
+        document_id, received.filename or filename, received.bytes, received.text_offset, now(), received.format
+    )
     try:
         await services.documents.create(document, services.model.fingerprint)
     except BaseException:
-        await services.blobs.delete(document_id)
+        for blob in (document_id, marks.name(document_id)):
+            await services.blobs.delete(blob)
         raise
     return document
 
@@ -92,8 +97,11 @@ async def delete(document_id: str, services: Served) -> schemas.Deleted:
     try:
         await services.documents.delete(document_id)
     finally:
-        if is_id("doc", document_id):  # also if it was deleted before and its text is still there
-            await services.blobs.delete(document_id)
+        # Also if it was deleted before and something of it is still there; not if it is another tenant's.
+        if is_id("doc", document_id) and not await services.documents.exists(document_id):
+            await services.chats.forget(document_id)
+            for blob in (document_id, marks.name(document_id)):
+                await services.blobs.delete(blob)
             await services.passages.delete(document_id)
     return schemas.Deleted(id=document_id, object="document.deleted")
 

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
     for status, description in {
+        401: "No API key, or none that is good",
+        403: "The key does not allow this",
         404: "No such object",
         409: "Busy, not ready, or changed by another writer",
         413: "Too large",
@@ -100,6 +102,8 @@ def answer(error: BaseException) -> tuple[JSONResponse, ServerError]:
     """The HTTP answer to `error`, and what it was taken for."""
     known = as_server_error(error)
     headers = {"Retry-After": str(known.retry_after)} if known.retry_after is not None else {}
+    if known.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, HTTPException) and error.headers:
         headers |= dict(error.headers)
     return JSONResponse(known.body(), known.status, headers), known

@@ -15,8 +15,8 @@ from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
 from everlong_server.api.events import event_stream
 from everlong_server.api.views import Served, memory_view, session_view
 from everlong_server.api.waiting import unless_gone
-from everlong_server.engine.conversation import Turn
 from everlong_server.engine.grounding import Recall
+from everlong_server.engine.turn import Turn
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
 

@@ -2,6 +2,7 @@
 
 The client sends `message.create` and `response.cancel`; the server sends `response.created`, `response.evidence`,
 `response.output_text.delta`, `response.completed` and `error`. An error of a message leaves the socket open.
+`response.cancel` may name the `response_id` that it means; it then has no effect on another.
 """
 
 from __future__ import annotations
@@ -21,8 +22,16 @@ from everlong_server.api.errors import as_server_error
 from everlong_server.api.events import error_event
 from everlong_server.api.sessions import said
 from everlong_server.api.views import get_services
-from everlong_server.engine.conversation import Turn
-from everlong_server.errors import InvalidRequest, NotFound, Overloaded, ServerError, SessionBusy, Unavailable
+from everlong_server.engine.turn import Turn
+from everlong_server.errors import (
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    ServerError,
+    SessionBusy,
+    Unauthenticated,
+    Unavailable,
+)
 from everlong_server.services import Services
 
 router = APIRouter()
@@ -53,7 +62,7 @@ async def _refuse(socket: WebSocket, error: Exception) -> None:
     elif isinstance(known, Overloaded):
         code = TRY_LATER
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # the client has gone already
-        await socket.send_json({"type": "error", **known.body()})
+        await socket.send_json(error_event(known))
         await socket.close(code, known.message.encode()[:120].decode(errors="ignore"))
 
 
@@ -105,17 +114,24 @@ class _Conversation:
         if kind == "message.create":
             await self._create(message)
         elif kind == "response.cancel":
-            if message:
-                raise InvalidRequest(f"response.cancel has no field {next(iter(message))!r}", code="unknown_parameter")
-            self._cancel_asked = True
-            if self._turn is not None:
-                self._turn.cancel()
+            self._cancel(message)
         else:
             raise InvalidRequest(
                 f"unknown type {str(kind)[:60]!r}; send message.create or response.cancel",
                 param="type",
                 code="unknown_type",
             )
+
+    def _cancel(self, message: dict[str, Any]) -> None:
+        meant = message.pop("response_id", None)
+        if message:
+            raise InvalidRequest(f"response.cancel has no field {next(iter(message))!r}", code="unknown_parameter")
+        if not isinstance(meant, str | None):
+            raise InvalidRequest("response_id: it is a string", param="response_id")
+        if self._turn is not None and meant in (None, self._turn.id):
+            self._turn.cancel()
+        elif meant is None:
+            self._cancel_asked = True  # the answer has no id yet
 
     async def _create(self, message: dict[str, Any]) -> None:
         if self._busy:
@@ -130,6 +146,8 @@ class _Conversation:
 
     async def _answer(self, body: schemas.CreateMessage) -> None:
         try:
+            # A key that was good when the socket was opened may have been revoked since.
+            await self._services.credentials.check(self._socket.state.caller)
             turn = await self._services.conversations.send(self._session_id, *said(self._services, body))
             self._turn = turn
             if self._cancel_asked:
@@ -139,7 +157,7 @@ class _Conversation:
                     # Before it is sent: the client may answer with its next message at once.
                     self._busy = event["type"] != "response.completed"
                     await self._send(event)
-        except (Overloaded, Unavailable, NotFound) as error:
+        except (Overloaded, Unavailable, NotFound, Unauthenticated) as error:
             await _refuse(self._socket, error)
         except WebSocketDisconnect:
             return

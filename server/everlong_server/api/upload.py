@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,12 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
+from everlong_server import formats
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from everlong_server.store import marks
 from everlong_server.store.blobs import Blobs, BlobWriter
 
 _MAGIC = {
-    b"%PDF-": "a PDF file",
-    b"PK\x03\x04": "a ZIP file (docx, epub and the like are ZIP files)",
     b"\x1f\x8b": "a gzip file",
     b"7z\xbc\xaf\x27\x1c": "a 7z file",
     b"\x89PNG": "a PNG image",
@@ -27,8 +28,10 @@ _MAGIC = {
 }
 _BOM = codecs.BOM_UTF8
 # curl --data-binary says application/x-www-form-urlencoded unless told otherwise.
-_RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded")
+_RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded", *formats.MEDIA_TYPES)
 _MAX_NAME = 255
+_UPLOADED = ".upload"
+"""Behind a blob's name: what was uploaded, until it is text."""
 
 Form = Mapping[str, Sequence[str]]
 """Fields of a form, and the values that each can have."""
@@ -36,10 +39,12 @@ Form = Mapping[str, Sequence[str]]
 
 @dataclass(slots=True)
 class Text:
-    """Checks bytes that arrive in pieces: UTF-8, and nothing that is known not to be text."""
+    """Checks bytes that arrive in pieces: UTF-8, and nothing that is known not to be text; or of a format that can be
+    turned into text, `foreign`: then the bytes are only counted."""
 
     limit: int
     size: int = 0
+    foreign: str | None = None
     _head: bytes = b""
     _decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
 
@@ -47,24 +52,29 @@ class Text:
         """Raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest` naming what was found and where."""
         if len(self._head) < 1024:
             self._head += data[: 1024 - len(self._head)]
+            self.foreign = self.foreign or formats.recognised(self._head)
             for magic, name in _MAGIC.items():
                 if self._head.startswith(magic):
                     raise UnsupportedMedia(f"the document is {name}; upload plain UTF-8 text", param="file")
-            if b"\0" in self._head:
+            if b"\0" in self._head and self.foreign is None:
                 raise UnsupportedMedia(
                     "the document holds NUL bytes: it is no text; upload plain UTF-8 text", param="file"
                 )
         if self.size + len(data) > self.limit:
             raise too_large(self.limit)
+        self.size += len(data)
+        if self.foreign is None:
+            self._check(data)
+
+    def _check(self, data: bytes) -> None:
         pending = len(self._decoder.getstate()[0])
         try:
             self._decoder.decode(data)
         except UnicodeDecodeError as error:
-            at = self.size - pending + error.start
+            at = self.size - len(data) - pending + error.start
             raise InvalidRequest(
                 f"the document is not UTF-8: {error.reason} at byte {at}", param="file", code="invalid_utf8"
             ) from None
-        self.size += len(data)
 
     def finish(self) -> int:
         """The byte where the text starts, behind a byte-order mark. Raises `InvalidRequest` if there is no text."""
@@ -89,10 +99,11 @@ def too_large(limit: int) -> TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came: the text's bytes, where it starts in the blob, and what the sender calls it."""
+    """What came: the text's bytes, where it starts in the blob, what it was made of, and what the sender calls it."""
 
     bytes: int
     text_offset: int
+    format: str | None
     filename: str | None
 
 
@@ -122,14 +133,38 @@ async def receive(request: Request, blobs: Blobs, name: str, limit: int, form: F
             async for data in request.stream():
                 text.feed(data)
                 await writer.write(data)
-        start = text.finish()
+        start = 0 if text.foreign else text.finish()
         if filename is not None and len(filename) > _MAX_NAME:
             raise InvalidRequest(f"filename has {len(filename)} characters, the limit is {_MAX_NAME}", param="filename")
-        await writer.commit()
+        await writer.commit(_UPLOADED if text.foreign else "")
     except BaseException:
         await writer.abort()
         raise
-    return Received(text.size - start, start, filename or None)
+    if text.foreign:
+        size, made_of = await _converted(blobs, name, text.foreign, limit)
+        return Received(size, 0, made_of, filename or None)
+    return Received(text.size - start, start, None, filename or None)
+
+
+async def _converted(blobs: Blobs, name: str, kind: str, limit: int) -> tuple[int, str]:
+    """The text of what was uploaded, as the blob `name`, with its marks beside it: bytes and format. Else nothing is left."""
+
+    def convert() -> tuple[int, str]:
+        with blobs.fill(name) as text:
+            made_of, found = formats.convert(blobs.local(name + _UPLOADED), kind, text, limit)
+            marks.save(blobs, name, found)
+            return text.stat().st_size, made_of
+
+    converting = asyncio.create_task(asyncio.to_thread(convert))
+    try:
+        return await asyncio.shield(converting)
+    except BaseException:
+        await asyncio.wait([converting])  # whoever waits for it may have gone; it writes on until it ends
+        for blob in (name, marks.name(name)):
+            await blobs.delete(blob)
+        raise
+    finally:
+        await blobs.delete(name + _UPLOADED)
 
 
 def _check_type(kind: str, charset: str) -> None:

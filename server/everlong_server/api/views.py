@@ -16,12 +16,17 @@ from everlong_server.services import Services
 from everlong_server.store.records import Document, Reading, Session, reading_id
 
 
-def get_services(connection: HTTPConnection) -> Services:
-    """Raises `Unavailable` while the model is being loaded."""
+def whole(connection: HTTPConnection) -> Services:
+    """The services, nobody's in particular. Raises `Unavailable` while the model is being loaded."""
     services: Services | None = connection.app.state.services
     if services is None:
         raise Unavailable("the model is being loaded", code="loading", retry_after=2)
     return services
+
+
+def get_services(connection: HTTPConnection) -> Services:
+    """The caller's services: what other tenants have is not there. Raises `Unavailable` as `whole` does."""
+    return whole(connection).of(connection.state.caller.tenant)
 
 
 Served = Annotated[Services, Depends(get_services)]
@@ -47,6 +52,7 @@ def _document(document: Document, reading: Reading | None, model: str) -> schema
         id=document.id,
         filename=document.filename,
         status=status,
+        format=document.format,
         bytes=document.bytes,
         tokens=cursor.tokens if cursor else 0,
         segments=cursor.segments if cursor else 0,

@@ -13,7 +13,8 @@ from typing import TypeVar
 from torch import Tensor
 
 from everlong_models import MemoryState, MemoryView, Model
-from everlong_server.engine.runner import Answer, Delta, Failed, Finished, Look, Read, Runner
+from everlong_server.engine.batch import Answer, Delta, Failed, Finished
+from everlong_server.engine.runner import Look, Read, Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
 
 T = TypeVar("T")

@@ -10,7 +10,16 @@ from typing import Any
 from everlong_server.errors import NotFound
 from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
-from everlong_server.store.records import Cursor, Document, Reading, is_id, pack_tokens, reading_id
+from everlong_server.store.records import (
+    DEFAULT_TENANT,
+    Cursor,
+    Document,
+    Reading,
+    belongs,
+    is_id,
+    pack_tokens,
+    reading_id,
+)
 from everlong_server.store.scripts import Scripts, flat
 
 
@@ -27,19 +36,29 @@ class Claim:
 
 
 class Documents:
-    """Documents, and the readings that models make of them."""
+    """One tenant's documents, and the readings that models make of them. Another tenant's are not there.
 
-    def __init__(self, redis: Client) -> None:
+    `tenant` None: everybody's, for those who read and keep what others have uploaded.
+    """
+
+    def __init__(self, redis: Client, tenant: str | None) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
+        self._tenant = tenant
+
+    def of(self, tenant: str) -> Documents:
+        """The same for another tenant."""
+        return Documents(self._redis, tenant)
 
     async def create(self, document: Document, model: str) -> None:
         """Stores the document and queues its reading by `model`, at once. Then it is acknowledged."""
-        fields, reading = flat(document.fields()), Reading.fields(model, [document.id])
+        assert self._tenant is not None, "a document belongs to somebody"
+        fields = flat(document.fields() | {"tenant": self._tenant})
+        reading = Reading.fields(model, [document.id])
         await self._scripts.run(
             scripts.CREATE_DOCUMENT,
             [
-                keys.document(document.id), keys.DOCUMENTS, keys.document_readings(document.id),
+                keys.document(document.id), keys.documents(self._tenant), keys.document_readings(document.id),
                 keys.reading(str(reading["id"])), keys.jobs(model),
             ],
             [document.id, document.created_at, reading["id"], len(fields), *fields, *flat(reading)],
@@ -48,27 +67,39 @@ class Documents:
     async def get(self, document_id: str) -> Document:
         """Raises `NotFound`."""
         stored = await self._redis.hgetall(keys.document(document_id)) if is_id("doc", document_id) else None
-        if not stored:
+        if not stored or self._foreign(stored.get(b"tenant")):
             raise _no_document(document_id, "document_id")
         return Document.of(stored)
 
+    def _foreign(self, tenant: bytes | None) -> bool:
+        return self._tenant is not None and belongs(tenant) != self._tenant
+
+    async def exists(self, document_id: str) -> bool:
+        """Whether there is such a document, whoever's it is. Not for callers to know."""
+        return is_id("doc", document_id) and bool(await self._redis.exists(keys.document(document_id)))
+
     async def newest(self, limit: int, after: str | None) -> tuple[list[Document], bool]:
         """Newest first, and whether there are more. `after`: the last id of the page before."""
-        ids, more = await page(self._redis, keys.DOCUMENTS, limit, after)
+        assert self._tenant is not None, "only a tenant has a list"
+        ids, more = await page(self._redis, keys.documents(self._tenant), limit, after)
         async with self._redis.pipeline(transaction=False) as pipe:
             for document_id in ids:
                 pipe.hgetall(keys.document(document_id))
             return [Document.of(stored) for stored in await pipe.execute() if stored], more
 
     async def ids(self) -> set[str]:
-        """Every document's id."""
-        return {member.decode() for member in await self._redis.zrange(keys.DOCUMENTS, 0, -1)}
+        """Every document's id, whoever's it is."""
+        indexes = [index async for index in self._redis.scan_iter(keys.documents("*"), count=1000)]
+        return {member.decode() for index in indexes for member in await self._redis.zrange(index, 0, -1)}
 
     async def delete(self, document_id: str) -> None:
         """Removes the document and all its readings. Raises `NotFound`."""
-        done = is_id("doc", document_id) and await self._scripts.run(
+        await self.get(document_id)  # whose it is never changes: it need not be one step
+        tenant = self._tenant
+        assert tenant is not None, "a document is deleted by its tenant"
+        done = await self._scripts.run(
             scripts.DELETE_DOCUMENT,
-            [keys.document(document_id), keys.DOCUMENTS, keys.document_readings(document_id)],
+            [keys.document(document_id), keys.documents(tenant), keys.document_readings(document_id)],
             [document_id, keys.reading(""), keys.document("")],
         )
         if not done:
@@ -82,7 +113,8 @@ class Documents:
         Raises `NotFound` naming the document that is not there.
         """
         for document_id in documents:
-            if not is_id("doc", document_id):
+            there = is_id("doc", document_id)
+            if not there or self._foreign(await self._redis.hget(keys.document(document_id), "tenant")):
                 raise _no_document(document_id, "documents")
         for n in range(1, len(documents) + 1):
             fields = Reading.fields(model, documents[:n])
@@ -145,6 +177,19 @@ _FACTS = [
 
 def _no_document(document_id: str, param: str) -> NotFound:
     return NotFound(f"no document {document_id[:64]!r}", param=param, code="document_not_found")
+
+
+async def adopt(redis: Client) -> None:
+    """Makes the lists of before there were tenants the default tenant's."""
+    for old, new in (
+        ("everlong:documents", keys.documents(DEFAULT_TENANT)),
+        ("everlong:sessions", keys.sessions(DEFAULT_TENANT)),
+    ):
+        if await redis.exists(old):
+            async with redis.pipeline(transaction=True) as pipe:
+                pipe.zunionstore(new, [new, old])
+                pipe.delete(old)
+                await pipe.execute()
 
 
 async def page(redis: Client, index: str, limit: int, after: str | None) -> tuple[list[str], bool]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Hash = Mapping[bytes, bytes]
+DEFAULT_TENANT = "default"
+"""Everybody, where no keys are asked for; and whom things belong to that were made before there were tenants."""
 _ID = re.compile(r"(doc|ses)_[0-9a-f]{32}")
 
 
@@ -29,6 +31,11 @@ def is_id(prefix: str, text: str) -> bool:
 def now() -> float:
     """Unix time in seconds."""
     return time.time()
+
+
+def belongs(tenant: bytes | None) -> str:
+    """The tenant that a stored object's field `tenant` names."""
+    return DEFAULT_TENANT if tenant is None else tenant.decode()
 
 
 def reading_id(model: str, documents: Sequence[str]) -> str:
@@ -48,19 +55,21 @@ def unpack_tokens(blob: bytes) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """An uploaded text. `bytes`: of UTF-8 as uploaded. `text_offset`: where the text starts (behind a byte-order mark)."""
+    """An uploaded text. `bytes`: of UTF-8. `text_offset`: where the text starts (behind a byte-order mark). `format`: what
+    it was made of ("pdf", …); None: it was text."""
 
     id: str
     filename: str | None
     bytes: int
     text_offset: int
     created_at: float
+    format: str | None = None
 
     def fields(self) -> dict[str, str | int | float]:
         """As it is stored."""
         return {
             "id": self.id, "filename": self.filename or "", "bytes": self.bytes,
-            "text_offset": self.text_offset, "created_at": self.created_at,
+            "text_offset": self.text_offset, "created_at": self.created_at, "format": self.format or "",
         }  # fmt: skip
 
     @staticmethod
@@ -72,6 +81,7 @@ class Document:
             bytes=int(stored[b"bytes"]),
             text_offset=int(stored[b"text_offset"]),
             created_at=float(stored[b"created_at"]),
+            format=stored.get(b"format", b"").decode() or None,
         )
 
 

@@ -101,6 +101,17 @@ local function fork(reading, session)
 end
 """
 
+# KEYS: chat, then its documents. ARGV: milliseconds, fields and values
+# Returns 1, or 0 if a document is gone: what it taught goes with it.
+KEEP_CHAT = """
+for i = 2, #KEYS do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return 0 end
+end
+redis.call('HSET', KEYS[1], unpack(ARGV, 2))
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1
+"""
+
 # KEYS: session, sessions, reading or ''. ARGV: session id, created, fields and values
 CREATE_SESSION = (
     _FORK

@@ -12,7 +12,7 @@ from everlong_server.errors import Conflict, NotFound, SessionBusy
 from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
 from everlong_server.store.documents import page
-from everlong_server.store.records import Session, is_id, new_id, now, pack_tokens, reading_id
+from everlong_server.store.records import Session, belongs, is_id, new_id, now, pack_tokens, reading_id
 from everlong_server.store.scripts import Scripts, flat
 
 
@@ -25,13 +25,22 @@ class Lease:
 
 
 class Sessions:
-    """Sessions of all replicas. `replica`: this process's id, `lease_seconds`: how long a silent writer keeps its lease."""
+    """A tenant's sessions on all replicas. Another tenant's are not there.
 
-    def __init__(self, redis: Client, replica: str, lease_seconds: float) -> None:
+    `replica`: this process's id, `lease_seconds`: how long a silent writer keeps its lease.
+    """
+
+    def __init__(self, redis: Client, tenant: str, replica: str, lease_seconds: float) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
+        self._tenant = tenant
         self._replica = replica
+        self._lease_seconds = lease_seconds
         self._lease_ms = int(lease_seconds * 1000)
+
+    def of(self, tenant: str) -> Sessions:
+        """The same for another tenant."""
+        return Sessions(self._redis, tenant, self._replica, self._lease_seconds)
 
     async def create(self, model: str, model_name: str, documents: Sequence[str], *, remember: bool = True) -> Session:
         """A new session; it has its documents' state at once if they are read.
@@ -40,12 +49,12 @@ class Sessions:
         """
         session_id = new_id("ses")
         reading = keys.reading(reading_id(model, documents)) if documents and remember else ""
-        fields = Session.fields(session_id, model, model_name, documents)
+        fields = Session.fields(session_id, model, model_name, documents) | {"tenant": self._tenant}
         if not remember:
             fields |= {"state_bytes": 0}  # it has started
         await self._scripts.run(
             scripts.CREATE_SESSION,
-            [keys.session(session_id), keys.SESSIONS, reading],
+            [keys.session(session_id), keys.sessions(self._tenant), reading],
             [session_id, fields["created_at"], *flat(fields)],
         )
         return await self.get(session_id)
@@ -64,13 +73,13 @@ class Sessions:
         fields = (*_FACTS, b"state") if with_state else _FACTS
         values = await self._redis.hmget(keys.session(session_id), fields) if is_id("ses", session_id) else []
         stored = {field: value for field, value in zip(fields, values, strict=False) if value is not None}
-        if not stored:
+        if not stored or belongs(stored.get(b"tenant")) != self._tenant:
             raise _no_session(session_id)
         return Session.of(stored)
 
     async def newest(self, limit: int, after: str | None) -> tuple[list[Session], bool]:
         """Newest first, and whether there are more."""
-        ids, more = await page(self._redis, keys.SESSIONS, limit, after)
+        ids, more = await page(self._redis, keys.sessions(self._tenant), limit, after)
         sessions = []
         for session_id in ids:
             try:
@@ -86,12 +95,13 @@ class Sessions:
 
     async def fork(self, session_id: str) -> Session:
         """A copy of the session as it was last committed. Raises `NotFound`."""
+        await self._stored(session_id, False)  # whose it is never changes: it need not be one step
         fork_id = new_id("ses")
-        done = is_id("ses", session_id) and await self._scripts.run(
+        done = await self._scripts.run(
             scripts.FORK_SESSION,
             [
                 keys.session(session_id), keys.session_messages(session_id),
-                keys.session(fork_id), keys.session_messages(fork_id), keys.SESSIONS,
+                keys.session(fork_id), keys.session_messages(fork_id), keys.sessions(self._tenant),
             ],
             [fork_id, now()],
         )  # fmt: skip
@@ -101,13 +111,14 @@ class Sessions:
 
     async def delete(self, session_id: str) -> None:
         """Raises `NotFound`. A writer that is at it finds its session gone and writes nothing."""
-        done = is_id("ses", session_id) and await self._scripts.run(
+        await self._stored(session_id, False)
+        done = await self._scripts.run(
             scripts.DELETE_SESSION,
             [
                 keys.session(session_id),
                 keys.session_messages(session_id),
                 keys.session_lease(session_id),
-                keys.SESSIONS,
+                keys.sessions(self._tenant),
             ],
             [session_id],
         )
@@ -167,7 +178,7 @@ class Sessions:
 
 _FACTS = (
     b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", b"position", b"open",
-    b"state_bytes", b"state_digest",
+    b"state_bytes", b"state_digest", b"tenant",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from everlong_server.api.openai.schemas import ChatCompletion, ChatMessage, Chat
 from everlong_server.api.sessions import recall, sampling
 from everlong_server.api.views import Served
 from everlong_server.api.waiting import unless_gone
-from everlong_server.engine.conversation import Event, Turn
+from everlong_server.engine.turn import Event, Turn
 from everlong_server.errors import InvalidRequest, NotFound, TooLarge
 from everlong_server.services import Services
 from everlong_server.store.records import Said, new_id, now
@@ -123,7 +123,7 @@ async def _begun(
         how if how.seed is None else how.model_copy(update={"seed": (how.seed + index) % 2**63})
         for index in range(body.n)
     ]
-    chats = (services.conversations.chat(documents, said, params, grounds) for params in every)
+    chats = (services.dialogues.answer(documents, said, params, grounds) for params in every)
     turns = await asyncio.gather(*chats, return_exceptions=True)
     refused = next((turn for turn in turns if isinstance(turn, BaseException)), None)
     begun = [turn for turn in turns if isinstance(turn, Turn)]
