@@ -51,7 +51,7 @@ export function Home() {
         <button class="main" onClick={choose}>
           Choose files
         </button>
-        <p class="note">Any length: a memory of fixed size reads it once, and answers come with the passages they rest on.</p>
+        <p class="note">Text, PDF, Word, EPUB or HTML, of any length: a memory of fixed size reads it once, and answers come with the passages that they rest on.</p>
       </div>
       {uploads.value.length > 0 && (
         <section aria-label="Uploads">
