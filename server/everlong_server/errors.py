@@ -12,7 +12,8 @@ ServerError
 ├── DocumentFailed 409        the document behind a session could not be read
 ├── StateUnusable 409         a session's state belongs to another model, or is damaged
 ├── Conflict 409              somebody else wrote first
-├── Overloaded 429
+├── Overloaded 429            too much for the server
+├── RateLimited 429           too much for one tenant
 ├── Unavailable 503           loading, draining, or Redis is away
 └── Internal 500
 """
@@ -135,6 +136,18 @@ class Overloaded(ServerError):
     status = 429
     type = "rate_limit_error"
     code = "overloaded"
+
+
+class RateLimited(ServerError):
+    """The tenant has had what it may have. `headers`: the limit, and when it is lifted."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "requests_limit"
+
+    def __init__(self, message: str, *, code: str, retry_after: int | None, headers: dict[str, str]) -> None:
+        super().__init__(message, code=code, retry_after=retry_after)
+        self.headers = headers
 
 
 class Unavailable(ServerError):

@@ -24,6 +24,8 @@ from everlong_server.engine.reading import Reader
 from everlong_server.engine.turn import Turns
 from everlong_server.metrics import Metrics
 from everlong_server.settings import Settings
+from everlong_server.store.allowance import Allowance, Limits, Slots
+from everlong_server.store.attempts import Attempts
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.chats import Chats
 from everlong_server.store.connection import Client, connect
@@ -48,6 +50,8 @@ class Services:
     model: Model
     redis: Client
     credentials: Credentials
+    allowance: Allowance
+    attempts: Attempts
     blobs: Blobs
     documents: Documents
     passages: Passages
@@ -65,11 +69,12 @@ class Services:
     def of(self, tenant: str) -> Services:
         """The same for another tenant. Cheap: what is heavy is shared."""
         documents, sessions, chats = self.documents.of(tenant), self.sessions.of(tenant), self.chats.of(tenant)
+        allowance, attempts = self.allowance.of(tenant), self.attempts.of(tenant)
         passages, conversations, dialogues, memories = _around(
-            self.settings, self.engine, self.metrics, self.blobs, documents, sessions, chats
+            self.settings, self.engine, self.metrics, allowance, self.blobs, documents, sessions, chats
         )
         return replace(
-            self, tenant=tenant, documents=documents, sessions=sessions, chats=chats, passages=passages,
+            self, tenant=tenant, allowance=allowance, attempts=attempts, documents=documents, sessions=sessions, chats=chats, passages=passages,
             conversations=conversations, dialogues=dialogues, memories=memories,
         )  # fmt: skip
 
@@ -129,10 +134,23 @@ async def require_keys(settings: Settings, redis_url: str) -> None:
         log.warning("there is no API key yet, and without one every request is refused: %s", make)
 
 
+def limits_of(settings: Settings) -> Limits:
+    """What every tenant may use."""
+    return Limits(
+        requests=settings.tenant_requests_per_minute,
+        streams=settings.tenant_streams,
+        queued=settings.tenant_queued,
+        bytes=settings.tenant_bytes,
+        sessions=settings.tenant_sessions,
+        tokens=settings.tenant_tokens_per_day,
+    )
+
+
 def _around(
     settings: Settings,
     engine: Engine,
     metrics: Metrics,
+    allowance: Allowance,
     blobs: Blobs,
     documents: Documents,
     sessions: Sessions,
@@ -140,7 +158,7 @@ def _around(
 ) -> tuple[Passages, Conversations, Dialogues, Memories]:
     """What works on one tenant's stores."""
     passages = Passages(blobs, documents)
-    turns = Turns(engine, passages, metrics, max_message_chars=settings.max_message_chars)
+    turns = Turns(engine, passages, metrics, allowance, max_message_chars=settings.max_message_chars)
     conversations = Conversations(turns, engine, sessions, documents, lease_seconds=settings.lease_seconds)
     dialogues = Dialogues(turns, engine, chats, documents)
     return passages, conversations, dialogues, Memories(engine, conversations, sessions, documents, blobs)
@@ -154,9 +172,12 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         redis = connect(redis_url)
         stack.push_async_callback(redis.aclose)
         jobs = Jobs(redis, model.fingerprint, replica, settings.lease_seconds)
-        everybodys = Documents(redis, None)
+        slots = Slots(redis, replica)
+        attempts = Attempts(redis, DEFAULT_TENANT, replica, settings.idempotency_seconds, [])
+        allowance = Allowance(redis, DEFAULT_TENANT, limits_of(settings), slots)
+        everybodys = Documents(redis, None, allowance)
         documents = everybodys.of(DEFAULT_TENANT)
-        sessions = Sessions(redis, DEFAULT_TENANT, replica, settings.lease_seconds)
+        sessions = Sessions(redis, DEFAULT_TENANT, allowance, replica, settings.lease_seconds)
         chats = Chats(redis, DEFAULT_TENANT, settings.chat_seconds)
         blobs = Blobs(settings.blobs)
         alone = settings.redis_url is None
@@ -180,7 +201,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         stack.push_async_callback(engine.stop)
         metrics.answering.set_function(lambda: engine.answering)
         passages = Passages(blobs, everybodys) if settings.recall_passages else None
-        tasks = [asyncio.create_task(_beat(jobs, settings.lease_seconds / 3))]
+        tasks = [asyncio.create_task(_beat(jobs, slots, attempts, settings.lease_seconds / 3))]
         for _ in range(settings.max_readers):
             reader = Reader(
                 engine, everybodys, blobs, passages, jobs, metrics, settings.checkpoint_seconds,
@@ -196,16 +217,18 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
 
         stack.push_async_callback(end)
         searched, conversations, dialogues, memories = _around(
-            settings, engine, metrics, blobs, documents, sessions, chats
+            settings, engine, metrics, allowance, blobs, documents, sessions, chats
         )
         yield Services(
-            settings, model, redis, Credentials(redis), blobs, documents, searched, sessions, chats, engine, conversations,
+            settings, model, redis, Credentials(redis), allowance, attempts, blobs, documents, searched, sessions, chats, engine, conversations,
             dialogues, memories, metrics, now(),
         )  # fmt: skip
 
 
-async def _beat(jobs: Jobs, seconds: float) -> None:
+async def _beat(jobs: Jobs, slots: Slots, attempts: Attempts, seconds: float) -> None:
     while True:
         with contextlib.suppress(RedisError):  # a replica that cannot reach Redis is rightly taken for dead
             await jobs.beat()
+            await slots.settle()
+            await attempts.settle()
         await asyncio.sleep(seconds)

@@ -81,6 +81,18 @@ class Settings(BaseSettings):
     max_streams: int = Field(8, ge=1, le=4096, description="answers generated at once")
     max_queued: int = Field(64, ge=0, description="answers that wait for their turn; more get 429")
     max_readers: int = Field(2, ge=1, le=256, description="documents read at once")
+    tenant_requests_per_minute: int | None = Field(
+        None, ge=1, description="requests that a tenant may make; unset: any"
+    )
+    tenant_streams: int | None = Field(None, ge=1, description="answers at once for a tenant; unset: any")
+    tenant_queued: int | None = Field(
+        None, ge=1, description="documents of a tenant that are being read or wait for it; unset: any"
+    )
+    tenant_bytes: int | None = Field(None, ge=1, description="bytes of documents that a tenant may store; unset: any")
+    tenant_sessions: int | None = Field(None, ge=1, description="sessions that a tenant may have; unset: any")
+    tenant_tokens_per_day: int | None = Field(
+        None, ge=1, description="tokens that may be read and generated for a tenant in a day (UTC); unset: any"
+    )
     reading_share: float = Field(
         0.3, gt=0, lt=1, description="share of the device's time that documents get while answers are generated"
     )
@@ -90,6 +102,9 @@ class Settings(BaseSettings):
         gt=0,
         le=1e9,
         description="a chat completion's memory is kept so long; later its messages are read again",
+    )
+    idempotency_seconds: float = Field(
+        86400.0, gt=0, le=1e9, description="answers to requests with an Idempotency-Key are kept so long"
     )
     lease_seconds: float = Field(15.0, gt=0, description="a writer that is silent for so long loses its session")
     keepalive_seconds: float = Field(15.0, gt=0, description="comment on idle event streams, ping on WebSockets")

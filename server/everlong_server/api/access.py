@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_server.api.errors import RESPONSES, answer
 from everlong_server.api.views import whole
@@ -40,6 +41,7 @@ class Access:
     def __init__(self, app: ASGIApp, *, settings: Settings, metrics: Metrics) -> None:
         self._app = app
         self._asks = settings.asks_for_keys
+        self._counts = settings.tenant_requests_per_minute is not None
         self._metrics_port = settings.metrics_port
         self._metrics = metrics
 
@@ -48,17 +50,27 @@ class Access:
             await self._app(scope, receive, send)
             return
         needed = scope_of(scope.get("method", "WEBSOCKET"), scope["path"])
+        headers: dict[str, str] = {}
         try:
             self._check_port(scope)
             if needed is not None:
-                scope.setdefault("state", {})["caller"] = await self._caller(HTTPConnection(scope), needed)
+                caller = await self._caller(HTTPConnection(scope), needed)
+                scope.setdefault("state", {})["caller"] = caller
+                if self._counts:
+                    headers = await whole(HTTPConnection(scope)).allowance.of(caller.tenant).request()
         except Exception as error:
             response, known = answer(error)
             self._metrics.rejections.labels(known.code).inc()
             # For a WebSocket Starlette makes it an answer to the handshake.
             await response(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+
+        async def tell(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(headers)
+            await send(message)
+
+        await self._app(scope, receive, tell if headers else send)
 
     def _check_port(self, scope: Scope) -> None:
         """Raises `NotFound` for what is not on this port."""

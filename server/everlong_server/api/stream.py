@@ -148,6 +148,7 @@ class _Conversation:
         try:
             # A key that was good when the socket was opened may have been revoked since.
             await self._services.credentials.check(self._socket.state.caller)
+            await self._services.allowance.request()
             turn = await self._services.conversations.send(self._session_id, *said(self._services, body))
             self._turn = turn
             if self._cancel_asked:

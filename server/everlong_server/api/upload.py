@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -45,6 +47,7 @@ class Text:
     limit: int
     size: int = 0
     foreign: str | None = None
+    digest: Any = field(default_factory=hashlib.sha256)
     _head: bytes = b""
     _decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
 
@@ -63,6 +66,7 @@ class Text:
         if self.size + len(data) > self.limit:
             raise too_large(self.limit)
         self.size += len(data)
+        self.digest.update(data)
         if self.foreign is None:
             self._check(data)
 
@@ -78,6 +82,8 @@ class Text:
 
     def finish(self) -> int:
         """The byte where the text starts, behind a byte-order mark. Raises `InvalidRequest` if there is no text."""
+        if self.foreign is not None:
+            return 0
         try:
             self._decoder.decode(b"", final=True)
         except UnicodeDecodeError:
@@ -99,61 +105,66 @@ def too_large(limit: int) -> TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came: the text's bytes, where it starts in the blob, what it was made of, and what the sender calls it."""
+    """What came: the text's bytes, where it starts in the blob, the blob's SHA-256, and what the sender calls it.
+
+    `format`: None for text; else what the first bytes say that it is, and at last, what it was `converted` from.
+    """
 
     bytes: int
     text_offset: int
-    format: str | None
+    digest: str
     filename: str | None
+    format: str | None
 
 
-async def receive(request: Request, blobs: Blobs, name: str, limit: int, form: Form | None = None) -> Received:
-    """The request's document in the blob `name`, durable. Raises what is wrong with it, leaving no blob behind.
+class Nowhere:
+    """In place of a blob: for a document that is there already."""
 
-    `form`: what must stand beside the document, which then has to be part of a form.
+    async def write(self, data: bytes) -> None:
+        """It is only looked at."""
+
+    async def commit(self, suffix: str = "") -> None:
+        """There is nothing to keep."""
+
+    async def abort(self) -> None:
+        """There is nothing to throw away."""
+
+
+async def receive(
+    request: Request,
+    writer: BlobWriter | Nowhere,
+    limit: int,
+    form: Form | None,
+    allow: Callable[[Received], Awaitable[None]],
+) -> Received:
+    """The request's document, written by `writer`, durable. Raises what is wrong with it, leaving no blob behind.
+
+    `form`: what must stand beside the document, which then has to be part of a form. `allow`: raises if what has come
+    is not to be kept. What is no text is to be `converted`.
     """
-    length = request.headers.get("content-length")
-    kind, options = parse_options_header(request.headers.get("content-type", ""))
-    multipart = kind == b"multipart/form-data"
-    if length is not None and length.isdigit() and int(length) > limit + (4096 if multipart else 0):
-        raise too_large(limit)
-    if form and not multipart:
-        raise UnsupportedMedia(
-            f"content type {kind.decode('latin-1')[:60]!r}: send multipart/form-data", param="content-type"
-        )
-    if not multipart:
-        _check_type(kind.decode("latin-1"), options.get(b"charset", b"utf-8").decode("latin-1"))
-    writer = await blobs.create(name)
     try:
-        text = Text(limit)
-        if multipart:
-            filename = await _multipart(request, writer, text, options.get(b"boundary", b""), form or {})
-        else:
-            filename = request.query_params.get("filename")
-            async for data in request.stream():
-                text.feed(data)
-                await writer.write(data)
-        start = 0 if text.foreign else text.finish()
-        if filename is not None and len(filename) > _MAX_NAME:
-            raise InvalidRequest(f"filename has {len(filename)} characters, the limit is {_MAX_NAME}", param="filename")
-        await writer.commit(_UPLOADED if text.foreign else "")
+        received = await _receive(request, writer, limit, form)
+        await allow(received)
+        await writer.commit(_UPLOADED if received.format else "")
     except BaseException:
         await writer.abort()
         raise
-    if text.foreign:
-        size, made_of = await _converted(blobs, name, text.foreign, limit)
-        return Received(size, 0, made_of, filename or None)
-    return Received(text.size - start, start, None, filename or None)
+    return received
 
 
-async def _converted(blobs: Blobs, name: str, kind: str, limit: int) -> tuple[int, str]:
-    """The text of what was uploaded, as the blob `name`, with its marks beside it: bytes and format. Else nothing is left."""
+async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> Received:
+    """What was received as the blob `name`, as text; marks beside it. Raises what is wrong with it, leaving no blob behind."""
+    kind = received.format
+    if kind is None:
+        return received
 
-    def convert() -> tuple[int, str]:
+    def convert() -> Received:
         with blobs.fill(name) as text:
             made_of, found = formats.convert(blobs.local(name + _UPLOADED), kind, text, limit)
             marks.save(blobs, name, found)
-            return text.stat().st_size, made_of
+            with text.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return replace(received, bytes=text.stat().st_size, text_offset=0, digest=digest, format=made_of)
 
     converting = asyncio.create_task(asyncio.to_thread(convert))
     try:
@@ -167,6 +178,32 @@ async def _converted(blobs: Blobs, name: str, kind: str, limit: int) -> tuple[in
         await blobs.delete(name + _UPLOADED)
 
 
+async def _receive(request: Request, writer: BlobWriter | Nowhere, limit: int, form: Form | None) -> Received:
+    length = request.headers.get("content-length")
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    multipart = kind == b"multipart/form-data"
+    if length is not None and length.isdigit() and int(length) > limit + (4096 if multipart else 0):
+        raise too_large(limit)
+    if form and not multipart:
+        raise UnsupportedMedia(
+            f"content type {kind.decode('latin-1')[:60]!r}: send multipart/form-data", param="content-type"
+        )
+    if not multipart:
+        _check_type(kind.decode("latin-1"), options.get(b"charset", b"utf-8").decode("latin-1"))
+    text = Text(limit)
+    if multipart:
+        filename = await _multipart(request, writer, text, options.get(b"boundary", b""), form or {})
+    else:
+        filename = request.query_params.get("filename")
+        async for data in request.stream():
+            text.feed(data)
+            await writer.write(data)
+    start = text.finish()
+    if filename is not None and len(filename) > _MAX_NAME:
+        raise InvalidRequest(f"filename has {len(filename)} characters, the limit is {_MAX_NAME}", param="filename")
+    return Received(text.size - start, start, text.digest.hexdigest(), filename or None, text.foreign)
+
+
 def _check_type(kind: str, charset: str) -> None:
     if not (kind in _RAW_TYPES or kind.startswith("text/")):
         raise UnsupportedMedia(
@@ -176,7 +213,9 @@ def _check_type(kind: str, charset: str) -> None:
         raise UnsupportedMedia(f"charset {charset[:60]!r}: send UTF-8", param="content-type")
 
 
-async def _multipart(request: Request, writer: BlobWriter, text: Text, boundary: bytes, form: Form) -> str | None:
+async def _multipart(
+    request: Request, writer: BlobWriter | Nowhere, text: Text, boundary: bytes, form: Form
+) -> str | None:
     """Streams the part named `file`; its file name. Of other parts, those of `form` must be there; the rest are errors."""
     if not boundary:
         raise InvalidRequest("multipart body without a boundary", param="content-type", code="invalid_multipart")

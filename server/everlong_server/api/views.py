@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from starlette.requests import HTTPConnection
 from everlong_models.view import LayerView
 from everlong_server.api import schemas
 from everlong_server.engine.memories import SessionMemory
-from everlong_server.errors import Unavailable
+from everlong_server.errors import RateLimited, Unavailable
 from everlong_server.services import Services
 from everlong_server.store.records import Document, Reading, Session, reading_id
 
@@ -38,7 +39,8 @@ async def document_view(services: Services, document: Document) -> schemas.Docum
     id = reading_id(model.fingerprint, [document.id])
     reading = await services.documents.reading(id)
     if reading is None:  # uploaded when another model was served
-        await services.documents.ensure_reading(model.fingerprint, [document.id])
+        with contextlib.suppress(RateLimited):  # then it is queued when somebody looks again
+            await services.documents.ensure_reading(model.fingerprint, [document.id])
         reading = await services.documents.reading(id)
     return _document(document, reading, model.name)
 

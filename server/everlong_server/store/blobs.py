@@ -33,7 +33,8 @@ class Blobs:
 
     async def create(self, name: str) -> BlobWriter:
         """A writer whose content appears under `name` only when it is committed."""
-        partial = self._path(f".{name}.part")
+        # A name of its own: of two servers that take one request for theirs, each writes its own file.
+        partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
         file = await asyncio.to_thread(self._fs.open, partial, "wb")
         return BlobWriter(self._fs, file, partial, self._path(name), local=self._copies is None)
 

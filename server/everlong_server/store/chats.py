@@ -95,7 +95,7 @@ class Chats:
         await self._redis.delete(keys.chat(self._tenant, digest))
 
     async def forget(self, document_id: str) -> None:
-        """Forgets every dialogue about the document. Looks at all chats: for what is done seldom."""
+        """Forgets every dialogue about the document. Looks at all chats of the tenant: for what is done seldom."""
         named = json.dumps(document_id).encode()
         async for key in self._redis.scan_iter(keys.chat(self._tenant, "*"), count=1000):
             if named in (await self._redis.hget(key, "documents") or b""):

@@ -42,6 +42,14 @@ KEYS = (
     Key("everlong:apikeys", "zset", "API keys' ids by time of creation", "none: an index", False),
     Key("everlong:apikey:*", "hash", "an API key: tenant, scopes, end, the SHA-256 of its secret", "none", False),
     Key("everlong:ticket:*", "string", "whom a ticket stands for, by the SHA-256 of its secret", "30 s, or its use", True),
+    Key("everlong:requests:*", "string", "when a tenant's requests so far would be spread evenly", "a minute", True),
+    Key("everlong:streams:*", "set", "a tenant's running answers, each with its replica", "members: when they end", False),
+    Key("everlong:queued:*:*", "set", "a tenant's readings by a model that are not done", "members: when done", False),
+    Key("everlong:stored:*", "string", "bytes of a tenant's documents", "none: a count", False),
+    Key("everlong:tokens:*:*", "string", "tokens read and generated for a tenant on a day, where they are limited",
+        "two days", True),
+    Key("everlong:attempt:*:*", "hash", "a tenant's request with an Idempotency-Key, by the key's SHA-256: what its result is "
+        "called, what was asked, and the answer", "idempotency_seconds", True),
     Key("everlong:replica:*", "string", "that a server process is alive", "lease_seconds, renewed by the process", True),
     Key("everlong:fence", "string", "the last fencing token given out", "none: must only grow", False),
 )  # fmt: skip
@@ -110,6 +118,36 @@ def api_key(key_id: str) -> str:
 def ticket(digest: str) -> str:
     """A ticket, by the digest of its secret."""
     return f"everlong:ticket:{digest}"
+
+
+def requests(tenant: str) -> str:
+    """Where a tenant's rate of requests stands."""
+    return f"everlong:requests:{tenant}"
+
+
+def streams(tenant: str) -> str:
+    """A tenant's running answers."""
+    return f"everlong:streams:{tenant}"
+
+
+def queued(tenant: str, model: str) -> str:
+    """A tenant's readings by a model (fingerprint) that are not done."""
+    return f"everlong:queued:{tenant}:{model}"
+
+
+def stored(tenant: str) -> str:
+    """How many bytes a tenant has stored."""
+    return f"everlong:stored:{tenant}"
+
+
+def tokens(tenant: str, day: str) -> str:
+    """A tenant's tokens of a day."""
+    return f"everlong:tokens:{tenant}:{day}"
+
+
+def attempt(tenant: str, digest: str) -> str:
+    """A request of a tenant with an Idempotency-Key, by the key's digest."""
+    return f"everlong:attempt:{tenant}:{digest}"
 
 
 def jobs(model: str) -> str:

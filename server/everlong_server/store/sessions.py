@@ -10,6 +10,7 @@ from typing import Any
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
 from everlong_server.store import keys, scripts
+from everlong_server.store.allowance import Allowance
 from everlong_server.store.connection import Client
 from everlong_server.store.documents import page
 from everlong_server.store.records import Session, belongs, is_id, new_id, now, pack_tokens, reading_id
@@ -30,33 +31,43 @@ class Sessions:
     `replica`: this process's id, `lease_seconds`: how long a silent writer keeps its lease.
     """
 
-    def __init__(self, redis: Client, tenant: str, replica: str, lease_seconds: float) -> None:
+    def __init__(self, redis: Client, tenant: str, allowance: Allowance, replica: str, lease_seconds: float) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
         self._tenant = tenant
+        self._allowance = allowance
         self._replica = replica
         self._lease_seconds = lease_seconds
         self._lease_ms = int(lease_seconds * 1000)
 
     def of(self, tenant: str) -> Sessions:
         """The same for another tenant."""
-        return Sessions(self._redis, tenant, self._replica, self._lease_seconds)
+        return Sessions(self._redis, tenant, self._allowance.of(tenant), self._replica, self._lease_seconds)
 
-    async def create(self, model: str, model_name: str, documents: Sequence[str], *, remember: bool = True) -> Session:
-        """A new session; it has its documents' state at once if they are read.
+    @property
+    def _most(self) -> int | str:
+        """How many sessions there may be, as scripts have it."""
+        return "" if self._allowance.limits.sessions is None else self._allowance.limits.sessions
 
-        `remember`: False begins with an empty memory, whatever was read: the documents are only searched.
+    async def create(
+        self, model: str, model_name: str, documents: Sequence[str], *, remember: bool = True, id: str | None = None
+    ) -> Session:
+        """A new session; it has its documents' state at once if they are read. Raises `RateLimited`.
+
+        `id`: its id; one that is there is left as it is. `remember`: False begins with an empty memory, whatever was read: the documents are only searched.
         """
-        session_id = new_id("ses")
+        session_id = id or new_id("ses")
         reading = keys.reading(reading_id(model, documents)) if documents and remember else ""
         fields = Session.fields(session_id, model, model_name, documents) | {"tenant": self._tenant}
         if not remember:
             fields |= {"state_bytes": 0}  # it has started
-        await self._scripts.run(
+        done = await self._scripts.run(
             scripts.CREATE_SESSION,
             [keys.session(session_id), keys.sessions(self._tenant), reading],
-            [session_id, fields["created_at"], *flat(fields)],
+            [session_id, fields["created_at"], self._most, *flat(fields)],
         )
+        if done < 0:
+            raise self._allowance.too_many_sessions()
         return await self.get(session_id)
 
     async def get(self, session_id: str, *, with_state: bool = False) -> Session:
@@ -93,18 +104,25 @@ class Sessions:
         stored = await self._redis.lrange(keys.session_messages(session_id), -last, -1)
         return [json.loads(message) for message in stored]
 
-    async def fork(self, session_id: str) -> Session:
-        """A copy of the session as it was last committed. Raises `NotFound`."""
+    async def message(self, session_id: str, message_id: str) -> dict[str, Any] | None:
+        """That message of the dialogue, or None. Looks at all of them: for what is done seldom."""
+        said = await self.messages(session_id)
+        return next((message for message in reversed(said) if message["id"] == message_id), None)
+
+    async def fork(self, session_id: str, *, id: str | None = None) -> Session:
+        """A copy of the session as it was last committed, with the `id`, if it is not there. Raises `NotFound`, and `RateLimited`."""
         await self._stored(session_id, False)  # whose it is never changes: it need not be one step
-        fork_id = new_id("ses")
+        fork_id = id or new_id("ses")
         done = await self._scripts.run(
             scripts.FORK_SESSION,
             [
                 keys.session(session_id), keys.session_messages(session_id),
                 keys.session(fork_id), keys.session_messages(fork_id), keys.sessions(self._tenant),
             ],
-            [fork_id, now()],
+            [fork_id, now(), self._most],
         )  # fmt: skip
+        if done < 0:
+            raise self._allowance.too_many_sessions()
         if not done:
             raise _no_session(session_id)
         return await self.get(fork_id)
