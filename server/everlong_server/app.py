@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
 from everlong_server.api import documents, errors, health, sessions, stream
-from everlong_server.api.openai import chat, files
+from everlong_server.api.openai import chat, files, responses, responses_socket
 from everlong_server.metrics import Metrics
 from everlong_server.services import Services, running
 from everlong_server.settings import Settings
@@ -75,7 +75,7 @@ def create_app(
     app.state.services = None
     app.state.metrics = metrics
     errors.install(app)
-    for module in (documents, sessions, stream, files, chat, health):
+    for module in (documents, sessions, stream, files, chat, responses, responses_socket, health):
         app.include_router(module.router)
     app.add_middleware(_Guard, limit=settings.max_body_bytes, metrics=metrics)
     return app

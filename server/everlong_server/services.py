@@ -15,15 +15,18 @@ from redis.exceptions import RedisError
 
 from everlong_models import Model, load_model
 from everlong_models.loading import Progress
+from everlong_server.engine.background import Background
 from everlong_server.engine.conversation import Conversations
 from everlong_server.engine.dialogue import Dialogues
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.grounding import Recall
 from everlong_server.engine.memories import Memories
 from everlong_server.engine.reading import Reader
+from everlong_server.engine.responses import Responding
 from everlong_server.engine.turn import Turns
 from everlong_server.metrics import Metrics
 from everlong_server.settings import Settings
+from everlong_server.store import keys
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.chats import Chats
 from everlong_server.store.connection import Client, connect
@@ -31,6 +34,7 @@ from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.passages import Passages
 from everlong_server.store.records import now
+from everlong_server.store.responses import Responses
 from everlong_server.store.sessions import Sessions
 
 log = logging.getLogger(__name__)
@@ -51,6 +55,7 @@ class Services:
     engine: Engine
     conversations: Conversations
     dialogues: Dialogues
+    responding: Responding
     memories: Memories
     metrics: Metrics
     began: float
@@ -88,6 +93,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         redis = connect(redis_url)
         stack.push_async_callback(redis.aclose)
         jobs = Jobs(redis, model.fingerprint, replica, settings.lease_seconds)
+        unwatched = Jobs(redis, model.fingerprint, replica, settings.lease_seconds, keys.responses)
         documents = Documents(redis)
         sessions = Sessions(redis, replica, settings.lease_seconds)
         chats = Chats(redis, settings.chat_seconds)
@@ -97,6 +103,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         while True:
             try:
                 await jobs.prepare(alone=alone)
+                await unwatched.prepare(alone=False)
                 if alone and settings.blob_url is None:  # nobody else can be uploading here
                     await blobs.sweep(await documents.ids())
                 break
@@ -112,6 +119,12 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         engine.start()
         stack.push_async_callback(engine.stop)
         metrics.answering.set_function(lambda: engine.answering)
+        turns = Turns(engine, passages, metrics, max_message_chars=settings.max_message_chars)
+        conversations = Conversations(turns, engine, sessions, documents, lease_seconds=settings.lease_seconds)
+        dialogues = Dialogues(turns, engine, chats, documents)
+        responses = Responses(redis, settings.response_seconds)
+        responding = Responding(dialogues, engine, responses, chats, unwatched)
+        background = Background(engine, responding, responses, unwatched, settings.max_streams)
         tasks = [asyncio.create_task(_beat(jobs, settings.lease_seconds / 3))]
         for _ in range(settings.max_readers):
             reader = Reader(
@@ -119,6 +132,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
                 settings.checkpoint_seconds,
             )  # fmt: skip
             tasks.append(asyncio.create_task(reader.run()))
+        tasks.append(asyncio.create_task(background.run()))
 
         async def end() -> None:
             for task in tasks:
@@ -128,13 +142,10 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
                 await jobs.leave()
 
         stack.push_async_callback(end)
-        turns = Turns(engine, passages, metrics, max_message_chars=settings.max_message_chars)
-        conversations = Conversations(turns, engine, sessions, documents, lease_seconds=settings.lease_seconds)
-        dialogues = Dialogues(turns, engine, chats, documents)
         memories = Memories(engine, conversations, sessions, documents, blobs)
         yield Services(
-            settings, model, redis, blobs, documents, passages, sessions, chats, engine, conversations, dialogues, memories,
-            metrics, now(),
+            settings, model, redis, blobs, documents, passages, sessions, chats, engine, conversations, dialogues, responding,
+            memories, metrics, now(),
         )  # fmt: skip
 
 

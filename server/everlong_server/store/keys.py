@@ -39,7 +39,11 @@ KEYS = (
         "lease_seconds, renewed while an answer is generated", True),
     Key("everlong:chat:*", "hash", "where a dialogue stood that its caller keeps: state, open segment and position, by "
         "the digest of what was said", "chat_seconds after its last use", True),
-    Key("everlong:replica:*", "string", "that a server process is alive", "lease_seconds, renewed by the process", True),
+    Key("everlong:response:*", "hash", "what was asked and answered under an id, and where the dialogue stands then: state, "
+        "open segment and position", "response_seconds after its last use; DELETE", True),
+    Key("everlong:responses:*", "stream", "background responses to be answered by one model; consumer group `readers`",
+        "none: entries go when done", False),
+    Key("everlong:replica:*", "string", "that a server process is alive, and its model", "lease_seconds, renewed by the process", True),
     Key("everlong:fence", "string", "the last fencing token given out", "none: must only grow", False),
 )  # fmt: skip
 
@@ -88,6 +92,16 @@ def session_lease(session_id: str) -> str:
 def chat(digest: str) -> str:
     """Where a dialogue stood, by the digest of what was said."""
     return f"everlong:chat:{digest}"
+
+
+def response(response_id: str) -> str:
+    """A response's hash."""
+    return f"everlong:response:{response_id}"
+
+
+def responses(model: str) -> str:
+    """The stream of background responses that a model (fingerprint) is to answer."""
+    return f"everlong:responses:{model}"
 
 
 def jobs(model: str) -> str:

@@ -112,6 +112,41 @@ redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
 
+# KEYS: response, jobs. ARGV: response id, milliseconds, fields and values. Stores it and queues it at once.
+QUEUE_RESPONSE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end -- sent again: its answer was lost
+redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('XADD', KEYS[2], '*', 'response', ARGV[1])
+return 1
+"""
+
+# KEYS: response, fence. Returns {token, attempts} of the one who may write now, or nothing if it is over or gone.
+CLAIM_RESPONSE = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status ~= 'queued' and status ~= 'in_progress' then return nil end
+local token = redis.call('INCR', KEYS[2])
+redis.call('HSET', KEYS[1], 'fence', token)
+return {token, redis.call('HINCRBY', KEYS[1], 'attempts', 1)}
+"""
+
+# KEYS: response. ARGV: token, fields and values
+# Returns 1, or 0: it was cancelled, deleted, or somebody else has it
+WRITE_RESPONSE = """
+local now = redis.call('HMGET', KEYS[1], 'status', 'fence')
+if now[2] ~= ARGV[1] or (now[1] ~= 'queued' and now[1] ~= 'in_progress') then return 0 end
+if #ARGV > 1 then redis.call('HSET', KEYS[1], unpack(ARGV, 2)) end
+return 1
+"""
+
+# KEYS: response. ARGV: fields and values. Ends one that is still to be answered, whoever has it. Returns 1 if it did.
+END_RESPONSE = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status ~= 'queued' and status ~= 'in_progress' then return 0 end
+redis.call('HSET', KEYS[1], unpack(ARGV))
+return 1
+"""
+
 # KEYS: session, sessions, reading or ''. ARGV: session id, created, fields and values
 CREATE_SESSION = (
     _FORK

@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 
 from tests.process import Server
 from tests.tinymodel import STORY
@@ -40,3 +40,8 @@ def answer(text: str) -> dict[str, Any]:
 
 def chat(client: OpenAI, *messages: Any, **more: Any) -> Any:
     return client.chat.completions.create(model=MODEL, messages=list(messages), **{**GREEDY, **more})
+
+
+def respond(client: OpenAI | AsyncOpenAI, input: Any, **more: Any) -> Any:
+    how: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "extra_body": {"ignore_eos": True}}
+    return client.responses.create(**{"model": MODEL, **how, **more}, input=input)

@@ -72,7 +72,8 @@ class FilePart(Nullable, Wire):
     file: FileReference
 
 
-def _kind(value: object) -> str | None:
+def kind(value: object) -> str | None:
+    """Which of the two a content is."""
     if isinstance(value, str):
         return "Text"
     return "Parts" if isinstance(value, list) else None
@@ -92,7 +93,7 @@ Part = Annotated[
 ]
 Content = Annotated[
     Annotated[str, Tag("Text")] | Annotated[list[Part], Field(max_length=MAX_MESSAGES), Tag("Parts")],
-    Discriminator(_kind, custom_error_type="content", custom_error_message="content is a string or a list of parts"),
+    Discriminator(kind, custom_error_type="content", custom_error_message="content is a string or a list of parts"),
 ]
 
 

@@ -1,0 +1,98 @@
+"""`background` responses: queued, answered, polled, cancelled; and never stuck, whoever dies."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.process import Server, wait_for
+from tests.server.openai_api.talk import of, respond, sdk
+from tests.tinymodel import STORY
+
+OPEN = ("queued", "in_progress")
+
+
+def over(client: OpenAI, response_id: str) -> Any:
+    """The response, once it is over."""
+    return wait_for(
+        lambda: (r := client.responses.retrieve(response_id)).status not in OPEN and r, 60, f"for {response_id}"
+    )
+
+
+def idle(server: Server) -> None:
+    wait_for(lambda: "everlong_answering 0.0" in server.http.get("/metrics").text, 30, "for the answer to stop")
+
+
+def test_it_says_what_others_wait_for(client: OpenAI) -> None:
+    response = respond(client, "Tell me of it. " * 40, background=True)
+    assert (response.status, response.background, response.output, response.usage) == ("queued", True, [], None)
+    done = over(client, response.id)
+    waited = respond(client, "Tell me of it. " * 40)
+    assert (done.status, done.output_text, done.usage) == ("incomplete", waited.output_text, waited.usage)
+    assert done.completed_at >= done.created_at
+    on = over(client, respond(client, "And?", background=True, previous_response_id=response.id).id)
+    assert on.output_text == respond(client, "And?", previous_response_id=waited.id).output_text
+    assert client.responses.cancel(on.id) == on, "one that is over stays as it is"
+
+
+def test_cancel_and_delete(client: OpenAI, server: Server) -> None:
+    long: dict[str, Any] = {"background": True, "max_output_tokens": 1_000_000}
+    response = respond(client, "Talk.", **long)
+    wait_for(lambda: client.responses.retrieve(response.id).status == "in_progress", 30, "for the answer to begin")
+    with pytest.raises(openai.ConflictError) as error:
+        respond(client, "And?", previous_response_id=response.id)
+    assert of(error) == ("response_not_complete", "previous_response_id")
+    assert client.responses.cancel(response.id).status == "cancelled"
+    idle(server)
+    assert client.responses.retrieve(response.id).status == "cancelled"
+    response = respond(client, "Talk.", **long)
+    wait_for(lambda: client.responses.retrieve(response.id).status == "in_progress", 30, "for the answer to begin")
+    client.responses.delete(response.id)
+    idle(server)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+    with pytest.raises(openai.ConflictError) as error:
+        client.responses.cancel(respond(client, "Hi.").id)
+    assert of(error) == ("not_in_background", "response_id")
+
+
+def test_it_waits_for_its_documents_and_fails_without(client: OpenAI, server: Server) -> None:
+    file = client.files.create(file=("long.txt", STORY.read_bytes()), purpose="user_data").id
+    parts = [{"type": "input_file", "file_id": file}, {"type": "input_text", "text": "Who?"}]
+    response = respond(client, [{"role": "user", "content": parts}], background=True)
+    assert over(client, response.id).usage.input_tokens > server.document(file)["tokens"]
+    lost = client.files.create(file=("long.txt", STORY.read_bytes() * 5), purpose="user_data").id
+    parts[0]["file_id"] = lost
+    response = respond(client, [{"role": "user", "content": parts}], background=True)
+    client.files.delete(lost)
+    failed = over(client, response.id)
+    assert (failed.status, failed.error.code) == ("failed", "document_not_found")
+    client.files.delete(file)
+
+
+def test_it_outlives_the_server_and_is_never_stuck(new_server: Any) -> None:
+    server = new_server(recall_passages=0, max_streams=1).start()
+    with sdk(server) as client:
+        expected = respond(client, "Talk.", max_output_tokens=1500).output_text
+        first = respond(client, "Talk.", max_output_tokens=1500, background=True)
+        wait_for(lambda: client.responses.retrieve(first.id).status == "in_progress", 30, "for the answer to begin")
+        poison, orphan, last = (respond(client, "Hi.", background=True) for _ in range(3))
+        assert client.responses.retrieve(last.id).status == "queued"
+        server.redis.hset(f"everlong:response:{poison.id}", "attempts", 9)
+        facts = json.loads(server.redis.hget(f"everlong:response:{orphan.id}", "response") or "")
+        server.redis.hset(f"everlong:response:{orphan.id}", "response", json.dumps(facts | {"model": "another"}))
+        failed = client.responses.retrieve(orphan.id)
+        assert (failed.status, failed.error.code) == ("failed", "model_not_found")
+        assert client.responses.retrieve(first.id).status == "in_progress"
+        server.kill9()
+        server.start()
+        assert over(client, first.id).output_text == expected
+        failed = over(client, poison.id)
+        assert (failed.status, failed.error.code) == ("failed", "too_many_attempts")
+        assert over(client, last.id).status == "incomplete"
+    server.check_keys()
+    assert server.redis.xlen(next(iter(server.redis.scan_iter("everlong:responses:*")))) == 0
