@@ -36,6 +36,7 @@ from everlong_server.store.passages import Passages
 from everlong_server.store.records import now
 from everlong_server.store.responses import Responses
 from everlong_server.store.sessions import Sessions
+from everlong_server.store.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Services:
     passages: Passages
     sessions: Sessions
     chats: Chats
+    uploads: Uploads
     engine: Engine
     conversations: Conversations
     dialogues: Dialogues
@@ -97,6 +99,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         documents = Documents(redis)
         sessions = Sessions(redis, replica, settings.lease_seconds)
         chats = Chats(redis, settings.chat_seconds)
+        uploads = Uploads(redis)
         blobs = Blobs(settings.blobs)
         passages = Passages(blobs, documents)
         alone = settings.redis_url is None
@@ -105,7 +108,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
                 await jobs.prepare(alone=alone)
                 await unwatched.prepare(alone=False)
                 if alone and settings.blob_url is None:  # nobody else can be uploading here
-                    await blobs.sweep(await documents.ids())
+                    await blobs.sweep(await documents.ids() | await uploads.ids())
                 break
             except RedisError as error:
                 log.warning("redis is away, start waits: %s", error)
@@ -133,6 +136,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
             )  # fmt: skip
             tasks.append(asyncio.create_task(reader.run()))
         tasks.append(asyncio.create_task(background.run()))
+        tasks.append(asyncio.create_task(_expire(uploads, blobs, min(60.0, settings.upload_seconds))))
 
         async def end() -> None:
             for task in tasks:
@@ -144,7 +148,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         stack.push_async_callback(end)
         memories = Memories(engine, conversations, sessions, documents, blobs)
         yield Services(
-            settings, model, redis, blobs, documents, passages, sessions, chats, engine, conversations, dialogues, responding,
+            settings, model, redis, blobs, documents, passages, sessions, chats, uploads, engine, conversations, dialogues, responding,
             memories, metrics, now(),
         )  # fmt: skip
 
@@ -153,4 +157,16 @@ async def _beat(jobs: Jobs, seconds: float) -> None:
     while True:
         with contextlib.suppress(RedisError):  # a replica that cannot reach Redis is rightly taken for dead
             await jobs.beat()
+        await asyncio.sleep(seconds)
+
+
+async def _expire(uploads: Uploads, blobs: Blobs, seconds: float) -> None:
+    """Throws uploads away whose time is up."""
+    while True:
+        try:
+            for upload in await uploads.expired():
+                await blobs.delete_parts(upload)
+                await uploads.remove(upload)
+        except (RedisError, OSError) as error:
+            log.warning("expired uploads wait: %s: %s", type(error).__name__, error)
         await asyncio.sleep(seconds)

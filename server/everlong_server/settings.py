@@ -77,6 +77,9 @@ class Settings(BaseSettings):
         le=1e9,
         description="a chat completion's memory is kept so long; later its messages are read again",
     )
+    upload_seconds: float = Field(
+        3600.0, gt=0, le=1e9, description="an upload in parts that is not completed by then is thrown away"
+    )
     response_seconds: float = Field(
         30 * 86400.0,
         gt=0,

@@ -33,17 +33,23 @@ class Documents:
         self._redis = redis
         self._scripts = Scripts(redis)
 
-    async def create(self, document: Document, model: str) -> None:
-        """Stores the document and queues its reading by `model`, at once. Then it is acknowledged."""
+    async def create(self, document: Document, model: str, *, upload: str | None = None) -> bool:
+        """Stores the document and queues its reading by `model`, at once. Then it is acknowledged.
+
+        `upload`: the one whose parts it is made of, which is completed with it; False, and nothing is stored, if that
+        is not pending any more.
+        """
         fields, reading = flat(document.fields()), Reading.fields(model, [document.id])
-        await self._scripts.run(
+        done = await self._scripts.run(
             scripts.CREATE_DOCUMENT,
             [
                 keys.document(document.id), keys.DOCUMENTS, keys.document_readings(document.id),
                 keys.reading(str(reading["id"])), keys.jobs(model),
+                *([] if upload is None else [keys.upload(upload), keys.upload_parts(upload)]),
             ],
             [document.id, document.created_at, reading["id"], len(fields), *fields, *flat(reading)],
         )  # fmt: skip
+        return int(done) >= 0
 
     async def get(self, document_id: str) -> Document:
         """Raises `NotFound`."""

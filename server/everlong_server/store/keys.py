@@ -39,6 +39,11 @@ KEYS = (
         "lease_seconds, renewed while an answer is generated", True),
     Key("everlong:chat:*", "hash", "where a dialogue stood that its caller keeps: state, open segment and position, by "
         "the digest of what was said", "chat_seconds after its last use", True),
+    Key("everlong:uploads", "zset", "upload ids by when they expire", "none: an index", False),
+    Key("everlong:upload:*", "hash", "a text that comes in parts: its facts and status",
+        "upload_seconds after its creation, by the server", False),
+    Key("everlong:upload:*:parts", "hash", "its parts so far, as JSON by id", "when it is completed, cancelled or expires",
+        False),
     Key("everlong:response:*", "hash", "what was asked and answered under an id, and where the dialogue stands then: state, "
         "open segment and position", "response_seconds after its last use; DELETE", True),
     Key("everlong:responses:*", "stream", "background responses to be answered by one model; consumer group `readers`",
@@ -49,6 +54,7 @@ KEYS = (
 
 DOCUMENTS = "everlong:documents"
 SESSIONS = "everlong:sessions"
+UPLOADS = "everlong:uploads"
 READERS = "readers"
 FENCE = "everlong:fence"
 REPLICA = "everlong:replica:"
@@ -92,6 +98,16 @@ def session_lease(session_id: str) -> str:
 def chat(digest: str) -> str:
     """Where a dialogue stood, by the digest of what was said."""
     return f"everlong:chat:{digest}"
+
+
+def upload(upload_id: str) -> str:
+    """An upload's hash."""
+    return f"everlong:upload:{upload_id}"
+
+
+def upload_parts(upload_id: str) -> str:
+    """The hash of an upload's parts."""
+    return f"everlong:upload:{upload_id}:parts"
 
 
 def response(response_id: str) -> str:

@@ -8,10 +8,16 @@ from redis.commands.core import AsyncScript
 
 from everlong_server.store.connection import Client
 
-# KEYS: document, documents, document_readings, reading, jobs
+# KEYS: document, documents, document_readings, reading, jobs, and the upload and its parts that it is made of, if it is
 # ARGV: document id, created, reading id, number of document fields n, n fields and values, then those of the reading
+# Returns 1 (created), 0 (there already), -1 (the upload is not pending)
 CREATE_DOCUMENT = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+if KEYS[6] then
+  if redis.call('HGET', KEYS[6], 'status') ~= 'pending' then return -1 end
+  redis.call('HSET', KEYS[6], 'status', 'completed', 'file', ARGV[1])
+  redis.call('DEL', KEYS[7])
+end
 local n = tonumber(ARGV[4])
 redis.call('HSET', KEYS[1], unpack(ARGV, 5, 4 + n))
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
@@ -109,6 +115,21 @@ for i = 2, #KEYS do
 end
 redis.call('HSET', KEYS[1], unpack(ARGV, 2))
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1
+"""
+
+# KEYS: upload, its parts. ARGV: part id, part. Returns 1, or 0: the upload is not pending.
+ADD_PART = """
+if redis.call('HGET', KEYS[1], 'status') ~= 'pending' then return 0 end
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+return 1
+"""
+
+# KEYS: upload, its parts. Returns 1, or 0: the upload is not pending.
+CANCEL_UPLOAD = """
+if redis.call('HGET', KEYS[1], 'status') ~= 'pending' then return 0 end
+redis.call('HSET', KEYS[1], 'status', 'cancelled')
+redis.call('DEL', KEYS[2])
 return 1
 """
 

@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.process import Server, wait_for
-from tests.server.openai_api.talk import GREEDY, MODEL, SEGMENT, TEXT, answer, chat, of, respond, sdk, user
+from tests.server.openai_api.talk import GREEDY, MODEL, SEGMENT, TEXT, answer, chat, of, respond, user
 
 
 def cached(response: Any) -> int:
@@ -242,27 +242,3 @@ def test_multi_byte_text_and_special_tokens_stay_text(client: OpenAI) -> None:
     assert spelt.usage.input_tokens > respond(client, "x").usage.input_tokens, "it is several tokens, not one"
     on = respond(client, "And?", previous_response_id=response.id, instructions=odd)
     assert client.responses.retrieve(on.id).instructions == odd
-
-
-def test_a_chain_outlives_the_server(new_server: Any) -> None:
-    server = new_server(recall_passages=0, drain_seconds=0.2).start()
-    with sdk(server) as client:
-        root = respond(client, "Tell me of it. " * 40)
-        on = respond(client, "And?", previous_response_id=root.id)
-        server.kill9()
-        server.start()
-        assert client.responses.retrieve(root.id) == root
-        again = respond(client, "And?", previous_response_id=root.id)
-        assert (again.output_text, again.usage) == (on.output_text, on.usage)
-        assert cached(again) > 0
-        server.check_keys()
-        # A stream that the server ends: the response says why.
-        events = iter(respond(client, "Talk.", max_output_tokens=1_000_000, stream=True))
-        next(event for event in events if event.type == "response.output_text.delta")
-        assert server.process is not None
-        server.process.terminate()
-        last = list(events)[-1]
-        assert (last.type, last.response.status) == ("response.failed", "failed")
-        assert last.response.error.code == "draining"
-        server.process.wait(60)
-        server.process = None

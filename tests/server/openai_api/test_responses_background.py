@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import openai
@@ -10,17 +9,8 @@ import pytest
 from openai import OpenAI
 
 from tests.process import Server, wait_for
-from tests.server.openai_api.talk import of, respond, sdk
+from tests.server.openai_api.talk import of, over, respond
 from tests.tinymodel import STORY
-
-OPEN = ("queued", "in_progress")
-
-
-def over(client: OpenAI, response_id: str) -> Any:
-    """The response, once it is over."""
-    return wait_for(
-        lambda: (r := client.responses.retrieve(response_id)).status not in OPEN and r, 60, f"for {response_id}"
-    )
 
 
 def idle(server: Server) -> None:
@@ -72,27 +62,3 @@ def test_it_waits_for_its_documents_and_fails_without(client: OpenAI, server: Se
     failed = over(client, response.id)
     assert (failed.status, failed.error.code) == ("failed", "document_not_found")
     client.files.delete(file)
-
-
-def test_it_outlives_the_server_and_is_never_stuck(new_server: Any) -> None:
-    server = new_server(recall_passages=0, max_streams=1).start()
-    with sdk(server) as client:
-        expected = respond(client, "Talk.", max_output_tokens=1500).output_text
-        first = respond(client, "Talk.", max_output_tokens=1500, background=True)
-        wait_for(lambda: client.responses.retrieve(first.id).status == "in_progress", 30, "for the answer to begin")
-        poison, orphan, last = (respond(client, "Hi.", background=True) for _ in range(3))
-        assert client.responses.retrieve(last.id).status == "queued"
-        server.redis.hset(f"everlong:response:{poison.id}", "attempts", 9)
-        facts = json.loads(server.redis.hget(f"everlong:response:{orphan.id}", "response") or "")
-        server.redis.hset(f"everlong:response:{orphan.id}", "response", json.dumps(facts | {"model": "another"}))
-        failed = client.responses.retrieve(orphan.id)
-        assert (failed.status, failed.error.code) == ("failed", "model_not_found")
-        assert client.responses.retrieve(first.id).status == "in_progress"
-        server.kill9()
-        server.start()
-        assert over(client, first.id).output_text == expected
-        failed = over(client, poison.id)
-        assert (failed.status, failed.error.code) == ("failed", "too_many_attempts")
-        assert over(client, last.id).status == "incomplete"
-    server.check_keys()
-    assert server.redis.xlen(next(iter(server.redis.scan_iter("everlong:responses:*")))) == 0
