@@ -77,7 +77,7 @@ def items(**fields: Any) -> dict[str, Any]:
         ({"stream_options": {"include_obfuscation": True}}, "invalid_value", "stream_options.include_obfuscation"),
         ({"background": True, "stream": True}, "invalid_value", "stream"),
         ({"background": True, "store": False}, "invalid_value", "store"),
-        ({"text": {"format": {"type": "grammar"}}}, "invalid_value", "text.format.type"),
+        ({"text": {"format": {"type": "grammar"}}}, "invalid_value", "text.format"),
         ({"text": {"verbosity": "low"}}, "unknown_parameter", "text.verbosity"),
         ({"truncation": "sometimes"}, "invalid_value", "truncation"),
         ({"recall": {"tokens": 10**6}}, "invalid_value", "recall.tokens"),

@@ -13,7 +13,15 @@ from fastapi.responses import JSONResponse, Response
 from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
 from everlong_server.api.events import data_stream
 from everlong_server.api.openai.dialogue import Dialogue, require_model
-from everlong_server.api.openai.schemas import ChatCompletion, ChatMessage, ChatUsage, CreateChatCompletion, FilePart
+from everlong_server.api.openai.formats import JsonObjectFormat, require_schema
+from everlong_server.api.openai.schemas import (
+    ChatCompletion,
+    ChatMessage,
+    ChatUsage,
+    CreateChatCompletion,
+    FilePart,
+    JsonSchemaFormat,
+)
 from everlong_server.api.sessions import recall, sampling
 from everlong_server.api.views import Served
 from everlong_server.api.waiting import unless_gone
@@ -74,6 +82,12 @@ async def _begun(
     grounds, how = recall(services, body.recall), sampling(body)
     if body.max_completion_tokens is not None:
         how = how.model_copy(update={"max_tokens": body.max_completion_tokens})
+    match body.response_format:
+        case JsonObjectFormat():
+            how = how.model_copy(update={"json_schema": {"type": "object"}})
+        case JsonSchemaFormat(json_schema=asked):
+            schema = await require_schema(services, asked.schema_, "response_format.json_schema.schema")
+            how = how.model_copy(update={"json_schema": schema})
     every = [
         how if how.seed is None else how.model_copy(update={"seed": (how.seed + index) % 2**63})
         for index in range(body.n)

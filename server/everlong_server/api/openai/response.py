@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from everlong_models import SamplingParams
-from everlong_server.api.openai.schemas import MAX_MESSAGES, Nullable, TextFormat, kind
+from everlong_server.api.openai.formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
+from everlong_server.api.openai.schemas import MAX_MESSAGES, JsonSchema, kind
 from everlong_server.api.schemas import Evidence, Recall, Wire
 
 MAX_METADATA = 16
@@ -81,10 +82,21 @@ Input = Annotated[
 ]
 
 
+class JsonSchemaFormat(JsonSchema):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+
+
 class TextConfig(Nullable, Wire):
     """What the answer's text is to be."""
 
-    format: TextFormat = Field(default_factory=lambda: TextFormat(type="text"))
+    format: Annotated[
+        Annotated[TextFormat, Tag("TextFormat")]
+        | Annotated[JsonObjectFormat, Tag("JsonObjectFormat")]
+        | Annotated[JsonSchemaFormat, Tag("JsonSchemaFormat")],
+        Discriminator(format_kind, custom_error_type="format", custom_error_message=FORMATS),
+    ] = Field(default_factory=lambda: TextFormat(type="text"))
 
 
 class ResponseStreamOptions(Nullable, Wire):

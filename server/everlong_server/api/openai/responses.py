@@ -13,6 +13,7 @@ from fastapi.responses import Response as Answer
 from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES, as_server_error
 from everlong_server.api.events import event_stream
 from everlong_server.api.openai.dialogue import Dialogue, require_length, require_model
+from everlong_server.api.openai.formats import JsonObjectFormat, require_schema
 from everlong_server.api.openai.response import (
     CreateResponse,
     InputFile,
@@ -20,6 +21,7 @@ from everlong_server.api.openai.response import (
     InputItemList,
     InputMessage,
     InputText,
+    JsonSchemaFormat,
     OutputText,
     Response,
     ResponseDeleted,
@@ -121,10 +123,16 @@ async def asked(services: Services, body: CreateResponse, previous: store.Respon
         params = params.model_copy(update={"max_tokens": body.max_output_tokens})
     if body.include or body.top_logprobs:
         params = params.model_copy(update={"logprobs": True})
+    match body.text.format:
+        case JsonObjectFormat():
+            params = params.model_copy(update={"json_schema": {"type": "object"}})
+        case JsonSchemaFormat(schema_=schema):
+            schema = await require_schema(services, schema, "text.format.schema")
+            params = params.model_copy(update={"json_schema": schema})
     response = services.responding.ask(
         previous, documents, said, instructions, params, recall(services, body.recall),
         background=body.background, items=items, model=services.model.name,
-        **body.model_dump(include={"metadata", "store", "text", "truncation"}),
+        **body.model_dump(include={"metadata", "store", "text", "truncation"}, by_alias=True),
     )  # fmt: skip
     limit = services.settings.max_session_documents
     if len(response.documents) > limit:

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from everlong_server.api.errors import RESPONSES
 from everlong_server.api.openai import files
-from everlong_server.api.openai.schemas import File, Nullable
+from everlong_server.api.openai.formats import Nullable
+from everlong_server.api.openai.schemas import File
 from everlong_server.api.schemas import Wire
 from everlong_server.api.upload import Text, receive_part, too_large
 from everlong_server.api.views import Served
