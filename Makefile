@@ -6,7 +6,7 @@ PORT ?= 8080
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: serve test lint format docs openapi constraints clean
+.PHONY: serve test lint format docs openapi page constraints clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/everlong serve --host $(HOST) --port $(PORT) $(ARGS)
@@ -31,6 +31,11 @@ docs: $(VENV)/.tests-installed
 # The contract that clients are written against; a test fails when it is stale.
 openapi: $(VENV)/.installed
 	$(BIN)/python -m everlong_server.openapi clients/openapi.json
+
+# What clients/web builds is committed, as are the types of clients/js: only who changes them needs node. Tests fail when
+# they are stale.
+page:
+	cd clients && npm ci && npm run types && npm run build
 
 # torch comes first and by itself: on a CPU machine its exact version keeps pip from fetching gigabytes of CUDA.
 $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt

@@ -60,7 +60,7 @@ def test_links_lead_somewhere(document: str) -> None:
 def test_every_key_is_in_the_architecture() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for key in KEYS:
-        name = key.pattern.replace("jobs:*", "jobs:MODEL").replace("*", "ID")
+        name = re.sub(r"(jobs|responses):\*", r"\1:MODEL", key.pattern).replace("*", "ID")
         assert f"`{name}`" in text, name
 
 

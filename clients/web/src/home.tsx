@@ -5,7 +5,7 @@ import { opened } from "./focus.js";
 import { attempt, begin, documents, drop, loaded, nameOf, removeDocument, take, uploads } from "./library.js";
 import { many, size } from "./numbers.js";
 import { ReadingOf } from "./reading.js";
-import { address, go } from "./route.js";
+import { address } from "./route.js";
 import { Menu } from "./sidebar.js";
 
 const chosen = signal<readonly string[]>([]);
@@ -25,7 +25,6 @@ addEventListener("drop", (event) => {
   over.value = false;
   if (files.length === 0) return;
   event.preventDefault(); // or the browser would open them
-  go({ session: null, panel: null });
   void attempt(() => take(files));
 });
 
@@ -52,7 +51,7 @@ export function Home() {
         <button class="main" onClick={choose}>
           Choose files
         </button>
-        <p class="note">Any length: a memory of fixed size reads it once, and answers come with the passages they rest on.</p>
+        <p class="note">Text, PDF, Word, EPUB or HTML, of any length: a memory of fixed size reads it once, and answers come with the passages that they rest on.</p>
       </div>
       {uploads.value.length > 0 && (
         <section aria-label="Uploads">

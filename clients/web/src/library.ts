@@ -1,7 +1,7 @@
 /** What the server has: documents, being uploaded, being read and read; sessions; the model. */
 import { signal } from "@preact/signals";
 import type { Document, Model, Session } from "everlong-client";
-import { APIStatusError, EverlongError, NotFoundError } from "everlong-client";
+import { EverlongError, NotFoundError, newKey } from "everlong-client";
 import { go, place } from "./route.js";
 import { client, surely } from "./server.js";
 
@@ -25,7 +25,7 @@ const MOST = 100;
 const followed = new Set<string>();
 
 export function words(error: unknown): string {
-  if (error instanceof APIStatusError || error instanceof EverlongError) return error.message;
+  if (error instanceof EverlongError) return error.message;
   return `This page failed: ${String((error as Error)?.message ?? error)}`;
 }
 
@@ -121,6 +121,7 @@ export function drop(key: number): void {
 /** Uploads files, and begins a conversation about those that could be. */
 export async function take(files: readonly File[]): Promise<void> {
   const taken: string[] = [];
+  if (files.length) go({ session: null, panel: null });
   await Promise.all(
     files.map(async (file) => {
       const key = ++uploaded;
@@ -132,8 +133,9 @@ export async function take(files: readonly File[]): Promise<void> {
       try {
         const options = {
           filename: file.name.slice(-255),
-          // What a browser makes of a name is a guess: whatever is not text for sure, the server looks into.
-          contentType: file.type.startsWith("text/") ? `${file.type.split(";")[0]}; charset=utf-8` : "application/octet-stream",
+          // The server looks into it: what a browser makes of a name is a guess.
+          contentType: "application/octet-stream",
+          idempotencyKey: newKey(),
           onProgress: (sent: number) => update({ sent }),
         };
         const document = await surely(() => client.documents.upload(file, options));
@@ -151,14 +153,16 @@ export async function take(files: readonly File[]): Promise<void> {
 
 /** A conversation about documents. */
 export async function begin(ids: readonly string[]): Promise<void> {
-  const session = await surely(() => client.sessions.create([...ids]));
+  const again = { idempotencyKey: newKey() };
+  const session = await surely(() => client.sessions.create([...ids], again));
   heard(session);
   void awaited(session);
   go({ session: session.id, panel: null });
 }
 
 export async function fork(id: string): Promise<void> {
-  const session = await surely(() => client.sessions.fork(id));
+  const again = { idempotencyKey: newKey() };
+  const session = await surely(() => client.sessions.fork(id, again));
   heard(session);
   go({ session: session.id, panel: null });
 }

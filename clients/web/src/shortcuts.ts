@@ -25,7 +25,8 @@ export function pressed(event: KeyboardEvent): void {
   };
   const actions: Record<string, () => void> = {
     n: () => go({ session: null, panel: null }),
-    u: choose,
+    // Not before the key has gone down does a browser take it for the person's wish to choose a file.
+    u: () => addEventListener("keyup", choose, { once: true }),
     m: () => session && (panel?.kind === "memory" ? closePanel() : (location.hash = address({ panel: { kind: "memory" } }))),
     j: () => beside(1),
     k: () => beside(-1),

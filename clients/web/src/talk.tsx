@@ -221,10 +221,13 @@ function Passages({ evidence }: { evidence: readonly Evidence[] }) {
                 aria-label={`Evidence ${n + 1}, ${name}: ${passage.text.slice(0, 120)}`}
               >
                 <span class="number">{n + 1}</span>
-                <span class="snippet">{passage.text}</span>
+                <span class="snippet">
+                  {passage.section && <b>{passage.section} · </b>}
+                  {passage.text}
+                </span>
                 <span class="note">
                   {name}
-                  {bytes ? ` · ${percent(passage.start_byte / bytes)}` : ""}
+                  {passage.page ? ` · page ${passage.page}` : bytes ? ` · ${percent(passage.start_byte / bytes)}` : ""}
                 </span>
               </a>
             </li>
