@@ -62,6 +62,9 @@ class Settings(BaseSettings):
     device: str = Field("auto", description="cpu, cuda, cuda:1, …; auto takes a GPU if there is one")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads for the model; 0 leaves it to PyTorch")
 
+    secrets_dir: Path | None = Field(
+        None, description="folder of files with values, each named after its variable, such as everlong_redis_url"
+    )
     redis_url: str | None = Field(None, description="redis://, rediss:// or unix://; unset starts an embedded Redis")
     blob_url: str | None = Field(None, description="fsspec URL for uploads; unset is a folder in data_dir")
 
@@ -134,14 +137,23 @@ class SettingsError(Exception):
 
 
 def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
-    """Settings from the environment and, if given, from command line `args`. Raises `SettingsError`."""
+    """Settings from command line `args`, if given, the environment, and files in `secrets_dir`, in that order.
+
+    Raises `SettingsError`.
+    """
     known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | _FOREIGN
     for variable in os.environ:
         if variable.upper().startswith(PREFIX) and variable.upper() not in known:
             near = difflib.get_close_matches(variable.upper(), known, 1)
             raise SettingsError(f"unknown variable {variable}" + (f"; did you mean {near[0]}?" if near else ""))
     try:
-        return Settings(_cli_parse_args=args, **overrides)
+        settings = Settings(_cli_parse_args=args, **overrides)
+        if settings.secrets_dir is None:
+            return settings
+        folder = settings.secrets_dir.expanduser()
+        if not folder.is_dir():
+            raise SettingsError(f"--secrets-dir ({PREFIX}SECRETS_DIR)={str(folder)!r}: there is no such folder")
+        return Settings(_cli_parse_args=args, _secrets_dir=folder, **overrides)
     except SourceError as error:  # a variable that should be JSON and is not
         raise SettingsError(f"{error}: {error.__cause__}") from error
     except ValidationError as error:

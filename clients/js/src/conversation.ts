@@ -95,7 +95,7 @@ export class Conversation {
   async #connected(signal?: AbortSignal): Promise<Link> {
     if (!this.#link?.open) {
       this.#drop();
-      this.#link = await Link.to(this.#transport.socket(path("sessions", this.session, "stream")), signal);
+      this.#link = await Link.to(await this.#transport.socket(path("sessions", this.session, "stream"), signal), signal);
     }
     return this.#link;
   }

@@ -106,6 +106,8 @@ export interface components {
             created_at: number;
             error: components["schemas"]["DocumentError"] | null;
             filename: string | null;
+            /** @description what the text was made of: pdf, docx, epub, html; null: it was text */
+            format: string | null;
             id: string;
             model: string;
             /**
@@ -173,8 +175,12 @@ export interface components {
             document: string;
             end: number;
             end_byte: number;
+            /** @description where it begins, in a PDF */
+            page?: number | null;
             /** @description BM25 */
             score: number;
+            /** @description the heading that it stands under, in Word, EPUB and HTML */
+            section?: string | null;
             start: number;
             start_byte: number;
             text: string;

@@ -4,16 +4,9 @@ import { APIConnectionError, APIStatusError, StreamError } from "./errors.js";
 /** A longer wait is the caller's to decide on: the error is thrown at once. */
 const LONGEST_WAIT = 60;
 
-/** Whether the server refused before it did anything, so that whatever was asked can be asked again. */
-export function refused(error: unknown): boolean {
-  if (!(error instanceof APIStatusError)) return false;
-  // A store that went away may have done its part before it did.
-  return error.status === 429 || (error.status === 503 && error.code !== "store_unavailable");
-}
-
-/** Whether `error` is what a server that restarts, or the proxy before it, may answer. */
+/** Whether `error` is what a server that is busy or restarts, or the proxy before it, may answer. */
 export function passing(error: unknown): boolean {
-  if (error instanceof APIStatusError) return [429, 502, 503, 504].includes(error.status);
+  if (error instanceof APIStatusError) return [429, 502, 503, 504].includes(error.status) || error.code === "idempotency_in_progress";
   if (error instanceof StreamError) {
     if (error.code === null) return error.closeCode !== 1008 && error.closeCode !== 1009; // refused, too large
     return error.type === "service_unavailable_error" || error.type === "rate_limit_error";
@@ -42,4 +35,9 @@ export function pause(seconds: number, signal?: AbortSignal): Promise<void> {
     }, seconds * 1000);
     signal?.addEventListener("abort", stop, { once: true });
   });
+}
+
+/** A name for one request, by which the server knows it again. Not `crypto.randomUUID`: that takes https. */
+export function newKey(): string {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -3,7 +3,7 @@ import { Conversation } from "./conversation.js";
 import { ReadingFailedError, StreamError } from "./errors.js";
 import { pause } from "./patience.js";
 import { type Transport, path } from "./transport.js";
-import type { CallOptions, List, Message, ResponseEvent, Sampling, Session, SessionMemory } from "./types.js";
+import type { CallOptions, List, Message, PostOptions, ResponseEvent, Sampling, Session, SessionMemory } from "./types.js";
 
 export class Sessions {
   readonly #transport: Transport;
@@ -13,9 +13,9 @@ export class Sessions {
   }
 
   /** Begins a session on the documents with these ids, in this order; they may still be being read. */
-  create(documents: string[] = [], options: CallOptions & { model?: string } = {}): Promise<Session> {
-    const { model, signal } = options;
-    return this.#transport.json({ method: "POST", path: path("sessions"), json: { documents, model }, signal });
+  create(documents: string[] = [], options: PostOptions & { model?: string } = {}): Promise<Session> {
+    const { model, ...rest } = options;
+    return this.#transport.json({ method: "POST", path: path("sessions"), json: { documents, model }, ...rest });
   }
 
   /** The session as it is now. */
@@ -35,7 +35,7 @@ export class Sessions {
   }
 
   /** A new session that remembers what this one does; from here on they go their own ways. */
-  fork(id: string, options: CallOptions = {}): Promise<Session> {
+  fork(id: string, options: PostOptions = {}): Promise<Session> {
     return this.#transport.json({ method: "POST", path: path("sessions", id, "fork"), ...options });
   }
 
@@ -62,7 +62,7 @@ export class Sessions {
   }
 
   /** Asks, and waits for the whole answer. Throws `SessionBusyError` while another is being written. */
-  send(id: string, content: string, sampling: Sampling = {}, options: CallOptions = {}): Promise<Message> {
+  send(id: string, content: string, sampling: Sampling = {}, options: PostOptions = {}): Promise<Message> {
     return this.#transport.json({ ...asked(id, { ...sampling, content }), ...options });
   }
 
@@ -70,7 +70,7 @@ export class Sessions {
    * Asks, and yields the answer's events as they come; the last is `response.completed`. Leaving the loop early, like
    * aborting, ends the answer, and nothing has happened to the session.
    */
-  async *stream(id: string, content: string, sampling: Sampling = {}, options: CallOptions = {}): AsyncGenerator<ResponseEvent> {
+  async *stream(id: string, content: string, sampling: Sampling = {}, options: PostOptions = {}): AsyncGenerator<ResponseEvent> {
     const call = { ...asked(id, { ...sampling, content, stream: true }), ...options };
     for await (const event of this.#transport.events<ResponseEvent>(call)) {
       yield event;

@@ -1,6 +1,6 @@
 /** How a call becomes a request, and an answer a result or an error. */
 import { APIConnectionError, StreamError, UnexpectedAnswerError, statusError } from "./errors.js";
-import { delay, passing, pause, refused } from "./patience.js";
+import { delay, newKey, passing, pause } from "./patience.js";
 import { serverSentEvents } from "./sse.js";
 
 export interface Options {
@@ -25,6 +25,7 @@ export interface Call {
   json?: unknown;
   headers?: Record<string, string>;
   signal?: AbortSignal | undefined;
+  idempotencyKey?: string | undefined;
 }
 
 type Exchange = (url: string, headers: Record<string, string>) => Promise<Response>;
@@ -55,13 +56,17 @@ export class Transport {
     return this.parsed<T>(await this.#tried(call, this.#fetched(call)));
   }
 
-  /** A socket at `path`. Browsers let no header be set on one: the key travels as a subprotocol. */
-  socket(path: string): WebSocket {
+  /** A socket at `path`. Browsers let no header be set on one: a ticket stands for the key. */
+  async socket(path: string, signal?: AbortSignal): Promise<WebSocket> {
     const Socket = this.#options.WebSocket ?? globalThis.WebSocket;
     if (!Socket)
       throw new TypeError("there is no WebSocket here (Node has one from version 22 on): pass one, such as the package ws has");
-    const key = this.apiKey;
-    return new Socket(`ws${this.baseUrl.slice(4)}${path}`, key ? ["everlong", `everlong.key.${base64url(key)}`] : []);
+    const url = new URL(`ws${this.baseUrl.slice(4)}${path}`);
+    if (this.apiKey) {
+      const { ticket } = await this.json<{ ticket: string }>({ method: "POST", path: "/v1/tickets", signal });
+      url.searchParams.set("ticket", ticket);
+    }
+    return new Socket(url);
   }
 
   /** The `data` of the events that the server answers with, parsed. An `error` event is thrown. */
@@ -104,16 +109,16 @@ export class Transport {
   }
 
   /**
-   * The first answer that is a success. A refusal (429, 503) is tried again after the time that the server asks for;
-   * a lost answer too, if asking twice changes nothing.
+   * The first answer that is a success. A refusal (429, 503) and a lost answer are tried again, after the time that the
+   * server asks for: a POST has a key by which the server knows it again, so nothing is done twice.
    */
   async #tried(call: Call, exchange: Exchange, again = true): Promise<Response> {
-    const harmless = call.method !== "POST";
+    const named = call.method === "POST" ? { ...call.headers, "Idempotency-Key": call.idempotencyKey ?? newKey() } : call.headers;
     let lost = false;
     for (let attempt = 0; ; attempt++) {
       let failure: unknown;
       try {
-        const response = await this.#once(call, exchange);
+        const response = await this.#once({ ...call, headers: named ?? {} }, exchange);
         if (response.ok) return response;
         // Deleted by the try before, whose answer was lost.
         if (response.status === 404 && lost && call.method === "DELETE") return Response.json({});
@@ -122,10 +127,9 @@ export class Transport {
         if (!(error instanceof APIConnectionError)) throw error;
         failure = error;
       }
-      lost ||= !refused(failure);
+      lost ||= failure instanceof APIConnectionError;
       const seconds = delay(attempt, failure);
-      if (attempt >= this.#retries || seconds === null || !again || !(refused(failure) || (harmless && passing(failure))))
-        throw failure;
+      if (attempt >= this.#retries || seconds === null || !again || !passing(failure)) throw failure;
       await pause(seconds, call.signal);
     }
   }
@@ -161,9 +165,4 @@ export function parsedEvent<T extends { type: string }>(data: string): T {
 export function path(...parts: string[]): string {
   if (parts.some((part) => part === "" || part === "." || part === "..")) throw new TypeError("an id must not be empty");
   return `/v1/${parts.map(encodeURIComponent).join("/")}`;
-}
-
-function base64url(text: string): string {
-  const bytes = String.fromCharCode(...new TextEncoder().encode(text));
-  return btoa(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }

@@ -32,7 +32,12 @@ export type ResponseEvent =
   | { type: "response.output_text.delta"; response_id: string; delta: string }
   | { type: "response.completed"; message: Message };
 
-/** Of most calls: `signal` ends them early, with the signal's reason. */
 export interface CallOptions {
+  /** Ends the call early, with the signal's reason. */
   signal?: AbortSignal | undefined;
+}
+
+export interface PostOptions extends CallOptions {
+  /** By this the server knows a request again, and does not do it twice. Default: a new one for each call. */
+  idempotencyKey?: string | undefined;
 }

@@ -1,6 +1,6 @@
 /** The body of an upload, and how far it has come. */
 import type { Call, Transport } from "./transport.js";
-import type { CallOptions, Document } from "./types.js";
+import type { Document, PostOptions } from "./types.js";
 
 export type Source =
   | string
@@ -10,7 +10,7 @@ export type Source =
   | ReadableStream<Uint8Array | string>
   | AsyncIterable<Uint8Array | string>;
 
-export interface UploadOptions extends CallOptions {
+export interface UploadOptions extends PostOptions {
   /** A name for people. Default: a File's own. */
   filename?: string | undefined;
   /** Default: text/plain for strings and streams, a Blob's own, else application/octet-stream, which the server looks into. */
@@ -28,6 +28,7 @@ export async function upload(transport: Transport, source: Source, options: Uplo
     query: { filename },
     headers: { "Content-Type": options.contentType ?? typeOf(source) },
     signal: options.signal,
+    idempotencyKey: options.idempotencyKey,
   };
   const browser = typeof XMLHttpRequest === "function";
   const blob = blobOf(source) ?? (browser ? await gathered(source as AsyncIterable<Uint8Array | string>) : null);

@@ -82,8 +82,8 @@ test("lists have pages, and what is deleted is gone", async () => {
 });
 
 test("what cannot be read is refused by name", async () => {
-  const pdf = new File(["%PDF-1.7"], "a.pdf", { type: "application/octet-stream" });
-  await expect(client.documents.upload(pdf)).rejects.toThrow(UnsupportedMediaTypeError);
+  const rtf = new File(["{\\rtf1 Oh.}"], "a.rtf", { type: "application/octet-stream" });
+  await expect(client.documents.upload(rtf)).rejects.toThrow(UnsupportedMediaTypeError);
   await expect(client.documents.upload("")).rejects.toMatchObject({ code: "empty_document" });
   await expect(client.documents.upload(new Uint8Array([0xff, 0x41]))).rejects.toThrow(UnprocessableEntityError);
   expect(() => client.documents.get("")).toThrow(/must not be empty/);

@@ -7,7 +7,7 @@ import {
   Everlong,
   InternalServerError,
   RateLimitError,
-  ServiceUnavailableError,
+  SessionBusyError,
   UnexpectedAnswerError,
 } from "../src/index.js";
 import { parseRetryAfter } from "../src/errors.js";
@@ -15,14 +15,15 @@ import { delay } from "../src/patience.js";
 
 type Answer = (request: IncomingMessage, response: ServerResponse) => void;
 let server: Server;
-let seen: { method: string; at: number; body: string; key: string | undefined }[];
+let seen: { method: string; url: string; at: number; body: string; key: unknown; name: unknown }[];
 
 /** A client whose requests get `answers`, one after the other, the last again and again. */
 async function meeting(...answers: Answer[]): Promise<Everlong> {
   seen = [];
   server = createServer(async (request, response) => {
     const answer = answers[Math.min(seen.length, answers.length - 1)]!;
-    const entry = { method: request.method!, at: performance.now(), body: "", key: request.headers.authorization };
+    const { authorization, "idempotency-key": name } = request.headers;
+    const entry = { method: request.method!, url: request.url!, at: performance.now(), body: "", key: authorization, name };
     seen.push(entry);
     for await (const data of request) entry.body += data;
     answer(request, response);
@@ -49,19 +50,42 @@ test.each([429, 503])("a %i is tried again after the time that the server asks f
   expect(seen[1]!.at - seen[0]!.at).toBeGreaterThan(990);
 });
 
-test("what may have been done is not done twice, what changes nothing is", async () => {
-  let client = await meeting(hangUp, good);
-  await expect(client.sessions.create([])).rejects.toThrow(APIConnectionError);
-  expect(seen).toHaveLength(1);
+test("what may have been done is not done twice: the server is told that it is the same", async () => {
+  const client = await meeting(hangUp, refusal(503, "store_unavailable", "0"), refusal(409, "idempotency_in_progress", "0"), good);
+  await client.sessions.create([]);
+  expect(seen).toHaveLength(4);
+  expect(seen[0]!.name).toMatch(/^[0-9a-f]{32}$/);
+  expect(new Set(seen.map(({ name }) => name)).size).toBe(1);
+  await client.sessions.create([]);
+  expect(seen[4]!.name).not.toBe(seen[0]!.name);
+  await client.sessions.fork("ses_1", { idempotencyKey: "mine" });
+  expect(seen[5]!.name).toBe("mine");
   await client.sessions.list();
-  server.close();
-  client = await meeting(hangUp, good);
-  await client.sessions.list();
-  expect(seen).toHaveLength(2);
-  server.close();
-  client = await meeting(refusal(503, "store_unavailable", "0"), good);
-  await expect(client.sessions.send("ses_1", "x")).rejects.toThrow(ServiceUnavailableError);
+  expect(seen[6]!.name).toBeUndefined();
+});
+
+test("a conflict is for the caller", async () => {
+  const client = await meeting(refusal(409, "session_busy"), good);
+  await expect(client.sessions.send("ses_1", "x")).rejects.toThrow(SessionBusyError);
   expect(seen).toHaveLength(1);
+});
+
+test("a WebSocket is opened with a ticket, since it takes no key", async () => {
+  const urls: string[] = [];
+  class Socket extends EventTarget {
+    constructor(url: URL) {
+      super();
+      urls.push(String(url));
+      setTimeout(() => this.dispatchEvent(new Event("error")));
+    }
+    close() {}
+  }
+  const ticket: Answer = (_, response) => response.end(JSON.stringify({ id: "ses_1", messages: 0, ticket: "t/1" }));
+  const { baseUrl } = await meeting(ticket);
+  const client = new Everlong({ baseUrl, apiKey: "k", patience: 0, WebSocket: Socket as unknown as typeof WebSocket });
+  await expect(client.sessions.connect("ses_1").send("x").next()).rejects.toThrow(APIConnectionError);
+  expect(seen.at(-1)).toMatchObject({ method: "POST", url: "/v1/tickets", key: "Bearer k" });
+  expect(urls).toEqual([`ws${baseUrl.slice(4)}/v1/sessions/ses_1/stream?ticket=t%2F1`]);
 });
 
 test("a deletion whose answer was lost is no error", async () => {

@@ -97,15 +97,15 @@ def restore(
         }
     torch.set_rng_state(tensors["random.cpu"])
     if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            if (random := tensors.get(f"random.cuda.{index}")) is not None:
-                torch.cuda.set_rng_state(random, index)
+        for number in range(torch.cuda.device_count()):
+            if (random := tensors.get(f"random.cuda.{number}")) is not None:
+                torch.cuda.set_rng_state(random, number)
     carried: dict[int, dict[str, Tensor]] = {}
     device = next(iter(parameters.values())).device
     for key, value in tensors.items():
         if key.startswith("carried."):
-            _, row, name = key.split(".", 2)
-            carried.setdefault(int(row), {})[name] = value.to(device)
+            _, index, name = key.split(".", 2)
+            carried.setdefault(int(index), {})[name] = value.to(device)
     states = [MemoryState(carried[index]) for index in sorted(carried)]
     return Restored(json.loads(metadata["position"]), states)
 

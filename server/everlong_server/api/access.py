@@ -28,7 +28,7 @@ _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 def scope_of(method: str, path: str) -> str | None:
     """The scope that a request needs; None if it needs no key. `method`: WEBSOCKET for one."""
     looks = method in ("GET", "HEAD")
-    if looks and path in OPEN:
+    if looks and (path in OPEN or path.startswith("/assets/")):
         return None
     if path == "/v1/keys" or path.startswith("/v1/keys/"):
         return "admin"

@@ -15,10 +15,11 @@ from everlong_server.api import schemas
 from everlong_server.api.errors import RESPONSES
 from everlong_server.api.events import event_stream
 from everlong_server.api.once import Key
-from everlong_server.api.upload import Form, Nowhere, Received, receive
+from everlong_server.api.upload import Form, Nowhere, Received, converted, receive
 from everlong_server.api.views import Served, document_view
 from everlong_server.errors import NotFound, Unavailable
 from everlong_server.services import Services
+from everlong_server.store import marks
 from everlong_server.store.attempts import Attempt
 from everlong_server.store.records import Document, is_id, now
 
@@ -52,7 +53,8 @@ async def upload(
     filename: Annotated[str | None, Query(max_length=255, description="a name for people")] = None,
     key: Key = None,
 ) -> schemas.Document:
-    """Uploads UTF-8 text: as the body, or as the part `file` of a form. Reading goes on in the background."""
+    """Uploads UTF-8 text, a PDF, Word, EPUB or HTML file: as the body, or as the part `file` of a form. Reading goes on in
+    the background."""
     async with await services.attempts.begin(key) as attempt:
         document = await stored(request, services, attempt)
         if attempt.answer is not None:
@@ -80,7 +82,12 @@ async def stored(request: Request, services: Services, attempt: Attempt, form: F
         await attempt.is_for("upload", request.url.path, received.digest, received.filename or "")
 
     received = await receive(request, writer, limit, form, allow)
-    document = Document(document_id, received.filename, received.bytes, received.text_offset, now(), received.digest)
+    if not there:
+        received = await converted(services.blobs, document_id, received, limit)
+    document = Document(
+        document_id, received.filename, received.bytes, received.text_offset, now(), received.digest,
+        received.format,
+    )  # fmt: skip
     if there:
         return document if attempt.answer is not None else await services.documents.get(document_id)
     try:
@@ -89,7 +96,8 @@ async def stored(request: Request, services: Services, attempt: Attempt, form: F
         # If it cannot be known whether the document is there, its text stays.
         with contextlib.suppress(RedisError):
             if not await services.documents.exists(document_id):
-                await services.blobs.delete(document_id)
+                for blob in (document_id, marks.name(document_id)):
+                    await services.blobs.delete(blob)
         raise
     return document
 
@@ -120,7 +128,8 @@ async def delete(document_id: str, services: Served) -> schemas.Deleted:
         # Also if it was deleted before and something of it is still there; not if it is another tenant's.
         if is_id("doc", document_id) and not await services.documents.exists(document_id):
             await services.chats.forget(document_id)
-            await services.blobs.delete(document_id)
+            for blob in (document_id, marks.name(document_id)):
+                await services.blobs.delete(blob)
             await services.passages.delete(document_id)
     return schemas.Deleted(id=document_id, object="document.deleted")
 

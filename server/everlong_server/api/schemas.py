@@ -29,6 +29,7 @@ class Document(Wire):
     object: Literal["document"] = "document"
     filename: str | None
     status: Literal["queued", "reading", "ready", "failed"]
+    format: str | None = Field(description="what the text was made of: pdf, docx, epub, html; null: it was text")
     bytes: int = Field(description="UTF-8 bytes of text")
     tokens: int = Field(description="tokens read so far")
     segments: int = Field(description="full segments read into the memory")
@@ -117,6 +118,8 @@ class Evidence(Wire):
     end_byte: int
     text: str
     score: float = Field(description="BM25")
+    page: int | None = Field(None, description="where it begins, in a PDF")
+    section: str | None = Field(None, description="the heading that it stands under, in Word, EPUB and HTML")
 
 
 class Message(Wire):

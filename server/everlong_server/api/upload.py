@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import hashlib
 import re
 import unicodedata
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
+from everlong_server import formats
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
-from everlong_server.store.blobs import BlobWriter
+from everlong_server.store import marks
+from everlong_server.store.blobs import Blobs, BlobWriter
 
 _MAGIC = {
-    b"%PDF-": "a PDF file",
-    b"PK\x03\x04": "a ZIP file (docx, epub and the like are ZIP files)",
     b"\x1f\x8b": "a gzip file",
     b"7z\xbc\xaf\x27\x1c": "a 7z file",
     b"\x89PNG": "a PNG image",
@@ -31,9 +32,11 @@ _MAGIC = {
 }
 _BOM = codecs.BOM_UTF8
 # curl --data-binary says application/x-www-form-urlencoded unless told otherwise.
-_RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded")
+_RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded", *formats.MEDIA_TYPES)
 _MAX_NAME = 255
 _TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_UPLOADED = ".upload"
+"""Behind a blob's name: what was uploaded, until it is text."""
 
 Form = Mapping[str, Sequence[str]]
 """Fields of a form, and the values that each can have."""
@@ -41,10 +44,12 @@ Form = Mapping[str, Sequence[str]]
 
 @dataclass(slots=True)
 class Text:
-    """Checks bytes that arrive in pieces: UTF-8, and nothing that is known not to be text."""
+    """Checks bytes that arrive in pieces: UTF-8, and nothing that is known not to be text; or of a format that can be
+    turned into text, `foreign`: then the bytes are only counted."""
 
     limit: int
     size: int = 0
+    foreign: str | None = None
     digest: Any = field(default_factory=hashlib.sha256)
     _head: bytes = b""
     _decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
@@ -53,28 +58,35 @@ class Text:
         """Raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest` naming what was found and where."""
         if len(self._head) < 1024:
             self._head += data[: 1024 - len(self._head)]
+            self.foreign = self.foreign or formats.recognised(self._head)
             for magic, name in _MAGIC.items():
                 if self._head.startswith(magic):
                     raise UnsupportedMedia(f"the document is {name}; upload plain UTF-8 text", param="file")
-            if b"\0" in self._head:
+            if b"\0" in self._head and self.foreign is None:
                 raise UnsupportedMedia(
                     "the document holds NUL bytes: it is no text; upload plain UTF-8 text", param="file"
                 )
         if self.size + len(data) > self.limit:
             raise too_large(self.limit)
+        self.size += len(data)
+        self.digest.update(data)
+        if self.foreign is None:
+            self._check(data)
+
+    def _check(self, data: bytes) -> None:
         pending = len(self._decoder.getstate()[0])
         try:
             self._decoder.decode(data)
         except UnicodeDecodeError as error:
-            at = self.size - pending + error.start
+            at = self.size - len(data) - pending + error.start
             raise InvalidRequest(
                 f"the document is not UTF-8: {error.reason} at byte {at}", param="file", code="invalid_utf8"
             ) from None
-        self.size += len(data)
-        self.digest.update(data)
 
     def finish(self) -> int:
         """The byte where the text starts, behind a byte-order mark. Raises `InvalidRequest` if there is no text."""
+        if self.foreign is not None:
+            return 0
         try:
             self._decoder.decode(b"", final=True)
         except UnicodeDecodeError:
@@ -96,12 +108,16 @@ def too_large(limit: int) -> TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came: the text's bytes, where it starts in the blob, the blob's SHA-256, and what the sender calls it."""
+    """What came: the text's bytes, where it starts in the blob, the blob's SHA-256, and what the sender calls it.
+
+    `format`: None for text; else what the first bytes say that it is, and at last, what it was `converted` from.
+    """
 
     bytes: int
     text_offset: int
     digest: str
     filename: str | None
+    format: str | None
 
 
 class Nowhere:
@@ -110,7 +126,7 @@ class Nowhere:
     async def write(self, data: bytes) -> None:
         """It is only looked at."""
 
-    async def commit(self) -> None:
+    async def commit(self, suffix: str = "") -> None:
         """There is nothing to keep."""
 
     async def abort(self) -> None:
@@ -127,16 +143,42 @@ async def receive(
     """The request's document, written by `writer`, durable. Raises what is wrong with it, leaving no blob behind.
 
     `form`: what must stand beside the document, which then has to be part of a form. `allow`: raises if what has come
-    is not to be kept.
+    is not to be kept. What is no text is to be `converted`.
     """
     try:
         received = await _receive(request, writer, limit, form)
         await allow(received)
-        await writer.commit()
+        await writer.commit(_UPLOADED if received.format else "")
     except BaseException:
         await writer.abort()
         raise
     return received
+
+
+async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> Received:
+    """What was received as the blob `name`, as text; marks beside it. Raises what is wrong with it, leaving no blob behind."""
+    kind = received.format
+    if kind is None:
+        return received
+
+    def convert() -> Received:
+        with blobs.fill(name) as text:
+            made_of, found = formats.convert(blobs.local(name + _UPLOADED), kind, text, limit)
+            marks.save(blobs, name, found)
+            with text.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return replace(received, bytes=text.stat().st_size, text_offset=0, digest=digest, format=made_of)
+
+    converting = asyncio.create_task(asyncio.to_thread(convert))
+    try:
+        return await asyncio.shield(converting)
+    except BaseException:
+        await asyncio.wait([converting])  # whoever waits for it may have gone; it writes on until it ends
+        for blob in (name, marks.name(name)):
+            await blobs.delete(blob)
+        raise
+    finally:
+        await blobs.delete(name + _UPLOADED)
 
 
 async def _receive(request: Request, writer: BlobWriter | Nowhere, limit: int, form: Form | None) -> Received:
@@ -161,7 +203,7 @@ async def _receive(request: Request, writer: BlobWriter | Nowhere, limit: int, f
             text.feed(data)
             await writer.write(data)
     start = text.finish()
-    return Received(text.size - start, start, text.digest.hexdigest(), _name(filename or ""))
+    return Received(text.size - start, start, text.digest.hexdigest(), _name(filename or ""), text.foreign)
 
 
 def _name(given: str) -> str | None:

@@ -54,6 +54,7 @@ def _document(document: Document, reading: Reading | None, model: str) -> schema
         id=document.id,
         filename=document.filename,
         status=status,
+        format=document.format,
         bytes=document.bytes,
         tokens=cursor.tokens if cursor else 0,
         segments=cursor.segments if cursor else 0,

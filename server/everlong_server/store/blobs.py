@@ -129,16 +129,16 @@ class BlobWriter:
         await asyncio.to_thread(self._file.write, data)
         self.bytes += len(data)
 
-    async def commit(self) -> None:
-        """Flushes to the disk, then puts the blob in its place."""
-        await asyncio.to_thread(self._commit)
+    async def commit(self, suffix: str = "") -> None:
+        """Flushes to the disk, then puts the blob in its place; `suffix`: behind its name."""
+        await asyncio.to_thread(self._commit, suffix)
 
-    def _commit(self) -> None:
+    def _commit(self, suffix: str) -> None:
         self._file.flush()
         if self._local:
             os.fsync(self._file.fileno())
         self._file.close()
-        _publish(self._fs, self._partial, self._final, local=self._local)
+        _publish(self._fs, self._partial, self._final + suffix, local=self._local)
 
     async def abort(self) -> None:
         """Throws away what was written."""

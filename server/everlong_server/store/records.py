@@ -55,9 +55,10 @@ def unpack_tokens(blob: bytes) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """An uploaded text. `bytes`: of UTF-8 as uploaded. `text_offset`: where the text starts (behind a byte-order mark).
+    """An uploaded text. `bytes`: of UTF-8. `text_offset`: where the text starts (behind a byte-order mark).
 
-    `digest`: SHA-256 of the blob; None if it was stored before there was one.
+    `digest`: SHA-256 of the blob; None if it was stored before there was one. `format`: what the text was made of ("pdf",
+    …); None: it was text.
     """
 
     id: str
@@ -66,12 +67,14 @@ class Document:
     text_offset: int
     created_at: float
     digest: str | None = None
+    format: str | None = None
 
     def fields(self) -> dict[str, str | int | float]:
         """As it is stored."""
         return {
             "id": self.id, "filename": self.filename or "", "bytes": self.bytes,
             "text_offset": self.text_offset, "created_at": self.created_at, "digest": self.digest or "",
+            "format": self.format or "",
         }  # fmt: skip
 
     @staticmethod
@@ -84,6 +87,7 @@ class Document:
             text_offset=int(stored[b"text_offset"]),
             created_at=float(stored[b"created_at"]),
             digest=stored.get(b"digest", b"").decode() or None,
+            format=stored.get(b"format", b"").decode() or None,
         )
 
 
