@@ -44,7 +44,9 @@ def test_the_python_examples_of_the_readme(server: Server, code: str) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "deploy/README.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md"]
+)
 def test_links_lead_somewhere(document: str) -> None:
     path = ROOT / document
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):

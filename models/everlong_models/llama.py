@@ -27,6 +27,8 @@ FAMILY = ("llama", "mistral", "qwen2")
 ROPE = ("default", "linear", "llama3", "yarn")
 # Query positions whose scores are computed at once: fewer skip more of the upper triangle, more make better matmuls.
 BLOCK = 192
+# Positions up to which a call for each row and head costs more than the upper triangle that it skips.
+SHORT = 64
 
 
 def why_not(model: PreTrainedModel) -> str | None:
@@ -175,7 +177,7 @@ def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d)."""
     B, n, G, R, d = queries.shape
     T = keys.shape[2]
-    if not has_onednn(queries):
+    if T <= SHORT or not has_onednn(queries):
         mask = None if n == T else torch.ones(n, T, dtype=torch.bool, device=keys.device).tril_(T - n)
         mixed = F.scaled_dot_product_attention(
             *(queries.flatten(2, 3).transpose(1, 2), keys, values),

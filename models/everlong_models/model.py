@@ -118,12 +118,7 @@ def load_model(
     if memory_name not in MEMORIES:
         raise ConfigError("memory", memory_name, f"one of {', '.join(sorted(MEMORIES))}")
     kind = MEMORIES[memory_name]
-    try:
-        config = kind.config.model_validate(spec)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "memory"
-        raise ConfigError(field, first["input"], f"{first['msg']} (memory {memory_name})") from error
+    config = memory_config(memory_name, spec)
 
     backbone: Backbone | None = None
     backbone_name = name if manifest is None else _beside(folder, manifest.backbone)
@@ -167,6 +162,16 @@ def load_model(
         trained=None if kind.training_free else loaded and manifest is not None and manifest.trained,
         description=manifest.description if manifest else "",
     )
+
+
+def memory_config(name: str, options: dict[str, Any]) -> MemoryConfig:
+    """The config of the memory `name`. Raises `ConfigError` for what it does not know, or does not take."""
+    try:
+        return MEMORIES[name].config.model_validate(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "memory"
+        raise ConfigError(field, first["input"], f"{first['msg']} (memory {name})") from error
 
 
 def _find(name: str, models_dir: Path) -> Path:

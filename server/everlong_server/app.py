@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
-from everlong_server.api import documents, errors, health, sessions, stream
+from everlong_server.api import access, documents, errors, health, page, sessions, stream, text, tickets
 from everlong_server.api.openai import chat, files, responses, responses_socket, uploads
 from everlong_server.metrics import Metrics
-from everlong_server.services import Services, running
+from everlong_server.services import Services, require_keys, running
 from everlong_server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ def create_app(
 
         async def serve() -> None:
             try:
+                await require_keys(settings, redis_url)
                 model = await _in_daemon(load)
                 async with running(settings, model, redis_url, metrics) as services:
                     app.state.services = services
@@ -76,9 +77,14 @@ def create_app(
     app.state.services = None
     app.state.metrics = metrics
     errors.install(app)
-    for module in (documents, sessions, stream, files, uploads, chat, responses, responses_socket, health):
+    apis = (documents, text, sessions, stream, files, uploads, chat, responses, responses_socket, tickets, health, page)
+    for module in apis:
         app.include_router(module.router)
+    app.mount("/assets", page.Assets())
+    app.add_middleware(access.Access, settings=settings, metrics=metrics)
     app.add_middleware(_Guard, limit=settings.max_body_bytes, metrics=metrics)
+    plain = app.openapi
+    app.openapi = lambda: app.openapi_schema or access.describe(plain())  # type: ignore[method-assign]
     return app
 
 

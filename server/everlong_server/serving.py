@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ from everlong_models.window import Window
 from everlong_server import services as parts
 from everlong_server.app import create_app
 from everlong_server.errors import Unavailable
-from everlong_server.services import Services
+from everlong_server.services import NoKeys, Services
 from everlong_server.settings import Settings
 from everlong_server.store.embedded import EmbeddedRedis, EmbeddedRedisError
 from everlong_server.store.passages import SearchMissing, require_search
@@ -69,7 +70,7 @@ def _serve(settings: Settings, redis_url: str) -> int:
 
     def on_failure(error: BaseException) -> None:
         failed.append(error)
-        if isinstance(error, EverlongModelError):
+        if isinstance(error, EverlongModelError | NoKeys):
             console.print(f"[bold red]error:[/] {error}")
         else:
             log.error("the server could not start", exc_info=error)
@@ -77,7 +78,7 @@ def _serve(settings: Settings, redis_url: str) -> int:
 
     app = create_app(settings, redis_url, load, on_ready=on_ready, on_failure=on_failure)
     server = _Server(app, settings)
-    server.run()
+    server.run(server.sockets())
     return 1 if failed or not server.started else 0
 
 
@@ -100,8 +101,18 @@ class _Server(uvicorn.Server):
             )
         )
         self._app = app
+        self._settings = settings
         self._drain_seconds = settings.drain_seconds
         self._drain: asyncio.Task[None] | None = None
+
+    def sockets(self) -> list[socket.socket] | None:
+        """Where to listen, if on more than one port."""
+        if self._settings.metrics_port is None:
+            return None
+        return [
+            uvicorn.Config(self._app, host=self._settings.host, port=port, log_level="warning").bind_socket()
+            for port in (self._settings.port, self._settings.metrics_port)
+        ]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second one ends. (Uvicorn's own would raise the signal again at the very end.)"""

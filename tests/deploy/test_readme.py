@@ -45,5 +45,5 @@ def test_volumes_and_images_are_those_of_compose() -> None:
 
 
 def test_flags_after_the_image_exist() -> None:
-    (flags,) = re.findall(r"everlong:cpu (.+)$", TEXT, re.MULTILINE)
+    (flags,) = re.findall(r"everlong:cpu (--.+)$", TEXT, re.MULTILINE)
     load_settings(shlex.split(flags))

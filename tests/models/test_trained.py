@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from everlong_models.eval.facts import facts
+from everlong_models.eval.facts import draw_facts, facts
 from everlong_models.model import PACKAGED, load_model
 from everlong_models.weights import MANIFEST
 
@@ -22,6 +22,8 @@ def test_a_fact_is_known_far_beyond_the_seven_segments_of_training(kind, tmp_pat
     rows = facts([(model.memory, model.tokenizer)], kind, lengths=[1, 7, 64], samples=16)
     assert [row["segments"] for row in rows] == [1, 7, 64]
     assert min(row["accuracy"] for row in rows) >= 0.9
+    draw_facts(rows, kind, tmp_path / "facts.png")
+    assert (tmp_path / "facts.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("folder", sorted(PACKAGED.iterdir()), ids=lambda folder: folder.name)

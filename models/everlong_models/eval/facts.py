@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from everlong_models.eval.plot import Line, draw
 from everlong_models.memory import MemoryModel
 from everlong_models.tasks import Setting
 from everlong_models.tasks.facts import Facts, FactsConfig, Kind
@@ -52,3 +53,13 @@ def facts(
         }
         for length, values in found.items()
     ]
+
+
+def draw_facts(rows: Sequence[dict[str, Any]], kind: Kind, file: Path) -> None:
+    """Accuracy by length as a PNG, dashed the paper's."""
+    paper = PAPER[kind]
+    lines = [
+        Line.of(f"{kind}, segments of {rows[0]['tokens'] // rows[0]['segments']}", rows, x="segments", y="accuracy"),
+        Line("the paper's, segments of 512", list(paper), list(paper.values()), dashed=True),
+    ]
+    draw(lines, file, x="segments", y="accuracy")

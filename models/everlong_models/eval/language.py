@@ -10,15 +10,15 @@ from typing import Any
 from pydantic import BaseModel
 
 from everlong_models.errors import ConfigError
+from everlong_models.eval.plot import Line, draw
+from everlong_models.eval.seeds import Seed, by_name, together
 from everlong_models.memory import SegmentReader
 from everlong_models.tasks import text
 from everlong_models.tasks.language import Text, encode, measure, runs, shares, split
-from everlong_models.tokenizer import Tokenizer
 
 
 def language(
-    memory: SegmentReader,
-    tokenizer: Tokenizer,
+    models: Sequence[Seed],
     *,
     data: Path,
     texts: str,
@@ -27,22 +27,37 @@ def language(
     memory_lengths: Sequence[int] = (),
     forget: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Figures (see `Scores.figures`) of `samples` runs of text, `segments` segments each; one row a memory length.
+    """Figures (see `Scores.figures`; of perplexity also the least and the most of the seeds) of `samples` runs of text,
+    `segments` segments each; one row a name and memory length.
 
     `texts`: a data set, of which the held-out texts are read, or NAME/PATH, one file of it. `memory_lengths`: default,
     as trained. `forget`: tensors of the state that are emptied before every segment, to see what they are worth.
     Raises `ConfigError`, `DataError`.
     """
-    length = segments * memory.segment_length
-    # More than is needed, as far as there is more: a token is seldom longer than eight characters.
-    contents = shares(_pieces(data, texts), 8 * samples * length)
-    tokens = runs(encode(contents, tokenizer), samples, length, texts)
+    pieces = _pieces(data, texts)
     rows: list[dict[str, Any]] = []
-    for positions in memory_lengths or (None,):
-        model = memory if positions is None else extended(memory, positions)
-        shown = {} if positions is None else {"memory": positions}
-        rows.append(shown | measure(model, tokenizer, tokens, forget=forget).figures())
+    for name, group in by_name(models).items():
+        for positions in memory_lengths or (None,):
+            found = []
+            for _, memory, tokenizer in group:
+                length = segments * memory.segment_length
+                # More than is needed, as far as there is more: a token is seldom longer than eight characters.
+                tokens = runs(encode(shares(pieces, 8 * samples * length), tokenizer), samples, length, texts)
+                model = memory if positions is None else extended(memory, positions)
+                found.append(measure(model, tokenizer, tokens, forget=forget).figures())
+            shown = {"model": name} if positions is None else {"model": name, "memory": positions}
+            rows.append(shown | together(found, "perplexity"))
     return rows
+
+
+def draw_language(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Perplexity by memory length as a PNG, one curve a name. Raises `ConfigError` for rows without memory lengths."""
+    if "memory" not in rows[0]:
+        raise ConfigError("memory_lengths", None, "name some: a plot is of perplexity by memory length")
+    lines = []
+    for name in dict.fromkeys(row["model"] for row in rows):
+        lines.append(Line.of(name, [row for row in rows if row["model"] == name], x="memory", y="perplexity"))
+    draw(lines, file, x="positions of memory", y="perplexity")
 
 
 def extended(memory: SegmentReader, length: int) -> SegmentReader:
@@ -65,4 +80,4 @@ def _pieces(data: Path, texts: str) -> list[Text]:
     return [Text(folder / path)] if path else split(folder)[1]
 
 
-__all__ = ["extended", "language"]
+__all__ = ["draw_language", "extended", "language"]

@@ -7,34 +7,56 @@ from pathlib import Path
 from typing import Any
 
 from everlong_models.errors import ConfigError
-from everlong_models.memory import SegmentReader
+from everlong_models.eval.plot import Line, draw
+from everlong_models.eval.seeds import Seed, by_name, together
 from everlong_models.tasks.sorting import Sorting, SortingConfig
 from everlong_models.tasks.task import Setting
-from everlong_models.tokenizer import Tokenizer
 
 
 def sorting(
-    memory: SegmentReader, tokenizer: Tokenizer, *, lengths: Sequence[int], samples: int, windows: Sequence[int] = ()
+    models: Sequence[Seed], *, lengths: Sequence[int], samples: int, windows: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
-    """One row a length, in symbols: the model's accuracy and loss, and the accuracy of counting the last of them only.
+    """One row a name and length, in symbols: accuracy (with the least and the most of its seeds) and loss, and the
+    accuracy of counting the last of the symbols only.
 
     Raises `ConfigError` for a length that is no whole number of segments, or a model of other symbols.
     """
-    S, symbols = memory.segment_length, tokenizer.vocab_size - 1
-    if tokenizer.encode(f"{symbols - 1} <SEP>") != [symbols - 1, symbols]:
-        raise ConfigError("model", tokenizer.vocab_size, "has not learnt to sort: its tokens are not symbols and <SEP>")
-    task = Sorting(SortingConfig(symbols=symbols), Setting(tokenizer, S, Path(), 0))
+    tasks = [_task(model, lengths) for model in models]
     rows = []
-    for length in lengths:
-        if length < S or length % S:
-            raise ConfigError("lengths", length, f"must be a multiple of the model's segments, {S} symbols")
-        segments = length // S
-        rows.append(
-            {"symbols": length}
-            | task.evaluate(memory, samples=samples, segments=segments)
-            | {
+    for name, group in by_name(models).items():
+        for length in lengths:
+            found = []
+            for model in group:
+                segments = length // model.memory.segment_length
+                found.append(tasks[models.index(model)].evaluate(model.memory, samples=samples, segments=segments))
+            task, segments = tasks[models.index(group[0])], length // group[0].memory.segment_length
+            counted = {
                 f"counting {window}": task.window_accuracy(samples=samples, segments=segments, window=window)
                 for window in windows
             }
-        )
+            rows.append({"model": name, "symbols": length} | together(found, "accuracy") | counted)
     return rows
+
+
+def draw_sorting(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Accuracy by length as a PNG: one curve a name, dashed what counting gives."""
+    lines = []
+    for name in dict.fromkeys(row["model"] for row in rows):
+        of = [row for row in rows if row["model"] == name]
+        lines.append(Line.of(name, of, x="symbols", y="accuracy"))
+    of = [row for row in rows if row["model"] == rows[0]["model"]]
+    for key in rows[0]:
+        if key.startswith("counting "):
+            lines.append(Line(f"{key} symbols", [row["symbols"] for row in of], [row[key] for row in of], dashed=True))
+    draw(lines, file, x="symbols", y="accuracy")
+
+
+def _task(model: Seed, lengths: Sequence[int]) -> Sorting:
+    S, tokenizer = model.memory.segment_length, model.tokenizer
+    symbols = tokenizer.vocab_size - 1
+    if tokenizer.encode(f"{symbols - 1} <SEP>") != [symbols - 1, symbols]:
+        raise ConfigError("model", tokenizer.vocab_size, "has not learnt to sort: its tokens are not symbols and <SEP>")
+    for length in lengths:
+        if length < S or length % S:
+            raise ConfigError("lengths", length, f"must be a multiple of the model's segments, {S} symbols")
+    return Sorting(SortingConfig(symbols=symbols), Setting(tokenizer, S, Path(), 0))

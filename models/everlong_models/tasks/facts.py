@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -37,14 +38,20 @@ Kind = Literal["memorize", "detect", "reasoning"]
 
 class FactsConfig(TaskConfig):
     """`kind`: see the module. `noise`: the data set of books that the training noise is taken from. `noise_characters`:
-    how much of it is kept in memory. `distracting`: the share of a training document's noise, a segment's length each, that is
-    chosen near a word of the facts. `vocabulary`: tokens of the tokenizer that is made for a model from scratch."""
+    how much of it is kept in memory. `vocabulary`: tokens of the tokenizer that is made for a model from scratch.
+
+    Training only: `distracting`: the share of a document's noise, a segment's length each, that is chosen near a word of
+    the facts. `lookalikes`: the share that has a sentence in it that would be a fact, were not one word of the books'.
+    `direct`: the share of reasoning's questions that name the direction as the fact does, the others its opposite; of
+    those that are measured it is half."""
 
     name: Literal["facts"] = "facts"
     kind: Kind
     noise: str = "books-260"
     noise_characters: int = Field(4_000_000, ge=10_000)
     distracting: float = Field(0.0, ge=0, le=1)
+    lookalikes: float = Field(0.0, ge=0, le=1)
+    direct: float = Field(0.5, ge=0, le=1)
     vocabulary: int = Field(1024, ge=512)
 
 
@@ -73,10 +80,21 @@ class Facts(Task):
             raise ConfigError("segment_length", self._S, f"must hold the question and its answer, {longest + 1} tokens")
 
     @functools.cached_property
-    def _noise(self) -> text.Noise:
+    def _books(self) -> list[str]:
         """To learn from."""
         kept, _ = text.books(text.find(self._data, self.config.noise))
-        return text.Noise(text.middles(kept, self.config.noise_characters), self.tokenizer)
+        return text.middles(kept, self.config.noise_characters)
+
+    @functools.cached_property
+    def _noise(self) -> text.Noise:
+        return text.Noise(self._books, self.tokenizer)
+
+    @functools.cached_property
+    def _others(self) -> tuple[list[str], list[str]]:
+        """What books have in the place of a person, and in that of a place, as often as they have it."""
+        whole = " ".join(self._books)
+        people, places = re.findall(r"\b[A-Z][a-z]*\b", whole), re.findall(r"\bthe ([a-z]+)", whole)
+        return [word for word in people if word not in PEOPLE], [word for word in places if word not in PLACES]
 
     @functools.cached_property
     def _held_out(self) -> text.Noise:
@@ -99,9 +117,8 @@ class Facts(Task):
         return self.tokenizer.vocab_size
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
-        tokens = self._documents(
-            self.random(self._seed, step), rows, segments, self._noise, self.config.distracting
-        ).tokens
+        random = self.random(self._seed, step)
+        tokens = self._documents(random, rows, segments, self._noise, self.config).tokens
         targets = torch.zeros(tokens.shape, dtype=torch.bool)
         targets[:, -1] = True
         return Batch(tokens, torch.full((rows,), tokens.shape[1]), targets)
@@ -135,7 +152,8 @@ class Facts(Task):
     ) -> Iterator[tuple[int, int]]:
         """Right answers of `rows` documents at each of the `lengths`."""
         device = next(iter(model.initial_state(1).tensors.values())).device
-        documents = self._documents(random, rows, lengths[-1], self._held_out)
+        plain = FactsConfig(kind=self.config.kind)
+        documents = self._documents(random, rows, lengths[-1], self._held_out, plain)
         tokens, answers = documents.tokens[:, :-1].to(device), documents.tokens[:, -1]
         choices = torch.tensor(list(self._answers.values()))
         state, done = model.initial_state(rows), 0
@@ -150,22 +168,22 @@ class Facts(Task):
             yield length, int((found == answers).sum())
 
     def _documents(
-        self, random: np.random.Generator, rows: int, segments: int, noise: text.Noise, distracting: float = 0.0
+        self, random: np.random.Generator, rows: int, segments: int, noise: text.Noise, how: FactsConfig
     ) -> Documents:
         """Full documents: facts, noise, question, answer, in exactly `segments` segments."""
         length = segments * self._S
         tokens = np.empty((rows, length), dtype=np.int64)
         questions = []
         for row in range(rows):
-            facts, question, answer = _question(self.config.kind, random)
+            facts, question, answer = _question(how.kind, random, how.direct)
             asked = self.tokenizer.encode(question)
             told = [self.tokenizer.encode(fact) for fact in facts]
             room = length - len(asked) - 1 - sum(map(len, told))
             if room < 0:
                 raise TokenError(f"{segments} segments of {self._S} tokens do not hold the facts and the question")
-            line = self._line(random, room, noise, distracting)
+            line = self._line(random, room, noise, how)
             borders = noise.borders(line)
-            at = [0] if self.config.kind == "memorize" else sorted(_choose(random, borders, room, len(told)))
+            at = [0] if how.kind == "memorize" else sorted(_choose(random, borders, room, len(told)))
             order = random.permutation(len(told))
             pieces, done = [], 0
             for place, fact in zip(at, order, strict=True):
@@ -175,17 +193,28 @@ class Facts(Task):
             questions.append(asked)
         return Documents(torch.from_numpy(tokens), questions)
 
-    def _line(self, random: np.random.Generator, length: int, noise: text.Noise, distracting: float) -> np.ndarray:
+    def _line(self, random: np.random.Generator, length: int, noise: text.Noise, how: FactsConfig) -> np.ndarray:
         """Noise of `length` tokens."""
-        if not distracting:
+        if not (how.distracting or how.lookalikes):
             return noise.run(random, length)
-        pieces = [
-            noise.run_with(random, self._S, self._words)
-            if random.random() < distracting
-            else noise.run(random, self._S)
-            for _ in range(0, length, self._S)
-        ]
+        pieces = []
+        for _ in range(0, length, self._S):
+            near = random.random() < how.distracting
+            piece = noise.run_with(random, self._S, self._words) if near else noise.run(random, self._S)
+            if random.random() < how.lookalikes:
+                at = int(random.choice(noise.borders(piece)))
+                piece = np.concatenate([piece[:at], self._lookalike(random, how.kind), piece[at:]])[: self._S]
+            pieces.append(piece)
         return np.concatenate(pieces or [np.empty(0, dtype=np.int32)])[:length]
+
+    def _lookalike(self, random: np.random.Generator, kind: Kind) -> list[int]:
+        """A fact with another word in the place of one person or place; the text may go on within its sentence."""
+        told, _, _ = _question(kind, random)
+        words = told[int(random.integers(len(told)))].rstrip(".").split(" ")
+        at = int(random.choice([place for place, word in enumerate(words) if word in (*PEOPLE, *PLACES)]))
+        others = self._others[words[at] in PLACES]
+        words[at] = others[int(random.integers(len(others)))]
+        return self.tokenizer.encode(" ".join(words) + ("." if random.random() < 0.5 else ""))
 
     def _word(self, word: str) -> int:
         ids = self.tokenizer.encode(f" {word}")
@@ -200,8 +229,8 @@ def _choose(random: np.random.Generator, borders: np.ndarray, room: int, count: 
     return [int(places[np.abs(places - at).argmin()]) for at in random.integers(0, room + 1, count)]
 
 
-def _question(kind: Kind, random: np.random.Generator) -> tuple[list[str], str, str]:
-    """Facts, the question, and the answer."""
+def _question(kind: Kind, random: np.random.Generator, direct: float = 0.5) -> tuple[list[str], str, str]:
+    """Facts, the question, and the answer. `direct`: see `FactsConfig`."""
     if kind != "reasoning":
         person, move, place = random.choice(PEOPLE), random.choice(MOVES), random.choice(PLACES)
         return [f" {person} {move} the {place}."], f" Where is {person}? Answer:", str(place)
@@ -213,6 +242,6 @@ def _question(kind: Kind, random: np.random.Generator) -> tuple[list[str], str, 
         facts.append((middle, OPPOSITE[at], end) if random.integers(3) == 0 else (end, at, middle))
     subject, at, object_ = facts[int(random.integers(2))]
     told = [f" The {first} is {where} of the {second}." for first, where, second in facts]
-    if random.integers(2):
+    if random.random() < direct:
         return told, f" What is {at} of the {object_}? Answer:", subject
     return told, f" What is the {object_} {OPPOSITE[at]} of? Answer:", subject

@@ -127,15 +127,20 @@ class Noise:
         return turns * len(self._ids) + min(around, key=lambda start: abs(start - within))
 
     def run_with(self, random: np.random.Generator, length: int, words: Sequence[int]) -> np.ndarray:
-        """As `run`, from a sentence before a place where one of the tokens `words` stands: about half of the runs, of the
-        length of a sentence, reach it. Anywhere if there is no such place."""
+        """As `run`, with a place in it where one of the tokens `words` stands; anywhere if there is none.
+
+        It begins with a sentence, unless the one of that place began too long before.
+        """
         if (places := self._places.get(tuple(words))) is None:
             places = self._places[tuple(words)] = np.flatnonzero(np.isin(self._ids, words))
         if not len(places):
             return self.run(random, length)
-        within = int(random.choice(places)) - int(random.integers(length))
-        start = int(self._starts[np.searchsorted(self._starts, within, side="right") - 1])  # a sentence earlier at most
-        return self._ids[np.arange(start, start + length) % len(self._ids)]
+        place = int(random.choice(places))
+        first, last = np.searchsorted(self._starts, [place - length, place], side="right")
+        start = (
+            int(self._starts[random.integers(first, last)]) if first < last else place - int(random.integers(length))
+        )
+        return self.cut(start, start + length)
 
     def borders(self, ids: np.ndarray) -> np.ndarray:
         """Where in `ids` sentences begin; 0 is one."""

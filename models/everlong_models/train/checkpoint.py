@@ -49,7 +49,7 @@ def save(
         tensors |= {f"carried.{index}.{name}": tensor.detach() for name, tensor in state.tensors.items()}
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
-        tensors["random.cuda"] = torch.cuda.get_rng_state()
+        tensors |= {f"random.cuda.{device}": state for device, state in enumerate(torch.cuda.get_rng_state_all())}
     metadata = {"format": _FORMAT, "recipe": recipe, "position": json.dumps(position)}
     scratch = folder / f".{FILE}.part"
     try:
@@ -96,8 +96,10 @@ def restore(
             for key, value in _of(tensors, "optimizer", name).items()
         }
     torch.set_rng_state(tensors["random.cpu"])
-    if torch.cuda.is_available() and "random.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["random.cuda"])
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            if (random := tensors.get(f"random.cuda.{number}")) is not None:
+                torch.cuda.set_rng_state(random, number)
     carried: dict[int, dict[str, Tensor]] = {}
     device = next(iter(parameters.values())).device
     for key, value in tensors.items():

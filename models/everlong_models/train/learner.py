@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from everlong_models.backbone import Backbone
 from everlong_models.errors import ConfigError, RunError
 from everlong_models.loading import Progress, load_backbone
-from everlong_models.memory import MemoryConfig, SegmentReader
-from everlong_models.model import MEMORIES, Memory
+from everlong_models.memory import SegmentReader
+from everlong_models.model import MEMORIES, memory_config
 from everlong_models.tokenizer import Tokenizer
 from everlong_models.train.recipe import Adapters, LearnerRecipe, ScratchBackbone
 from everlong_models.weights import Manifest, save_weights
@@ -124,7 +123,7 @@ def make_learner(
         tokenizer = wrapped.hf
     else:
         raise ConfigError("learner.backbone", None, f"memory {recipe.memory} needs one: a name, or sizes")
-    config = _config(kind, options)
+    config = memory_config(recipe.memory, options)
     memory = kind.build(config, backbone) if kind.around else kind.build(config)
     memory = memory.to(device)
     if backbone is not None:
@@ -137,15 +136,6 @@ def make_learner(
     for parameter in learning.values():
         parameter.data = parameter.data.float()
     return Learner(recipe, memory, tokenizer, learning)
-
-
-def _config(kind: Memory, options: dict[str, Any]) -> MemoryConfig:
-    try:
-        return kind.config.model_validate(options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"learner.options.{field}", first["input"], str(first["msg"])) from error
 
 
 def _llama(sizes: ScratchBackbone, vocabulary: int) -> LlamaForCausalLM:

@@ -21,7 +21,7 @@ from everlong_server.api.sessions import said
 from everlong_server.api.socket import Socket, refuse
 from everlong_server.api.views import get_services
 from everlong_server.engine.turn import Turn
-from everlong_server.errors import InvalidRequest, NotFound, Overloaded, SessionBusy, Unavailable
+from everlong_server.errors import InvalidRequest, NotFound, Overloaded, SessionBusy, Unauthenticated, Unavailable
 from everlong_server.services import Services
 
 router = APIRouter()
@@ -86,6 +86,9 @@ class _Conversation(Socket):
 
     async def _answer(self, body: schemas.CreateMessage) -> None:
         try:
+            # A key that was good when the socket was opened may have been revoked since.
+            await self._services.credentials.check(self.socket.state.caller)
+            await self._services.allowance.request()
             turn = await self._services.conversations.send(self._session_id, *said(self._services, body))
             self._turn = turn
             if self._cancel_asked:
@@ -95,7 +98,7 @@ class _Conversation(Socket):
                     # Before it is sent: the client may answer with its next message at once.
                     self._busy = event["type"] != "response.completed"
                     await self.send(event)
-        except (Overloaded, Unavailable, NotFound) as error:
+        except (Overloaded, Unavailable, NotFound, Unauthenticated) as error:
             await refuse(self.socket, error)
         except WebSocketDisconnect:
             return

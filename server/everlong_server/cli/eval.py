@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from everlong_server.cli.common import DataDir, ModelsDir, Output, Threads, command, err, fail, load, out, show, write
 
+if TYPE_CHECKING:
+    from everlong_models.eval.seeds import Seed
+    from everlong_models.model import Model
+    from everlong_server.engine.grounding import Recall
+    from everlong_server.eval.measured import Measured
+
 eval = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure how good models and answers are.")
 
-ModelName = Annotated[str, typer.Argument(help="a model's name or folder")]
+ModelNames = Annotated[list[str], typer.Argument(help="models' names or folders; those of one recipe are its seeds")]
+Plot = Annotated[Path | None, typer.Option(help="write a plot here, as PNG")]
 ModelOption = Annotated[str | None, typer.Option(help="a model's name or folder; default the backbone of the package")]
 MemoryOption = Annotated[str | None, typer.Option(help="the memory around a backbone; default window")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, …")]
@@ -25,7 +32,7 @@ def horizon(
     basis: Annotated[int, typer.Option(help="N, basis functions")] = 512,
     segment_length: Annotated[int, typer.Option(help="S, tokens of a segment")] = 512,
     tau: Annotated[float, typer.Option(help="the share of the signal that the past keeps")] = 0.5,
-    plot: Annotated[Path | None, typer.Option(help="write a plot here, as PNG")] = None,
+    plot: Plot = None,
     output: Output = None,
 ) -> None:
     """How much of the first segment an ∞-former's memory still holds."""
@@ -49,35 +56,37 @@ def horizon(
 
 @eval.command()
 def sorting(
-    model: ModelName,
+    models: ModelNames,
     lengths: Annotated[list[int] | None, typer.Option(help="symbols in a sequence; default 4096, 8192, 16384")] = None,
     samples: Annotated[int, typer.Option(help="sequences of each length", min=1)] = 64,
     windows: Annotated[list[int] | None, typer.Option(help="also count only so many of the last symbols")] = None,
+    plot: Plot = None,
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
     """Sorting symbols by frequency: accuracy over growing sequences."""
     from everlong_models import EverlongModelError
+    from everlong_models.eval.sorting import draw_sorting
     from everlong_models.eval.sorting import sorting as measure
 
     try:
-        loaded = load(model, models_dir, threads)
         rows = measure(
-            loaded.memory,
-            loaded.tokenizer,
+            [_seed(load(name, models_dir, threads)) for name in models],
             lengths=lengths or (4096, 8192, 16384),
             samples=samples,
             windows=windows or (),
         )
     except EverlongModelError as error:
         raise fail(str(error)) from None
-    show(f"everlong eval sorting {loaded.name}", rows, output)
+    show("everlong eval sorting", rows, output)
+    if plot is not None:
+        draw_sorting(rows, plot)
 
 
 @eval.command()
 def language(
-    model: ModelName,
+    models: ModelNames,
     data: DataDir = Path("data"),
     texts: Annotated[
         str, typer.Option(help="a data set (what is held out of it), or a file of it: NAME/PATH")
@@ -86,19 +95,19 @@ def language(
     segments: Annotated[int, typer.Option(help="segments in a run", min=1)] = 128,
     memory_lengths: Annotated[list[int] | None, typer.Option(help="positions of memory; default as trained")] = None,
     forget: Annotated[list[str] | None, typer.Option(help="a part of the state to empty before every segment")] = None,
+    plot: Plot = None,
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
     """Language modelling: perplexity on held-out text, the memory carried."""
     from everlong_models import EverlongModelError
+    from everlong_models.eval.language import draw_language
     from everlong_models.eval.language import language as measure
 
     try:
-        loaded = load(model, models_dir, threads)
         rows = measure(
-            loaded.memory,
-            loaded.tokenizer,
+            [_seed(load(name, models_dir, threads)) for name in models],
             data=data,
             texts=texts,
             samples=samples,
@@ -106,9 +115,18 @@ def language(
             memory_lengths=memory_lengths or (),
             forget=forget or (),
         )
+        if plot is not None:
+            draw_language(rows, plot)
     except EverlongModelError as error:
         raise fail(str(error)) from None
-    show(f"everlong eval language {loaded.name}", rows, output)
+    show("everlong eval language", rows, output)
+
+
+def _seed(loaded: Model) -> Seed:
+    """Named as the recipe's description says what it is, before the colon: seeds of one recipe have one name."""
+    from everlong_models.eval.seeds import Seed
+
+    return Seed(loaded.description.partition(":")[0] or loaded.name, loaded.memory, loaded.tokenizer)
 
 
 def _chosen(given: str, known: Collection[str], option: str, *, none: bool = False) -> tuple[str, ...]:
@@ -127,6 +145,15 @@ def _sizes(given: str, option: str, *, least: int = 100) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
+def _recall(given: str) -> Recall:
+    from everlong_server.engine.grounding import Recall
+
+    sizes = given.split(",")
+    if len(sizes) != 2 or not all(size.strip().isdecimal() and int(size) for size in sizes):
+        raise fail(f"--recall: {given!r}; must be two positive numbers: PASSAGES,TOKENS")
+    return Recall(*map(int, sizes))
+
+
 @eval.command()
 def grounded(
     data: Annotated[Path, typer.Option(help="folder of the data sets: NAME.tar.xz or NAME/, and books/")],
@@ -141,6 +168,7 @@ def grounded(
     searches: Annotated[int, typer.Option(min=1, help="questions searched for, at least")] = 300,
     split: Annotated[Literal["test", "tune"], typer.Option(help="tune is what settings were chosen on")] = "test",
     template: Annotated[str, typer.Option(help="how passages and question become text")] = "told",
+    recall: Annotated[str | None, typer.Option(help="PASSAGES,TOKENS at most; default as the server has it")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
     output: Annotated[Path | None, typer.Option("--json", help="write figures, answers and scores here")] = None,
 ) -> None:
@@ -148,7 +176,7 @@ def grounded(
     from everlong_models import EverlongModelError
     from everlong_server.errors import ServerError
     from everlong_server.eval.grounded import TEMPLATES, WAYS, Plan, evaluate
-    from everlong_server.eval.questions import READERS
+    from everlong_server.eval.questions import SETS
     from everlong_server.settings import SettingsError, load_settings
     from everlong_server.store.embedded import EmbeddedRedisError
 
@@ -156,7 +184,7 @@ def grounded(
         settings = load_settings()
         given = {"model": model or settings.model, "memory": memory or settings.memory}
         plan = Plan(
-            sets=_chosen(sets, READERS, "--sets"),
+            sets=_chosen(sets, SETS, "--sets"),
             lengths=_sizes(lengths, "--lengths"),
             ways=_chosen(ways, WAYS, "--ways", none=True),
             samples=samples,
@@ -164,6 +192,7 @@ def grounded(
             split=split,
             seed=seed,
             template=_chosen(template, TEMPLATES, "--template")[0],
+            recall=None if recall is None else _recall(recall),
         )
         report, cells = evaluate(settings.model_copy(update=given), plan, data, err)
     except (SettingsError, EverlongModelError, ServerError, EmbeddedRedisError) as error:
@@ -174,16 +203,18 @@ def grounded(
 
 @eval.command()
 def facts(
-    models: Annotated[list[str], typer.Argument(help="names or folders of models that differ by their seed")],
+    models: ModelNames,
     kind: Annotated[Literal["memorize", "detect", "reasoning"], typer.Option(help="the task")],
     lengths: Annotated[str, typer.Option(help="of documents, in segments")] = "1,7,32,128,512,1024,2048,4096",
     samples: Annotated[int, typer.Option(help="documents of each length for each model", min=1)] = 128,
+    plot: Plot = None,
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
     """Facts in noise: accuracy over growing documents, beside the paper's."""
     from everlong_models import EverlongModelError
+    from everlong_models.eval.facts import draw_facts
     from everlong_models.eval.facts import facts as measure
 
     try:
@@ -198,6 +229,8 @@ def facts(
     except EverlongModelError as error:
         raise fail(str(error)) from None
     show(f"everlong eval facts --kind {kind}: {', '.join(model.name for model in loaded)}", rows, output)
+    if plot is not None:
+        draw_facts(rows, kind, plot)
 
 
 @eval.command()
@@ -223,7 +256,7 @@ def babilong(
     """BABILong: questions about facts hidden in books, qa1 to qa5, beside published rows."""
     from everlong_models import EverlongModelError
     from everlong_models.tasks.babi import LABELS
-    from everlong_server.measuring import measure_babilong
+    from everlong_server.eval.measured import measure_babilong
 
     chosen = _chosen(tasks, LABELS, "--tasks")
     try:
@@ -241,9 +274,7 @@ def babilong(
         )
     except EverlongModelError as error:
         raise fail(str(error)) from None
-    show(measured.title, measured.rows, output, **measured.figures)
-    for note in measured.notes:
-        out.print(f"[dim]{note}[/]")
+    _show_measured(measured, output)
 
 
 @eval.command()
@@ -263,7 +294,7 @@ def dialogue(
     """CMU-DoG: responses in a dialogue about a document that was read before it, beside published rows."""
     from everlong_models import EverlongModelError
     from everlong_models.eval.dialogue import WAYS
-    from everlong_server.measuring import measure_dialogue
+    from everlong_server.eval.measured import measure_dialogue
 
     chosen = _chosen(ways, WAYS, "--ways")
     try:
@@ -278,6 +309,10 @@ def dialogue(
         )
     except EverlongModelError as error:
         raise fail(str(error)) from None
+    _show_measured(measured, output)
+
+
+def _show_measured(measured: Measured, output: Path | None) -> None:
     show(measured.title, measured.rows, output, **measured.figures)
     for note in measured.notes:
         out.print(f"[dim]{note}[/]")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections.abc import Callable
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -24,9 +25,12 @@ _LOOK_SECONDS = 0.2
 
 
 class Background:
-    """Takes jobs until it is stopped. `at_once`: so many responses are answered, or wait for their documents."""
+    """Takes jobs until it is stopped. `responding`: of a tenant. `store`: everybody's responses. `at_once`: so many
+    are answered, or wait for their documents."""
 
-    def __init__(self, engine: Engine, responding: Responding, store: Responses, jobs: Jobs, at_once: int) -> None:
+    def __init__(
+        self, engine: Engine, responding: Callable[[str], Responding], store: Responses, jobs: Jobs, at_once: int
+    ) -> None:
         self._engine = engine
         self._responding = responding
         self._store = store
@@ -83,8 +87,9 @@ class Background:
             if claim.attempts > _MAX_ATTEMPTS:
                 raise Conflict(f"given up after {_MAX_ATTEMPTS} tries", code="too_many_attempts")
             response = await self._store.get(response_id)
-            previous = await self._responding.previous(response.previous) if response.previous else None
-            answering = await self._begun(response, previous, claim)
+            responding = self._responding(response.tenant)
+            previous = await responding.previous(response.previous) if response.previous else None
+            answering = await self._begun(responding, response, previous, claim)
             if answering is not None:
                 await self._through(answering, claim)
         except Unavailable:
@@ -96,7 +101,9 @@ class Background:
             failure = json.dumps({"code": error.code, "message": error.message})
             await self._store.write(response_id, claim, {"status": "failed", "error": failure})
 
-    async def _begun(self, response: Response, previous: Response | None, claim: Claim) -> Answering | None:
+    async def _begun(
+        self, responding: Responding, response: Response, previous: Response | None, claim: Claim
+    ) -> Answering | None:
         """The response under way; None if it is no longer wanted. What others wait for, too, is waited for."""
 
         async def keep(done: Response) -> None:
@@ -105,7 +112,7 @@ class Background:
 
         while await self._store.write(response.id, claim):
             try:
-                return await self._responding.begin(response, previous, keep)
+                return await responding.begin(response, previous, keep)
             except (Overloaded, DocumentNotReady):
                 await asyncio.sleep(_RETRY_SECONDS)
         return None

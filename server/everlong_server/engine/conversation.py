@@ -53,9 +53,16 @@ class Conversations:
             return
         raise unread(await self._documents.reading(session.reading), f"session {session.id!r}", "session_id")
 
-    async def send(self, session_id: str, content: str, params: SamplingParams, recall: Recall) -> Turn:
-        """A turn that has been admitted: its first event is at hand. Every refusal is raised here, before any event."""
-        return await self._turns.begin(lambda turn: self._place(turn, session_id, content), content, params, recall)
+    async def send(
+        self, session_id: str, content: str, params: SamplingParams, recall: Recall, *, id: str | None = None
+    ) -> Turn:
+        """A turn that has been admitted: its first event is at hand. Every refusal is raised here, before any event.
+
+        `id`: of the answer.
+        """
+        return await self._turns.begin(
+            lambda turn: self._place(turn, session_id, content), content, params, recall, id=id
+        )
 
     @asynccontextmanager
     async def _place(self, turn: Turn, session_id: str, content: str) -> AsyncIterator[Place]:

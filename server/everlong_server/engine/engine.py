@@ -52,6 +52,11 @@ class Engine:
         """Answers that are being generated or wait for it."""
         return self._admitted
 
+    @property
+    def usual_seconds(self) -> float:
+        """How long answers have taken lately."""
+        return sum(self._durations) / len(self._durations)
+
     @contextmanager
     def admit(self) -> Iterator[None]:
         """A place for one answer. Raises `Overloaded` or `Unavailable` at once, before anything else is done for it."""
@@ -63,7 +68,7 @@ class Engine:
             )
         if self._admitted >= self._max_streams + self._max_queued:
             waiting = self._admitted - self._max_streams + 1
-            seconds = waiting * sum(self._durations) / len(self._durations) / self._max_streams
+            seconds = waiting * self.usual_seconds / self._max_streams
             raise Overloaded(
                 f"{self._admitted} answers are being generated or wait; the limit is {self._max_streams} + {self._max_queued}",
                 retry_after=max(1, math.ceil(seconds)),

@@ -97,6 +97,7 @@ class Responding:
                 "instructions": instructions, **more,
             },
             status="queued" if background else "in_progress",
+            tenant=self._store.tenant,
         )  # fmt: skip
 
     async def begin(self, response: Response, previous: Response | None, keep: Keep | None) -> Answering:

@@ -29,6 +29,7 @@ from everlong_server.engine.engine import Engine
 from everlong_server.engine.grounding import BESIDE, TEMPLATE, Recall, Template, asks, choose, evidence_view, words_of
 from everlong_server.errors import InvalidRequest, StateUnusable, TooLarge
 from everlong_server.metrics import Metrics
+from everlong_server.store.allowance import Allowance
 from everlong_server.store.passages import Passage, Passages
 from everlong_server.store.records import Said, Session, new_id, now
 
@@ -85,11 +86,13 @@ class Turns:
         engine: Engine,
         passages: Passages,
         metrics: Metrics,
+        allowance: Allowance,
         *,
         max_message_chars: int,
         template: Template = TEMPLATE,
     ) -> None:
         self._engine = engine
+        self._allowance = allowance
         self._passages = passages
         self._metrics = metrics
         self._max_message_chars = max_message_chars
@@ -101,12 +104,14 @@ class Turns:
         content: str,
         params: SamplingParams,
         recall: Recall,
+        *,
+        id: str | None = None,
     ) -> Turn:
         """A turn that has been admitted: its first event is at hand. Every refusal is raised here, before any event.
 
         `enter`: gives the place where `content` is said, which is the turn's as long as the context lasts.
         """
-        turn = Turn(id=new_id("msg"))
+        turn = Turn(id=id or new_id("msg"))
         rest = self._turn(turn, enter(turn), content, params, recall)
         first = await anext(rest)
 
@@ -132,6 +137,7 @@ class Turns:
         grammar = await asyncio.to_thread(self._grammar, params)
         async with AsyncExitStack() as stack:
             stack.enter_context(self._engine.admit())
+            spent = await stack.enter_async_context(self._allowance.stream(self._engine.usual_seconds))
             place = await stack.enter_async_context(entered)
             session = place.session
             found = await self._recall(place, content, recall)
@@ -157,6 +163,7 @@ class Turns:
                             finished = event
                             break
                         pace.token()
+                        spent.tokens = 1 + (spent.tokens or len(prompt))
                         logprobs += event.logprobs
                         if event.text or event.logprobs:
                             more = {"logprobs": event.logprobs} if event.logprobs else {}

@@ -33,7 +33,8 @@ class Blobs:
 
     async def create(self, name: str) -> BlobWriter:
         """A writer whose content appears under `name` only when it is committed."""
-        partial = self._path(f".{name}.part")
+        # A name of its own: of two servers that take one request for theirs, each writes its own file.
+        partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
         file = await asyncio.to_thread(self._fs.open, partial, "wb")
         return BlobWriter(self._fs, file, partial, self._path(name), local=self._copies is None)
 
@@ -119,16 +120,16 @@ class BlobWriter:
         await asyncio.to_thread(self._file.write, data)
         self.bytes += len(data)
 
-    async def commit(self) -> None:
-        """Flushes to the disk, then puts the blob in its place."""
-        await asyncio.to_thread(self._commit)
+    async def commit(self, suffix: str = "") -> None:
+        """Flushes to the disk, then puts the blob in its place; `suffix`: behind its name."""
+        await asyncio.to_thread(self._commit, suffix)
 
-    def _commit(self) -> None:
+    def _commit(self, suffix: str) -> None:
         self._file.flush()
         if self._local:
             os.fsync(self._file.fileno())
         self._file.close()
-        _publish(self._fs, self._partial, self._final, local=self._local)
+        _publish(self._fs, self._partial, self._final + suffix, local=self._local)
 
     async def abort(self) -> None:
         """Throws away what was written."""

@@ -36,21 +36,30 @@ def _digest(*parts: Any) -> str:
 
 
 class Chats:
-    """Chats of all replicas. `seconds`: how long one is kept after its last use."""
+    """A tenant's chats on all replicas. `seconds`: how long one is kept after its last use.
 
-    def __init__(self, redis: Client, seconds: float) -> None:
+    What another tenant has said is not known, were it the same words: that it was said is a secret too.
+    """
+
+    def __init__(self, redis: Client, tenant: str, seconds: float) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
+        self._tenant = tenant
+        self._seconds = seconds
         self._ms = int(seconds * 1000)
+
+    def of(self, tenant: str) -> Chats:
+        """The same for another tenant."""
+        return Chats(self._redis, tenant, self._seconds)
 
     async def find(self, digests: Sequence[str]) -> tuple[int, Session] | None:
         """The first of `digests` that is known: its index, and where that dialogue stood."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for digest in digests:
-                pipe.pexpire(keys.chat(digest), self._ms)
+                pipe.pexpire(keys.chat(self._tenant, digest), self._ms)
             known = await pipe.execute()
         for index, digest in enumerate(digests):
-            stored = await self._redis.hgetall(keys.chat(digest)) if known[index] else None
+            stored = await self._redis.hgetall(keys.chat(self._tenant, digest)) if known[index] else None
             if stored:  # else it has just expired
                 try:
                     return index, Session.of(stored)
@@ -66,17 +75,17 @@ class Chats:
         """
         await self._scripts.run(
             scripts.KEEP_CHAT,
-            [keys.chat(stands.id), *map(keys.document, stands.documents)],
+            [keys.chat(self._tenant, stands.id), *map(keys.document, stands.documents)],
             [self._ms, *flat(stands.whole())],
         )
 
     async def drop(self, digest: str) -> None:
         """Forgets how that dialogue stood."""
-        await self._redis.delete(keys.chat(digest))
+        await self._redis.delete(keys.chat(self._tenant, digest))
 
     async def forget(self, document_id: str) -> None:
-        """Forgets every dialogue about the document. Looks at all chats: for what is done seldom."""
+        """Forgets every dialogue about the document. Looks at all chats of the tenant: for what is done seldom."""
         named = json.dumps(document_id).encode()
-        async for key in self._redis.scan_iter(keys.chat("*"), count=1000):
+        async for key in self._redis.scan_iter(keys.chat(self._tenant, "*"), count=1000):
             if named in (await self._redis.hget(key, "documents") or b""):
                 await self._redis.delete(key)

@@ -73,7 +73,7 @@ class EmbeddedRedis:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise EmbeddedRedisError(f"another server uses the data folder {self.folder.parent}") from error
-        if self._answers():
+        if self.answers():
             return
         log = (self.folder / "redis.log").open("ab")
         self._process = subprocess.Popen(
@@ -87,7 +87,7 @@ class EmbeddedRedis:
         )  # fmt: skip
         log.close()
         deadline = time.monotonic() + _START_SECONDS
-        while not self._answers():
+        while not self.answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 tail = (self.folder / "redis.log").read_text(errors="replace")[-500:]
                 raise EmbeddedRedisError(f"the embedded Redis did not start: {tail}")
@@ -113,7 +113,8 @@ class EmbeddedRedis:
         # Without redis-py's own retries, which wait for seconds: that nobody answers is an answer here.
         return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether it is there: started here, or by another process."""
         client = self._client()
         try:
             return bool(client.ping())

@@ -14,7 +14,7 @@ from typing import Any
 from everlong_server.errors import NotFound
 from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
-from everlong_server.store.records import Hash, Said, Session, is_id, now
+from everlong_server.store.records import DEFAULT_TENANT, Hash, Said, Session, belongs, is_id, now
 from everlong_server.store.scripts import Scripts, flat
 
 OPEN = ("queued", "in_progress")
@@ -28,6 +28,7 @@ class Response:
     `previous`: the response that it goes on from. `documents`: all that the dialogue is about. `said`: what was said to
     it, `instructions` among it unless they were in force before. `request`: how it is to be answered, and whatever the
     API wants to see again. `message`: the answer. `session`: where the dialogue stands behind it, under its digest.
+    `tenant`: whose it is.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Response:
     message: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     session: Session | None = None
+    tenant: str = DEFAULT_TENANT
 
     @property
     def question(self) -> str:
@@ -59,7 +61,7 @@ class Response:
         """What never changes of it, as it is stored."""
         facts = ("id", "model", "created_at", "background", "previous", "documents", "instructions", "request")
         response = {name: getattr(self, name) for name in facts} | {"said": [asdict(said) for said in self.said]}
-        return {"response": json.dumps(response), "status": self.status}
+        return {"response": json.dumps(response), "status": self.status, "tenant": self.tenant}
 
     def end(self) -> dict[str, Any]:
         """What came of it, as it is stored."""
@@ -85,6 +87,7 @@ class Response:
             message=given(b"message"),
             error=given(b"error"),
             session=Session.of(stored) if b"state_bytes" in stored else None,
+            tenant=belongs(stored.get(b"tenant")),
         )
 
 
@@ -97,24 +100,39 @@ class Claim:
 
 
 class Responses:
-    """Responses of all replicas. `seconds`: how long one is kept after its last use."""
+    """A tenant's responses on all replicas. `seconds`: how long one is kept after its last use.
 
-    def __init__(self, redis: Client, seconds: float) -> None:
+    `tenant` None: everybody's, for those who answer in the background.
+    """
+
+    def __init__(self, redis: Client, tenant: str | None, seconds: float) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
+        self._tenant = tenant
+        self._seconds = seconds
         self._ms = int(seconds * 1000)
+
+    @property
+    def tenant(self) -> str:
+        """Whose responses are made here."""
+        assert self._tenant is not None, "a response belongs to somebody"
+        return self._tenant
+
+    def of(self, tenant: str) -> Responses:
+        """The same for another tenant."""
+        return Responses(self._redis, tenant, self._seconds)
 
     async def get(self, response_id: str, *, with_state: bool = False, param: str = "response_id") -> Response:
         """Raises `NotFound`. With its state it is about to be gone on from: it is kept for longer then."""
         if not is_id("resp", response_id):
             raise no_response(response_id, param)
         key, fields = keys.response(response_id), (*_FACTS, b"state") if with_state else _FACTS
-        if with_state:
-            await self._redis.pexpire(key, self._ms)
         values = await self._redis.hmget(key, fields)
         stored = {field: value for field, value in zip(fields, values, strict=True) if value is not None}
-        if not stored:
+        if not stored or self._tenant not in (None, belongs(stored.get(b"tenant"))):
             raise no_response(response_id, param)
+        if with_state:
+            await self._redis.pexpire(key, self._ms)
         return Response.of(stored)
 
     async def keep(self, response: Response) -> None:
@@ -126,7 +144,8 @@ class Responses:
 
     async def delete(self, response_id: str) -> None:
         """Raises `NotFound`. Whoever is answering it finds it gone and writes nothing."""
-        if not is_id("resp", response_id) or not await self._redis.delete(keys.response(response_id)):
+        await self.get(response_id)
+        if not await self._redis.delete(keys.response(response_id)):
             raise no_response(response_id, "response_id")
 
     # In the background
@@ -156,7 +175,7 @@ class Responses:
 
 
 _FACTS = (
-    b"response", b"status", b"completed_at", b"message", b"error",
+    b"response", b"status", b"tenant", b"completed_at", b"message", b"error",
     b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", b"position", b"open",
     b"state_bytes", b"state_digest",
 )  # fmt: skip

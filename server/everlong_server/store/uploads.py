@@ -10,7 +10,7 @@ from typing import Any
 from everlong_server.errors import NotFound
 from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
-from everlong_server.store.records import is_id, now
+from everlong_server.store.records import belongs, is_id, now
 from everlong_server.store.scripts import Scripts
 
 
@@ -44,15 +44,21 @@ class Part:
 
 
 class Uploads:
-    """Uploads of all replicas."""
+    """A tenant's uploads on all replicas. `tenant` None: everybody's, for those who throw away what has expired."""
 
-    def __init__(self, redis: Client) -> None:
+    def __init__(self, redis: Client, tenant: str | None) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
+        self._tenant = tenant
+
+    def of(self, tenant: str) -> Uploads:
+        """The same for another tenant."""
+        return Uploads(self._redis, tenant)
 
     async def create(self, upload: Upload) -> None:
         """Stores it."""
-        fields = {name: value for name, value in asdict(upload).items() if value is not None}
+        assert self._tenant is not None, "an upload belongs to somebody"
+        fields = {name: value for name, value in asdict(upload).items() if value is not None} | {"tenant": self._tenant}
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(keys.upload(upload.id), mapping=fields)
             pipe.zadd(keys.UPLOADS, {upload.id: upload.expires_at})
@@ -61,7 +67,8 @@ class Uploads:
     async def get(self, upload_id: str) -> Upload:
         """Raises `NotFound`, also of one that has expired."""
         stored = await self._redis.hgetall(keys.upload(upload_id)) if is_id("upload", upload_id) else None
-        if not stored or float(stored[b"expires_at"]) <= now():
+        foreign = stored and self._tenant not in (None, belongs(stored.pop(b"tenant", None)))
+        if not stored or foreign or float(stored[b"expires_at"]) <= now():
             raise NotFound(
                 f"no upload {upload_id[:64]!r}: it was never made, or it has expired",
                 param="upload_id",

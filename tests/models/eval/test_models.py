@@ -9,8 +9,9 @@ import torch
 
 from everlong_models.armt import ARMTConfig
 from everlong_models.errors import ConfigError, DataError
-from everlong_models.eval.language import extended, language
-from everlong_models.eval.sorting import sorting
+from everlong_models.eval.language import draw_language, extended, language
+from everlong_models.eval.seeds import Seed
+from everlong_models.eval.sorting import draw_sorting, sorting
 from everlong_models.infinite_scratch import InfiniteScratch, InfiniteScratchConfig
 from everlong_models.lamemo import LaMemo, LaMemoConfig
 from everlong_models.tasks.language import Language, LanguageConfig
@@ -35,20 +36,40 @@ def symbols(count: int) -> Tokenizer:
 
 def test_sorting_has_a_row_for_each_length() -> None:
     model = TransformerXL(TransformerXLConfig(vocab_size=5, memory_length=8, **SIZES)).eval()
-    rows = sorting(model, symbols(4), lengths=[16, 64], samples=5, windows=[8, 64])
-    assert [list(row) for row in rows] == [["symbols", "accuracy", "loss", "counting 8", "counting 64"]] * 2
-    assert [row["symbols"] for row in rows] == [16, 64]
+    rows = sorting([Seed("XL", model, symbols(4))], lengths=[16, 64], samples=5, windows=[8, 64])
+    columns = ["model", "symbols", "accuracy", "least", "most", "loss", "counting 8", "counting 64"]
+    assert [list(row) for row in rows] == [columns] * 2
+    assert [(row["model"], row["symbols"]) for row in rows] == [("XL", 16), ("XL", 64)]
     assert all(0 <= row["accuracy"] <= 1 for row in rows)
     assert rows[1]["counting 8"] < rows[1]["counting 64"]
+
+
+def test_seeds_of_one_name_are_one_row_and_a_plot_shows_them(tmp_path: Path) -> None:
+    made = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = TransformerXL(TransformerXLConfig(vocab_size=5, memory_length=8, **SIZES)).eval()
+        made.append(Seed("two" if seed else "one", model, symbols(4)))
+    how = {"lengths": [16, 64], "samples": 16, "windows": [8]}
+    rows = sorting(made, **how)
+    alone = [sorting([model], **how)[1] for model in made]
+    assert [(row["model"], row["symbols"]) for row in rows] == [("one", 16), ("one", 64), ("two", 16), ("two", 64)]
+    assert rows[1] == alone[0]
+    values = [row["accuracy"] for row in alone[1:]]
+    assert values[0] != values[1]
+    assert (rows[3]["least"], rows[3]["most"]) == (min(values), max(values))
+    assert rows[3]["accuracy"] == pytest.approx(sum(values) / 2)
+    draw_sorting(rows, tmp_path / "sorting.png")
+    assert (tmp_path / "sorting.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_sorting_refuses_other_lengths_and_other_models(texts: Path) -> None:
     model = TransformerXL(TransformerXLConfig(vocab_size=5, memory_length=8, **SIZES)).eval()
     with pytest.raises(ConfigError, match="lengths=20: must be a multiple of the model's segments, 8 symbols"):
-        sorting(model, symbols(4), lengths=[20], samples=2)
+        sorting([Seed("", model, symbols(4))], lengths=[20], samples=2)
     english = Tokenizer(Language.make_tokenizer(LanguageConfig(texts="texts", vocabulary=257), texts))
     with pytest.raises(ConfigError, match="has not learnt to sort"):
-        sorting(model, english, lengths=[16], samples=2)
+        sorting([Seed("", model, english)], lengths=[16], samples=2)
 
 
 @pytest.mark.parametrize("kind", [(TransformerXL, TransformerXLConfig), (LaMemo, LaMemoConfig)])
@@ -77,12 +98,17 @@ def test_language_measures_files_and_longer_memories(texts: Path) -> None:
 
     def rows(**changes: object) -> list[dict[str, float]]:
         how = {"data": texts, "texts": "texts", "samples": 2, "segments": 4} | changes
-        return language(model, tokenizer, **how)  # type: ignore[arg-type]
+        return language([Seed("XL", model, tokenizer)], **how)  # type: ignore[arg-type]
 
     (plain,) = rows()
     short, long = rows(memory_lengths=[8, 16])
     assert plain["tokens"] == 2 * (4 * 8 - 1)
     assert short == {"memory": 8} | plain
+    assert plain["least"] == plain["perplexity"] == plain["most"]
+    draw_language([short, long], texts / "memory.png")
+    assert (texts / "memory.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="memory_lengths=None: name some"):
+        draw_language([plain], texts / "none.png")
     assert long["perplexity"] != short["perplexity"]
     assert rows(texts="texts/0.txt") != rows(texts="texts/1.txt")
     assert rows(forget=["seen"])[0]["perplexity"] != plain["perplexity"]

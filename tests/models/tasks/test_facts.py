@@ -122,6 +122,47 @@ def test_distracting_noise_has_the_words_of_facts(make):
     assert share(make("memorize", distracting=1.0)) > 2 * share(make("memorize"))
 
 
+def test_a_distracting_run_holds_a_word_of_facts_and_begins_with_a_sentence_if_it_can(make):
+    task, random = make(), np.random.default_rng(0)
+    noise, begun = task._noise, 0
+    for _ in range(200):
+        run = noise.run_with(random, S, task._words)
+        assert len(run) == S
+        assert np.isin(run, task._words).any()
+        begun += any(np.array_equal(run, noise.cut(start, start + S)) for start in noise._starts)
+    assert begun > 150
+    assert len(noise.run_with(random, S, [task.vocab_size])) == S  # a word that is nowhere
+
+
+@pytest.mark.parametrize("kind", ["detect", "reasoning"])
+def test_lookalikes_are_facts_but_for_one_word(make, kind):
+    task, random = make(kind, lookalikes=1.0), np.random.default_rng(0)
+    people, places = rf"({'|'.join(PEOPLE)})", rf"({'|'.join(PLACES)})"
+    if kind == "detect":
+        fact, almost = (
+            rf" {people} [a-z ]+ to the {places}",
+            rf" ({people}|[A-Z][a-z]*) [a-z ]+ to the ({places}|[a-z]+)",
+        )
+    else:
+        fact = rf" The {places} is [a-z]+ of the {places}"
+        almost = rf" The ({places} is [a-z]+ of the [a-z]+|[a-z]+ is [a-z]+ of the {places})"
+    for _ in range(200):
+        said = task.tokenizer.decode(task._lookalike(random, kind))
+        assert re.fullmatch(almost + r"\.?", said)
+        assert not re.match(fact, said)
+    lines = documents(task, segments=4)
+    assert sum(len(re.findall(almost, line)) for line in lines) > 1.5 * len(lines)
+
+
+def test_more_of_the_questions_to_learn_from_may_be_direct(make):
+    def direct(**fields):
+        lines = documents(make("reasoning", **fields), rows=100, segments=1)
+        return sum(bool(re.search(r"What is \w+ of", line)) for line in lines)
+
+    assert 30 < direct() < 70
+    assert direct(direct=0.9) > 80
+
+
 def test_held_out_text_is_not_learnt_from(make, data):
     task = make()
     windows = np.lib.stride_tricks.sliding_window_view

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from everlong_models.errors import ConfigError
+from everlong_models.eval.seeds import Seed
 from everlong_models.eval.sorting import sorting
 from everlong_models.model import load_model
 from everlong_models.state import MemoryState
@@ -151,4 +152,5 @@ def test_a_trained_model_can_be_loaded(tmp_path: Path) -> None:
     )
     learner.save(tmp_path / "sorter", "")
     loaded = load_model(str(tmp_path / "sorter"), models_dir=tmp_path)
-    assert sorting(loaded.memory, loaded.tokenizer, lengths=[2 * S], samples=2)[0]["symbols"] == 2 * S
+    made = Seed("", loaded.memory, loaded.tokenizer)
+    assert sorting([made], lengths=[2 * S], samples=2)[0]["symbols"] == 2 * S

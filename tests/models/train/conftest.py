@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from everlong_models.tasks import made_tokenizer
+from everlong_models.train import run as running
 from everlong_models.train.recipe import Recipe
 from everlong_models.train.run import Run
 from tests.tinymodel import NOVEL, STORY
@@ -39,9 +42,14 @@ def recipe(**changes: Any) -> Recipe:
     return Recipe.model_validate(tree | changes)
 
 
+made_once = functools.cache(made_tokenizer)
+"""A task's tokenizer is the same one every time, and takes longer to make than all else that a tiny run does."""
+
+
 @pytest.fixture
-def start(data, tmp_path):
+def start(data, tmp_path, monkeypatch):
     """Makes a run in a folder of that name, new or resumed."""
+    monkeypatch.setattr(running, "made_tokenizer", made_once)
 
     def make(of: Recipe, name: str = "run", *, resume: bool = False) -> Run:
         return Run(of, tmp_path / name, data=data, models_dir=tmp_path / "models", resume=resume)

@@ -12,11 +12,10 @@ from safetensors import safe_open
 
 from everlong_models.errors import ConfigError, RunError
 from everlong_models.model import load_model
-from everlong_models.tasks import made_tokenizer
 from everlong_models.train import checkpoint
 from everlong_models.train.learner import make_learner
 from everlong_models.train.run import MODEL, Run
-from tests.models.train.conftest import recipe, take
+from tests.models.train.conftest import made_once, recipe, take
 
 
 def weights(run):
@@ -86,7 +85,7 @@ def test_it_learns(start):
 
 
 def test_a_stage_ends_early_when_it_is_learnt(start):
-    run = start(recipe(stages=[{"segments": 1, "steps": 200, "until": 0.001}, {"segments": 2, "steps": 1}], rows=64))
+    run = start(recipe(stages=[{"segments": 1, "steps": 200, "until": 0.001}, {"segments": 2, "steps": 1}], rows=16))
     take(run, 999)
     assert 51 <= run.position.step < 201
 
@@ -126,6 +125,31 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(start, tmp_path):
         signal.signal(signal.SIGXFSZ, handler)
     assert (tmp_path / "run" / checkpoint.FILE).read_bytes() == good
     assert {file.name for file in (tmp_path / "run").iterdir()} == {checkpoint.FILE, "metrics.jsonl"}
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_scores(start):
+    first = start(recipe())
+    take(first, 99)
+    scores = first.score()
+    again = start(recipe(), resume=True)
+    assert take(again, 99) == []
+    assert again.score() == scores
+    assert [entry["step"] for entry in again.journal.read() if "scores" in entry] == [6]
+
+
+def test_random_numbers_of_every_cuda_device_are_kept(start, tmp_path, monkeypatch):
+    """Two devices that are not there: only their random states are asked for."""
+    states = [torch.full((16,), device, dtype=torch.uint8) for device in (3, 4)]
+    restored = {}
+    run = start(recipe())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.update({device: state.tolist()}))
+    run.position.step = 1
+    run.save()
+    start(recipe(), resume=True)
+    assert restored == {device: state.tolist() for device, state in enumerate(states)}
 
 
 def test_what_cannot_be_resumed(start, tmp_path):
@@ -180,7 +204,7 @@ def pretrained(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pretrained")
     learner = make_learner(
         recipe().learner,
-        made_tokenizer=made_tokenizer(recipe().task, data),
+        made_tokenizer=made_once(recipe().task, data),
         models_dir=folder,
         device=torch.device("cpu"),
         seed=1,

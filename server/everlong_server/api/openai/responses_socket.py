@@ -20,7 +20,7 @@ from everlong_server.api.openai.response import CreateResponse
 from everlong_server.api.openai.responses import asked, events
 from everlong_server.api.socket import Socket, refuse
 from everlong_server.api.views import get_services
-from everlong_server.errors import Conflict, InvalidRequest, Unavailable
+from everlong_server.errors import Conflict, InvalidRequest, Unauthenticated, Unavailable
 from everlong_server.services import Services
 from everlong_server.store.responses import Response
 
@@ -70,6 +70,9 @@ class _Responses(Socket):
     async def _answer(self, body: CreateResponse) -> None:
         responding = self._services.responding
         try:
+            # A key that was good when the socket was opened may have been revoked since.
+            await self._services.credentials.check(self.socket.state.caller)
+            await self._services.allowance.request()
             previous = None
             if self._last is not None and self._last.session and body.previous_response_id == self._last.id:
                 previous = self._last
@@ -86,7 +89,7 @@ class _Responses(Socket):
                     await self.send(event)
         except WebSocketDisconnect:
             return
-        except Unavailable as error:
+        except (Unavailable, Unauthenticated) as error:
             await refuse(self.socket, error)
         except Exception as error:
             self._busy = False

@@ -17,10 +17,11 @@ from everlong_server.api.openai import files
 from everlong_server.api.openai.formats import Nullable
 from everlong_server.api.openai.schemas import File
 from everlong_server.api.schemas import Wire
-from everlong_server.api.upload import Text, receive_part, too_large
+from everlong_server.api.upload import Received, Text, commit, converted, receive_part, too_large
 from everlong_server.api.views import Served
 from everlong_server.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from everlong_server.services import Services
+from everlong_server.store import marks
 from everlong_server.store import uploads as store
 from everlong_server.store.records import Document, new_id, now
 
@@ -95,6 +96,7 @@ async def create(body: CreateUpload, services: Served) -> Upload:
         error = too_large(limit)
         error.param = "bytes"
         raise error
+    await services.allowance.require_room(body.bytes, services.model.fingerprint)
     moment = now()
     upload = store.Upload(
         new_id("upload"), body.bytes, body.filename, body.purpose, moment, moment + services.settings.upload_seconds
@@ -143,7 +145,8 @@ async def complete(upload_id: str, body: CompleteUpload, services: Served) -> Up
             created = await services.documents.create(document, services.model.fingerprint, upload=upload.id)
         finally:
             if not created:  # it was cancelled meanwhile, or completed by another request
-                await services.blobs.delete(document.id)
+                for blob in (document.id, marks.name(document.id)):
+                    await services.blobs.delete(blob)
         upload = await services.uploads.get(upload_id)
         if upload.status != "completed":
             _pending(upload)
@@ -217,11 +220,15 @@ async def _joined(services: Services, upload: store.Upload, parts: Sequence[stor
             raise InvalidRequest(
                 f"md5: the parts have {total.hexdigest()}, not {md5.lower()}", param="md5", code="checksum_mismatch"
             )
-        await writer.commit()
+        received = Received(text.size - start, start, text.digest.hexdigest(), upload.filename, text.foreign)
+        await commit(writer, received)
     except BaseException:
         await writer.abort()
         raise
-    return Document(document_id, upload.filename, text.size - start, start, now())
+    received = await converted(blobs, document_id, received, services.settings.max_document_bytes)
+    return Document(
+        document_id, upload.filename, received.bytes, received.text_offset, now(), received.digest, received.format
+    )
 
 
 async def _view(services: Services, upload: store.Upload) -> Upload:
