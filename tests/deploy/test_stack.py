@@ -286,9 +286,18 @@ def test_an_upload_goes_through_as_it_comes(stack: Stack, mib: int) -> None:
 
 
 class _Echo(BaseHTTPRequestHandler):
-    """Says what it was sent."""
+    """Says what it was sent; `/slow`: in two parts, of which the second comes when `seen` is set."""
+
+    seen = threading.Event()
 
     def do_GET(self) -> None:
+        if self.path == "/slow":  # of unknown length and unchunked, which nginx collects unless it is told not to
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"data: first\n\n")
+            if self.seen.wait(60):
+                self.wfile.write(b"data: second\n\n")
+            return
         body = json.dumps({name.lower(): value for name, value in self.headers.items()}).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
@@ -311,18 +320,34 @@ def resolving(stack: Stack) -> Iterator[Callable[..., None]]:
     wait_for(lambda: stack.http.get("/v1/models").status_code == 200)
 
 
-def test_headers_reach_the_server(stack: Stack, resolving: Callable[..., None]) -> None:
-    with ThreadingHTTPServer((ELSEWHERE, stack.server_port), _Echo) as echo:
-        thread = threading.Thread(target=echo.serve_forever)
+@pytest.fixture
+def echo(stack: Stack, resolving: Callable[..., None]) -> Iterator[None]:
+    """A server that was just started, and is the only one."""
+    with ThreadingHTTPServer((ELSEWHERE, stack.server_port), _Echo) as server:
+        thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            resolving(ELSEWHERE)  # as a server that was just started
-            sent = {"Authorization": "Bearer evl_key", "Idempotency-Key": "7", "X-Forwarded-For": "6.6.6.6"}
-            wait_for(lambda: "authorization" in stack.http.get("/echo", headers=sent).text)
-            got = stack.http.get("/echo", headers=sent).json()
+            resolving(ELSEWHERE)
+            wait_for(lambda: "x-forwarded-for" in stack.http.get("/echo").text)
+            yield
         finally:
-            echo.shutdown()
+            _Echo.seen.set()
+            server.shutdown()
             thread.join()
+
+
+def test_what_a_server_sends_is_passed_on_at_once(stack: Stack, echo: None) -> None:
+    """Whatever it says about buffering, and however it frames it; the real server's is seen above."""
+    with stack.http.stream("GET", "/slow", timeout=20) as response:
+        parts = response.iter_bytes()
+        assert next(parts) == b"data: first\n\n"
+        _Echo.seen.set()
+        assert b"".join(parts) == b"data: second\n\n"
+
+
+def test_headers_reach_the_server(stack: Stack, echo: None) -> None:
+    sent = {"Authorization": "Bearer evl_key", "Idempotency-Key": "7", "X-Forwarded-For": "6.6.6.6"}
+    got = stack.http.get("/echo", headers=sent).json()
     assert (got["authorization"], got["idempotency-key"]) == ("Bearer evl_key", "7")
     assert got["host"] == f"127.0.0.1:{stack.port}"
     assert got["x-forwarded-for"] == "127.0.0.1"  # what callers say of themselves is not believed
