@@ -86,7 +86,10 @@ def tenant(server: Server, name: str) -> Tenant:
     session = http.post("/v1/sessions", json={"documents": [document]}).json()["id"]
     said = http.post(f"/v1/sessions/{session}/messages", json={"content": "Which secret?", "max_tokens": 3})
     assert said.status_code == 200, said.text
-    return Tenant(name, key, http, {"document_id": document, "file_id": document, "session_id": session})
+    spare = new_key(server, name).split("_")[1]
+    return Tenant(
+        name, key, http, {"document_id": document, "file_id": document, "session_id": session, "key_id": spare}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +104,8 @@ def bob(locked: Server) -> Tenant:
 
 # Every endpoint
 
-UNKNOWN = {"document_id": "doc_" + "0" * 32, "file_id": "doc_" + "0" * 32, "session_id": "ses_" + "0" * 32}
+UNKNOWN = {"document_id": "doc_" + "0" * 32, "file_id": "doc_" + "0" * 32, "session_id": "ses_" + "0" * 32,
+           "key_id": "0" * 16}  # fmt: skip
 MODEL = "tiny-rmt"
 
 
@@ -115,6 +119,7 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/files": lambda ids: {"files": {"file": b"words"}, "data": {"purpose": "user_data"}},
     "POST /v1/sessions": lambda ids: {"json": {"documents": [ids["document_id"]]}},
     "POST /v1/sessions/{session_id}/messages": lambda ids: {"json": {"content": "Hi", "max_tokens": 2}},
+    "POST /v1/keys": lambda ids: {"json": {}},
     "POST /v1/chat/completions": lambda ids: {"json": about(ids["file_id"])},
 }
 """What is sent to endpoints that take a body, with the ids that it names."""
@@ -232,7 +237,7 @@ def lacking(locked: Server) -> dict[str, str]:
 def everything(tenant: Tenant) -> list[str]:
     """All that a tenant can see of its own."""
     ids = tenant.ids
-    paths = ("/v1/documents", "/v1/sessions", "/v1/files", f"/v1/documents/{ids['document_id']}",
+    paths = ("/v1/keys", "/v1/documents", "/v1/sessions", "/v1/files", f"/v1/documents/{ids['document_id']}",
              f"/v1/files/{ids['file_id']}/content", f"/v1/sessions/{ids['session_id']}",
              f"/v1/sessions/{ids['session_id']}/messages", f"/v1/sessions/{ids['session_id']}/memory")  # fmt: skip
     answers = [tenant.http.get(path) for path in paths]
@@ -259,7 +264,7 @@ def test_another_tenants_ids_are_unknown(locked: Server, alice: Tenant, bob: Ten
         tried += 1
     assert tried >= 14, "what names an object?"
     assert everything(alice) == before
-    assert "four, eight" in before[4]
+    assert "four, eight" in before[5]
 
 
 def test_lists_show_ones_own(alice: Tenant, bob: Tenant) -> None:
@@ -339,6 +344,35 @@ def test_a_revoked_key_ends_at_once(locked: Server) -> None:
 def test_keys_that_cannot_be(locked: Server, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         credentials(locked, lambda c: c.create(**arguments))
+
+
+def test_a_tenants_administrator_makes_and_ends_its_keys(locked: Server) -> None:
+    admin = client(locked, new_key(locked, "dana", "admin"))
+    made = admin.post("/v1/keys", json={"name": "laptop", "scopes": ["read"], "expires_in_seconds": 60})
+    assert made.status_code == 201, made.text
+    assert made.json()["scopes"] == ["read"]
+    assert made.json()["expires_at"] == pytest.approx(made.json()["created_at"] + 60)
+    other = client(locked, made.json()["key"])
+    assert other.get("/v1/sessions").status_code == 200
+    locked.error(other.post("/v1/sessions", json={}), 403, "missing_scope")
+    listed = admin.get("/v1/keys")
+    assert [key["name"] for key in listed.json()["data"]] == ["laptop", ""]
+    assert made.json()["key"] not in listed.text
+    assert admin.delete(f"/v1/keys/{made.json()['id']}").json()["revoked_at"] is not None
+    locked.error(other.get("/v1/sessions"), 401, "api_key_revoked")
+    assert admin.delete(f"/v1/keys/{made.json()['id']}").status_code == 200
+    for bad in ({"scopes": []}, {"scopes": ["fly"]}, {"name": "x" * 101}, {"name": "a\nb"}, {"expires_in_seconds": 0}):
+        assert admin.post("/v1/keys", json=bad).status_code == 422
+    said = locked.log.read_text()
+    (line,) = [line for line in said.splitlines() if "key.revoked" in line and made.json()["id"] in line]
+    event = json.loads(line[line.index("{") :])
+    assert (event["by"], event["tenant"]) == (f"key {admin.headers['authorization'].split('_')[1]}", "dana")
+
+
+def test_where_nobody_is_asked_for_a_key_nobody_makes_one(server: Server) -> None:
+    for method, path in (("POST", "/v1/keys"), ("GET", "/v1/keys"), ("DELETE", "/v1/keys/" + "0" * 16)):
+        answer = server.http.request(method, path, json={} if method == "POST" else None)
+        assert "everlong keys create" in server.error(answer, 403, "missing_scope")["message"]
 
 
 def test_keys_that_are_not_there_cannot_be_revoked(locked: Server) -> None:
