@@ -86,7 +86,12 @@ def tenant(server: Server, name: str) -> Tenant:
     session = http.post("/v1/sessions", json={"documents": [document]}).json()["id"]
     said = http.post(f"/v1/sessions/{session}/messages", json={"content": "Which secret?", "max_tokens": 3})
     assert said.status_code == 200, said.text
-    return Tenant(name, key, http, {"document_id": document, "file_id": document, "session_id": session})
+    response = http.post("/v1/responses", json={"input": "Which secret?", "max_output_tokens": 3}).json()["id"]
+    fields = {"bytes": 5, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
+    upload = http.post("/v1/uploads", json=fields).json()["id"]
+    part = http.post(f"/v1/uploads/{upload}/parts", files={"data": b"Once."}).json()["id"]
+    ids = {"document_id": document, "file_id": document, "session_id": session}
+    return Tenant(name, key, http, ids | {"response_id": response, "upload_id": upload, "part_id": part})
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +106,13 @@ def bob(locked: Server) -> Tenant:
 
 # Every endpoint
 
-UNKNOWN = {"document_id": "doc_" + "0" * 32, "file_id": "doc_" + "0" * 32, "session_id": "ses_" + "0" * 32}
+UNKNOWN = {
+    name: prefix + "0" * 32
+    for name, prefix in {
+        "document_id": "doc_", "file_id": "doc_", "session_id": "ses_", "response_id": "resp_", "upload_id": "upload_",
+        "part_id": "part_",
+    }.items()
+}  # fmt: skip
 MODEL = "tiny-rmt"
 
 
@@ -116,6 +127,14 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/sessions": lambda ids: {"json": {"documents": [ids["document_id"]]}},
     "POST /v1/sessions/{session_id}/messages": lambda ids: {"json": {"content": "Hi", "max_tokens": 2}},
     "POST /v1/chat/completions": lambda ids: {"json": about(ids["file_id"])},
+    "POST /v1/responses": lambda ids: {
+        "json": {"input": "Hi", "max_output_tokens": 2, "previous_response_id": ids["response_id"]}
+    },
+    "POST /v1/uploads": lambda ids: {
+        "json": {"bytes": 5, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
+    },
+    "POST /v1/uploads/{upload_id}/parts": lambda ids: {"files": {"data": b"words"}},
+    "POST /v1/uploads/{upload_id}/complete": lambda ids: {"json": {"part_ids": [ids["part_id"]]}},
 }
 """What is sent to endpoints that take a body, with the ids that it names."""
 
@@ -156,7 +175,7 @@ ENDPOINTS = [
     for method, operation in operations.items()
 ]
 LOCKED = [endpoint for endpoint in ENDPOINTS if endpoint.path not in OPEN]
-SOCKETS = ["/v1/sessions/{session_id}/stream"]
+SOCKETS = ["/v1/sessions/{session_id}/stream", "/v1/responses"]
 NAMES = {"argnames": "endpoint", "ids": lambda endpoint: endpoint.name}
 
 
@@ -234,7 +253,8 @@ def everything(tenant: Tenant) -> list[str]:
     ids = tenant.ids
     paths = ("/v1/documents", "/v1/sessions", "/v1/files", f"/v1/documents/{ids['document_id']}",
              f"/v1/files/{ids['file_id']}/content", f"/v1/sessions/{ids['session_id']}",
-             f"/v1/sessions/{ids['session_id']}/messages", f"/v1/sessions/{ids['session_id']}/memory")  # fmt: skip
+             f"/v1/sessions/{ids['session_id']}/messages", f"/v1/sessions/{ids['session_id']}/memory",
+             f"/v1/responses/{ids['response_id']}", f"/v1/responses/{ids['response_id']}/input_items")  # fmt: skip
     answers = [tenant.http.get(path) for path in paths]
     assert [answer.status_code for answer in answers] == [200] * len(paths)
     return [answer.text for answer in answers]
@@ -296,6 +316,42 @@ def test_a_chat_that_another_tenant_had_is_read_anew(alice: Tenant, bob: Tenant)
     more = [*said, {"role": "assistant", "content": words}, {"role": "user", "content": "Go on."}]
     assert ask(bob, more)[1] == 0
     assert ask(alice, more)[1] > 0
+
+
+def test_a_file_of_another_tenant_grounds_no_response(alice: Tenant, bob: Tenant) -> None:
+    said = []
+    for file in (alice.ids["file_id"], UNKNOWN["file_id"]):
+        parts = [{"type": "input_file", "file_id": file}, {"type": "input_text", "text": "Which secret?"}]
+        for background in (False, True):
+            body = {"input": [{"role": "user", "content": parts}], "background": background}
+            answer = bob.http.post("/v1/responses", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "file_not_found")
+            said.append(answer.text.replace(file, ""))
+    assert len(set(said)) == 1
+
+
+def test_the_socket_of_responses(locked: Server, alice: Tenant, bob: Tenant) -> None:
+    """It wants a key, knows whose responses are whose, and ends with its key."""
+    url = f"ws://127.0.0.1:{locked.port}/v1/responses"
+    with pytest.raises(InvalidStatus) as closed, connect(url):
+        pass
+    assert closed.value.response.status_code == 401
+    key = new_key(locked, "bob")
+    with connect(url, additional_headers={"Authorization": f"Bearer {key}"}) as socket:
+
+        def hear(**fields: Any) -> dict[str, Any]:
+            socket.send(json.dumps({"type": "response.create", "input": "Hi.", "max_output_tokens": 2, **fields}))
+            while (event := json.loads(socket.recv(timeout=60)))["type"] not in ("response.incomplete", "error"):
+                pass
+            return event
+
+        assert hear(previous_response_id=bob.ids["response_id"])["type"] == "response.incomplete"
+        foreign, unknown = (hear(previous_response_id=ids["response_id"])["error"] for ids in (alice.ids, UNKNOWN))
+        assert foreign["code"] == unknown["code"] == "previous_response_not_found"
+        credentials(locked, lambda c: c.revoke(key.split("_")[1]))
+        assert hear()["error"]["code"] == "api_key_revoked"
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=60)
 
 
 # Keys
