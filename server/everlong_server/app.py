@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -118,7 +119,10 @@ UPLOADS = re.compile("/v1/(documents|files|uploads/[^/]+/parts)/?")
 
 
 class _Guard:
-    """Counts requests, and bounds the bodies of all but uploads, which bound themselves as they are streamed."""
+    """Counts requests, and bounds the bodies of all but uploads, which bound themselves as they are streamed.
+
+    Nothing is decompressed: a body's length is what is sent.
+    """
 
     def __init__(self, app: ASGIApp, limit: int, metrics: Metrics) -> None:
         self._app = app
@@ -134,6 +138,8 @@ class _Guard:
 
         async def bounded() -> Message:
             nonlocal received
+            if (coding := Headers(scope=scope).get("content-encoding", "identity")) != "identity":
+                raise HTTPException(415, f"Content-Encoding {coding[:60]!r}: send the body as it is")
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit and not upload:

@@ -16,13 +16,14 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 from rich.console import Console
-from rich.logging import RichHandler
 
 from everlong_models import EverlongModelError, Model
 from everlong_models.window import Window
+from everlong_server import logs
 from everlong_server import services as parts
 from everlong_server.app import create_app
 from everlong_server.errors import Unavailable
+from everlong_server.protocol import BoundedHeads
 from everlong_server.services import NoKeys, Services
 from everlong_server.settings import Settings
 from everlong_server.store.embedded import EmbeddedRedis, EmbeddedRedisError
@@ -34,12 +35,7 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def serve_forever(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; the exit status. Says on stderr what it does and what it is."""
-    handler = RichHandler(console=console, show_path=False) if sys.stderr.isatty() else logging.StreamHandler()
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", handlers=[handler]
-    )
-    for noisy in ("httpx", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel("WARNING")
+    logs.configure(settings.log_level, console)
     redis: EmbeddedRedis | None = None
     try:
         require_search()
@@ -91,9 +87,12 @@ class _Server(uvicorn.Server):
                 app,
                 host=settings.host,
                 port=settings.port,
+                http=BoundedHeads,
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 ws_max_size=settings.max_body_bytes,
+                ws_per_message_deflate=False,  # nothing to gain with a few bytes a frame, and no bombs
                 ws_ping_interval=settings.keepalive_seconds,
                 ws_ping_timeout=settings.keepalive_seconds,
                 timeout_graceful_shutdown=5,

@@ -56,7 +56,7 @@ async def upload(
     """Uploads UTF-8 text, a PDF, Word, EPUB or HTML file: as the body, or as the part `file` of a form. Reading goes on in
     the background."""
     async with await services.attempts.begin(key) as attempt:
-        document = await stored(request, services, attempt, filename)
+        document = await stored(request, services, attempt)
         if attempt.answer is not None:
             return schemas.Document.model_validate(attempt.answer)
         view = await document_view(services, document)
@@ -64,9 +64,7 @@ async def upload(
         return view
 
 
-async def stored(
-    request: Request, services: Services, attempt: Attempt, filename: str | None = None, form: Form | None = None
-) -> Document:
+async def stored(request: Request, services: Services, attempt: Attempt, form: Form | None = None) -> Document:
     """The document that `request` uploads, acknowledged: its text and facts are on disk and its reading is queued.
 
     Of an attempt that was done before, what comes is only compared with what came then.
@@ -81,13 +79,13 @@ async def stored(
     writer = Nowhere() if there else await services.blobs.create(document_id)
 
     async def allow(received: Received) -> None:
-        await attempt.is_for("upload", request.url.path, received.digest, received.filename or filename or "")
+        await attempt.is_for("upload", request.url.path, received.digest, received.filename or "")
 
     received = await receive(request, writer, limit, form, allow)
     if not there:
         received = await converted(services.blobs, document_id, received, limit)
     document = Document(
-        document_id, received.filename or filename, received.bytes, received.text_offset, now(), received.digest,
+        document_id, received.filename, received.bytes, received.text_offset, now(), received.digest,
         received.format,
     )  # fmt: skip
     if there:

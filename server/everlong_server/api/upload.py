@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import codecs
 import hashlib
+import re
+import unicodedata
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +34,7 @@ _BOM = codecs.BOM_UTF8
 # curl --data-binary says application/x-www-form-urlencoded unless told otherwise.
 _RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded", *formats.MEDIA_TYPES)
 _MAX_NAME = 255
+_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _UPLOADED = ".upload"
 """Behind a blob's name: what was uploaded, until it is text."""
 
@@ -212,15 +215,29 @@ async def _receive(request: Request, writer: BlobWriter | Nowhere, limit: int, f
     text = Text(limit)
     if multipart:
         filename = await _multipart(request, writer, text, options.get(b"boundary", b""), form or {})
+        filename = filename or request.query_params.get("filename")
     else:
         filename = request.query_params.get("filename")
         async for data in request.stream():
             text.feed(data)
             await writer.write(data)
     start = text.finish()
-    if filename is not None and len(filename) > _MAX_NAME:
-        raise InvalidRequest(f"filename has {len(filename)} characters, the limit is {_MAX_NAME}", param="filename")
-    return Received(text.size - start, start, text.digest.hexdigest(), filename or None, text.foreign)
+    return Received(text.size - start, start, text.digest.hexdigest(), _name(filename or ""), text.foreign)
+
+
+def _name(given: str) -> str | None:
+    """What a document is called, for people: no path, and nothing that makes a name look like another one.
+
+    Raises `InvalidRequest`.
+    """
+    if len(given) > _MAX_NAME:
+        raise InvalidRequest(f"filename has {len(given)} characters, the limit is {_MAX_NAME}", param="filename")
+    name = unicodedata.normalize("NFC", re.split(r"[/\\]", given)[-1]).strip()
+    # Control characters, lone surrogates, and those that turn the direction of writing.
+    bad = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TURNING), None)
+    if bad is not None:
+        raise InvalidRequest(f"filename: it has the character U+{ord(bad):04X}", param="filename")
+    return None if name in ("", ".", "..") else name
 
 
 async def receive_part(request: Request, blobs: Blobs, name: str, limit: int) -> int:

@@ -197,6 +197,11 @@ class Reader:
             reading = replace(reading, version=version)
             saved = time.monotonic()
 
+        size = document.text_offset + document.bytes
+        if reading.state is None and (
+            damage := await asyncio.to_thread(self._blobs.check, document.id, size, document.digest)
+        ):
+            raise ReadingError("document_damaged", f"the stored text is damaged: {damage}")
         offset = max(cursor.offset, document.text_offset)
         async with AsyncExitStack() as stack:
             file = stack.enter_context(await asyncio.to_thread(self._blobs.open, document.id, offset))
@@ -231,8 +236,7 @@ class Reader:
             finally:
                 upcoming.cancel()
                 await asyncio.gather(upcoming, return_exceptions=True)
-        end = document.text_offset + document.bytes
-        cursor = replace(cursor, offset=end, skip=0, bytes=end)
+        cursor = replace(cursor, offset=size, skip=0, bytes=size)
         await save(status="ready", state_digest=state.digest())
 
 

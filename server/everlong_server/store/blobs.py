@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import re
 import tempfile
@@ -16,6 +17,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 _OURS = re.compile(r"\.?((?:doc|upload)_[0-9a-f]{32})(\.[\w.]+)?")
+
+_PIECE = 1 << 20
 
 
 class Blobs:
@@ -47,6 +50,18 @@ class Blobs:
     def exists(self, name: str) -> bool:
         """Whether there is such a blob."""
         return bool(self._fs.exists(self._path(name)))
+
+    def check(self, name: str, size: int, digest: str | None) -> str | None:
+        """What is wrong with the blob, which should have so many bytes and that SHA-256; None if nothing is."""
+        found, length = hashlib.sha256(), 0
+        with self.open(name) as file:
+            while data := file.read(_PIECE):
+                length += len(data)
+                if digest is not None:
+                    found.update(data)
+        if length != size:
+            return f"it has {length} bytes and should have {size}"
+        return "its checksum is wrong" if digest is not None and found.hexdigest() != digest else None
 
     @contextlib.contextmanager
     def fill(self, name: str) -> Iterator[Path]:
