@@ -254,7 +254,7 @@ def everything(tenant: Tenant) -> list[str]:
     paths = ("/v1/keys", "/v1/documents", "/v1/sessions", "/v1/files", f"/v1/documents/{ids['document_id']}",
              f"/v1/files/{ids['file_id']}/content", f"/v1/sessions/{ids['session_id']}",
              f"/v1/sessions/{ids['session_id']}/messages", f"/v1/sessions/{ids['session_id']}/memory",
-             f"/v1/responses/{ids['response_id']}")  # fmt: skip
+             f"/v1/responses/{ids['response_id']}", f"/v1/responses/{ids['response_id']}/input_items")  # fmt: skip
     answers = [tenant.http.get(path) for path in paths]
     assert [answer.status_code for answer in answers] == [200] * len(paths)
     return [answer.text for answer in answers]
@@ -316,6 +316,40 @@ def test_a_chat_that_another_tenant_had_is_read_anew(alice: Tenant, bob: Tenant)
     more = [*said, {"role": "assistant", "content": words}, {"role": "user", "content": "Go on."}]
     assert ask(bob, more)[1] == 0
     assert ask(alice, more)[1] > 0
+
+
+def test_a_file_of_another_tenant_grounds_no_response(alice: Tenant, bob: Tenant) -> None:
+    said = []
+    for file in (alice.ids["file_id"], UNKNOWN["file_id"]):
+        parts = [{"type": "input_file", "file_id": file}, {"type": "input_text", "text": "Which secret?"}]
+        for background in (False, True):
+            body = {"input": [{"role": "user", "content": parts}], "background": background}
+            answer = bob.http.post("/v1/responses", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "file_not_found")
+            said.append(answer.text.replace(file, ""))
+    assert len(set(said)) == 1
+
+
+def test_the_socket_of_responses(locked: Server, alice: Tenant, bob: Tenant) -> None:
+    """It wants a key, and ends with it."""
+    url = f"ws://127.0.0.1:{locked.port}/v1/responses"
+    with pytest.raises(InvalidStatus) as closed, connect(url):
+        pass
+    assert closed.value.response.status_code == 401
+    key = new_key(locked, "bob")
+    with connect(url, additional_headers={"Authorization": f"Bearer {key}"}) as socket:
+
+        def hear(**fields: Any) -> dict[str, Any]:
+            socket.send(json.dumps({"type": "response.create", "input": "Hi.", "max_output_tokens": 2, **fields}))
+            while (event := json.loads(socket.recv(timeout=60)))["type"] not in ("response.incomplete", "error"):
+                pass
+            return event
+
+        assert hear(previous_response_id=bob.ids["response_id"])["type"] == "response.incomplete"
+        credentials(locked, lambda c: c.revoke(key.split("_")[1]))
+        assert hear()["error"]["code"] == "api_key_revoked"
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=60)
 
 
 # Keys
