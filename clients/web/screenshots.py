@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 BOOK = Path(__file__).parents[2] / "tests" / "data" / "looking-glass.md"
 NAME = "Through the Looking-Glass.txt"
-QUESTION = "What is Humpty Dumpty sitting on?"
+QUESTION = "What does Humpty Dumpty sit on?"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 

@@ -214,6 +214,7 @@ function Heat({ rows, kind }: { rows: readonly number[][]; kind: string }) {
       class={`heat ${kind}`}
       viewBox={`0 0 ${COLUMNS} ${rows.length * height}`}
       preserveAspectRatio="none"
+      style={{ height: `${Math.min(180, Math.max(20, rows.length * 14))}px` }}
       role="img"
       aria-label={`${kind} over the context; layer by layer most at ${peaks.map(percent).join(", ")}`}
     >
