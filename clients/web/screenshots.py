@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 BOOK = Path(__file__).parents[2] / "tests" / "data" / "looking-glass.md"
 NAME = "Through the Looking-Glass.txt"
-QUESTION = "What is Humpty Dumpty sitting on?"
+QUESTION = "What does Humpty Dumpty sit on?"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 
@@ -52,7 +52,7 @@ def main(url: str, folder: Path) -> None:
         expect(page.locator("mark")).to_be_in_viewport()
         taken(page, folder / "page-light.png")
         page = opened(browser, f"{talk}/memory", "dark", 1200, 750)
-        expect(page.locator("meter").first).to_be_visible()
+        expect(page.locator(".gauge").first).to_be_visible()
         taken(page, folder / "page-dark.png")
         page = opened(browser, talk, "light", 360, 720)
         expect(page.locator(".usage")).to_be_visible()

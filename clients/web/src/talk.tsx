@@ -203,7 +203,7 @@ const FEW = 3;
 /** What an answer could rest on. */
 function Passages({ evidence }: { evidence: readonly Evidence[] }) {
   const [all, setAll] = useState(false);
-  if (evidence.length === 0) return <p class="note">The text has no passage about this.</p>;
+  if (evidence.length === 0) return <p class="note">It rests on no passage of the text.</p>;
   const { panel } = place.value;
   const several = new Set(evidence.map((passage) => passage.document)).size > 1;
   return (
