@@ -6,7 +6,7 @@ PORT ?= 8080
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: serve test lint format openapi page constraints clean
+.PHONY: serve test lint format docs openapi page constraints clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/everlong serve --host $(HOST) --port $(PORT) $(ARGS)
@@ -23,6 +23,10 @@ lint: $(VENV)/.tests-installed
 format: $(VENV)/.tests-installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The site, in site/.
+docs: $(VENV)/.tests-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The contract that clients are written against; a test fails when it is stale.
 openapi: $(VENV)/.installed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
 from everlong_server.api import access, documents, errors, health, keys, page, sessions, stream, text, tickets
-from everlong_server.api.openai import chat, files
+from everlong_server.api.openai import chat, files, responses, responses_socket, uploads
 from everlong_server.metrics import Metrics
 from everlong_server.services import Services, require_keys, running
 from everlong_server.settings import Settings
@@ -77,7 +78,22 @@ def create_app(
     app.state.services = None
     app.state.metrics = metrics
     errors.install(app)
-    for module in (documents, text, sessions, stream, files, chat, tickets, keys, health, page):
+    apis = (
+        documents,
+        text,
+        sessions,
+        stream,
+        files,
+        uploads,
+        chat,
+        responses,
+        responses_socket,
+        tickets,
+        keys,
+        health,
+        page,
+    )
+    for module in apis:
         app.include_router(module.router)
     app.mount("/assets", page.Assets())
     app.add_middleware(access.Access, settings=settings, metrics=metrics)
@@ -113,7 +129,7 @@ async def _in_daemon(load: Callable[[], Model]) -> Model:
     return await future
 
 
-UPLOADS = ("/v1/documents", "/v1/files")
+UPLOADS = re.compile("/v1/(documents|files|uploads/[^/]+/parts)/?")
 
 
 class _Guard:
@@ -132,7 +148,7 @@ class _Guard:
             await self._app(scope, receive, send)
             return
         received = 0
-        upload = scope["method"] == "POST" and scope["path"].rstrip("/") in UPLOADS
+        upload = scope["method"] == "POST" and UPLOADS.fullmatch(scope["path"]) is not None
 
         async def bounded() -> Message:
             nonlocal received

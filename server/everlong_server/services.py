@@ -15,15 +15,18 @@ from redis.exceptions import RedisError
 
 from everlong_models import Model, load_model
 from everlong_models.loading import Progress
+from everlong_server.engine.background import Background
 from everlong_server.engine.conversation import Conversations
 from everlong_server.engine.dialogue import Dialogues
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.grounding import Recall
 from everlong_server.engine.memories import Memories
 from everlong_server.engine.reading import Reader
+from everlong_server.engine.responses import Responding
 from everlong_server.engine.turn import Turns
 from everlong_server.metrics import Metrics
 from everlong_server.settings import Settings
+from everlong_server.store import keys
 from everlong_server.store.allowance import Allowance, Limits, Slots
 from everlong_server.store.attempts import Attempts
 from everlong_server.store.blobs import Blobs
@@ -34,7 +37,9 @@ from everlong_server.store.documents import Documents, adopt
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.passages import Passages
 from everlong_server.store.records import DEFAULT_TENANT, now
+from everlong_server.store.responses import Responses
 from everlong_server.store.sessions import Sessions
+from everlong_server.store.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +62,14 @@ class Services:
     passages: Passages
     sessions: Sessions
     chats: Chats
+    uploads: Uploads
+    responses: Responses
+    unwatched: Jobs
+    """Responses that are answered in the background."""
     engine: Engine
     conversations: Conversations
     dialogues: Dialogues
+    responding: Responding
     memories: Memories
     metrics: Metrics
     began: float
@@ -69,13 +79,15 @@ class Services:
     def of(self, tenant: str) -> Services:
         """The same for another tenant. Cheap: what is heavy is shared."""
         documents, sessions, chats = self.documents.of(tenant), self.sessions.of(tenant), self.chats.of(tenant)
-        allowance, attempts = self.allowance.of(tenant), self.attempts.of(tenant)
-        passages, conversations, dialogues, memories = _around(
-            self.settings, self.engine, self.metrics, allowance, self.blobs, documents, sessions, chats
-        )
+        allowance, responses = self.allowance.of(tenant), self.responses.of(tenant)
+        passages, conversations, dialogues, responding, memories = _around(
+            self.settings, self.engine, self.metrics, allowance, self.blobs, documents, sessions, chats, responses,
+            self.unwatched,
+        )  # fmt: skip
         return replace(
-            self, tenant=tenant, allowance=allowance, attempts=attempts, documents=documents, sessions=sessions, chats=chats, passages=passages,
-            conversations=conversations, dialogues=dialogues, memories=memories,
+            self, tenant=tenant, allowance=allowance, attempts=self.attempts.of(tenant), documents=documents,
+            sessions=sessions, chats=chats, uploads=self.uploads.of(tenant), responses=responses, passages=passages,
+            conversations=conversations, dialogues=dialogues, responding=responding, memories=memories,
         )  # fmt: skip
 
     @property
@@ -155,13 +167,16 @@ def _around(
     documents: Documents,
     sessions: Sessions,
     chats: Chats,
-) -> tuple[Passages, Conversations, Dialogues, Memories]:
+    responses: Responses,
+    unwatched: Jobs,
+) -> tuple[Passages, Conversations, Dialogues, Responding, Memories]:
     """What works on one tenant's stores."""
     passages = Passages(blobs, documents)
     turns = Turns(engine, passages, metrics, allowance, max_message_chars=settings.max_message_chars)
     conversations = Conversations(turns, engine, sessions, documents, lease_seconds=settings.lease_seconds)
     dialogues = Dialogues(turns, engine, chats, documents)
-    return passages, conversations, dialogues, Memories(engine, conversations, sessions, documents, blobs)
+    responding = Responding(dialogues, engine, responses, chats, unwatched)
+    return passages, conversations, dialogues, responding, Memories(engine, conversations, sessions, documents, blobs)
 
 
 @asynccontextmanager
@@ -172,6 +187,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         redis = connect(redis_url)
         stack.push_async_callback(redis.aclose)
         jobs = Jobs(redis, model.fingerprint, replica, settings.lease_seconds)
+        unwatched = Jobs(redis, model.fingerprint, replica, settings.lease_seconds, keys.responses)
         slots = Slots(redis, replica)
         attempts = Attempts(redis, DEFAULT_TENANT, replica, settings.idempotency_seconds, [])
         allowance = Allowance(redis, DEFAULT_TENANT, limits_of(settings), slots)
@@ -179,14 +195,17 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         documents = everybodys.of(DEFAULT_TENANT)
         sessions = Sessions(redis, DEFAULT_TENANT, allowance, replica, settings.lease_seconds)
         chats = Chats(redis, DEFAULT_TENANT, settings.chat_seconds)
+        uploads = Uploads(redis, None)
+        responses = Responses(redis, None, settings.response_seconds)
         blobs = Blobs(settings.blobs)
         alone = settings.redis_url is None
         while True:
             try:
                 await jobs.prepare(alone=alone)
+                await unwatched.prepare(alone=False)
                 await adopt(redis)
                 if alone and settings.blob_url is None:  # nobody else can be uploading here
-                    await blobs.sweep(await everybodys.ids())
+                    await blobs.sweep(await everybodys.ids() | await uploads.ids())
                 break
             except RedisError as error:
                 log.warning("redis is away, start waits: %s", error)
@@ -201,12 +220,34 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         stack.push_async_callback(engine.stop)
         metrics.answering.set_function(lambda: engine.answering)
         passages = Passages(blobs, everybodys) if settings.recall_passages else None
+        searched, conversations, dialogues, responding, memories = _around(
+            settings,
+            engine,
+            metrics,
+            allowance,
+            blobs,
+            documents,
+            sessions,
+            chats,
+            responses.of(DEFAULT_TENANT),
+            unwatched,
+        )
+        services = Services(
+            settings, model, redis, Credentials(redis), allowance, attempts, blobs, documents, searched, sessions, chats,
+            uploads.of(DEFAULT_TENANT), responses.of(DEFAULT_TENANT), unwatched, engine, conversations, dialogues, responding,
+            memories, metrics, now(),
+        )  # fmt: skip
+        background = Background(
+            engine, lambda tenant: services.of(tenant).responding, responses, unwatched, settings.max_streams
+        )
         tasks = [asyncio.create_task(_beat(jobs, slots, attempts, settings.lease_seconds / 3))]
         for _ in range(settings.max_readers):
             reader = Reader(
                 engine, everybodys, blobs, passages, jobs, metrics, settings.checkpoint_seconds,
             )  # fmt: skip
             tasks.append(asyncio.create_task(reader.run()))
+        tasks.append(asyncio.create_task(background.run()))
+        tasks.append(asyncio.create_task(_expire(uploads, blobs, min(60.0, settings.upload_seconds))))
 
         async def end() -> None:
             for task in tasks:
@@ -216,13 +257,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
                 await jobs.leave()
 
         stack.push_async_callback(end)
-        searched, conversations, dialogues, memories = _around(
-            settings, engine, metrics, allowance, blobs, documents, sessions, chats
-        )
-        yield Services(
-            settings, model, redis, Credentials(redis), allowance, attempts, blobs, documents, searched, sessions, chats, engine, conversations,
-            dialogues, memories, metrics, now(),
-        )  # fmt: skip
+        yield services
 
 
 async def _beat(jobs: Jobs, slots: Slots, attempts: Attempts, seconds: float) -> None:
@@ -231,4 +266,16 @@ async def _beat(jobs: Jobs, slots: Slots, attempts: Attempts, seconds: float) ->
             await jobs.beat()
             await slots.settle()
             await attempts.settle()
+        await asyncio.sleep(seconds)
+
+
+async def _expire(uploads: Uploads, blobs: Blobs, seconds: float) -> None:
+    """Throws uploads away whose time is up."""
+    while True:
+        try:
+            for upload in await uploads.expired():
+                await blobs.delete_parts(upload)
+                await uploads.remove(upload)
+        except (RedisError, OSError) as error:
+            log.warning("expired uploads wait: %s: %s", type(error).__name__, error)
         await asyncio.sleep(seconds)

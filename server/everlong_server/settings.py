@@ -106,6 +106,15 @@ class Settings(BaseSettings):
     idempotency_seconds: float = Field(
         86400.0, gt=0, le=1e9, description="answers to requests with an Idempotency-Key are kept so long"
     )
+    upload_seconds: float = Field(
+        3600.0, gt=0, le=1e9, description="an upload in parts that is not completed by then is thrown away"
+    )
+    response_seconds: float = Field(
+        30 * 86400.0,
+        gt=0,
+        le=1e9,
+        description="a response that may be stored is kept so long after its last use as previous_response_id",
+    )
     lease_seconds: float = Field(15.0, gt=0, description="a writer that is silent for so long loses its session")
     keepalive_seconds: float = Field(15.0, gt=0, description="comment on idle event streams, ping on WebSockets")
     drain_seconds: float = Field(30.0, ge=0, description="time that running answers get to finish at SIGTERM")

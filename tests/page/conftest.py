@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 from tests.process import Server
+from tests.server.test_access import new_key
 from tests.tinymodel import STORY, make_model
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -37,11 +39,19 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """It has passages, and room for them beside a question."""
+    """It has passages, and room for them beside a question; it asks for a key, which `http` has and browsers are given."""
     model = make_model(tmp_path_factory.mktemp("model"), segment_length=128)
-    with Server(model, tmp_path_factory.mktemp("page"), recall_tokens=100) as server:
+    with Server(model, tmp_path_factory.mktemp("page"), recall_tokens=100, auth="keys") as server:
         server.start()
+        with ThreadPoolExecutor(1) as thread:  # in this one Playwright has an event loop
+            key = thread.submit(new_key, server, "page").result()
+        server.http.headers["Authorization"] = f"Bearer {key}"
         yield server
+
+
+@pytest.fixture(scope="session")
+def key(own_server: Server) -> str:
+    return own_server.http.headers["Authorization"].removeprefix("Bearer ")
 
 
 @pytest.fixture
@@ -82,15 +92,19 @@ class Tab:
 
 
 @pytest.fixture
-def new_tab(browser: Browser, server: Server) -> Iterator[Callable[..., Tab]]:
+def new_tab(browser: Browser, server: Server, key: str) -> Iterator[Callable[..., Tab]]:
     """Makes tabs: `new_tab(color_scheme="dark")`. None may report an error on its console that the test did not take."""
     contexts: list[BrowserContext] = []
     tabs: list[Tab] = []
 
     def make(**options: Any) -> Tab:
-        context = browser.new_context(
-            **{"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **options}
-        )
+        known = {"origin": server.url, "localStorage": [{"name": "everlong.key", "value": key}]}
+        usual = {
+            "viewport": {"width": 1280, "height": 800},
+            "reduced_motion": "reduce",
+            "storage_state": {"origins": [known]},
+        }
+        context = browser.new_context(**{**usual, **options})
         contexts.append(context)
         tab = Tab(context.new_page(), server)
         tab.page.on("console", lambda said: tab.errors.append(said.text) if said.type == "error" else None)

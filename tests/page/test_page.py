@@ -252,27 +252,22 @@ def test_what_documents_and_models_say_is_text(tab: Tab, server: Server) -> None
     tab.errors = [error for error in tab.errors if "TrustedHTML" not in error]
 
 
-def test_a_key_is_asked_for_once(tab: Tab, server: Server, talk: str) -> None:
-    body = {"error": {"message": "no key", "type": "authentication_error", "param": None, "code": "invalid_api_key"}}
+def test_a_key_is_asked_for_once(new_tab: Callable[..., Tab], server: Server, talk: str, key: str) -> None:
+    tab = new_tab(storage_state=None)
     page = tab.page
-    page.route(
-        "**/v1/**",
-        lambda route: (
-            route.continue_()
-            if route.request.headers.get("authorization") == "Bearer sesame"
-            else route.fulfill(status=401, json=body)
-        ),
-    )
     page.goto(f"{server.url}/#/{talk}")
-    key = page.get_by_role("dialog", name="API key").get_by_label("Key")
-    expect(key).to_be_focused()
-    for word in ("wrong", "sesame"):
-        key.fill(word)
-        page.keyboard.press("Enter")
-        if word == "wrong":
-            expect(page.get_by_role("dialog")).to_contain_text("does not accept")
+    field = page.get_by_role("dialog", name="API key").get_by_label("Key")
+    expect(field).to_be_focused()
+    field.fill("wrong")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text("does not accept")
+    field.fill(key)
+    page.keyboard.press("Enter")
     expect(page.locator(".usage").first).to_be_visible()
     page.reload()
     expect(page.locator(".usage").first).to_be_visible()
     expect(page.get_by_role("dialog")).to_have_count(0)
+    page.get_by_role("button", name="Keys and settings").click()
+    page.get_by_role("button", name="Forget the API key").click()
+    expect(field).to_be_visible()
     tab.errors = [error for error in tab.errors if "401" not in error]

@@ -87,9 +87,15 @@ def tenant(server: Server, name: str) -> Tenant:
     said = http.post(f"/v1/sessions/{session}/messages", json={"content": "Which secret?", "max_tokens": 3})
     assert said.status_code == 200, said.text
     spare = new_key(server, name).split("_")[1]
-    return Tenant(
-        name, key, http, {"document_id": document, "file_id": document, "session_id": session, "key_id": spare}
-    )
+    response = http.post(
+        "/v1/responses", json={"model": MODEL, "input": "Which secret?", "max_output_tokens": 16}
+    ).json()
+    facts = {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
+    upload = http.post("/v1/uploads", json=facts).json()["id"]
+    part = http.post(f"/v1/uploads/{upload}/parts", files={"data": b"half a te"}).json()["id"]
+    ids = {"document_id": document, "file_id": document, "session_id": session, "response_id": response["id"],
+           "upload_id": upload, "part_id": part, "key_id": spare}  # fmt: skip
+    return Tenant(name, key, http, ids)
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +110,8 @@ def bob(locked: Server) -> Tenant:
 
 # Every endpoint
 
-UNKNOWN = {"document_id": "doc_" + "0" * 32, "file_id": "doc_" + "0" * 32, "session_id": "ses_" + "0" * 32,
-           "key_id": "0" * 16}  # fmt: skip
+KINDS = {"document": "doc", "file": "doc", "session": "ses", "response": "resp", "upload": "upload", "part": "part"}
+UNKNOWN = {f"{kind}_id": f"{prefix}_{'0' * 32}" for kind, prefix in KINDS.items()} | {"key_id": "0" * 16}
 MODEL = "tiny-rmt"
 
 
@@ -121,6 +127,14 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/sessions/{session_id}/messages": lambda ids: {"json": {"content": "Hi", "max_tokens": 2}},
     "POST /v1/keys": lambda ids: {"json": {}},
     "POST /v1/chat/completions": lambda ids: {"json": about(ids["file_id"])},
+    "POST /v1/responses": lambda ids: {
+        "json": {"model": MODEL, "input": "Hi", "max_output_tokens": 16, "previous_response_id": ids["response_id"]}
+    },
+    "POST /v1/uploads": lambda ids: {
+        "json": {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
+    },
+    "POST /v1/uploads/{upload_id}/parts": lambda ids: {"files": {"data": b"x"}},
+    "POST /v1/uploads/{upload_id}/complete": lambda ids: {"json": {"part_ids": [ids["part_id"]]}},
 }
 """What is sent to endpoints that take a body, with the ids that it names."""
 
@@ -161,7 +175,7 @@ ENDPOINTS = [
     for method, operation in operations.items()
 ]
 LOCKED = [endpoint for endpoint in ENDPOINTS if endpoint.path not in OPEN]
-SOCKETS = ["/v1/sessions/{session_id}/stream"]
+SOCKETS = ["/v1/sessions/{session_id}/stream", "/v1/responses"]
 NAMES = {"argnames": "endpoint", "ids": lambda endpoint: endpoint.name}
 
 
@@ -171,7 +185,8 @@ def test_every_route_is_tried() -> None:
               for context in iter_route_contexts(app.routes)]  # fmt: skip
     known = {endpoint.path for endpoint in ENDPOINTS} | OPEN
     assert {path for kind, path in routes if "WebSocket" in kind} == set(SOCKETS)
-    assert {path for kind, path in routes if "WebSocket" not in kind} - known == set()
+    # A mount of files that are the page's own.
+    assert {path for kind, path in routes if "WebSocket" not in kind} - known == {"/assets"}
 
 
 def test_what_is_open_holds_nothing_of_anybodys() -> None:
@@ -181,6 +196,7 @@ def test_what_is_open_holds_nothing_of_anybodys() -> None:
         assert scope_of("POST", path) == "write"
     assert scope_of("GET", "/v1/nothing") == "read"
     assert scope_of("GET", "/nothing") == "read"
+    assert scope_of("GET", "/assets") == "read"
 
 
 @pytest.mark.parametrize(**NAMES, argvalues=LOCKED)
@@ -239,7 +255,8 @@ def everything(tenant: Tenant) -> list[str]:
     ids = tenant.ids
     paths = ("/v1/keys", "/v1/documents", "/v1/sessions", "/v1/files", f"/v1/documents/{ids['document_id']}",
              f"/v1/files/{ids['file_id']}/content", f"/v1/sessions/{ids['session_id']}",
-             f"/v1/sessions/{ids['session_id']}/messages", f"/v1/sessions/{ids['session_id']}/memory")  # fmt: skip
+             f"/v1/sessions/{ids['session_id']}/messages", f"/v1/sessions/{ids['session_id']}/memory",
+             f"/v1/responses/{ids['response_id']}")  # fmt: skip
     answers = [tenant.http.get(path) for path in paths]
     assert [answer.status_code for answer in answers] == [200] * len(paths)
     return [answer.text for answer in answers]
@@ -415,6 +432,25 @@ def test_a_socket_with_a_key(locked: Server, alice: Tenant, bad_keys: dict, lack
     assert refused(locked, session, key=lacking["write"]) == (403, "missing_scope")
 
 
+@pytest.mark.parametrize("path", SOCKETS)
+def test_every_socket_wants_a_key(locked: Server, alice: Tenant, path: str) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        connect(f"ws://127.0.0.1:{locked.port}{path.format(**alice.ids)}")
+    assert caught.value.response.status_code == 401
+
+
+def test_another_tenants_response_is_not_gone_on_from(locked: Server, alice: Tenant, bob: Tenant) -> None:
+    said = []
+    for previous in (alice.ids["response_id"], UNKNOWN["response_id"]):
+        headers = {"Authorization": f"Bearer {bob.key}"}
+        with connect(f"ws://127.0.0.1:{locked.port}/v1/responses", additional_headers=headers) as socket:
+            body = {"type": "response.create", "model": MODEL, "input": "Hi", "previous_response_id": previous}
+            socket.send(json.dumps(body))
+            said.append(socket.recv(timeout=60).replace(previous, "…"))
+    assert said[0] == said[1]
+    assert "previous_response_not_found" in said[0]
+
+
 def test_another_tenants_socket_is_unknown(locked: Server, alice: Tenant, bob: Tenant) -> None:
     said = []
     for session in (alice.ids["session_id"], UNKNOWN["session_id"]):
@@ -425,6 +461,15 @@ def test_another_tenants_socket_is_unknown(locked: Server, alice: Tenant, bob: T
             assert closed.value.rcvd.code == 1008
     assert said[0] == said[1]
     assert json.loads(said[0])["error"]["code"] == "session_not_found"
+    url, headers = f"ws://127.0.0.1:{locked.port}/v1/responses", {"Authorization": f"Bearer {bob.key}"}
+    with connect(url, additional_headers=headers) as socket:
+        said = []
+        for response in (alice.ids["response_id"], UNKNOWN["response_id"]):
+            asked = {"type": "response.create", "model": MODEL, "input": "Hi", "previous_response_id": response}
+            socket.send(json.dumps(asked))
+            said.append(socket.recv(timeout=60).replace(response, "…"))
+    assert said[0] == said[1]
+    assert json.loads(said[0])["error"]["code"] == "previous_response_not_found"
 
 
 def test_a_ticket_opens_one_socket(locked: Server, alice: Tenant, bob: Tenant) -> None:

@@ -16,6 +16,10 @@ export interface components {
              * @default false
              */
             ignore_eos: boolean;
+            /** @description the answer is JSON of this schema, and nothing else */
+            json_schema?: {
+                [key: string]: unknown;
+            } | null;
             logit_bias?: {
                 [key: string]: number;
             };

@@ -8,7 +8,7 @@ export interface Options {
   baseUrl?: string | undefined;
   /** Sent as `Authorization: Bearer`; a function is asked before every request. */
   apiKey?: string | (() => string | null | undefined) | undefined;
-  /** How often a call is tried again. Default: 4. */
+  /** How often a call is tried again. Default: 3. */
   retries?: number | undefined;
   /** Seconds for which `wait` and conversations bear with a server that is away. Default: 60. */
   patience?: number | undefined;
@@ -42,7 +42,7 @@ export class Transport {
     if (!/^https?:\/\//.test(this.baseUrl))
       throw new TypeError(`${this.baseUrl} is no server's address: it must begin with http:// or https://`);
     this.patience = options.patience ?? 60;
-    this.#retries = options.retries ?? 4;
+    this.#retries = options.retries ?? 3;
     this.#options = options;
   }
 

@@ -50,6 +50,7 @@ def path(*parts: str) -> str:
 
 
 def upload_document(upload: Upload) -> Call[Document]:
+    """POST /v1/documents; the answer is the document, of which nothing is read yet."""
     headers = {"Content-Type": "text/plain"}
     if upload.total is not None:
         headers["Content-Length"] = str(upload.total)
@@ -58,48 +59,59 @@ def upload_document(upload: Upload) -> Call[Document]:
 
 
 def get_document(document: str) -> Call[Document]:
+    """GET /v1/documents/{id}."""
     return Call("GET", path("documents", document), _one(Document))
 
 
 def list_documents(limit: int | None, after: str | None) -> Call[Page[Document]]:
+    """GET /v1/documents: `limit` of them, from the one after the id `after`; None: all, from the newest."""
     return _list(Document, "documents", limit, after)
 
 
 def delete_document(document: str) -> Call[None]:
+    """DELETE /v1/documents/{id}."""
     return Call("DELETE", path("documents", document), _nothing)
 
 
 def document_events(document: str) -> Call[None]:
+    """GET /v1/documents/{id}/events, which is streamed."""
     return Call("GET", path("documents", document, "events"), _nothing)
 
 
 def create_session(documents: Iterable[str], model: str | None) -> Call[Session]:
+    """POST /v1/sessions."""
     # A string is an iterable of strings as well, and nobody means its letters.
     ids = [documents] if isinstance(documents, str) else list(documents)
     return Call("POST", path("sessions"), _one(Session), json=_given(documents=ids, model=model))
 
 
 def get_session(session: str) -> Call[Session]:
+    """GET /v1/sessions/{id}."""
     return Call("GET", path("sessions", session), _one(Session))
 
 
 def list_sessions(limit: int | None, after: str | None) -> Call[Page[Session]]:
+    """GET /v1/sessions: as `list_documents`."""
     return _list(Session, "sessions", limit, after)
 
 
 def delete_session(session: str) -> Call[None]:
+    """DELETE /v1/sessions/{id}."""
     return Call("DELETE", path("sessions", session), _nothing)
 
 
 def fork_session(session: str) -> Call[Session]:
+    """POST /v1/sessions/{id}/fork; the answer is the copy."""
     return Call("POST", path("sessions", session, "fork"), _one(Session))
 
 
 def session_memory(session: str) -> Call[Memory]:
+    """GET /v1/sessions/{id}/memory."""
     return Call("GET", path("sessions", session, "memory"), _one(Memory))
 
 
 def send_message(session: str, content: str, sampling: Sampling, *, stream: bool = False) -> Call[Message]:
+    """POST /v1/sessions/{id}/messages; the answer is the whole message, or with `stream` its events."""
     fields = _given(content=content, stream=stream or None, **sampling)
     return Call("POST", path("sessions", session, "messages"), _one(Message), json=fields)
 
@@ -110,6 +122,7 @@ def message_create(content: str, sampling: Sampling) -> dict[str, Any]:
 
 
 def list_models() -> Call[Page[Model]]:
+    """GET /v1/models."""
     return _list(Model, "models")
 
 

@@ -18,6 +18,7 @@ from everlong_client.event import Answer, Event
 from everlong_client.memory import Memory
 from everlong_client.message import Message, Sampling
 from everlong_client.model import Model
+from everlong_client.retrying import RETRIES
 from everlong_client.session import Session
 from everlong_client.sse import ServerSentEvent, SSEDecoder
 from everlong_client.upload import Source, Upload, UploadProgress
@@ -32,7 +33,8 @@ T = TypeVar("T")
 class Everlong:
     """A client of the everlong server at `base_url`.
 
-    `timeout` is in seconds, or an `httpx.Timeout`; None waits for ever. `http_client` replaces the HTTP client, for a
+    `timeout` is in seconds, or an `httpx.Timeout`; None waits for ever. `retries`: how often a call is tried again whose
+    answer was lost, or which the server refused for now. `http_client` replaces the HTTP client, for a
     proxy or a certificate of your own; it is left open by `close`. Safe to share between threads. Every method raises
     errors of `everlong_client.errors`. Raises `ValueError` if `base_url` is no http or https address.
     """
@@ -43,9 +45,10 @@ class Everlong:
         *,
         api_key: str | None = None,
         timeout: Timeout = DEFAULT_TIMEOUT,
+        retries: int = RETRIES,
         http_client: httpx.Client | None = None,
     ) -> None:
-        self._transport = _Transport(Wire(base_url, api_key, timeout), http_client or httpx.Client())
+        self._transport = _Transport(Wire(base_url, api_key, timeout, retries), http_client or httpx.Client())
         self._owns_http = http_client is None
         self.documents = Documents(self._transport)
         self.sessions = Sessions(self._transport)
@@ -303,10 +306,17 @@ class _Transport:
         self.http = http
 
     def call(self, call: Call[T], silence: float | None = None) -> T:
-        body = iter(call.body) if call.body is not None else None
-        with self.wire.http_errors():
-            response = self.http.send(self.wire.request(self.http, call, body, silence))
-        return self.wire.result(call, response)
+        tries = self.wire.tries(call, silence)
+        while True:
+            body = iter(call.body) if call.body is not None else None
+            try:
+                with self.wire.http_errors():
+                    response = self.http.send(self.wire.request(self.http, call, body, silence, tries.headers))
+                return self.wire.result(call, response)
+            except EverlongError as error:
+                if tries.done(error):
+                    return call.parse(None)
+                time.sleep(tries.pause(error))
 
     def pages(self, first: Call[Page[T]]) -> tuple[T, ...]:
         items: tuple[T, ...] = ()
@@ -319,17 +329,31 @@ class _Transport:
 
     @contextmanager
     def stream(self, call: Call[T], silence: float | None = None) -> Iterator[Iterator[ServerSentEvent]]:
-        with self.wire.http_errors():
-            response = self.http.send(self.wire.request(self.http, call, None, silence), stream=True)
+        response = self._begun(call, silence)
         try:
-            if not response.is_success:
-                with self.wire.http_errors():
-                    response.read()
-                self.wire.check(response)
             self.wire.check_stream(response)
             yield self._decoded(response)
         finally:
             response.close()
+
+    def _begun(self, call: Call[T], silence: float | None) -> httpx.Response:
+        """A successful answer of which nothing was read yet."""
+        tries = self.wire.tries(call, silence)
+        while True:
+            try:
+                with self.wire.http_errors():
+                    response = self.http.send(
+                        self.wire.request(self.http, call, None, silence, tries.headers), stream=True
+                    )
+                    if response.is_success:
+                        return response
+                    try:
+                        response.read()
+                    finally:
+                        response.close()
+                self.wire.check(response)
+            except EverlongError as error:
+                time.sleep(tries.pause(error))
 
     def _decoded(self, response: httpx.Response) -> Iterator[ServerSentEvent]:
         decoder = SSEDecoder()

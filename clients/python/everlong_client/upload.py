@@ -25,7 +25,7 @@ class Upload:
 
     `source` is a path (a string is one too, never the text itself), bytes, an open file, or an iterator of bytes or
     text; text is sent as UTF-8. `total` is its length in bytes, None if only reading it would tell. `progress` is
-    called with the bytes sent so far and the total. Raises `OSError` if the path cannot be read.
+    called with the bytes sent so far and the total; `again` says whether it can be sent anew. Raises `OSError` if the path cannot be read.
     """
 
     def __init__(self, source: AnySource, filename: str | None = None, progress: UploadProgress | None = None) -> None:
@@ -33,9 +33,12 @@ class Upload:
         self._progress = progress or (lambda sent, total: None)
         self._sent = 0
         self.filename = filename or _name(self._source)
+        # Whether it can be sent again: a pipe, an open file and an iterator are taken once.
+        self.again = isinstance(self._source, bytes) or (isinstance(self._source, Path) and self._source.is_file())
         self.total = _size(self._source)
 
     def __iter__(self) -> Iterator[bytes]:
+        self._sent = 0
         self._progress(0, self.total)
         with closing(self._chunks()) as chunks:
             for chunk in chunks:
@@ -43,6 +46,7 @@ class Upload:
                 self._count(chunk)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        self._sent = 0
         self._progress(0, self.total)
         async for chunk in self._achunks():
             yield chunk

@@ -101,6 +101,20 @@ class Text:
         return start
 
 
+@dataclass(slots=True)
+class Piece:
+    """Bytes of which only the whole is a text: they are counted."""
+
+    limit: int
+    size: int = 0
+
+    def feed(self, data: bytes) -> None:
+        """Raises `TooLarge`."""
+        self.size += len(data)
+        if self.size > self.limit:
+            raise TooLarge(f"the part has more than the {self.limit} bytes that the upload has room for", param="data")
+
+
 def too_large(limit: int) -> TooLarge:
     """The error for a document of more than `limit` bytes."""
     return TooLarge(f"the document has more than {limit} bytes, the limit (EVERLONG_MAX_DOCUMENT_BYTES)", param="file")
@@ -148,11 +162,16 @@ async def receive(
     try:
         received = await _receive(request, writer, limit, form)
         await allow(received)
-        await writer.commit(_UPLOADED if received.format else "")
+        await commit(writer, received)
     except BaseException:
         await writer.abort()
         raise
     return received
+
+
+async def commit(writer: BlobWriter | Nowhere, received: Received) -> None:
+    """Makes what was written durable: as the text that it is, or as what is to be `converted`."""
+    await writer.commit(_UPLOADED if received.format else "")
 
 
 async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> Received:
@@ -203,10 +222,10 @@ async def _receive(request: Request, writer: BlobWriter | Nowhere, limit: int, f
             text.feed(data)
             await writer.write(data)
     start = text.finish()
-    return Received(text.size - start, start, text.digest.hexdigest(), _name(filename or ""), text.foreign)
+    return Received(text.size - start, start, text.digest.hexdigest(), name_of(filename or ""), text.foreign)
 
 
-def _name(given: str) -> str | None:
+def name_of(given: str) -> str | None:
     """What a document is called, for people: no path, and nothing that makes a name look like another one.
 
     Raises `InvalidRequest`.
@@ -221,6 +240,26 @@ def _name(given: str) -> str | None:
     return None if name in ("", ".", "..") else name
 
 
+async def receive_part(request: Request, blobs: Blobs, name: str, limit: int) -> int:
+    """The part `data` of the request's form in the blob `name`, durable; its bytes. Raises what is wrong with it."""
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind != b"multipart/form-data":
+        raise UnsupportedMedia(
+            f"content type {kind.decode('latin-1')[:60]!r}: send multipart/form-data", param="content-type"
+        )
+    writer = await blobs.create(name)
+    try:
+        piece = Piece(limit)
+        await _multipart(request, writer, piece, options.get(b"boundary", b""), {}, "data")
+        if not piece.size:
+            raise InvalidRequest("the part is empty", param="data")
+        await writer.commit()
+    except BaseException:
+        await writer.abort()
+        raise
+    return piece.size
+
+
 def _check_type(kind: str, charset: str) -> None:
     if not (kind in _RAW_TYPES or kind.startswith("text/")):
         raise UnsupportedMedia(
@@ -231,12 +270,17 @@ def _check_type(kind: str, charset: str) -> None:
 
 
 async def _multipart(
-    request: Request, writer: BlobWriter | Nowhere, text: Text, boundary: bytes, form: Form
+    request: Request,
+    writer: BlobWriter | Nowhere,
+    text: Text | Piece,
+    boundary: bytes,
+    form: Form,
+    content: str = "file",
 ) -> str | None:
-    """Streams the part named `file`; its file name. Of other parts, those of `form` must be there; the rest are errors."""
+    """Streams the part named `content`; its file name. Of others, those of `form` must be there; the rest are errors."""
     if not boundary:
         raise InvalidRequest("multipart body without a boundary", param="content-type", code="invalid_multipart")
-    parts = _Parts(form)
+    parts = _Parts(form, content)
     try:
         parser = MultipartParser(
             boundary,
@@ -267,6 +311,8 @@ class _Parts:
     """The parts of a form as they come: the document's bytes go into `waiting`, fields are checked here."""
 
     form: Form
+    content: str
+    """The document's part."""
     name: bytearray = field(default_factory=bytearray)
     value: bytearray = field(default_factory=bytearray)
     waiting: list[bytes] = field(default_factory=list)
@@ -290,14 +336,14 @@ class _Parts:
         if part in self.form and part not in self._fields:
             self._field, self._fields[part] = part, bytearray()
             return
-        if part != "file":
+        if part != self.content:
             raise InvalidRequest(
-                f"unknown part {part[:60]!r}; send the document as the part 'file'",
+                f"unknown part {part[:60]!r}; send the document as the part {self.content!r}",
                 param=part[:60],
                 code="unknown_parameter",
             )
         if self._files:
-            raise InvalidRequest("more than one document in one request", param="file")
+            raise InvalidRequest("more than one document in one request", param=self.content)
         given = options.get(b"filename")
         self._files.append(given.decode("utf-8", "replace") if given is not None else None)
 
@@ -324,7 +370,9 @@ class _Parts:
     def finish(self) -> str | None:
         """The document's file name. Raises what is missing."""
         if not self._files:
-            raise InvalidRequest("multipart body without a part 'file'", param="file", code="missing_parameter")
+            raise InvalidRequest(
+                f"multipart body without a part {self.content!r}", param=self.content, code="missing_parameter"
+            )
         for name in self.form:
             if name not in self._fields:
                 raise InvalidRequest(f"multipart body without a part {name!r}", param=name, code="missing_parameter")

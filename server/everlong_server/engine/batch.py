@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everlong_models import Cache, MemoryState, Sampler, SamplingParams
+from everlong_models import Cache, Grammar, MemoryState, Sampler, SamplingParams
 from everlong_models.memory import SegmentReader
 
 
@@ -51,7 +51,7 @@ class Answer:
     """An answer to be generated: behind `state` and the open segment, the prompt.
 
     `newest`: of the tokens that the state holds as they are, the answer looks at so many; None: at all. What comes into
-    the state meanwhile is looked at besides.
+    the state meanwhile is looked at besides. `grammar`: what the answer may be.
     """
 
     state: MemoryState
@@ -61,6 +61,7 @@ class Answer:
     seed: int
     sink: Sink
     newest: int | None = None
+    grammar: Grammar | None = None
     id: int = -1
     cancelled: bool = False
     # What follows is the runner's own.

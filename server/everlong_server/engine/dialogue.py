@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from redis.exceptions import RedisError
 
@@ -23,6 +23,16 @@ from everlong_server.store.records import Said, Session
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Stood:
+    """Where a dialogue stood after an answer: its `session` under its digest, whose memory is `state`. `asked`: the
+    question of that answer."""
+
+    session: Session
+    state: MemoryState
+    asked: str | None
+
+
 class Dialogues:
     """Answers the last message of dialogues that their callers keep."""
 
@@ -33,32 +43,56 @@ class Dialogues:
         self._documents = documents
 
     async def answer(
-        self, documents: Sequence[str], said: Sequence[Said], params: SamplingParams, recall: Recall
+        self,
+        documents: Sequence[str],
+        said: Sequence[Said],
+        params: SamplingParams,
+        recall: Recall,
+        *,
+        behind: Stood | None = None,
+        kept: Callable[[Event, Session], Awaitable[None]] | None = None,
     ) -> Turn:
-        """A turn for the last message of a dialogue about `documents`, all of which is `said` by the caller.
+        """A turn for the last message of a dialogue about `documents`, all of which is `said` by the caller; or all
+        that comes `behind` the place where it stood.
 
         Admitted: its first event is at hand. Where it is known how the dialogue stood after an answer, it goes on from
-        there; the rest is read now.
+        there; the rest is read now. `kept`: told of the complete answer and where the dialogue stands then, before the
+        caller is.
         """
-        return await self._turns.begin(lambda _: self._place(documents, said), said[-1].content, params, recall)
+        place = self._place(documents, said, behind, kept)
+        return await self._turns.begin(lambda _: place, said[-1].content, params, recall)
 
     @asynccontextmanager
-    async def _place(self, documents: Sequence[str], said: Sequence[Said]) -> AsyncIterator[Place]:
+    async def _place(
+        self,
+        documents: Sequence[str],
+        said: Sequence[Said],
+        behind: Stood | None,
+        kept: Callable[[Event, Session], Awaitable[None]] | None,
+    ) -> AsyncIterator[Place]:
         """The dialogue up to the last answer after which it is known how it stood, or its documents."""
         fingerprint = self._engine.model.fingerprint
-        if documents:  # also if the dialogue is known: what was deleted is not talked about
-            await self._documents.ensure_reading(fingerprint, documents)
-        points = digests(fingerprint, documents, said)
-        session, state, heard = await self._known(points, said) or await self._fresh(documents)
+        asked = next((message.content for message in reversed(said[:-1]) if message.role == "user"), None)
+        if behind is not None:
+            after, session, state, heard = behind.session.id, behind.session, behind.state, 0
+            asked = asked or behind.asked
+        else:
+            if documents:  # also if the dialogue is known: what was deleted is not talked about
+                await self._documents.ensure_reading(fingerprint, documents)
+            after = None
+            points = digests(fingerprint, documents, said)
+            session, state, heard = await self._known(points, said) or await self._fresh(documents)
 
         async def keep(message: Event, written: Written) -> None:
-            point = digests(fingerprint, documents, [*said, Said("assistant", message["content"])])[-1]
+            point = digests(fingerprint, documents, [*said, Said("assistant", message["content"])], after)[-1]
+            stands = session.behind(point, session.messages + len(said) - heard + 1, **written)
             try:
-                await self._chats.keep(point, session, **written, messages=len(said) + 1)
+                await self._chats.keep(stands)
             except RedisError as error:  # the answer is whole all the same; going on from it costs more
                 log.warning("a chat was not kept: %s", error)
+            if kept is not None:
+                await kept(message, stands)
 
-        asked = next((message.content for message in reversed(said[:-1]) if message.role == "user"), None)
         yield Place(session, state, said[heard:-1], asked, keep)
 
     async def _known(self, points: Sequence[str], said: Sequence[Said]) -> tuple[Session, MemoryState, int] | None:

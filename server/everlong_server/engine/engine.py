@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from everlong_models import MemoryState, MemoryView, Model
+from everlong_models import Grammars, MemoryState, MemoryView, Model
 from everlong_server.engine.batch import Answer, Delta, Failed, Finished
 from everlong_server.engine.runner import Look, Read, Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
@@ -25,6 +25,7 @@ class Engine:
 
     def __init__(self, model: Model, *, max_streams: int, max_queued: int, reading_share: float) -> None:
         self.model = model
+        self.grammars = Grammars(model.tokenizer, model.memory.vocab_size)
         self._runner = Runner(model, max_streams=max_streams, reading_share=reading_share)
         self._max_streams = max_streams
         self._max_queued = max_queued

@@ -225,7 +225,7 @@ class Runner:
         """Reads the last 1 … S tokens before the answer into a cache, which joins the batch."""
         item.state = item.state.to(self._device)
         item.open = item.open + item.prompt[item.at :]
-        item.sampler = Sampler(item.params, item.seed, item.open, self._memory.vocab_size)
+        item.sampler = Sampler(item.params, item.seed, item.open, self._memory.vocab_size, item.grammar)
         self._texts[item.id] = self._model.tokenizer.text_stream(), StopStrings(item.params.stop)
         self._batch.enter(item)
         self._scheduler.opened(item.id)
@@ -260,9 +260,11 @@ class Runner:
         """The next token of an answer, told to its sink; None if that was its end."""
         assert item.sampler is not None
         assert item.logits is not None
-        params, tokenizer = item.params, self._model.tokenizer
+        params, tokenizer, grammar = item.params, self._model.tokenizer, item.grammar
         token = item.sampler.draw(item.logits)
-        if token in params.stop_token_ids or (not params.ignore_eos and token in tokenizer.eos_ids):
+        # An answer that follows a grammar can have come to the one end that it allows.
+        ends = not params.ignore_eos or grammar is not None
+        if token in params.stop_token_ids or (ends and token in tokenizer.eos_ids):
             self._finish(item, "stop")
             return None
         item.generated += 1
@@ -270,8 +272,9 @@ class Runner:
         text = stop.feed(stream.feed(token))
         item.written.append(text)
         item.sink(Delta(text, [self._logprobs(item, token)] if params.logprobs else []))
-        if stop.found or item.generated >= params.max_tokens:
-            self._finish(item, "stop" if stop.found else "length", token)
+        over = stop.found or (grammar is not None and grammar.over)
+        if over or item.generated >= params.max_tokens:
+            self._finish(item, "stop" if over else "length", token)
             return None
         return token
 

@@ -14,7 +14,16 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from everlong_models import EverlongModelError, MemoryState, Model, SamplingParams, decode_state, encode_state
+from everlong_models import (
+    EverlongModelError,
+    Grammar,
+    GrammarError,
+    MemoryState,
+    Model,
+    SamplingParams,
+    decode_state,
+    encode_state,
+)
 from everlong_server.engine.batch import Answer, Finished
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.grounding import BESIDE, TEMPLATE, Recall, Template, asks, choose, evidence_view, words_of
@@ -125,6 +134,7 @@ class Turns:
     ) -> AsyncGenerator[Event, None]:
         pace = self._metrics.pace()
         self._check(content, params)
+        grammar = await asyncio.to_thread(self._grammar, params)
         async with AsyncExitStack() as stack:
             stack.enter_context(self._engine.admit())
             spent = await stack.enter_async_context(self._allowance.stream(self._engine.usual_seconds))
@@ -134,7 +144,7 @@ class Turns:
             # Work that takes long in proportion to the message is not for the event loop.
             prompt, evidence, newest = await asyncio.to_thread(self._prompt, place, content, found, recall)
             seed = params.seed if params.seed is not None else secrets.randbits(53)
-            answer = Answer(place.state, list(session.open), prompt, params, seed, lambda event: None, newest)
+            answer = Answer(place.state, list(session.open), prompt, params, seed, lambda event: None, newest, grammar)
             turn._answer, turn._engine = answer, self._engine
             message: dict[str, Any] = {
                 "id": turn.id, "object": "message", "role": "assistant", "session": session.id,
@@ -159,6 +169,8 @@ class Turns:
                             more = {"logprobs": event.logprobs} if event.logprobs else {}
                             delta = {"response_id": turn.id, "delta": event.text, **more}
                             yield {"type": "response.output_text.delta", **delta}
+            except GrammarError as error:
+                raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
             except InterruptedError:  # cancelled before the prompt was read: there is nothing to keep
                 pass
             reused = session.position - len(session.open)
@@ -193,6 +205,12 @@ class Turns:
                     raise InvalidRequest(
                         f"{name}: token id {token} is not below the vocabulary's {vocabulary}", param=name
                     )
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        try:
+            return None if params.json_schema is None else self._engine.grammars.json(params.json_schema)
+        except GrammarError as error:
+            raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
 
     async def _recall(self, place: Place, content: str, recall: Recall) -> list[Passage]:
         """The passages of the session's documents that a question is about, the best first."""

@@ -16,7 +16,7 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-_OURS = re.compile(r"\.?(doc_[0-9a-f]{32})(\.[\w.]+)?")
+_OURS = re.compile(r"\.?((?:doc|upload)_[0-9a-f]{32})(\.[\w.]+)?")
 
 _PIECE = 1 << 20
 
@@ -103,7 +103,8 @@ class Blobs:
             await asyncio.to_thread(self._fs.rm_file, self._path(name))
 
     async def sweep(self, keep: set[str]) -> list[str]:
-        """Removes what was never completed, and what belongs to no document in `keep`; nothing but our own. Their names."""
+        """Removes what was never completed, and what belongs to no document or upload in `keep`; nothing but our own.
+        Their names."""
         entries = await asyncio.to_thread(self._fs.ls, self._root, detail=True)
         names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
         ours = [match for name in names if (match := _OURS.fullmatch(name))]
@@ -111,6 +112,11 @@ class Blobs:
         for name in lost:
             await self.delete(name)
         return lost
+
+    async def delete_parts(self, upload: str) -> None:
+        """Removes all that was received for an upload, also what is still being written."""
+        for path in await asyncio.to_thread(self._fs.glob, self._path(f"*{upload}.*")):
+            await self.delete(path.rsplit("/", 1)[-1])
 
 
 class BlobWriter:

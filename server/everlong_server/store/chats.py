@@ -14,15 +14,18 @@ from typing import Any
 
 from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
-from everlong_server.store.records import Said, Session, pack_tokens
+from everlong_server.store.records import Said, Session
 from everlong_server.store.scripts import Scripts, flat
 
 log = logging.getLogger(__name__)
 
 
-def digests(model: str, documents: Sequence[str], said: Sequence[Said]) -> list[str]:
-    """For each message the digest of the dialogue up to and with it. How answers are drawn has no part in it."""
-    every = [_digest(model, list(documents))]
+def digests(model: str, documents: Sequence[str], said: Sequence[Said], after: str | None = None) -> list[str]:
+    """For each message the digest of the dialogue up to and with it. How answers are drawn has no part in it.
+
+    `after`: the digest of what was said before, if anything was.
+    """
+    every = [after or _digest(model, list(documents))]
     for message in said:
         every.append(_digest(every[-1], message.role, message.content))
     return every[1:]
@@ -65,29 +68,15 @@ class Chats:
                     await self.drop(digest)
         return None
 
-    async def keep(
-        self,
-        digest: str,
-        before: Session,
-        *,
-        state: bytes,
-        state_bytes: int,
-        state_digest: str,
-        open: Sequence[int],
-        position: int,
-        messages: int,
-    ) -> None:
-        """Where a dialogue stands that has gone on from `before` and has now so many `messages`.
+    async def keep(self, stands: Session) -> None:
+        """Where a dialogue stands, under the digest that is its id.
 
         Nothing is kept of one about a document that was deleted meanwhile.
         """
-        fields = Session.fields(digest, before.model, before.model_name, before.documents) | {
-            "state_bytes": state_bytes, "state_digest": state_digest, "position": position, "messages": messages,
-        }  # fmt: skip
         await self._scripts.run(
             scripts.KEEP_CHAT,
-            [keys.chat(self._tenant, digest), *map(keys.document, before.documents)],
-            [self._ms, *flat({**fields, "state": state, "open": pack_tokens(open)})],
+            [keys.chat(self._tenant, stands.id), *map(keys.document, stands.documents)],
+            [self._ms, *flat(stands.whole())],
         )
 
     async def drop(self, digest: str) -> None:

@@ -52,10 +52,11 @@ class Documents:
         """The same for another tenant."""
         return Documents(self._redis, tenant, self._allowance.of(tenant))
 
-    async def create(self, document: Document, model: str) -> None:
+    async def create(self, document: Document, model: str, *, upload: str | None = None) -> bool:
         """Stores the document and queues its reading by `model`, at once. Then it is acknowledged.
 
-        Raises `RateLimited`. One that is there already is left as it is.
+        `upload`: the one whose parts it is made of, which is completed with it; False, and nothing is stored, if that
+        is not pending any more. Raises `RateLimited`. One that is there already is left as it is.
         """
         assert self._tenant is not None, "a document belongs to somebody"
         fields = flat(document.fields() | {"tenant": self._tenant})
@@ -67,6 +68,7 @@ class Documents:
                 keys.document(document.id), keys.documents(self._tenant), keys.document_readings(document.id),
                 keys.reading(str(reading["id"])), keys.jobs(model), keys.stored(self._tenant),
                 keys.queued(self._tenant, model),
+                *([] if upload is None else [keys.upload(upload), keys.upload_parts(upload)]),
             ],
             [
                 document.id, document.created_at, reading["id"], len(fields), document.text_offset + document.bytes,
@@ -77,6 +79,7 @@ class Documents:
             raise self._allowance.no_room()
         if done == MISSING_QUEUE:
             raise self._allowance.queue_full()
+        return int(done) >= 0
 
     async def get(self, document_id: str) -> Document:
         """Raises `NotFound`."""

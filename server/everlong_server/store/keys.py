@@ -50,11 +50,21 @@ KEYS = (
         "two days", True),
     Key("everlong:attempt:*:*", "hash", "a tenant's request with an Idempotency-Key, by the key's SHA-256: what its result is "
         "called, what was asked, and the answer", "idempotency_seconds", True),
-    Key("everlong:replica:*", "string", "that a server process is alive", "lease_seconds, renewed by the process", True),
+    Key("everlong:uploads", "zset", "upload ids by when they expire", "none: an index", False),
+    Key("everlong:upload:*", "hash", "a text that comes in parts: its facts and status",
+        "upload_seconds after its creation, by the server", False),
+    Key("everlong:upload:*:parts", "hash", "its parts so far, as JSON by id", "when it is completed, cancelled or expires",
+        False),
+    Key("everlong:response:*", "hash", "what was asked and answered under an id, and where the dialogue stands then: state, "
+        "open segment and position", "response_seconds after its last use; DELETE", True),
+    Key("everlong:responses:*", "stream", "background responses to be answered by one model; consumer group `readers`",
+        "none: entries go when done", False),
+    Key("everlong:replica:*", "string", "that a server process is alive, and its model", "lease_seconds, renewed by the process", True),
     Key("everlong:fence", "string", "the last fencing token given out", "none: must only grow", False),
 )  # fmt: skip
 
 API_KEYS = "everlong:apikeys"
+UPLOADS = "everlong:uploads"
 READERS = "readers"
 FENCE = "everlong:fence"
 REPLICA = "everlong:replica:"
@@ -148,6 +158,26 @@ def tokens(tenant: str, day: str) -> str:
 def attempt(tenant: str, digest: str) -> str:
     """A request of a tenant with an Idempotency-Key, by the key's digest."""
     return f"everlong:attempt:{tenant}:{digest}"
+
+
+def upload(upload_id: str) -> str:
+    """An upload's hash."""
+    return f"everlong:upload:{upload_id}"
+
+
+def upload_parts(upload_id: str) -> str:
+    """The hash of an upload's parts."""
+    return f"everlong:upload:{upload_id}:parts"
+
+
+def response(response_id: str) -> str:
+    """A response's hash."""
+    return f"everlong:response:{response_id}"
+
+
+def responses(model: str) -> str:
+    """The stream of background responses that a model (fingerprint) is to answer."""
+    return f"everlong:responses:{model}"
 
 
 def jobs(model: str) -> str:

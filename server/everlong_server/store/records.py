@@ -10,12 +10,12 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Hash = Mapping[bytes, bytes]
 DEFAULT_TENANT = "default"
 """Everybody, where no keys are asked for; and whom things belong to that were made before there were tenants."""
-_ID = re.compile(r"(doc|ses)_[0-9a-f]{32}")
+_ID = re.compile(r"(doc|ses|resp|upload|part)_[0-9a-f]{32}")
 
 
 def new_id(prefix: str) -> str:
@@ -205,6 +205,32 @@ class Session:
         return {
             "id": session_id, "model": model, "model_name": model_name, "documents": json.dumps(list(documents)),
             "created_at": now(), "version": 0, "messages": 0, "position": 0,
+        }  # fmt: skip
+
+    def behind(
+        self,
+        id: str,
+        messages: int,
+        *,
+        state: bytes,
+        state_bytes: int,
+        state_digest: str,
+        open: Sequence[int],
+        position: int,
+    ) -> Session:
+        """What this one has become after an answer, under another `id`, with so many `messages`."""
+        return Session(
+            id, self.model, self.model_name, self.documents, now(), 0, messages, position, tuple(open), True, state,
+            state_bytes, state_digest,
+        )  # fmt: skip
+
+    def whole(self) -> dict[str, Any]:
+        """All of one that has started, as it is stored."""
+        return {
+            "id": self.id, "model": self.model, "model_name": self.model_name, "documents": json.dumps(self.documents),
+            "created_at": self.created_at, "version": self.version, "messages": self.messages,
+            "position": self.position, "open": pack_tokens(self.open), "state": self.state or b"",
+            "state_bytes": self.state_bytes, "state_digest": self.state_digest or "",
         }  # fmt: skip
 
     @staticmethod

@@ -8,14 +8,20 @@ from redis.commands.core import AsyncScript
 
 from everlong_server.store.connection import Client
 
-# KEYS: document, documents, document_readings, reading, jobs, stored, queued
+# KEYS: document, documents, document_readings, reading, jobs, stored, queued, and the upload and its parts that it is
+# made of, if it is
 # ARGV: document id, created, reading id, number of document fields n, bytes, most bytes or '', most queued or '',
 # n fields and values, then those of the reading
-# Returns 1, 0 (there already), -1001 (too many bytes), -1002 (too many queued)
+# Returns 1, 0 (there already), -1 (the upload is not pending), -1001 (too many bytes), -1002 (too many queued)
 CREATE_DOCUMENT = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 if ARGV[6] ~= '' and tonumber(redis.call('GET', KEYS[6]) or 0) + tonumber(ARGV[5]) > tonumber(ARGV[6]) then return -1001 end
 if ARGV[7] ~= '' and redis.call('SCARD', KEYS[7]) >= tonumber(ARGV[7]) then return -1002 end
+if KEYS[8] then
+  if redis.call('HGET', KEYS[8], 'status') ~= 'pending' then return -1 end
+  redis.call('HSET', KEYS[8], 'status', 'completed', 'file', ARGV[1])
+  redis.call('DEL', KEYS[9])
+end
 redis.call('INCRBY', KEYS[6], ARGV[5])
 redis.call('SADD', KEYS[7], ARGV[3])
 local n = tonumber(ARGV[4])
@@ -130,6 +136,56 @@ for i = 2, #KEYS do
 end
 redis.call('HSET', KEYS[1], unpack(ARGV, 2))
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1
+"""
+
+# KEYS: upload, its parts. ARGV: part id, part. Returns 1, or 0: the upload is not pending.
+ADD_PART = """
+if redis.call('HGET', KEYS[1], 'status') ~= 'pending' then return 0 end
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+return 1
+"""
+
+# KEYS: upload, its parts. Returns 1, or 0: the upload is not pending.
+CANCEL_UPLOAD = """
+if redis.call('HGET', KEYS[1], 'status') ~= 'pending' then return 0 end
+redis.call('HSET', KEYS[1], 'status', 'cancelled')
+redis.call('DEL', KEYS[2])
+return 1
+"""
+
+# KEYS: response, jobs. ARGV: response id, milliseconds, fields and values. Stores it and queues it at once.
+QUEUE_RESPONSE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end -- sent again: its answer was lost
+redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('XADD', KEYS[2], '*', 'response', ARGV[1])
+return 1
+"""
+
+# KEYS: response, fence. Returns {token, attempts} of the one who may write now, or nothing if it is over or gone.
+CLAIM_RESPONSE = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status ~= 'queued' and status ~= 'in_progress' then return nil end
+local token = redis.call('INCR', KEYS[2])
+redis.call('HSET', KEYS[1], 'fence', token)
+return {token, redis.call('HINCRBY', KEYS[1], 'attempts', 1)}
+"""
+
+# KEYS: response. ARGV: token, fields and values
+# Returns 1, or 0: it was cancelled, deleted, or somebody else has it
+WRITE_RESPONSE = """
+local now = redis.call('HMGET', KEYS[1], 'status', 'fence')
+if now[2] ~= ARGV[1] or (now[1] ~= 'queued' and now[1] ~= 'in_progress') then return 0 end
+if #ARGV > 1 then redis.call('HSET', KEYS[1], unpack(ARGV, 2)) end
+return 1
+"""
+
+# KEYS: response. ARGV: fields and values. Ends one that is still to be answered, whoever has it. Returns 1 if it did.
+END_RESPONSE = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status ~= 'queued' and status ~= 'in_progress' then return 0 end
+redis.call('HSET', KEYS[1], unpack(ARGV))
 return 1
 """
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 
-from tests.process import Server
+from tests.process import Server, wait_for
 from tests.tinymodel import STORY
 
 MODEL = "tiny-rmt"
@@ -40,3 +40,21 @@ def answer(text: str) -> dict[str, Any]:
 
 def chat(client: OpenAI, *messages: Any, **more: Any) -> Any:
     return client.chat.completions.create(model=MODEL, messages=list(messages), **{**GREEDY, **more})
+
+
+def respond(client: OpenAI | AsyncOpenAI, input: Any, **more: Any) -> Any:
+    how: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "extra_body": {"ignore_eos": True}}
+    return client.responses.create(**{"model": MODEL, **how, **more}, input=input)
+
+
+def over(client: OpenAI, response_id: str) -> Any:
+    """The response, once it is over."""
+    open = ("queued", "in_progress")
+    return wait_for(
+        lambda: (r := client.responses.retrieve(response_id)).status not in open and r, 60, f"for {response_id}"
+    )
+
+
+def begin_upload(client: OpenAI, size: int, **more: Any) -> Any:
+    fields = {"bytes": size, "filename": "alice.txt", "mime_type": "text/plain", "purpose": "user_data", **more}
+    return client.uploads.create(**fields)

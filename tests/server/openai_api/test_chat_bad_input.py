@@ -57,7 +57,7 @@ from tests.server.openai_api.talk import MODEL, answer, chat, of, user
         ({"seed": -1}, "invalid_value", "seed"),
         ({"stop": ["x"] * 17}, "invalid_value", "stop"),
         ({"logit_bias": {"100000": 1}}, "invalid_value", "logit_bias"),
-        ({"response_format": {"type": "json_object"}}, "invalid_value", "response_format.type"),
+        ({"response_format": {"type": "grammar"}}, "invalid_value", "response_format"),
         ({"tools": []}, "unknown_parameter", "tools"),
         ({"stream": "maybe"}, "invalid_value", "stream"),
         ({"stream_options": {"sparkle": True}}, "unknown_parameter", "stream_options.sparkle"),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from openai import OpenAI
 
 from tests.process import Server
-from tests.server.openai_api.talk import chat, sdk, user
+from tests.server.openai_api.talk import chat, user
 
 
 def test_what_was_forgotten_is_read_again(client: OpenAI, server: Server) -> None:
@@ -20,20 +18,6 @@ def test_what_was_forgotten_is_read_again(client: OpenAI, server: Server) -> Non
     again = chat(client, *said, user("And?"))
     assert known.usage.prompt_tokens_details.cached_tokens > again.usage.prompt_tokens_details.cached_tokens == 0
     assert again.choices[0].message.content
-
-
-def test_a_known_dialogue_outlives_the_server(new_server: Any) -> None:
-    server = new_server(recall_passages=0).start()
-    with sdk(server) as client:
-        said = [user("Tell me of it. " * 40)]
-        said.append(chat(client, *said).choices[0].message)
-        known = chat(client, *said, user("And?"))
-        server.kill9()
-        server.start()
-        again = chat(client, *said, user("And?"))
-    assert again.choices[0].message.content == known.choices[0].message.content
-    assert again.usage == known.usage
-    assert again.usage.prompt_tokens_details.cached_tokens > 0
 
 
 @pytest.mark.parametrize("damage", [{"state": b"rubbish"}, {"state": None}, {"position": None}, {"documents": b"["}])
