@@ -162,7 +162,8 @@ def commands() -> Iterator[tuple[str, str]]:
         text = path.read_text()
         for block in (*blocks(text), *blocks(text, "sh")):
             for line in block.splitlines():
-                if found := re.match(r"(?:\S*/)?everlong (?P<rest>.*?)(?:\s#.*)?$", line):
+                inside = r"docker compose (?:exec server |run .*--entrypoint )"
+                if found := re.match(rf"(?:\S*/|{inside})?everlong (?:server )?(?P<rest>.*?)(?:\s#.*)?$", line):
                     yield path.name, found["rest"]
 
 
@@ -202,6 +203,7 @@ def test_the_recipe_of_ones_own_model_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_ones_own_model_in_four_commands(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are typed, on a tiny backbone with a tiny recipe."""
     monkeypatch.chdir(tmp_path)

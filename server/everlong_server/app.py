@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
-from everlong_server.api import access, documents, errors, health, page, sessions, stream, text, tickets
+from everlong_server.api import access, documents, errors, health, keys, page, sessions, stream, text, tickets
 from everlong_server.api.openai import chat, files, responses, responses_socket, uploads
 from everlong_server.metrics import Metrics
 from everlong_server.services import Services, require_keys, running
@@ -78,8 +78,9 @@ def create_app(
     app.state.services = None
     app.state.metrics = metrics
     errors.install(app)
-    apis = (documents, text, sessions, stream, files, uploads, chat, responses, responses_socket, tickets, health, page)
-    for module in apis:
+    for module in (
+        documents, text, sessions, stream, files, uploads, chat, responses, responses_socket, tickets, keys, health, page
+    ):  # fmt: skip
         app.include_router(module.router)
     app.mount("/assets", page.Assets())
     app.add_middleware(access.Access, settings=settings, metrics=metrics)

@@ -145,7 +145,7 @@ def _banner(server: _Server, services: Services, seconds: float) -> None:
     console.print(_honesty(model))
     console.print(
         f"""
-Upload a document, chat about it, or open a WebSocket:
+Open http://{url} in a browser; or upload a document, chat about it, or open a WebSocket:
 
   curl -sT BOOK.txt -H 'content-type: text/plain' -X POST 'http://{url}/v1/documents?filename=BOOK.txt'
   {_command("everlong")} chat BOOK.txt --url http://{url}

@@ -93,7 +93,7 @@ def tenant(server: Server, name: str) -> Tenant:
     upload = http.post("/v1/uploads", json=facts).json()["id"]
     part = http.post(f"/v1/uploads/{upload}/parts", files={"data": b"half a te"}).json()["id"]
     ids = {"document_id": document, "file_id": document, "session_id": session, "response_id": response["id"],
-           "upload_id": upload, "part_id": part}  # fmt: skip
+           "upload_id": upload, "part_id": part, "key_id": new_key(server, name).split("_")[1]}  # fmt: skip
     return Tenant(name, key, http, ids)
 
 
@@ -110,7 +110,7 @@ def bob(locked: Server) -> Tenant:
 # Every endpoint
 
 KINDS = {"document": "doc", "file": "doc", "session": "ses", "response": "resp", "upload": "upload", "part": "part"}
-UNKNOWN = {f"{kind}_id": f"{prefix}_{'0' * 32}" for kind, prefix in KINDS.items()}
+UNKNOWN = {f"{kind}_id": f"{prefix}_{'0' * 32}" for kind, prefix in KINDS.items()} | {"key_id": "0" * 16}
 MODEL = "tiny-rmt"
 
 
@@ -124,6 +124,7 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/files": lambda ids: {"files": {"file": b"words"}, "data": {"purpose": "user_data"}},
     "POST /v1/sessions": lambda ids: {"json": {"documents": [ids["document_id"]]}},
     "POST /v1/sessions/{session_id}/messages": lambda ids: {"json": {"content": "Hi", "max_tokens": 2}},
+    "POST /v1/keys": lambda ids: {"json": {}},
     "POST /v1/chat/completions": lambda ids: {"json": about(ids["file_id"])},
     "POST /v1/responses": lambda ids: {
         "json": {"model": MODEL, "input": "Hi", "max_output_tokens": 16, "previous_response_id": ids["response_id"]}
@@ -250,7 +251,7 @@ def lacking(locked: Server) -> dict[str, str]:
 def everything(tenant: Tenant) -> list[str]:
     """All that a tenant can see of its own."""
     ids = tenant.ids
-    paths = ("/v1/documents", "/v1/sessions", "/v1/files", f"/v1/documents/{ids['document_id']}",
+    paths = ("/v1/keys", "/v1/documents", "/v1/sessions", "/v1/files", f"/v1/documents/{ids['document_id']}",
              f"/v1/files/{ids['file_id']}/content", f"/v1/sessions/{ids['session_id']}",
              f"/v1/sessions/{ids['session_id']}/messages", f"/v1/sessions/{ids['session_id']}/memory",
              f"/v1/responses/{ids['response_id']}", f"/v1/responses/{ids['response_id']}/input_items")  # fmt: skip
@@ -278,7 +279,7 @@ def test_another_tenants_ids_are_unknown(locked: Server, alice: Tenant, bob: Ten
         tried += 1
     assert tried >= 14, "what names an object?"
     assert everything(alice) == before
-    assert "four, eight" in before[4]
+    assert "four, eight" in before[5]
 
 
 def test_lists_show_ones_own(alice: Tenant, bob: Tenant) -> None:
@@ -392,6 +393,35 @@ def test_a_revoked_key_ends_at_once(locked: Server) -> None:
 def test_keys_that_cannot_be(locked: Server, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         credentials(locked, lambda c: c.create(**arguments))
+
+
+def test_a_tenants_administrator_makes_and_ends_its_keys(locked: Server) -> None:
+    admin = client(locked, new_key(locked, "dana", "admin"))
+    made = admin.post("/v1/keys", json={"name": "laptop", "scopes": ["read"], "expires_in_seconds": 60})
+    assert made.status_code == 201, made.text
+    assert made.json()["scopes"] == ["read"]
+    assert made.json()["expires_at"] == pytest.approx(made.json()["created_at"] + 60)
+    other = client(locked, made.json()["key"])
+    assert other.get("/v1/sessions").status_code == 200
+    locked.error(other.post("/v1/sessions", json={}), 403, "missing_scope")
+    listed = admin.get("/v1/keys")
+    assert [key["name"] for key in listed.json()["data"]] == ["laptop", ""]
+    assert made.json()["key"] not in listed.text
+    assert admin.delete(f"/v1/keys/{made.json()['id']}").json()["revoked_at"] is not None
+    locked.error(other.get("/v1/sessions"), 401, "api_key_revoked")
+    assert admin.delete(f"/v1/keys/{made.json()['id']}").status_code == 200
+    for bad in ({"scopes": []}, {"scopes": ["fly"]}, {"name": "x" * 101}, {"name": "a\nb"}, {"expires_in_seconds": 0}):
+        assert admin.post("/v1/keys", json=bad).status_code == 422
+    said = locked.log.read_text()
+    (line,) = [line for line in said.splitlines() if "key.revoked" in line and made.json()["id"] in line]
+    event = json.loads(line[line.index("{") :])
+    assert (event["by"], event["tenant"]) == (f"key {admin.headers['authorization'].split('_')[1]}", "dana")
+
+
+def test_where_nobody_is_asked_for_a_key_nobody_makes_one(server: Server) -> None:
+    for method, path in (("POST", "/v1/keys"), ("GET", "/v1/keys"), ("DELETE", "/v1/keys/" + "0" * 16)):
+        answer = server.http.request(method, path, json={} if method == "POST" else None)
+        assert "everlong keys create" in server.error(answer, 403, "missing_scope")["message"]
 
 
 def test_keys_that_are_not_there_cannot_be_revoked(locked: Server) -> None:

@@ -266,6 +266,39 @@ class ModelList(Wire):
     data: list[ServedModel]
 
 
+class CreateApiKey(Wire):
+    """A new key of the caller's tenant."""
+
+    name: str = Field("", max_length=100, description="what it is for, for people")
+    scopes: list[Literal["read", "write", "admin"]] = Field(default=["read", "write"], min_length=1, max_length=3)
+    expires_in_seconds: int | None = Field(None, ge=1, le=10**9, description="null: it does not end")
+
+
+class ApiKey(Wire):
+    """A key without its secret. Times are Unix times in seconds."""
+
+    id: str
+    object: Literal["api_key"] = "api_key"
+    name: str
+    scopes: list[str]
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+
+class NewApiKey(ApiKey):
+    """With its secret, which is told once."""
+
+    key: str
+
+
+class ApiKeyList(Wire):
+    """Newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[ApiKey]
+
+
 class Ticket(Wire):
     """Stands for the caller's key when one WebSocket is opened."""
 
