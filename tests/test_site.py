@@ -53,6 +53,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_links_are_those_of_the_site() -> None:
+    pytest.importorskip("mkdocs", reason="needs everlong[docs]")
+    relinked = _module("hooks").relinked
+    assert relinked("[a](../SECURITY.md#what-is-not)", "docs/x.md") == "[a](security.md#what-is-not)"
+    assert relinked("[a](docs/results.md), [b](LICENSE)", "README.md") == "[a](results.md), b"
+    assert relinked("![a](pictures/cost.svg)", "docs/x.md") == "![a](pictures/cost.svg)"
+    assert relinked("[a](gone.md) [b](https://x.test/y)", "docs/x.md") == "[a](gone.md) [b](https://x.test/y)"
+
+
 def test_the_references_are_complete(site: Path) -> None:
     settings = (site / "settings.html").read_text()
     for name, field in Settings.model_fields.items():

@@ -222,10 +222,10 @@ async def _receive(request: Request, writer: BlobWriter | Nowhere, limit: int, f
             text.feed(data)
             await writer.write(data)
     start = text.finish()
-    return Received(text.size - start, start, text.digest.hexdigest(), _name(filename or ""), text.foreign)
+    return Received(text.size - start, start, text.digest.hexdigest(), name_of(filename or ""), text.foreign)
 
 
-def _name(given: str) -> str | None:
+def name_of(given: str) -> str | None:
     """What a document is called, for people: no path, and nothing that makes a name look like another one.
 
     Raises `InvalidRequest`.

@@ -17,7 +17,7 @@ from everlong_server.api.openai import files
 from everlong_server.api.openai.formats import Nullable
 from everlong_server.api.openai.schemas import File
 from everlong_server.api.schemas import Wire
-from everlong_server.api.upload import Received, Text, commit, converted, receive_part, too_large
+from everlong_server.api.upload import Received, Text, commit, converted, name_of, receive_part, too_large
 from everlong_server.api.views import Served
 from everlong_server.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from everlong_server.services import Services
@@ -100,7 +100,12 @@ async def create(body: CreateUpload, services: Served) -> Upload:
     await services.allowance.require_room(promised + body.bytes, services.model.fingerprint)
     moment = now()
     upload = store.Upload(
-        new_id("upload"), body.bytes, body.filename, body.purpose, moment, moment + services.settings.upload_seconds
+        new_id("upload"),
+        body.bytes,
+        name_of(body.filename) or body.filename,
+        body.purpose,
+        moment,
+        moment + services.settings.upload_seconds,
     )
     await services.uploads.create(upload)
     return await _view(services, upload)
