@@ -22,6 +22,15 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 TEXT = STORY.read_text()[:8_000]
+EXACTLY = """{
+  const send = WebSocket.prototype.send;
+  WebSocket.prototype.send = function (text) {
+    const message = JSON.parse(text);
+    if (message.type === "message.create") Object.assign(message, {max_tokens: %d, ignore_eos: true});
+    send.call(this, JSON.stringify(message));
+  };
+}"""
+"""A model with random weights ends its answers when it likes."""
 QUESTION = "What does the Red Queen say to Alice?"
 
 expect.set_options(timeout=30_000)
@@ -93,11 +102,11 @@ class Tab:
 
 @pytest.fixture
 def new_tab(browser: Browser, server: Server, key: str) -> Iterator[Callable[..., Tab]]:
-    """Makes tabs: `new_tab(color_scheme="dark")`. None may report an error on its console that the test did not take."""
+    """Makes tabs: `new_tab(color_scheme="dark")`; answers have as many `tokens`. None may report an error on its console that the test did not take."""
     contexts: list[BrowserContext] = []
     tabs: list[Tab] = []
 
-    def make(**options: Any) -> Tab:
+    def make(tokens: int = 40, **options: Any) -> Tab:
         known = {"origin": server.url, "localStorage": [{"name": "everlong.key", "value": key}]}
         usual = {
             "viewport": {"width": 1280, "height": 800},
@@ -106,6 +115,7 @@ def new_tab(browser: Browser, server: Server, key: str) -> Iterator[Callable[...
         }
         context = browser.new_context(**{**usual, **options})
         contexts.append(context)
+        context.add_init_script(EXACTLY % tokens)
         tab = Tab(context.new_page(), server)
         tab.page.on("console", lambda said: tab.errors.append(said.text) if said.type == "error" else None)
         tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
