@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
-from everlong_server.api import access, documents, errors, health, keys, page, sessions, stream, text, tickets
+from everlong_server.api import access, documents, errors, fetch, health, keys, page, sessions, stream, text, tickets
 from everlong_server.api.openai import chat, files, responses, responses_socket, uploads
 from everlong_server.metrics import Metrics
 from everlong_server.services import Services, require_keys, running
@@ -79,7 +79,7 @@ def create_app(
     app.state.metrics = metrics
     errors.install(app)
     for module in (
-        documents, text, sessions, stream, files, uploads, chat, responses, responses_socket, tickets, keys, health, page
+        documents, fetch, text, sessions, stream, files, uploads, chat, responses, responses_socket, tickets, keys, health, page
     ):  # fmt: skip
         app.include_router(module.router)
     app.mount("/assets", page.Assets())

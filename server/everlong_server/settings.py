@@ -69,6 +69,10 @@ class Settings(BaseSettings):
     blob_url: str | None = Field(None, description="fsspec URL for uploads; unset is a folder in data_dir")
 
     max_document_bytes: int = Field(4 * GiB, ge=1, description="largest upload")
+    fetch_hosts: tuple[str, ...] = Field(
+        (),
+        description='hosts, with their ports, that documents may be fetched from, as JSON: ["www.example.org"]; none',
+    )
     max_body_bytes: int = Field(MiB, ge=1024, description="largest JSON body or WebSocket frame")
     max_message_chars: int = Field(200_000, ge=1, description="longest message")
     recall_passages: int = Field(

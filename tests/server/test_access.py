@@ -121,6 +121,7 @@ def about(file: str) -> dict[str, Any]:
 
 BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/documents": lambda ids: {"content": b"words", "headers": {"content-type": "text/plain"}},
+    "POST /v1/documents/fetch": lambda ids: {"json": {"url": "http://example.org/"}},
     "POST /v1/files": lambda ids: {"files": {"file": b"words"}, "data": {"purpose": "user_data"}},
     "POST /v1/sessions": lambda ids: {"json": {"documents": [ids["document_id"]]}},
     "POST /v1/sessions/{session_id}/messages": lambda ids: {"json": {"content": "Hi", "max_tokens": 2}},

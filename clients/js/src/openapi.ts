@@ -189,6 +189,13 @@ export interface components {
             start_byte: number;
             text: string;
         };
+        /** @description Where a document is. */
+        Fetch: {
+            /** @description a name for people; default the address's last part */
+            filename?: string | null;
+            /** @description http:// or https://, of a host in EVERLONG_FETCH_HOSTS */
+            url: string;
+        };
         /** @description The tokens of the context that are a document's. */
         MemoryDocument: {
             document: string;

@@ -15,7 +15,7 @@ from everlong_server.api import schemas
 from everlong_server.api.errors import RESPONSES
 from everlong_server.api.events import event_stream
 from everlong_server.api.once import Key
-from everlong_server.api.upload import Form, Nowhere, Received, converted, receive
+from everlong_server.api.upload import Form, Nowhere, Received, Source, converted, receive
 from everlong_server.api.views import Served, document_view
 from everlong_server.errors import NotFound, Unavailable
 from everlong_server.services import Services
@@ -64,8 +64,8 @@ async def upload(
         return view
 
 
-async def stored(request: Request, services: Services, attempt: Attempt, form: Form | None = None) -> Document:
-    """The document that `request` uploads, acknowledged: its text and facts are on disk and its reading is queued.
+async def stored(source: Source, services: Services, attempt: Attempt, form: Form | None = None) -> Document:
+    """The document that comes from `source`, acknowledged: its text and facts are on disk and its reading is queued.
 
     Of an attempt that was done before, what comes is only compared with what came then.
     """
@@ -73,15 +73,15 @@ async def stored(request: Request, services: Services, attempt: Attempt, form: F
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
     document_id, limit = f"doc_{attempt.id}", services.settings.max_document_bytes
     there = attempt.answer is not None or (not attempt.first and await services.documents.exists(document_id))
-    length = request.headers.get("content-length", "")
+    length = source.headers.get("content-length", "")
     if not there:
         await services.allowance.require_room(int(length) if length.isdigit() else 0, services.model.fingerprint)
     writer = Nowhere() if there else await services.blobs.create(document_id)
 
     async def allow(received: Received) -> None:
-        await attempt.is_for("upload", request.url.path, received.digest, received.filename or "")
+        await attempt.is_for("upload", "file" if form else "document", received.digest, received.filename or "")
 
-    received = await receive(request, writer, limit, form, allow)
+    received = await receive(source, writer, limit, form, allow)
     if not there:
         received = await converted(services.blobs, document_id, received, limit)
     document = Document(

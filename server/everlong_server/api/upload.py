@@ -7,9 +7,9 @@ import codecs
 import hashlib
 import re
 import unicodedata
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -37,6 +37,22 @@ _MAX_NAME = 255
 _TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _UPLOADED = ".upload"
 """Behind a blob's name: what was uploaded, until it is text."""
+
+
+class Source(Protocol):
+    """Where a document comes from: a request is one."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Of its content: type and length."""
+
+    @property
+    def query_params(self) -> Mapping[str, str]:
+        """`filename`, if it has one."""
+
+    def stream(self) -> AsyncIterator[bytes]:
+        """The content in pieces."""
+
 
 Form = Mapping[str, Sequence[str]]
 """Fields of a form, and the values that each can have."""
@@ -148,7 +164,7 @@ class Nowhere:
 
 
 async def receive(
-    request: Request,
+    request: Source,
     writer: BlobWriter | Nowhere,
     limit: int,
     form: Form | None,
@@ -200,7 +216,7 @@ async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> 
         await blobs.delete(name + _UPLOADED)
 
 
-async def _receive(request: Request, writer: BlobWriter | Nowhere, limit: int, form: Form | None) -> Received:
+async def _receive(request: Source, writer: BlobWriter | Nowhere, limit: int, form: Form | None) -> Received:
     length = request.headers.get("content-length")
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     multipart = kind == b"multipart/form-data"
@@ -270,7 +286,7 @@ def _check_type(kind: str, charset: str) -> None:
 
 
 async def _multipart(
-    request: Request,
+    request: Source,
     writer: BlobWriter | Nowhere,
     text: Text | Piece,
     boundary: bytes,
