@@ -61,7 +61,7 @@ def relinked(markdown: str, source: str) -> str:
             return f"[{label}]({ELSEWHERE[path]}{anchor})"
         if path.startswith("docs/") and (ROOT / path).is_file():
             return f"[{label}]({path.removeprefix('docs/')}{anchor})"
-        return label
+        return label if (ROOT / path).exists() else link[0]  # mkdocs complains of what leads nowhere
 
     return re.sub(r"\[(?P<label>[^\]]*)\]\((?P<target>[^):#\s]+)(?P<anchor>#[^)]*)?\)", relink, markdown)
 

@@ -53,6 +53,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_links_are_those_of_the_site() -> None:
+    pytest.importorskip("mkdocs", reason="needs everlong[docs]")
+    relinked = _module("hooks").relinked
+    assert relinked("[a](../SECURITY.md#what-is-not)", "docs/x.md") == "[a](security.md#what-is-not)"
+    assert relinked("[a](docs/results.md), [b](LICENSE)", "README.md") == "[a](results.md), b"
+    assert relinked("![a](pictures/cost.svg)", "docs/x.md") == "![a](pictures/cost.svg)"
+    assert relinked("[a](gone.md) [b](https://x.test/y)", "docs/x.md") == "[a](gone.md) [b](https://x.test/y)"
+
+
 def test_the_references_are_complete(site: Path) -> None:
     settings = (site / "settings.html").read_text()
     for name, field in Settings.model_fields.items():
@@ -162,7 +171,8 @@ def commands() -> Iterator[tuple[str, str]]:
         text = path.read_text()
         for block in (*blocks(text), *blocks(text, "sh")):
             for line in block.splitlines():
-                if found := re.match(r"(?:\S*/)?everlong (?P<rest>.*?)(?:\s#.*)?$", line):
+                inside = r"docker compose (?:exec server |run .*--entrypoint )"
+                if found := re.match(rf"(?:\S*/|{inside})?everlong (?:server )?(?P<rest>.*?)(?:\s#.*)?$", line):
                     yield path.name, found["rest"]
 
 
@@ -202,6 +212,7 @@ def test_the_recipe_of_ones_own_model_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_ones_own_model_in_four_commands(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are typed, on a tiny backbone with a tiny recipe."""
     monkeypatch.chdir(tmp_path)

@@ -78,22 +78,9 @@ def create_app(
     app.state.services = None
     app.state.metrics = metrics
     errors.install(app)
-    apis = (
-        documents,
-        text,
-        sessions,
-        stream,
-        files,
-        uploads,
-        chat,
-        responses,
-        responses_socket,
-        tickets,
-        keys,
-        health,
-        page,
-    )
-    for module in apis:
+    for module in (
+        documents, text, sessions, stream, files, uploads, chat, responses, responses_socket, tickets, keys, health, page
+    ):  # fmt: skip
         app.include_router(module.router)
     app.mount("/assets", page.Assets())
     app.add_middleware(access.Access, settings=settings, metrics=metrics)

@@ -45,7 +45,7 @@ def serve_forever(settings: Settings) -> int:
             embedded = EmbeddedRedis(settings.data_dir.expanduser().absolute())
             embedded.start()
             redis = embedded  # only one that was started here is stopped here
-        return _serve(settings, settings.redis_url or (redis.url if redis else ""))
+        return _serve(settings, settings.redis_url or (redis.url if redis else ""), redis)
     except (SearchMissing, EmbeddedRedisError, OSError) as error:
         console.print(f"[bold red]error:[/] {error}")
         return 1
@@ -54,7 +54,7 @@ def serve_forever(settings: Settings) -> int:
             redis.stop()
 
 
-def _serve(settings: Settings, redis_url: str) -> int:
+def _serve(settings: Settings, redis_url: str, embedded: EmbeddedRedis | None) -> int:
     began = time.monotonic()
     failed: list[BaseException] = []
 
@@ -73,7 +73,7 @@ def _serve(settings: Settings, redis_url: str) -> int:
         server.should_exit = True
 
     app = create_app(settings, redis_url, load, on_ready=on_ready, on_failure=on_failure)
-    server = _Server(app, settings)
+    server = _Server(app, settings, embedded)
     server.run(server.sockets())
     return 1 if failed or not server.started else 0
 
@@ -81,7 +81,7 @@ def _serve(settings: Settings, redis_url: str) -> int:
 class _Server(uvicorn.Server):
     """Drains before it ends: at the first signal new work is refused and running answers may finish."""
 
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
+    def __init__(self, app: FastAPI, settings: Settings, embedded: EmbeddedRedis | None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -103,6 +103,13 @@ class _Server(uvicorn.Server):
         self._settings = settings
         self._drain_seconds = settings.drain_seconds
         self._drain: asyncio.Task[None] | None = None
+        self._embedded = embedded
+
+    async def on_tick(self, counter: int) -> bool:
+        """Every tenth of a second: the embedded Redis is looked after, too. Meanwhile requests that need it get 503."""
+        if self._embedded is not None and counter % 10 == 0 and self._embedded.revive():
+            log.error("the embedded Redis had ended by itself; it is started again")
+        return await super().on_tick(counter)
 
     def sockets(self) -> list[socket.socket] | None:
         """Where to listen, if on more than one port."""
@@ -145,7 +152,7 @@ def _banner(server: _Server, services: Services, seconds: float) -> None:
     console.print(_honesty(model))
     console.print(
         f"""
-Upload a document, chat about it, or open a WebSocket:
+Open http://{url} in a browser; or upload a document, chat about it, or open a WebSocket:
 
   curl -sT BOOK.txt -H 'content-type: text/plain' -X POST 'http://{url}/v1/documents?filename=BOOK.txt'
   {_command("everlong")} chat BOOK.txt --url http://{url}

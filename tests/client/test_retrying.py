@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,3 +158,69 @@ def test_a_real_server_does_it_once(shared_server: Server) -> None:
             act(client)
             after = (len(client.documents.list()), len(client.sessions.list()))
         assert sum(after) == sum(before) + 1
+
+
+@pytest.mark.parametrize("kind", [el.Everlong, el.AsyncEverlong])
+def test_a_long_file_goes_in_parts_and_a_lost_one_is_sent_again(
+    shared_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    monkeypatch.setattr("everlong_client.upload.PART", 1000)
+    text = "Où est la 鯨? " * 200
+    path = tmp_path / "whale.txt"
+    path.write_text(text)
+    sent: list[tuple[int, int | None]] = []
+    lost: list[str] = []
+
+    def lose(request: httpx.Request) -> bool:
+        """Every path's first answer, and the third part's."""
+        lost.append(request.url.path)
+        if request.method == "POST" and (lost.count(request.url.path) in (1, 3)):
+            raise httpx.ReadError("lost", request=request)
+        return True
+
+    class Lossy(httpx.HTTPTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            answer = super().handle_request(request)
+            answer.read()
+            lose(request)
+            return answer
+
+    class AsyncLossy(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            answer = await super().handle_async_request(request)
+            await answer.aread()
+            lose(request)
+            return answer
+
+    def progress(n: int, total: int | None) -> None:
+        sent.append((n, total))
+
+    if kind is el.Everlong:
+        with el.Everlong(shared_server.url, http_client=httpx.Client(transport=Lossy())) as client:
+            document = client.documents.upload(path, progress=progress)
+    else:
+
+        async def upload() -> el.Document:
+            http = httpx.AsyncClient(transport=AsyncLossy())
+            async with el.AsyncEverlong(shared_server.url, http_client=http) as client:
+                return await client.documents.upload(path, progress=progress)
+
+        document = asyncio.run(upload())
+    size = len(text.encode())
+    assert sent == [(n, size) for n in (0, 1000, 2000, 3000, size)]
+    assert document.filename == "whale.txt"
+    assert shared_server.http.get(f"/v1/files/{document.id}/content").text == text
+    assert len([path for path in lost if path.endswith("/parts")]) == 4 + 2
+
+
+def test_a_patient_call_waits_for_a_minute() -> None:
+    now = [0.0]
+    tries = Retrying(calls.add_part("upload_1", b"part"), 3, random=lambda: 0.5, clock=lambda: now[0])
+    error = el.APIConnectionError("lost")
+    waited = 0.0
+    while waited < 60:
+        now[0] = waited
+        waited += tries.pause(error)
+    now[0] = waited
+    with pytest.raises(el.APIConnectionError):
+        tries.pause(error)

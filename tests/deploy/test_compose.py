@@ -19,6 +19,7 @@ from tests.deploy.files import ROOT, dockerfile, image_environment, program, run
 
 BASE = "docker-compose.yml"
 GPU = "deploy/compose.gpu.yml"
+TLS = "deploy/compose.tls.yml"
 
 
 class Project:
@@ -162,6 +163,23 @@ def test_gpu_overlay(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = project.config(BASE)["services"]["server"]
     assert cpu["image"] != server["image"]
     assert "deploy" not in cpu
+
+
+def test_tls_overlay(project: Project) -> None:
+    (project.folder / ".env").write_text("TLS_KEY=key.pem\n")
+    assert "TLS_CERTIFICATE" in project.resolve(BASE, TLS).stderr
+    files = {"TLS_CERTIFICATE": "/certificates/chain.pem", "TLS_KEY": "/certificates/key.pem"}
+    proxy = project.config(BASE, TLS, **files)["services"]["proxy"]
+    (port,) = proxy["ports"]
+    text = (ROOT / "deploy" / "nginx" / "tls.conf").read_text()
+    assert (port["host_ip"], port["published"]) == ("0.0.0.0", "443")
+    assert f"listen {port['target']} ssl;" in text
+    mounted = {volume["target"]: volume["source"] for volume in proxy["volumes"]}
+    for directive, source in (("ssl_certificate", files["TLS_CERTIFICATE"]), ("ssl_certificate_key", files["TLS_KEY"])):
+        (target,) = re.findall(rf"{directive} (\S+);", text)
+        assert mounted[target] == source
+    assert "include /etc/nginx/tls/*.conf;" in (ROOT / "deploy" / "nginx" / "nginx.conf").read_text()
+    assert "/etc/nginx/tls/tls.conf" in mounted
 
 
 def test_doctor_finds_no_fault_with_this_redis(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:

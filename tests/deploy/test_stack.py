@@ -6,10 +6,12 @@ import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,17 @@ class Redis:
         self.port = free_port()
         command = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", word) for word in COMPOSE["services"]["redis"]["command"]]
         self.process = subprocess.Popen(
-            ["sh", ROOT / "deploy" / "redis" / "start.sh", *command, "--port", str(self.port), "--dir", str(data)],
+            [
+                "sh",
+                ROOT / "deploy" / "redis" / "start.sh",
+                *command,
+                "--bind",
+                "127.0.0.1",
+                "--port",
+                str(self.port),
+                "--dir",
+                str(data),
+            ],
             env={"PATH": f"{programs}:{os.environ['PATH']}", "SECRETS_DIR": str(self.secrets), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -78,30 +90,41 @@ class Redis:
 class Stack:
     """Three servers of one Redis behind the proxy, whose only name resolves to `names.addresses`."""
 
-    def __init__(self, folder: Path, nginx: str) -> None:
-        self.folder, self.port, self.server_port = folder, free_port(), free_port()
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data, self.temporary = folder, folder / "data", folder / "nginx"
+        self.port, self.tls_port, self.server_port = free_port(), free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.certificate = folder / "tls" / "certificate.pem"
         self._log = folder / "servers.log"
-        self.redis = Redis(folder)
-        model, self.data, secrets = make_model(folder), folder / "data", folder / "server-secrets"
-        secrets.mkdir()
-        (secrets / "everlong_redis_url").write_text(self.redis.url)
-        self.data.mkdir()
+        self._ending = ExitStack()
+
+    def start(self) -> None:
+        """All of it; what was started ends with `stop`, also if this fails."""
+        model, secrets = make_model(self.folder), self.folder / "server-secrets"
+        for made in (self.data, self.temporary, secrets, self.certificate.parent):
+            made.mkdir()
+        database = Redis(self.folder)
+        self._ending.callback(database.stop)
+        (secrets / "everlong_redis_url").write_text(database.url)
         flags = {
             "model": model, "data-dir": self.data, "models-dir": self.data / "models", "secrets-dir": secrets,
             "port": self.server_port, "threads": 1, "max-streams": 1, "device": "cpu",
         }  # fmt: skip
         common = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
         self.fleet = Fleet([["--host", address, *common] for address in SERVERS], self.data, self._log)
+        self._ending.callback(self.fleet.stop)
         self.names = Names(SERVERS)
-        self.temporary = folder / "nginx"
-        self.temporary.mkdir()
-        self._nginx = subprocess.Popen([nginx, "-c", self._configuration(), "-g", self._options()])
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60)
-
-    def start(self) -> None:
+        self._ending.callback(self.names.close)
+        self._make_certificate()
+        proxy = subprocess.Popen([program("nginx"), "-c", self._configuration(), "-g", self._options()])
+        self._ending.callback(proxy.wait, 10)
+        self._ending.callback(proxy.terminate)
+        self.http = self._ending.enter_context(httpx.Client(base_url=self.url, timeout=60))
         for url in [*map(self.at, SERVERS), self.url]:
             wait_for(lambda url=url: self._ready(url), 120, f"for {url}")
+
+    def stop(self) -> None:
+        self._ending.close()
 
     def _configuration(self) -> str:
         """deploy/nginx/nginx.conf, with the places that it speaks of."""
@@ -111,12 +134,26 @@ class Stack:
             ("resolver 127.0.0.11 valid=5s", f"resolver 127.0.0.1:{self.names.port} valid=1s", 1),
             ("http://$server:8080", f"http://$server:{self.server_port}", 1),
             ("/tmp/", f"{self.temporary}/", 6),
+            ("/etc/nginx/tls/", f"{self.folder}/tls/", 1),
         ):
             assert text.count(theirs) == times, theirs
             text = text.replace(theirs, ours)
         file = self.folder / "nginx.conf"
         file.write_text(text)
         return str(file)
+
+    def _make_certificate(self) -> None:
+        """What deploy/compose.tls.yml mounts, with a certificate of our own making."""
+        folder = self.certificate.parent
+        text = (ROOT / "deploy" / "nginx" / "tls.conf").read_text()
+        assert text.count("listen 8443 ssl") == 1
+        text = text.replace("listen 8443 ssl", f"listen 127.0.0.1:{self.tls_port} ssl")
+        (folder / "tls.conf").write_text(text.replace("/etc/nginx/tls/", f"{folder}/"))
+        made = run(
+            program("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=everlong",
+            "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / "key.pem", "-out", self.certificate,
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
 
     def _options(self) -> str:
         return "daemon off;" + (" user root;" if os.getuid() == 0 else "")
@@ -142,20 +179,12 @@ class Stack:
         assert answer.status_code == 201, answer.text
         return answer.json()["id"]
 
-    def stop(self) -> None:
-        self.http.close()
-        self._nginx.terminate()
-        self._nginx.wait(10)
-        self.fleet.stop()
-        self.names.close()
-        self.redis.stop()
-
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    nginx = program("nginx")
+    program("nginx")  # or skip
     with tempfile.TemporaryDirectory(prefix="everlong-stack") as folder:
-        stack = Stack(Path(folder), nginx)
+        stack = Stack(Path(folder))
         try:
             stack.start()
             yield stack
@@ -362,6 +391,17 @@ def test_without_servers_the_proxy_says_so_as_they_would(stack: Stack, resolving
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
         assert answer.headers["content-type"] == "application/json"
         assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_tls(stack: Stack) -> None:
+    trusted = ssl.create_default_context(cafile=str(stack.certificate))
+    with httpx.Client(base_url=f"https://127.0.0.1:{stack.tls_port}", verify=trusted) as client:
+        answer = client.get("/v1/models")
+        assert (answer.status_code, answer.headers["strict-transport-security"]) == (200, "max-age=31536000")
+    url = f"wss://127.0.0.1:{stack.tls_port}/v1/sessions/{stack.session()}/stream"
+    with connect(url, ssl=trusted) as socket:
+        socket.send(json.dumps({"type": "message.create", "content": "Hello.", "max_tokens": 1}))
+        assert json.loads(socket.recv(60))["type"] == "response.created"
 
 
 def test_metrics_are_not_for_callers(stack: Stack) -> None:

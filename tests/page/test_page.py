@@ -39,7 +39,7 @@ def session_of(page: Page) -> str:
 def settled(page: Page, place: str) -> None:
     """Until what the address promises is there."""
     if place.endswith("/memory"):
-        expect(page.locator("meter").first).to_be_visible()
+        expect(page.locator(".gauge").first).to_be_visible()
     elif "doc_" in place:
         expect(page.locator(".reader .words")).to_be_visible()
         if "-" in place:
@@ -218,9 +218,9 @@ def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: 
     expect(page.locator(".reader")).to_have_count(0)
     assert page.evaluate("document.activeElement.href") == link
     keys.press("m")
-    expect(page.locator("meter").first).to_be_visible()
+    expect(page.locator(".gauge").first).to_be_visible()
     keys.press("m")
-    expect(page.locator("meter")).to_have_count(0)
+    expect(page.locator(".gauge")).to_have_count(0)
     keys.press("j")
     expect(page.locator("h1")).to_have_text("looking-glass.md")
     expect(page.locator("#question")).to_be_focused()

@@ -356,6 +356,14 @@ def test_bytes_and_tokens_over_http(limited: Server) -> None:
         refused = client.post("/v1/documents", content=body, **plain)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "bytes_limit")
     assert len([name for name in (limited.data / "documents").iterdir() if name.name.startswith(".")]) == 0
+    # What has been promised to an upload in parts is not promised again.
+    fields = {"bytes": 300, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
+    upload = client.post("/v1/uploads", json=fields).json()["id"]
+    refused = client.post("/v1/uploads", json=fields)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "bytes_limit")
+    assert client.post(f"/v1/uploads/{upload}/cancel").status_code == 200
+    upload = client.post("/v1/uploads", json=fields).json()["id"]
+    assert client.post(f"/v1/uploads/{upload}/cancel").status_code == 200
     limited.redis.set(keys.tokens("d", today()), 1000, ex=100)
     refused = client.post("/v1/documents", content=b"x", **plain)
     limited.error(refused, 429, "tokens_limit")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Self, TypeVar, Unpack
 
 import httpx
@@ -70,7 +70,15 @@ class AsyncDocuments:
         self, source: AnySource, filename: str | None = None, progress: UploadProgress | None = None
     ) -> Document:
         """As `Documents.upload`; `source` may be an async iterator too. Others are read in a thread."""
-        return await self._transport.call(calls.upload_document(Upload(source, filename, progress)))
+        upload = Upload(source, filename, progress)
+        if not upload.in_parts:
+            return await self._transport.call(calls.upload_document(upload))
+        begun = await self._transport.call(calls.begin_upload(upload))
+        ids = []
+        with closing(upload.parts()) as parts:
+            while part := await asyncio.to_thread(next, parts, b""):
+                ids.append(await self._transport.call(calls.add_part(begun, part)))
+        return await self.get(await self._transport.call(calls.complete_upload(begun, ids)))
 
     async def wait(
         self,

@@ -32,6 +32,10 @@ class Call(Generic[T]):
     headers: Mapping[str, str] = field(default_factory=dict)
     json: Mapping[str, Any] | None = None
     body: Upload | None = None
+    part: bytes | None = None
+    """Sent as `data` of a form."""
+    patient: bool = False
+    """It is worth to wait for a server that restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,28 @@ def upload_document(upload: Upload) -> Call[Document]:
         headers["Content-Length"] = str(upload.total)
     params = {"filename": upload.filename} if upload.filename else {}
     return Call("POST", path("documents"), _one(Document), params=params, headers=headers, body=upload)
+
+
+def begin_upload(upload: Upload) -> Call[str]:
+    """POST /v1/uploads: a file that comes in parts; the answer is the upload's id."""
+    facts = {
+        "bytes": upload.total, "filename": upload.filename or "text", "mime_type": "text/plain", "purpose": "user_data"
+    }  # fmt: skip
+    return Call("POST", path("uploads"), _id, json=facts, patient=True)
+
+
+def add_part(upload: str, part: bytes) -> Call[str]:
+    """POST /v1/uploads/{id}/parts; the answer is the part's id."""
+    return Call("POST", path("uploads", upload, "parts"), _id, part=part, patient=True)
+
+
+def complete_upload(upload: str, parts: Iterable[str]) -> Call[str]:
+    """POST /v1/uploads/{id}/complete; the answer is the document's id."""
+
+    def parse(data: Any) -> str:
+        return _id(data["file"] if isinstance(data, dict) else data)
+
+    return Call("POST", path("uploads", upload, "complete"), parse, json={"part_ids": list(parts)}, patient=True)
 
 
 def get_document(document: str) -> Call[Document]:
@@ -128,6 +154,13 @@ def list_models() -> Call[Page[Model]]:
 
 def _one(cls: type[T]) -> Callable[[Any], T]:
     return lambda data: from_json(cls, data)
+
+
+def _id(data: Any) -> str:
+    try:
+        return str(data["id"])
+    except (TypeError, KeyError) as error:
+        raise UnexpectedAnswerError("expected an object with an id") from error
 
 
 def _nothing(data: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,19 +16,28 @@ __all__ = ["RETRIES", "Retrying"]
 RETRIES = 3
 LONGEST_WAIT = 60.0  # seconds; a longer one is the caller's to decide on
 LONGEST_PAUSE = 8.0  # seconds
+PATIENCE = 60.0  # seconds for which a server may be away, restarting, while a patient call is tried again
 
 _PASSING = {429, 502, 503, 504}
 
 
 class Retrying:
-    """The tries of one call, `retries` of them beside the first.
+    """The tries of one call, `retries` of them beside the first; of a patient one, those of a minute.
 
     What the server refuses for now is tried again, and what had no answer; a POST has an `Idempotency-Key`, by which the
-    server knows it again and does nothing twice. `random` gives numbers from 0 to 1.
+    server knows it again and does nothing twice. `random` gives numbers from 0 to 1, `clock` seconds.
     """
 
-    def __init__(self, call: Call[Any], retries: int, random: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        call: Call[Any],
+        retries: int,
+        random: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._left = retries if call.body is None or call.body.again else 0
+        self._clock = clock
+        self._until = None if not call.patient or not retries else clock() + PATIENCE
         self._deletes = call.method == "DELETE"
         self._attempt = 0
         self._lost = False
@@ -41,7 +51,8 @@ class Retrying:
     def pause(self, error: EverlongError) -> float:
         """Seconds to wait before the next try. Raises `error` if there is none."""
         seconds = self._seconds(error)
-        if self._left <= 0 or seconds is None:
+        over = self._left <= 0 if self._until is None else self._clock() >= self._until
+        if over or seconds is None:
             raise error
         self._left -= 1
         self._attempt += 1

@@ -7,13 +7,15 @@ import io
 import os
 import stat
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import IO, Protocol, TypeAlias, runtime_checkable
 
-__all__ = ["CHUNK", "AnySource", "Source", "Upload", "UploadProgress"]
+__all__ = ["CHUNK", "PART", "AnySource", "Source", "Upload", "UploadProgress"]
 
 CHUNK = 256 * 1024  # bytes
+PART = 8 * 1024 * 1024
+"""Bytes: what is longer is sent in parts of this size, so that a lost connection costs no more than one."""
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | IO[bytes] | IO[str] | Iterable[bytes] | Iterable[str]
 AnySource: TypeAlias = Source | AsyncIterable[bytes] | AsyncIterable[str]
@@ -36,6 +38,23 @@ class Upload:
         # Whether it can be sent again: a pipe, an open file and an iterator are taken once.
         self.again = isinstance(self._source, bytes) or (isinstance(self._source, Path) and self._source.is_file())
         self.total = _size(self._source)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it is to be sent in parts: it is long, and how long is known."""
+        return self.total is not None and self.total > PART
+
+    def parts(self) -> Generator[bytes]:
+        """The parts, each as long as the next is not asked for; what was asked for is counted as sent."""
+        self._sent = 0
+        self._progress(0, self.total)
+        source = self._source
+        with source.open("rb") if isinstance(source, Path) else nullcontext(source) as opened:
+            file = io.BytesIO(opened) if isinstance(opened, bytes) else opened
+            assert isinstance(file, _File)  # nothing else has a known length
+            while part := _bytes(file.read(PART)):
+                yield part
+                self._count(part)
 
     def __iter__(self) -> Iterator[bytes]:
         self._sent = 0

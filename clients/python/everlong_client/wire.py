@@ -72,6 +72,7 @@ class Wire:
             headers={**self.headers, **call.headers, **headers},
             content=body,
             json=call.json,
+            files=None if call.part is None else {"data": ("part", call.part, "application/octet-stream")},
             timeout=self._timeout if silence is None else silence,
         )
 

@@ -121,7 +121,20 @@ function Part({ parts, total, memory }: { parts: readonly MemoryPart[]; total: n
         <rect class="span" x={Math.min(995, (part.start / total) * 1000)} width={Math.max(part.end > part.start ? 5 : 0, ((part.end - part.start) / total) * 1000)} height="14" />
       </svg>
       <div class="full">
-        <meter aria-label={`${part.name}: how full`} min={0} max={part.slots} value={used} />
+        <svg
+          class="gauge"
+          viewBox="0 0 100 1"
+          preserveAspectRatio="none"
+          role="meter"
+          aria-label={`${part.name}: how full`}
+          aria-valuemin={0}
+          aria-valuemax={part.slots}
+          aria-valuenow={used}
+          aria-valuetext={facts}
+        >
+          <rect class="rail" width="100" height="1" />
+          <rect class="span" width={(100 * used) / Math.max(1, part.slots)} height="1" />
+        </svg>
         <span class="note">{facts}</span>
       </div>
       <p class="note">
@@ -214,6 +227,7 @@ function Heat({ rows, kind }: { rows: readonly number[][]; kind: string }) {
       class={`heat ${kind}`}
       viewBox={`0 0 ${COLUMNS} ${rows.length * height}`}
       preserveAspectRatio="none"
+      style={{ height: `${Math.min(180, Math.max(20, rows.length * 14))}px` }}
       role="img"
       aria-label={`${kind} over the context; layer by layer most at ${peaks.map(percent).join(", ")}`}
     >

@@ -43,7 +43,10 @@ export function Reader({ document: id, start, end }: { document: string; start: 
     void find(id);
     void jump(start ?? 0, end ?? 0).then(() => {
       if (start === null) box.current?.scrollTo(0, 0);
-      else mark.current?.scrollIntoView({ block: "center" });
+      else if (mark.current) {
+        const fits = mark.current.getBoundingClientRect().height < (box.current?.clientHeight ?? 0);
+        mark.current.scrollIntoView({ block: fits ? "center" : "start" });
+      }
     });
     heading.current?.focus({ preventScroll: true });
   }, [id, start, end]);

@@ -203,8 +203,9 @@ const FEW = 3;
 /** What an answer could rest on. */
 function Passages({ evidence }: { evidence: readonly Evidence[] }) {
   const [all, setAll] = useState(false);
-  if (evidence.length === 0) return <p class="note">The text has no passage about this.</p>;
+  if (evidence.length === 0) return <p class="note">It rests on no passage of the text.</p>;
   const { panel } = place.value;
+  const several = new Set(evidence.map((passage) => passage.document)).size > 1;
   return (
     <section class="evidence" aria-label="Evidence">
       <ol>
@@ -226,8 +227,8 @@ function Passages({ evidence }: { evidence: readonly Evidence[] }) {
                   {passage.text}
                 </span>
                 <span class="note">
-                  {name}
-                  {passage.page ? ` · page ${passage.page}` : bytes ? ` · ${percent(passage.start_byte / bytes)}` : ""}
+                  {several && <span class="title">{name}</span>}
+                  {passage.page ? `page ${passage.page}` : bytes ? `at ${percent(passage.start_byte / bytes)}` : ""}
                 </span>
               </a>
             </li>

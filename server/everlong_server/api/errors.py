@@ -103,14 +103,20 @@ def _short(value: object) -> str:
 def answer(error: BaseException) -> tuple[JSONResponse, ServerError]:
     """The HTTP answer to `error`, and what it was taken for."""
     known = as_server_error(error)
+    headers = headers_of(known)
+    if isinstance(error, HTTPException) and error.headers:
+        headers |= dict(error.headers)
+    return JSONResponse(known.body(), known.status, headers), known
+
+
+def headers_of(known: ServerError) -> dict[str, str]:
+    """What an answer says beside its body."""
     headers = {"Retry-After": str(known.retry_after)} if known.retry_after is not None else {}
     if isinstance(known, RateLimited):
         headers |= known.headers
     if known.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, HTTPException) and error.headers:
-        headers |= dict(error.headers)
-    return JSONResponse(known.body(), known.status, headers), known
+    return headers
 
 
 def install(app: FastAPI) -> None:

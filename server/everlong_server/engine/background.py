@@ -11,7 +11,7 @@ from collections.abc import Callable
 from redis.exceptions import RedisError, ResponseError
 
 from everlong_server.engine.engine import Engine
-from everlong_server.engine.responses import Answering, Responding
+from everlong_server.engine.responses import Answering, Keep, Responding
 from everlong_server.errors import Conflict, DocumentNotReady, Overloaded, RateLimited, ServerError, Unavailable
 from everlong_server.store.jobs import Job, Jobs
 from everlong_server.store.responses import Claim, Response, Responses
@@ -66,9 +66,10 @@ class Background:
             while self._engine.alive:
                 try:
                     claim = await self._store.claim(job.id)
-                    if claim is not None:
-                        await self._answer(job.id, claim)
-                    await self._jobs.done(job)
+                    if claim is None or await self._answer(job.id, claim):
+                        await self._jobs.done(job)
+                    else:
+                        await self._jobs.again(job)
                     return
                 except RedisError as error:
                     log.warning("redis is away, response %s waits: %s", job.id, type(error).__name__)
@@ -82,16 +83,24 @@ class Background:
         finally:
             self._places.release()
 
-    async def _answer(self, response_id: str, claim: Claim) -> None:
+    async def _answer(self, response_id: str, claim: Claim) -> bool:
+        """Whether it is over; False if it has to wait."""
         try:
             if claim.attempts > _MAX_ATTEMPTS:
                 raise Conflict(f"given up after {_MAX_ATTEMPTS} tries", code="too_many_attempts")
             response = await self._store.get(response_id)
             responding = self._responding(response.tenant)
             previous = await responding.previous(response.previous) if response.previous else None
-            answering = await self._begun(responding, response, previous, claim)
-            if answering is not None:
-                await self._through(answering, claim)
+            try:
+                answering = await responding.begin(response, previous, self._keep(claim))
+            except (Overloaded, RateLimited, DocumentNotReady) as error:
+                if isinstance(error, RateLimited) and error.code != "streams_limit":
+                    raise  # what is used up for a day, say
+                # Others' jobs are not to wait with it. It was no try.
+                await self._store.write(response_id, claim, {"attempts": 0})
+                await asyncio.sleep(_RETRY_SECONDS)
+                return False
+            await self._through(answering, claim)
         except Unavailable:
             raise
         except _Unwanted as error:
@@ -100,26 +109,14 @@ class Background:
             log.warning("response %s failed: %s", response_id, error)
             failure = json.dumps({"code": error.code, "message": error.message})
             await self._store.write(response_id, claim, {"status": "failed", "error": failure})
+        return True
 
-    async def _begun(
-        self, responding: Responding, response: Response, previous: Response | None, claim: Claim
-    ) -> Answering | None:
-        """The response under way; None if it is no longer wanted. What others wait for, too, is waited for."""
-
+    def _keep(self, claim: Claim) -> Keep:
         async def keep(done: Response) -> None:
             if not await self._store.write(done.id, claim, done.end()):
                 raise _Unwanted(f"response {done.id!r} is not wanted any more")
 
-        while await self._store.write(response.id, claim):
-            try:
-                return await responding.begin(response, previous, keep)
-            except (Overloaded, DocumentNotReady):
-                await asyncio.sleep(_RETRY_SECONDS)
-            except RateLimited as error:
-                if error.code != "streams_limit":  # the others take longer than anybody waits
-                    raise
-                await asyncio.sleep(_RETRY_SECONDS)
-        return None
+        return keep
 
     async def _through(self, answering: Answering, claim: Claim) -> None:
         """To the end of the answer, or until it is not wanted any more."""

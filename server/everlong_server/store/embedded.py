@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -75,23 +76,34 @@ class EmbeddedRedis:
             raise EmbeddedRedisError(f"another server uses the data folder {self.folder.parent}") from error
         if self.answers():
             return
-        log = (self.folder / "redis.log").open("ab")
-        self._process = subprocess.Popen(
-            [
-                redis_server(), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700",
-                "--dir", str(self.folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
-                "--maxmemory-policy", "noeviction", "--daemonize", "no",
-            ],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent,  # noqa: PLW1509 - before there are threads
-            start_new_session=True,
-        )  # fmt: skip
-        log.close()
+        self._process = self._launch(_die_with_parent)
         deadline = time.monotonic() + _START_SECONDS
         while not self.answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 tail = (self.folder / "redis.log").read_text(errors="replace")[-500:]
                 raise EmbeddedRedisError(f"the embedded Redis did not start: {tail}")
             time.sleep(0.02)
+
+    def revive(self) -> bool:
+        """Starts Redis again if it has ended by itself; True if it had. It loads its file and answers when it has."""
+        if self._process is None or self._process.poll() is None:
+            return False
+        # What runs between fork and exec may hang where there are threads. So this one outlives a server that is
+        # killed, and the next one on the folder takes it over.
+        self._process = self._launch(None)
+        return True
+
+    def _launch(self, before: Callable[[], None] | None) -> subprocess.Popen[bytes]:
+        with (self.folder / "redis.log").open("ab") as log:
+            return subprocess.Popen(
+                [
+                    redis_server(), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700",
+                    "--dir", str(self.folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
+                    "--maxmemory-policy", "noeviction", "--daemonize", "no",
+                ],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=before,  # noqa: PLW1509 - before there are threads
+                start_new_session=True,
+            )  # fmt: skip
 
     def stop(self) -> None:
         """Ends Redis, which first writes what it holds, and gives the folder free."""

@@ -101,6 +101,15 @@ class Jobs:
             await pipe.execute()
         self._held.discard(job.entry)
 
+    async def again(self, job: Job) -> None:
+        """Puts the job behind all others."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.xadd(self._stream, {"id": job.id})
+            pipe.xack(self._stream, keys.READERS, job.entry)
+            pipe.xdel(self._stream, job.entry)
+            await pipe.execute()
+        self._held.discard(job.entry)
+
     def drop(self, job: Job) -> None:
         """Leaves the job to whoever has it now."""
         self._held.discard(job.entry)

@@ -98,6 +98,16 @@ class Uploads:
         names = [keys.upload(upload_id), keys.upload_parts(upload_id)]
         return bool(await self._scripts.run(scripts.CANCEL_UPLOAD, names, []))
 
+    async def promised(self) -> int:
+        """Bytes of the tenant's pending uploads, whether they have come or not."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for upload_id in await self.ids():
+                pipe.hmget(keys.upload(upload_id), b"tenant", b"status", b"bytes")
+            every = await pipe.execute()
+        return sum(
+            int(size) for tenant, status, size in every if status == b"pending" and belongs(tenant) == self._tenant
+        )
+
     async def ids(self) -> set[str]:
         """Every upload's id."""
         return {member.decode() for member in await self._redis.zrange(keys.UPLOADS, 0, -1)}

@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from tests.process import Server, wait_for
-from tests.server.openai_api.talk import of, over, respond
+from tests.server.openai_api.talk import of, over, respond, sdk
 from tests.tinymodel import STORY
 
 
@@ -62,3 +62,17 @@ def test_it_waits_for_its_documents_and_fails_without(client: OpenAI, server: Se
     failed = over(client, response.id)
     assert (failed.status, failed.error.code) == ("failed", "document_not_found")
     client.files.delete(file)
+
+
+def test_it_waits_for_its_tenants_turn_and_lets_others_pass(new_server: Any) -> None:
+    server = new_server(recall_passages=0, max_streams=2, tenant_streams=1).start()
+    with sdk(server) as client:
+        long = respond(client, "Talk.", background=True, max_output_tokens=1_000_000)
+        wait_for(lambda: client.responses.retrieve(long.id).status == "in_progress", 30, "for the answer to begin")
+        short = [respond(client, "Hi.", background=True).id for _ in range(3)]
+        with pytest.raises(openai.RateLimitError):
+            respond(client, "Hi.")
+        assert all(client.responses.retrieve(each).status == "queued" for each in short)
+        client.responses.cancel(long.id)
+        assert {over(client, each).status for each in short} == {"incomplete"}
+    server.check_keys()

@@ -14,7 +14,7 @@ from fastapi import APIRouter, WebSocket
 from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
-from everlong_server.api.errors import as_server_error
+from everlong_server.api.errors import as_server_error, headers_of
 from everlong_server.api.events import error_event
 from everlong_server.api.openai.response import CreateResponse
 from everlong_server.api.openai.responses import asked, events
@@ -98,6 +98,6 @@ class _Responses(Socket):
     async def fail(self, error: Exception) -> None:
         """As OpenAI does: with the status and the headers that HTTP would have."""
         known, event = as_server_error(error), error_event(error)
-        if known.retry_after is not None:
-            event["error"]["headers"] = {"retry-after": str(known.retry_after)}
+        if headers := headers_of(known):
+            event["error"]["headers"] = {name.lower(): value for name, value in headers.items()}
         await self.send(event | {"status": known.status})

@@ -96,7 +96,8 @@ async def create(body: CreateUpload, services: Served) -> Upload:
         error = too_large(limit)
         error.param = "bytes"
         raise error
-    await services.allowance.require_room(body.bytes, services.model.fingerprint)
+    promised = await services.uploads.promised() if services.allowance.limits.bytes is not None else 0
+    await services.allowance.require_room(promised + body.bytes, services.model.fingerprint)
     moment = now()
     upload = store.Upload(
         new_id("upload"),
