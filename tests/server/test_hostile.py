@@ -70,7 +70,8 @@ async def test_words_and_secrets_are_not_logged(talkative: Server) -> None:
     )
     for _ in range(2):
         assert http.post(path, json=said, headers={"Idempotency-Key": MARKER}).is_success
-    assert MARKER in http.post(path, json=said | {"stream": True}).text  # as evidence
+    evidence = {"recall": {"passages": 4, "tokens": 60}}
+    assert MARKER in http.post(path, json=said | evidence | {"stream": True}).text
     assert MARKER in http.get(path).text
     for bad in ({"temperature": MARKER}, {MARKER: 1}, {"content": [MARKER]}, {"content": MARKER * 100_000}):
         assert http.post(path, json=said | bad).is_client_error

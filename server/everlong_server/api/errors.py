@@ -59,6 +59,8 @@ def as_server_error(error: BaseException) -> ServerError:
     if isinstance(error, HTTPException):
         if error.status_code == 404:
             return NotFound("no such path", code="path_not_found")
+        if error.status_code == 400:  # of a body that is not UTF-8, FastAPI says no more than that
+            return InvalidRequest("the body is not valid JSON in UTF-8", code="invalid_json")
         known = InvalidRequest(str(error.detail), code=_HTTP_CODES.get(error.status_code, "invalid_request"))
         known.status = error.status_code
         return known
