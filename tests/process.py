@@ -205,11 +205,15 @@ class Server:
             if kind != "none" and ttl != -2:  # else it has gone since it was listed
                 assert kind == kinds[0].type, key
                 assert (ttl >= 0) == kinds[0].expires, f"key {key!r} has TTL {ttl}"
-        documents = {member.decode() for member in client.zrange(keys.DOCUMENTS, 0, -1)}
-        sessions = {member.decode() for member in client.zrange(keys.SESSIONS, 0, -1)}
+        documents, sessions = (
+            {member.decode() for index in client.scan_iter(pattern) for member in client.zrange(index, 0, -1)}
+            for pattern in (keys.documents("*"), keys.sessions("*"))
+        )
         for key in found:
             if match := re.match(r"everlong:document:([^:]+)", key):
                 assert match[1] in documents, f"{key} is left of a deleted document"
+            if match := re.match(r"everlong:upload:([^:]+)", key):
+                assert client.zscore(keys.UPLOADS, match[1]) is not None, f"{key} is left of an upload"
             if match := re.match(r"everlong:session:([^:]+)", key):
                 assert match[1] in sessions, f"{key} is left of a deleted session"
             if re.fullmatch(r"everlong:reading:[^:]+", key):

@@ -44,17 +44,23 @@ def test_the_python_examples_of_the_readme(server: Server, code: str) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "deploy/README.md"])
+DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md"]
+
+
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md")))]
+)
 def test_links_lead_somewhere(document: str) -> None:
+    """In the repository, as its pages are read there."""
     path = ROOT / document
-    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
         assert (path.parent / target).exists(), f"{document} links to {target}"
 
 
 def test_every_key_is_in_the_architecture() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for key in KEYS:
-        name = key.pattern.replace("jobs:*", "jobs:MODEL").replace("*", "ID")
+        name = re.sub(r"(jobs|responses):\*", r"\1:MODEL", key.pattern).replace("*", "ID")
         assert f"`{name}`" in text, name
 
 

@@ -2,7 +2,8 @@
 
 from everlong_models.backbone import Backbone
 from everlong_models.cache import Cache
-from everlong_models.errors import EverlongModelError
+from everlong_models.errors import EverlongModelError, GrammarError
+from everlong_models.grammar import Grammar, Grammars
 from everlong_models.memory import MemoryConfig, MemoryModel
 from everlong_models.model import MEMORIES, Model, load_model
 from everlong_models.sampling import Sampler, SamplingParams
@@ -15,6 +16,9 @@ __all__ = [
     "Backbone",
     "Cache",
     "EverlongModelError",
+    "Grammar",
+    "GrammarError",
+    "Grammars",
     "MemoryConfig",
     "MemoryModel",
     "MemoryState",

@@ -14,6 +14,10 @@ and after it the hidden states of the write tokens, m_i, write by the delta rule
 φ is DPFP-3 (Schlag et al. 2021) scaled to length one, so K = 6·`memory_width`. W_v starts at zero: an untrained memory
 leaves the backbone's answers exactly as they are.
 
+Beyond the paper, `value_width` d_v gives W_v = W_o W_u of rank d_v. Every W is then W_o times a matrix (d_v, K), as it
+starts at zero and only ever adds multiples of values; so that matrix is what is kept, W_o is applied to what is read from
+it, and weights and state are D / d_v times smaller. W_o starts at zero.
+
 The paper skips the read in the first segment. Here it needs no rule: with W = 0 and z = 0 the read is 0 / ε = 0, for
 each row by itself, whatever the pasts of the rows beside it.
 
@@ -44,7 +48,8 @@ NU = 3
 
 
 class ARMTConfig(MemoryConfig):
-    """`memory_tokens`: m. `memory_width`: what keys and queries have before φ widens them sixfold.
+    """`memory_tokens`: m. `memory_width`: what keys and queries have before φ widens them sixfold. `value_width`: d_v;
+    None is D, the paper's.
 
     `epsilon`: ε. `diagonals`: read along diagonals, several layers at once, instead of segment after segment: the same
     states but for rounding. The work is the same; it is meant for a GPU that one segment of few rows leaves idle. While
@@ -53,17 +58,22 @@ class ARMTConfig(MemoryConfig):
 
     memory_tokens: int = Field(16, ge=1)
     memory_width: int = Field(64, ge=2, description="below 2, DPFP-3 multiplies features that are never both non-zero")
+    value_width: int | None = Field(None, ge=1)
     epsilon: float = Field(1e-5, gt=0)
     diagonals: bool = False
 
 
 class Projections(NamedTuple):
-    """How layers read and write: `query`, `key` (…, width, D), `value` (…, D, D), `gate` (…, D)."""
+    """How layers read and write: `query`, `key` (…, width, D), `value` (…, V, D), `gate` (…, D), `output` (…, D, V).
+
+    V is d_v; or D, and `output` is empty.
+    """
 
     query: Tensor
     key: Tensor
     value: Tensor
     gate: Tensor
+    output: Tensor
 
 
 def dpfp(x: Tensor) -> Tensor:
@@ -76,16 +86,17 @@ def dpfp(x: Tensor) -> Tensor:
 
 
 def recall(h: Tensor, W: Tensor, z: Tensor, by: Projections, epsilon: float) -> Tensor:
-    """What hidden states `h` (B, T, D) find in `W` (B, D, K) with `z` (B, K): W φ / (z·φ + ε), (B, T, D).
+    """What hidden states `h` (B, T, D) find in `W` (B, V, K) with `z` (B, K): W_o W φ / (z·φ + ε), (B, T, D).
 
     Computed in the type of `W`, returned in that of `h`.
     """
     phi = dpfp(F.linear(h, by.query).to(W.dtype))  # (B, T, K)
-    return (phi @ W.mT / (phi @ z[..., None] + epsilon)).to(h.dtype)
+    found = (phi @ W.mT / (phi @ z[..., None] + epsilon)).to(h.dtype)
+    return F.linear(found, by.output) if by.output.numel() else found
 
 
 def memorise(h: Tensor, W: Tensor, z: Tensor, by: Projections, epsilon: float) -> tuple[Tensor, Tensor]:
-    """`W` (B, D, K) and `z` (B, K) after the write tokens' hidden states `h` (B, m, D) have written: the delta rule."""
+    """`W` (B, V, K) and `z` (B, K) after the write tokens' hidden states `h` (B, m, D) have written: the delta rule."""
     phi = dpfp(F.linear(h, by.key).to(W.dtype))  # (B, m, K)
     v = F.linear(h, by.value).to(W.dtype)
     beta = torch.linalg.vecdot(h, by.gate).to(W.dtype).sigmoid()[..., None]  # (B, m, 1)
@@ -99,7 +110,7 @@ def memorise(h: Tensor, W: Tensor, z: Tensor, by: Projections, epsilon: float) -
 class ARMT(SegmentReader):
     """Associative Recurrent Memory Transformer around `backbone`.
 
-    State, for L layers: `W` (rows, L, D, K) and `z` (rows, L, K), float32 or better. Raises `BackboneError` for a
+    State, for L layers: `W` (rows, L, V, K) and `z` (rows, L, K), float32 or better, V = d_v or D. Raises `BackboneError` for a
     backbone whose layers cannot be driven one by one (see `Layers`).
     """
 
@@ -130,23 +141,29 @@ class ARMT(SegmentReader):
         self.memory = noise(m, D, scale=backbone.embedding_std())
         self.query = noise(L, d, D, scale=D**-0.5)
         self.key = noise(L, d, D, scale=D**-0.5)
-        self.value = nn.Parameter(torch.zeros(L, D, D).to(self.memory))
+        self.output: nn.Parameter | None = None
+        if config.value_width is None:
+            self.value = nn.Parameter(torch.zeros(L, D, D).to(self.memory))
+        else:
+            self.value = noise(L, config.value_width, D, scale=D**-0.5)
+            self.output = nn.Parameter(torch.zeros(L, D, config.value_width).to(self.memory))
         # Zero as well: residual streams are large, and a random gate would start saturated.
         self.gate = nn.Parameter(torch.zeros(L, D).to(self.memory))
 
     def _projections(self) -> Projections:
-        return Projections(self.query, self.key, self.value, self.gate)
+        output = self.value.new_empty(len(self.layers), 0, 0) if self.output is None else self.output
+        return Projections(self.query, self.key, self.value, self.gate, output)
 
     def initial_state(self, rows: int = 1) -> MemoryState:
         """Nothing stored in any row."""
-        L, D, K = len(self.layers), self.backbone.width, 2 * NU * self.config.memory_width
+        L, V, K = len(self.layers), self.config.value_width or self.backbone.width, 2 * NU * self.config.memory_width
         dtype, device = torch.promote_types(self.backbone.dtype, torch.float32), self.backbone.device
-        shapes = {"W": (rows, L, D, K), "z": (rows, L, K)}
+        shapes = {"W": (rows, L, V, K), "z": (rows, L, K)}
         return MemoryState({name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()})
 
     def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
         """Each layer's W, which every segment adds to: as many associations as W has independent directions."""
-        W = state["W"][0]  # (L, D, K)
+        W = state["W"][0]  # (L, V, K)
         change: list[float | None] = [None] * len(W)
         if tokens.shape[1]:
             change = relative_change(W, self.close(self.open(state, tokens)[0])["W"][0])

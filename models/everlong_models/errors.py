@@ -7,6 +7,7 @@ EverlongModelError
 ├── RecipeError            a training recipe that cannot be read, or has a wrong key or value
 ├── RunError               a training run that cannot be resumed, or has gone wrong
 ├── DataError              a data set that is missing, unreadable, empty or broken
+├── GrammarError           a schema that no answer can be made to follow
 ├── TokenError             token ids outside the vocabulary, or a sequence of the wrong length
 └── StateError             a state that must not be used
     ├── StateTruncated     bytes are missing (or left over)
@@ -53,6 +54,10 @@ class RunError(EverlongModelError):
 
 class DataError(EverlongModelError):
     """A data set that is missing, unreadable, empty or broken: names the file, and the line if there is one."""
+
+
+class GrammarError(EverlongModelError, ValueError):
+    """A schema that is wrong, not supported, or more than a token may cost."""
 
 
 class TokenError(EverlongModelError, ValueError):

@@ -46,7 +46,12 @@ def load_backbone(
     transformers_logging.disable_progress_bar()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except Exception as error:  # transformers, safetensors and tokenizers raise what they like for damaged files
         raise BackboneError(f"cannot load the backbone in {folder}: {error}") from error
@@ -64,7 +69,7 @@ def load_backbone(
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer in `folder`. Raises `BackboneError`."""
     try:
-        return Tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        return Tokenizer(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False))
     except BackboneError:
         raise
     except Exception as error:  # as above
@@ -141,8 +146,9 @@ def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
     transformers_logging.disable_progress_bar()
     try:
         try:
-            model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            source = {"gguf_file": file.name, "trust_remote_code": False}
+            model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
         except Exception as error:  # gguf, numpy and transformers raise what they like for a damaged file
             raise BackboneError(f"cannot read {file} as GGUF: {error}") from error
         # The tensors were dequantised on loading; transformers would refuse to save what it thinks is still quantised.

@@ -49,7 +49,8 @@ class LongTermConfig(MemoryConfig):
     `source`: "raw" layer inputs (the paper's), or "normed", as the layer's own attention sees them: the raw ones of a
     Llama grow with depth, to coefficients of 5,000 in SmolLM2's upper layers where normed ones stay at 1.
     `output`: how W^O starts: at "zero", so that an untrained memory leaves a pretrained backbone's answers as they
-    were, or "random"; "none" is a control: the memory is written and never read. `prior`: σ0 of the KL term, where
+    were, or "random"; "none" is a control: the memory is written and never read. `rank`: of W^K, W^V and W^O, each the
+    product of two thin matrices; None is full, the paper's. `prior`: σ0 of the KL term, where
     untrained densities start. `min_variance`: least σ². `seed`: of the initial weights and of sticky draws.
     """
 
@@ -63,6 +64,7 @@ class LongTermConfig(MemoryConfig):
     gate: Literal["full", "depthwise"] = "full"
     source: Literal["raw", "normed"] = "raw"
     output: Literal["zero", "random", "none"] = "zero"
+    rank: int | None = None
     prior: float = 0.05
     min_variance: float = 1e-6
     seed: int = 0
@@ -87,6 +89,8 @@ class LongTermConfig(MemoryConfig):
         for field in ("samples", "bins"):
             if getattr(self, field) < 1:
                 raise ConfigError(field, getattr(self, field), "must be at least 1")
+        if self.rank is not None and self.rank < 1:
+            raise ConfigError("rank", self.rank, "must be at least 1, or null")
         for field in ("ridge", "prior", "min_variance"):
             if not 0 < getattr(self, field) < math.inf:
                 raise ConfigError(field, getattr(self, field), "must be positive and finite")
@@ -108,6 +112,24 @@ class Density(NamedTuple):
     variance: Tensor  # (B, H, T)
 
 
+class Thin(nn.Module):
+    """A linear map without bias of rank `rank`: `after` (out, rank) times `before` (rank, in)."""
+
+    def __init__(self, width: int, out: int, rank: int) -> None:
+        super().__init__()
+        self.before = nn.Linear(width, rank, bias=False)
+        self.after = nn.Linear(rank, out, bias=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """The product (out, in)."""
+        return self.after.weight @ self.before.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, in) to (…, out)."""
+        return cast(Tensor, self.after(self.before(x)))
+
+
 class LayerMemory(nn.Module):
     """One layer's long-term memory. B rows, N basis functions, D width, H heads of dimension d, T positions."""
 
@@ -122,17 +144,21 @@ class LayerMemory(nn.Module):
         self.regression = Regression(basis, config.samples, config.ridge)
         self.register_buffer("centres", basis.centres(), persistent=False)
         self.register_buffer("widths", basis.deviations(), persistent=False)
-        self.key = nn.Linear(width, heads * head_dim, bias=False)
-        self.value = nn.Linear(width, heads * head_dim, bias=False)
-        self.output = nn.Linear(heads * head_dim, width, bias=False)
+        self.key = self._map(width, heads * head_dim)
+        self.value = self._map(width, heads * head_dim)
+        self.output = self._map(heads * head_dim, width)
         if config.output == "zero":
-            nn.init.zeros_(self.output.weight)
+            nn.init.zeros_((self.output.after if isinstance(self.output, Thin) else self.output).weight)
         self.affine = nn.Parameter(torch.empty(heads, 2, N).uniform_(-(N**-0.5), N**-0.5))
         # Untrained heads look at different regions of the memory, each as sharply as the prior asks.
         centre = (torch.arange(heads) + 0.5) / heads
         spread = torch.full((heads,), config.prior**2)
         self.bias = nn.Parameter(torch.stack([centre.logit(), spread.expm1().log()], dim=1))
         self.convolution = nn.Conv1d(width, width, 3, padding=1, groups=width if config.gate == "depthwise" else 1)
+
+    def _map(self, width: int, out: int) -> nn.Linear | Thin:
+        rank = self.config.rank
+        return nn.Linear(width, out, bias=False) if rank is None else Thin(width, out, rank)
 
     def gate(self, x: Tensor) -> Tensor:
         """sigmoid(conv(X)) ⊙ X (B, T, D), with X detached and zeros beyond the segment's borders (Eq. 18)."""
@@ -160,7 +186,7 @@ class LayerMemory(nn.Module):
         context = (weights @ look.values).transpose(1, 2).flatten(2)  # (B, T, H·d)
         if self.config.output == "none":
             context = context * 0  # all weights keep a gradient, of zero: an optimizer treats them as ever
-        return self.output(context).to(queries.dtype), density
+        return cast(Tensor, self.output(context)).to(queries.dtype), density
 
     def extend(self, past: Tensor, new: Tensor, counts: list[int], positions: Tensor | None = None) -> Tensor:
         """The coefficients (B, N, D) after `past` (B, N, D) takes in gated vectors `new` (B, T, D) (Eq. 13-15).

@@ -1,15 +1,17 @@
 """Sampling: from logits to the next token, reproducibly.
 
-Order of operations, as in vLLM and transformers: logit bias, penalties, temperature, top_k, top_p, min_p, draw.
+Order of operations, as in vLLM and transformers: logit bias, penalties, grammar, temperature, top_k, top_p, min_p, draw.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
+
+from everlong_models.grammar import Grammar
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
@@ -50,6 +52,7 @@ class SamplingParams(BaseModel):
     logit_bias: dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100, le=100)]] = Field(
         default_factory=dict, max_length=MAX_LOGIT_BIAS
     )
+    json_schema: dict[str, Any] | None = Field(None, description="the answer is JSON of this schema, and nothing else")
     logprobs: bool = Field(False, description="return the log-probability of each token")
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS, description="and of the likeliest beside it")
 
@@ -63,11 +66,15 @@ class Sampler:
     """Draws the tokens of one answer. Holds the random generator and the counts that penalties need.
 
     `context`: token ids that repetition_penalty looks at beside what is generated. `seed` is always given, so that the
-    same request on the same state gives the same tokens on any replica and after any restart.
+    same request on the same state gives the same tokens on any replica and after any restart. `grammar`: what the answer
+    may be, if that is not anything.
     """
 
-    def __init__(self, params: SamplingParams, seed: int, context: list[int], vocab_size: int) -> None:
+    def __init__(
+        self, params: SamplingParams, seed: int, context: list[int], vocab_size: int, grammar: Grammar | None = None
+    ) -> None:
         self.params = params
+        self.grammar = grammar
         self._generator = torch.Generator().manual_seed(seed)
         self._counts: Tensor | None = None
         self._seen: Tensor | None = None
@@ -88,10 +95,12 @@ class Sampler:
             self._counts[token] += 1
         if self._seen is not None:
             self._seen[token] = True
+        if self.grammar is not None:
+            self.grammar.take(token)
         return token
 
     def adjust(self, logits: Tensor) -> Tensor:
-        """`logits` (V,) in float32 on the CPU, with bias and penalties."""
+        """`logits` (V,) in float32 on the CPU, with bias and penalties; -∞ where the grammar allows no token."""
         params, scores = self.params, logits.detach().float().cpu()
         if self._bias is not None:
             scores = scores.index_add(0, *self._bias)
@@ -100,6 +109,8 @@ class Sampler:
             scores = torch.where(self._seen, torch.where(scores > 0, scores / r, scores * r), scores)
         if self._counts is not None:
             scores = scores - params.frequency_penalty * self._counts - params.presence_penalty * (self._counts > 0)
+        if self.grammar is not None:
+            scores = scores.masked_fill(~self.grammar.allowed(), -torch.inf)
         return scores
 
     def _draw(self, scores: Tensor) -> int:

@@ -9,6 +9,7 @@ import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
 
+from llguidance import LLTokenizer
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
@@ -88,6 +89,10 @@ class Tokenizer:
         """`messages` through the chat template; `answer` adds the assistant's opening."""
         rendered = self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
         return str(rendered)
+
+    def automaton(self, vocab_size: int) -> LLTokenizer:
+        """The vocabulary as grammars need it, for a model with `vocab_size` logits."""
+        return LLTokenizer(self._spec, n_vocab=max(vocab_size, self.vocab_size), eos_token=list(self.eos_ids))
 
     def digest(self) -> str:
         """SHA-256 of vocabulary, rules and chat template; hexadecimal."""

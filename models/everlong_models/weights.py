@@ -51,10 +51,23 @@ def read_manifest(folder: Path) -> Manifest:
         raise AdapterError(f"{file}: {_first(error)}") from error
 
 
-def save_weights(folder: Path, manifest: Manifest, memory: nn.Module, lora: dict[str, Tensor] | None = None) -> None:
-    """Writes the memory's own parameters (all but the backbone's) and `lora` tensors, if any."""
+def save_weights(
+    folder: Path,
+    manifest: Manifest,
+    memory: nn.Module,
+    lora: dict[str, Tensor] | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Writes the memory's own parameters (all but the backbone's) and `lora` tensors, if any.
+
+    `dtype`: of the memory's numbers; default as they are. They are loaded into whatever type the memory has.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in own_parameters(memory).items()}
+    tensors = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+        for name, tensor in own_parameters(memory).items()
+    }
     save_file(
         tensors | {name: tensor.detach().cpu().contiguous() for name, tensor in (lora or {}).items()}, folder / WEIGHTS
     )

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
-from everlong_server.api import documents, errors, health, sessions, stream
-from everlong_server.api.openai import chat, files
+from everlong_server.api import access, documents, errors, health, keys, page, sessions, stream, text, tickets
+from everlong_server.api.openai import chat, files, responses, responses_socket, uploads
 from everlong_server.metrics import Metrics
-from everlong_server.services import Services, running
+from everlong_server.services import Services, require_keys, running
 from everlong_server.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ def create_app(
 
         async def serve() -> None:
             try:
+                await require_keys(settings, redis_url)
                 model = await _in_daemon(load)
                 async with running(settings, model, redis_url, metrics) as services:
                     app.state.services = services
@@ -75,9 +78,15 @@ def create_app(
     app.state.services = None
     app.state.metrics = metrics
     errors.install(app)
-    for module in (documents, sessions, stream, files, chat, health):
+    for module in (
+        documents, text, sessions, stream, files, uploads, chat, responses, responses_socket, tickets, keys, health, page
+    ):  # fmt: skip
         app.include_router(module.router)
+    app.mount("/assets", page.Assets())
+    app.add_middleware(access.Access, settings=settings, metrics=metrics)
     app.add_middleware(_Guard, limit=settings.max_body_bytes, metrics=metrics)
+    plain = app.openapi
+    app.openapi = lambda: app.openapi_schema or access.describe(plain())  # type: ignore[method-assign]
     return app
 
 
@@ -107,11 +116,14 @@ async def _in_daemon(load: Callable[[], Model]) -> Model:
     return await future
 
 
-UPLOADS = ("/v1/documents", "/v1/files")
+UPLOADS = re.compile("/v1/(documents|files|uploads/[^/]+/parts)/?")
 
 
 class _Guard:
-    """Counts requests, and bounds the bodies of all but uploads, which bound themselves as they are streamed."""
+    """Counts requests, and bounds the bodies of all but uploads, which bound themselves as they are streamed.
+
+    Nothing is decompressed: a body's length is what is sent.
+    """
 
     def __init__(self, app: ASGIApp, limit: int, metrics: Metrics) -> None:
         self._app = app
@@ -123,10 +135,12 @@ class _Guard:
             await self._app(scope, receive, send)
             return
         received = 0
-        upload = scope["method"] == "POST" and scope["path"].rstrip("/") in UPLOADS
+        upload = scope["method"] == "POST" and UPLOADS.fullmatch(scope["path"]) is not None
 
         async def bounded() -> Message:
             nonlocal received
+            if (coding := Headers(scope=scope).get("content-encoding", "identity")) != "identity":
+                raise HTTPException(415, f"Content-Encoding {coding[:60]!r}: send the body as it is")
             message = await receive()
             received += len(message.get("body", b""))
             if received > self._limit and not upload:

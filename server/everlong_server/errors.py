@@ -4,13 +4,16 @@ ServerError
 ├── InvalidRequest 422        a value that cannot be used: `param` names the field
 │   ├── TooLarge 413
 │   └── UnsupportedMedia 415
-├── NotFound 404
+├── Unauthenticated 401       no API key, or none that is good
+├── PermissionDenied 403      the key does not allow this
+├── NotFound 404              also what belongs to another tenant
 ├── SessionBusy 409
 ├── DocumentNotReady 409
 ├── DocumentFailed 409        the document behind a session could not be read
 ├── StateUnusable 409         a session's state belongs to another model, or is damaged
 ├── Conflict 409              somebody else wrote first
-├── Overloaded 429
+├── Overloaded 429            too much for the server
+├── RateLimited 429           too much for one tenant
 ├── Unavailable 503           loading, draining, or Redis is away
 └── Internal 500
 """
@@ -61,6 +64,22 @@ class UnsupportedMedia(InvalidRequest):
 
     status = 415
     code = "unsupported_media_type"
+
+
+class Unauthenticated(ServerError):
+    """Nobody knows who asks."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class PermissionDenied(ServerError):
+    """It is known who asks, and they may not."""
+
+    status = 403
+    type = "permission_error"
+    code = "missing_scope"
 
 
 class NotFound(ServerError):
@@ -117,6 +136,18 @@ class Overloaded(ServerError):
     status = 429
     type = "rate_limit_error"
     code = "overloaded"
+
+
+class RateLimited(ServerError):
+    """The tenant has had what it may have. `headers`: the limit, and when it is lifted."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "requests_limit"
+
+    def __init__(self, message: str, *, code: str, retry_after: int | None, headers: dict[str, str]) -> None:
+        super().__init__(message, code=code, retry_after=retry_after)
+        self.headers = headers
 
 
 class Unavailable(ServerError):

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -15,14 +16,15 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 from rich.console import Console
-from rich.logging import RichHandler
 
 from everlong_models import EverlongModelError, Model
 from everlong_models.window import Window
+from everlong_server import logs
 from everlong_server import services as parts
 from everlong_server.app import create_app
 from everlong_server.errors import Unavailable
-from everlong_server.services import Services
+from everlong_server.protocol import BoundedHeads
+from everlong_server.services import NoKeys, Services
 from everlong_server.settings import Settings
 from everlong_server.store.embedded import EmbeddedRedis, EmbeddedRedisError
 from everlong_server.store.passages import SearchMissing, require_search
@@ -33,12 +35,7 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def serve_forever(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; the exit status. Says on stderr what it does and what it is."""
-    handler = RichHandler(console=console, show_path=False) if sys.stderr.isatty() else logging.StreamHandler()
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", handlers=[handler]
-    )
-    for noisy in ("httpx", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel("WARNING")
+    logs.configure(settings.log_level, console)
     redis: EmbeddedRedis | None = None
     try:
         require_search()
@@ -48,7 +45,7 @@ def serve_forever(settings: Settings) -> int:
             embedded = EmbeddedRedis(settings.data_dir.expanduser().absolute())
             embedded.start()
             redis = embedded  # only one that was started here is stopped here
-        return _serve(settings, settings.redis_url or (redis.url if redis else ""))
+        return _serve(settings, settings.redis_url or (redis.url if redis else ""), redis)
     except (SearchMissing, EmbeddedRedisError, OSError) as error:
         console.print(f"[bold red]error:[/] {error}")
         return 1
@@ -57,7 +54,7 @@ def serve_forever(settings: Settings) -> int:
             redis.stop()
 
 
-def _serve(settings: Settings, redis_url: str) -> int:
+def _serve(settings: Settings, redis_url: str, embedded: EmbeddedRedis | None) -> int:
     began = time.monotonic()
     failed: list[BaseException] = []
 
@@ -69,30 +66,33 @@ def _serve(settings: Settings, redis_url: str) -> int:
 
     def on_failure(error: BaseException) -> None:
         failed.append(error)
-        if isinstance(error, EverlongModelError):
+        if isinstance(error, EverlongModelError | NoKeys):
             console.print(f"[bold red]error:[/] {error}")
         else:
             log.error("the server could not start", exc_info=error)
         server.should_exit = True
 
     app = create_app(settings, redis_url, load, on_ready=on_ready, on_failure=on_failure)
-    server = _Server(app, settings)
-    server.run()
+    server = _Server(app, settings, embedded)
+    server.run(server.sockets())
     return 1 if failed or not server.started else 0
 
 
 class _Server(uvicorn.Server):
     """Drains before it ends: at the first signal new work is refused and running answers may finish."""
 
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
+    def __init__(self, app: FastAPI, settings: Settings, embedded: EmbeddedRedis | None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 host=settings.host,
                 port=settings.port,
+                http=BoundedHeads,
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 ws_max_size=settings.max_body_bytes,
+                ws_per_message_deflate=False,  # nothing to gain with a few bytes a frame, and no bombs
                 ws_ping_interval=settings.keepalive_seconds,
                 ws_ping_timeout=settings.keepalive_seconds,
                 timeout_graceful_shutdown=5,
@@ -100,8 +100,25 @@ class _Server(uvicorn.Server):
             )
         )
         self._app = app
+        self._settings = settings
         self._drain_seconds = settings.drain_seconds
         self._drain: asyncio.Task[None] | None = None
+        self._embedded = embedded
+
+    async def on_tick(self, counter: int) -> bool:
+        """Every tenth of a second: the embedded Redis is looked after, too. Meanwhile requests that need it get 503."""
+        if self._embedded is not None and counter % 10 == 0 and self._embedded.revive():
+            log.error("the embedded Redis had ended by itself; it is started again")
+        return await super().on_tick(counter)
+
+    def sockets(self) -> list[socket.socket] | None:
+        """Where to listen, if on more than one port."""
+        if self._settings.metrics_port is None:
+            return None
+        return [
+            uvicorn.Config(self._app, host=self._settings.host, port=port, log_level="warning").bind_socket()
+            for port in (self._settings.port, self._settings.metrics_port)
+        ]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second one ends. (Uvicorn's own would raise the signal again at the very end.)"""
@@ -135,7 +152,7 @@ def _banner(server: _Server, services: Services, seconds: float) -> None:
     console.print(_honesty(model))
     console.print(
         f"""
-Upload a document, chat about it, or open a WebSocket:
+Open http://{url} in a browser; or upload a document, chat about it, or open a WebSocket:
 
   curl -sT BOOK.txt -H 'content-type: text/plain' -X POST 'http://{url}/v1/documents?filename=BOOK.txt'
   {_command("everlong")} chat BOOK.txt --url http://{url}

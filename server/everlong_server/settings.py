@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,14 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    auth: Literal["keys", "off"] | None = Field(
+        None,
+        description="keys: every request needs an API key; off: whoever reaches the server may read and delete "
+        "everything; unset: off on a loopback address, keys elsewhere",
+    )
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="a port of their own for /metrics, /livez and /readyz; /metrics is only there"
+    )
     data_dir: Path = Field(
         default_factory=lambda: _home("XDG_DATA_HOME", ".local", "share"),
         description="folder for uploads and the embedded Redis",
@@ -53,6 +62,9 @@ class Settings(BaseSettings):
     device: str = Field("auto", description="cpu, cuda, cuda:1, …; auto takes a GPU if there is one")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads for the model; 0 leaves it to PyTorch")
 
+    secrets_dir: Path | None = Field(
+        None, description="folder of files with values, each named after its variable, such as everlong_redis_url"
+    )
     redis_url: str | None = Field(None, description="redis://, rediss:// or unix://; unset starts an embedded Redis")
     blob_url: str | None = Field(None, description="fsspec URL for uploads; unset is a folder in data_dir")
 
@@ -60,13 +72,27 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(MiB, ge=1024, description="largest JSON body or WebSocket frame")
     max_message_chars: int = Field(200_000, ge=1, description="longest message")
     recall_passages: int = Field(
-        8, ge=0, le=32, description="passages of the text that are put before a question; 0 puts none"
+        16, ge=0, le=32, description="passages of the text that are put before a question; 0 puts none"
     )
-    recall_tokens: int = Field(640, ge=1, description="what these may take together; at most half of what a model sees")
+    recall_tokens: int = Field(
+        1000, ge=1, description="what these may take together; 256 of what a model sees, or half, are for the rest"
+    )
     max_session_documents: int = Field(64, ge=1, description="documents in one session")
     max_streams: int = Field(8, ge=1, le=4096, description="answers generated at once")
     max_queued: int = Field(64, ge=0, description="answers that wait for their turn; more get 429")
     max_readers: int = Field(2, ge=1, le=256, description="documents read at once")
+    tenant_requests_per_minute: int | None = Field(
+        None, ge=1, description="requests that a tenant may make; unset: any"
+    )
+    tenant_streams: int | None = Field(None, ge=1, description="answers at once for a tenant; unset: any")
+    tenant_queued: int | None = Field(
+        None, ge=1, description="documents of a tenant that are being read or wait for it; unset: any"
+    )
+    tenant_bytes: int | None = Field(None, ge=1, description="bytes of documents that a tenant may store; unset: any")
+    tenant_sessions: int | None = Field(None, ge=1, description="sessions that a tenant may have; unset: any")
+    tenant_tokens_per_day: int | None = Field(
+        None, ge=1, description="tokens that may be read and generated for a tenant in a day (UTC); unset: any"
+    )
     reading_share: float = Field(
         0.3, gt=0, lt=1, description="share of the device's time that documents get while answers are generated"
     )
@@ -77,6 +103,18 @@ class Settings(BaseSettings):
         le=1e9,
         description="a chat completion's memory is kept so long; later its messages are read again",
     )
+    idempotency_seconds: float = Field(
+        86400.0, gt=0, le=1e9, description="answers to requests with an Idempotency-Key are kept so long"
+    )
+    upload_seconds: float = Field(
+        3600.0, gt=0, le=1e9, description="an upload in parts that is not completed by then is thrown away"
+    )
+    response_seconds: float = Field(
+        30 * 86400.0,
+        gt=0,
+        le=1e9,
+        description="a response that may be stored is kept so long after its last use as previous_response_id",
+    )
     lease_seconds: float = Field(15.0, gt=0, description="a writer that is silent for so long loses its session")
     keepalive_seconds: float = Field(15.0, gt=0, description="comment on idle event streams, ping on WebSockets")
     drain_seconds: float = Field(30.0, ge=0, description="time that running answers get to finish at SIGTERM")
@@ -84,9 +122,23 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
 
     @property
+    def asks_for_keys(self) -> bool:
+        """Whether requests need an API key."""
+        return self.auth == "keys" or (self.auth is None and not _is_loopback(self.host))
+
+    @property
     def blobs(self) -> str:
         """Where uploads are kept, as an fsspec URL."""
         return self.blob_url or f"file://{self.data_dir.expanduser().absolute() / 'documents'}"
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which may be anybody's
+        return False
 
 
 class SettingsError(Exception):
@@ -94,14 +146,23 @@ class SettingsError(Exception):
 
 
 def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
-    """Settings from the environment and, if given, from command line `args`. Raises `SettingsError`."""
+    """Settings from command line `args`, if given, the environment, and files in `secrets_dir`, in that order.
+
+    Raises `SettingsError`.
+    """
     known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | _FOREIGN
     for variable in os.environ:
         if variable.upper().startswith(PREFIX) and variable.upper() not in known:
             near = difflib.get_close_matches(variable.upper(), known, 1)
             raise SettingsError(f"unknown variable {variable}" + (f"; did you mean {near[0]}?" if near else ""))
     try:
-        return Settings(_cli_parse_args=args, **overrides)
+        settings = Settings(_cli_parse_args=args, **overrides)
+        if settings.secrets_dir is None:
+            return settings
+        folder = settings.secrets_dir.expanduser()
+        if not folder.is_dir():
+            raise SettingsError(f"--secrets-dir ({PREFIX}SECRETS_DIR)={str(folder)!r}: there is no such folder")
+        return Settings(_cli_parse_args=args, _secrets_dir=folder, **overrides)
     except SourceError as error:  # a variable that should be JSON and is not
         raise SettingsError(f"{error}: {error.__cause__}") from error
     except ValidationError as error:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from everlong_models.train.recipe import Recipe
 from everlong_models.train.run import MODEL, Run
+from everlong_models.train.throughput import flops_per_token, matmul_peak
 
 
 def train(
@@ -44,7 +45,11 @@ def train(
         progress=lambda message: console.print(f"[dim]{message}[/]"),
     )
     learning = sum(parameter.numel() for parameter in run.learner.parameters.values())
-    console.print(f"{learning:,} parameters learn, {torch.get_num_threads()} threads, device {device}")
+    peak, needed = matmul_peak(run.device), flops_per_token(run.learner.memory)
+    console.print(
+        f"{learning:,} parameters learn, {torch.get_num_threads()} threads, device {device}, "
+        f"matmul peak {peak / 1e12:.2f} TFLOP/s"
+    )
     columns = (
         TextColumn("step"),
         MofNCompleteColumn(),
@@ -66,16 +71,19 @@ def train(
                 shown,
                 completed=update.step,
                 description=f"{update.segments} segments  loss {smooth:.3f}  right {update.correct:.0%}  "
-                f"{update.tokens / update.seconds:,.0f} tokens/s",
+                f"{update.tokens / update.seconds:,.0f} tokens/s, {update.tokens * needed / update.seconds / peak:.0%} of peak",
             )
+    position = run.position
+    if position.seconds:
+        rate = position.tokens / position.seconds
+        console.print(f"{rate:,.0f} tokens/s of documents, {rate * needed / peak:.1%} of the matmul peak")
     if not run.finished:
-        console.print(f"stopped at step {run.position.step}; go on with --resume")
+        console.print(f"stopped at step {position.step}; go on with --resume")
         return
     console.print("scoring on held-out documents")
     scores = run.score()
     run.learner.save(folder / MODEL, recipe.description)
     curve = run.journal.draw(recipe.description or folder.name)
-    position = run.position
     console.print(
         "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
         + f"  after {position.step} steps, {position.tokens:,} tokens, {position.seconds / 60:.1f} minutes"

@@ -89,6 +89,7 @@ def make(request: pytest.FixtureRequest, _loop: asyncio.AbstractEventLoop) -> It
         url: str = "http://everlong.test", *, handler: Callable[[httpx.Request], Any] | None = None, **options: Any
     ) -> Any:
         client: Any
+        options.setdefault("retries", 0)  # test_retrying.py is about these
         if request.param == "sync":
             http = httpx.Client(transport=httpx.MockTransport(handler)) if handler else None
             client = Everlong(url, http_client=http, **options)

@@ -9,5 +9,5 @@ import pytest
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What whoever runs the tests has set decides nothing."""
     for variable in list(os.environ):
-        if variable.startswith(("EVERLONG_", "COMPOSE_", "REDIS_MAXMEMORY", "TORCH_INDEX_URL")):
+        if variable.startswith(("EVERLONG_", "COMPOSE_", "REDIS_", "TLS_", "TORCH_INDEX_URL")):
             monkeypatch.delenv(variable)

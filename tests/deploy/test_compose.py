@@ -6,9 +6,9 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -19,6 +19,7 @@ from tests.deploy.files import ROOT, dockerfile, image_environment, program, run
 
 BASE = "docker-compose.yml"
 GPU = "deploy/compose.gpu.yml"
+TLS = "deploy/compose.tls.yml"
 
 
 class Project:
@@ -48,9 +49,10 @@ def project(tmp_path: Path) -> Project:
 
 def settings_of(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Settings:
     """What the server in the container would run with. An unknown or bad setting raises."""
-    with monkeypatch.context() as context:
+    with monkeypatch.context() as context, tempfile.TemporaryDirectory() as secrets:
         for name, value in (image_environment() | config["services"]["server"]["environment"]).items():
             context.setenv(name, value)
+        context.setenv("EVERLONG_SECRETS_DIR", secrets)  # that of the container is not here
         return load_settings()
 
 
@@ -64,32 +66,64 @@ def test_compose_refuses_what_it_does_not_know(project: Project) -> None:
 def test_settings(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     config = project.config(BASE)
     server, settings = config["services"]["server"], settings_of(config, monkeypatch)
-    assert {volume["target"] for volume in server["volumes"]} == {str(settings.data_dir), str(settings.models_dir)}
-    redis = urlsplit(settings.redis_url or "")
-    assert (redis.hostname in config["services"], redis.port) == (True, 6379)
+    folders = {settings.data_dir, settings.models_dir, Path("/secrets")}
+    assert {volume["target"] for volume in server["volumes"]} == {str(folder) for folder in folders}
+    assert settings.asks_for_keys
     assert server["depends_on"]["redis"]["condition"] == "service_healthy"
     assert server["build"]["args"] == {"ACCELERATOR": "cpu", "TORCH_INDEX_URL": ""}
 
 
 def test_env_file_sets_what_make_serve_would(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     config = project.config(
-        BASE, EVERLONG_HOST="0.0.0.0", EVERLONG_PORT="9000", EVERLONG_MEMORY="rmt", EVERLONG_DATA_DIR="/elsewhere"
-    )
-    settings, (port,) = settings_of(config, monkeypatch), config["services"]["server"]["ports"]
-    assert settings.memory == "rmt"
+        BASE, EVERLONG_HOST="0.0.0.0", EVERLONG_PORT="9000", EVERLONG_MEMORY="rmt", EVERLONG_DATA_DIR="/elsewhere",
+        EVERLONG_AUTH="off",
+    )  # fmt: skip
+    settings, (port,) = settings_of(config, monkeypatch), config["services"]["proxy"]["ports"]
+    assert (settings.memory, settings.asks_for_keys) == ("rmt", False)
     assert (port["host_ip"], port["published"]) == ("0.0.0.0", "9000")
-    assert (settings.host, settings.port, str(settings.data_dir)) == ("0.0.0.0", port["target"], "/data")
+    assert (settings.host, settings.port, str(settings.data_dir)) == ("0.0.0.0", 8080, "/data")
 
 
 def test_nothing_is_open_to_other_machines(project: Project) -> None:
     services = project.config(BASE)["services"]
     published = {name: port["host_ip"] for name, service in services.items() for port in service.get("ports", [])}
-    assert published == {"server": "127.0.0.1", "prometheus": "127.0.0.1"}
+    assert published == dict.fromkeys(["proxy", "prometheus", "grafana"], "127.0.0.1")
 
 
-def test_the_published_port_is_the_one_the_image_listens_on(project: Project) -> None:
-    (port,) = project.config(BASE)["services"]["server"]["ports"]
-    assert dockerfile()["EXPOSE"] == [str(port["target"])]
+def test_the_way_in(project: Project) -> None:
+    """Host, proxy, server, each by the port that the next one listens on; and any number of servers."""
+    services = project.config(BASE)["services"]
+    text = (ROOT / "deploy" / "nginx" / "nginx.conf").read_text()
+    assert re.findall(r"listen (\d+);", text) == [str(port["target"]) for port in services["proxy"]["ports"]]
+    name, port = re.findall(r"set \$server (\w+);\s+proxy_pass http://\$server:(\d+);", text)[0]
+    assert [port] == dockerfile()["EXPOSE"] == [services[name]["environment"]["EVERLONG_PORT"]]
+    assert services[name].keys().isdisjoint({"ports", "container_name"})
+
+
+def test_only_redis_and_the_server_know_the_password(project: Project) -> None:
+    services = project.config(BASE)["services"]
+    mounts = {
+        name: volume.get("read_only", False)
+        for name, service in services.items()
+        for volume in service["volumes"]
+        if volume["source"] == "secrets"
+    }
+    assert mounts == {"redis": False, "server": True}
+    assert services["server"]["environment"]["EVERLONG_SECRETS_DIR"] == "/secrets"
+    assert "EVERLONG_REDIS_URL" not in services["server"]["environment"]
+    assert project.config(BASE, REDIS_PASSWORD="chosen")["services"]["redis"]["environment"] == {
+        "REDIS_PASSWORD": "chosen"
+    }
+
+
+def test_nothing_can_be_written_but_volumes(project: Project) -> None:
+    for name, service in project.config(BASE)["services"].items():
+        assert service["read_only"] is True, name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        if name != "redis":  # whose image starts as root, to become the owner of its data
+            assert service["cap_drop"] == ["ALL"], name
+        written = {volume["target"] for volume in service["volumes"] if not volume.get("read_only")}
+        assert written <= {"/data", "/models", "/secrets", "/prometheus", "/var/lib/grafana"}, name
 
 
 def test_the_server_is_not_killed_while_it_drains(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +147,10 @@ def test_mounts_are_there(project: Project) -> None:
     mounts = [volume for service in config["services"].values() for volume in service["volumes"]]
     assert {mount["source"] for mount in mounts if mount["type"] == "volume"} == set(config["volumes"])
     bound = [Path(mount["source"]) for mount in mounts if mount["type"] == "bind"]
-    assert bound == [project.folder / "deploy" / "prometheus"]
-    assert (bound[0] / "prometheus.yml").is_file()
+    assert {path.relative_to(project.folder / "deploy").parts[0] for path in bound} == {
+        "grafana", "nginx", "prometheus", "redis",
+    }  # fmt: skip
+    assert [path for path in bound if not path.exists()] == []
 
 
 def test_gpu_overlay(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +165,27 @@ def test_gpu_overlay(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "deploy" not in cpu
 
 
+def test_tls_overlay(project: Project) -> None:
+    (project.folder / ".env").write_text("TLS_KEY=key.pem\n")
+    assert "TLS_CERTIFICATE" in project.resolve(BASE, TLS).stderr
+    files = {"TLS_CERTIFICATE": "/certificates/chain.pem", "TLS_KEY": "/certificates/key.pem"}
+    proxy = project.config(BASE, TLS, **files)["services"]["proxy"]
+    (port,) = proxy["ports"]
+    text = (ROOT / "deploy" / "nginx" / "tls.conf").read_text()
+    assert (port["host_ip"], port["published"]) == ("0.0.0.0", "443")
+    assert f"listen {port['target']} ssl;" in text
+    mounted = {volume["target"]: volume["source"] for volume in proxy["volumes"]}
+    for directive, source in (("ssl_certificate", files["TLS_CERTIFICATE"]), ("ssl_certificate_key", files["TLS_KEY"])):
+        (target,) = re.findall(rf"{directive} (\S+);", text)
+        assert mounted[target] == source
+    assert "include /etc/nginx/tls/*.conf;" in (ROOT / "deploy" / "nginx" / "nginx.conf").read_text()
+    assert "/etc/nginx/tls/tls.conf" in mounted
+
+
 def test_doctor_finds_no_fault_with_this_redis(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Its command, run here, by another redis-server."""
+    """Its command, run here, by another redis-server. (deploy/redis/start.sh goes before it: test_stack.py.)"""
     folder = tmp_path_factory.mktemp("redis")
-    _, *options = project.config(BASE)["services"]["redis"]["command"]
+    options = project.config(BASE)["services"]["redis"]["command"]
     socket = folder / "redis.sock"
     command = [redis_server(), *options, "--port", "0", "--unixsocket", str(socket), "--dir", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -78,6 +78,27 @@ def test_the_cpu_image_refuses_to_be_built_with_cuda(tmp_path: Path) -> None:
     assert "--index-url http://mirror.test/cpu" in build(TORCH_INDEX_URL="http://mirror.test/cpu").stdout
 
 
+def test_labels_are_true() -> None:
+    (line,) = dockerfile()["LABEL"]
+    labels = dict(word.split("=", 1) for word in shlex.split(line))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oci = {name.removeprefix("org.opencontainers.image."): value for name, value in labels.items()}
+    assert (oci["title"], oci["version"]) == (project["name"], project["version"])
+    assert oci["licenses"] == project["license"]
+    assert any(
+        arguments.startswith(oci["base.name"].rpartition("/")[2] + " AS base") for arguments in dockerfile()["FROM"]
+    )
+    (copied_from_stage,) = [words for words in dockerfile()["COPY"] if words.startswith("--from")]
+    assert copied_from_stage.split()[-1] == labels["everlong.sbom"]
+
+
+def test_nobody_needs_to_write_outside_the_volumes() -> None:
+    folders = {name: value for name, value in image_environment().items() if value.startswith("/")}
+    assert {"EVERLONG_DATA_DIR", "EVERLONG_MODELS_DIR", "HF_HOME"} == folders.keys()
+    volumes = [Path(volume) for volume in json.loads(dockerfile()["VOLUME"][0])]
+    assert all(any(Path(folder).is_relative_to(volume) for volume in volumes) for folder in folders.values())
+
+
 def test_settings_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in image_environment().items():
         monkeypatch.setenv(name, value)

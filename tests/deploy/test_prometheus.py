@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -20,10 +22,10 @@ TESTS = Path(__file__).with_name("alerts_test.yml")
 
 
 def test_the_target_is_the_server() -> None:
-    ((target,),) = [static["targets"] for job in CONFIG["scrape_configs"] for static in job["static_configs"]]
-    service, port = target.split(":")
+    (found,) = [config for job in CONFIG["scrape_configs"] for config in job["dns_sd_configs"]]
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    assert services[service]["environment"]["EVERLONG_PORT"] == port
+    (service,) = found["names"]
+    assert services[service]["environment"]["EVERLONG_PORT"] == str(found["port"])
     assert CONFIG["rule_files"] == ["alerts.yml"]
 
 
@@ -50,6 +52,29 @@ def test_alerts_name_real_metrics_labels_and_routes(rule: dict[str, str], routes
             assert label in collectors[name]._labelnames
             if label == "route":
                 assert set(value.split("|")) <= routes
+
+
+def test_grafana_is_told_where_all_this_is() -> None:
+    folder = ROOT / "deploy" / "grafana"
+    (source,) = yaml.safe_load((folder / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"]
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    assert services[urlsplit(source["url"]).hostname]["image"].startswith("prom/prometheus")
+    assert source["jsonData"]["timeInterval"].startswith(CONFIG["global"]["scrape_interval"])
+    (provider,) = yaml.safe_load((folder / "provisioning" / "dashboards" / "everlong.yml").read_text())["providers"]
+    mounts = dict(volume.split(":")[:2] for volume in services["grafana"]["volumes"])
+    assert provider["options"]["path"] == mounts["./deploy/grafana/dashboards"]
+    dashboard = json.loads((folder / "dashboards" / "everlong.json").read_text())
+    home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert (folder / "dashboards" / Path(home).name).is_file()
+    used = {target["datasource"]["uid"] for panel in dashboard["panels"] for target in panel["targets"]}
+    assert used == {source["uid"]}
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert taken.isdisjoint(cells), panel["title"]
+        taken |= cells
 
 
 def test_promtool_accepts_the_configuration() -> None:

@@ -25,7 +25,8 @@ def test_settings_exist_and_their_values_are_good(monkeypatch: pytest.MonkeyPatc
 
 
 def test_other_variables_exist() -> None:
-    used = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text())) | {"COMPOSE_FILE"}
+    files = [ROOT / "docker-compose.yml", *(ROOT / "deploy").glob("compose.*.yml")]
+    used = {name for file in files for name in re.findall(r"\$\{(\w+)", file.read_text())} | {"COMPOSE_FILE"}
     named = set(re.findall(r"\b([A-Z]+(?:_[A-Z]+)+)=", TEXT))
     assert {name for name in named if not name.startswith(PREFIX)} == {name for name in used if PREFIX not in name}
 
@@ -45,5 +46,5 @@ def test_volumes_and_images_are_those_of_compose() -> None:
 
 
 def test_flags_after_the_image_exist() -> None:
-    (flags,) = re.findall(r"everlong:cpu (.+)$", TEXT, re.MULTILINE)
+    (flags,) = re.findall(r"everlong:cpu (--.+)$", TEXT, re.MULTILINE)
     load_settings(shlex.split(flags))

@@ -25,14 +25,19 @@ def armt(backbone: Backbone, trained: bool = True, **changes: object) -> ARMT:
         torch.manual_seed(1)
         torch.nn.init.normal_(model.value, std=0.3)
         torch.nn.init.normal_(model.gate, std=0.3)
+        if model.output is not None:
+            torch.nn.init.normal_(model.output, std=0.3)
     return model
 
 
 class TestARMT(Laws):
-    @pytest.fixture(params=[(family, way) for family in FAMILIES for way in ("in-order", "diagonals")], ids="-".join)
+    @pytest.fixture(
+        params=[*((family, way) for family in FAMILIES for way in ("in-order", "diagonals")), ("llama", "thin")],
+        ids="-".join,
+    )
     def model(self, request):
         family, way = request.param
-        return armt(FAMILIES[family](), diagonals=way == "diagonals")
+        return armt(FAMILIES[family](), diagonals=way != "in-order", value_width=5 if way == "thin" else None)
 
 
 # ---- the equations, entry by entry
@@ -76,7 +81,7 @@ def parts(rows: int = 2, count: int = 3, D: int = 6, d: int = 4) -> tuple[Tensor
 
     has_past = torch.tensor([1.0, 0.0], dtype=torch.float64)[:rows]
     W, z = draw(rows, D, 6 * d) * has_past[:, None, None], draw(rows, 6 * d).abs() * 0.3 * has_past[:, None]
-    return draw(rows, count, D), W, z, Projections(draw(d, D), draw(d, D), draw(D, D), draw(D))
+    return draw(rows, count, D), W, z, Projections(draw(d, D), draw(d, D), draw(D, D), draw(D), torch.empty(0, 0))
 
 
 def test_dpfp_is_its_equation():
@@ -124,6 +129,26 @@ def test_what_was_written_is_found_again_and_overwritten():
     for target in (0.5, 0.75, 0.875):  # each write halves the distance to v
         W, z = memorise(h, W, z, by, 1e-12)
         torch.testing.assert_close(recall(h, W, z, by, 1e-12), target * h @ by.value.T)
+
+
+@pytest.mark.parametrize("diagonals", [False, True])
+def test_values_of_low_rank_are_those_of_the_full_matrix_of_that_rank(diagonals):
+    """In a state that is so many times smaller."""
+    backbone = llama()
+    thin = armt(backbone, value_width=5, diagonals=diagonals)
+    assert thin.output is not None
+    full = armt(backbone, diagonals=diagonals)
+    full.load_state_dict(
+        {name: value for name, value in thin.state_dict().items() if name not in ("value", "output")}, strict=False
+    )
+    full.value.data = thin.output @ thin.value
+    text, last = tokens(full, 2, 36), tokens(full, 2, 7, seed=1)
+    mine, theirs = thin.read(text, thin.initial_state(2)), full.read(text, full.initial_state(2))
+    torch.testing.assert_close(thin.output @ mine["W"], theirs["W"], **CLOSE)
+    torch.testing.assert_close(mine["z"], theirs["z"], **CLOSE)
+    assert mine["W"].shape[2] == 5
+    torch.testing.assert_close(thin.forward(last, mine), full.forward(last, theirs), **CLOSE)
+    assert torch.equal(armt(backbone, trained=False, value_width=5).output, torch.zeros_like(thin.output))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -28,7 +28,7 @@ class TestInfinite(Laws):
             ("llama", {}),
             ("gpt2", {"tau": "k/(k+1)", "parallel_tokens": 24}),
             ("llama", {"sticky": "independent", "source": "normed"}),
-            ("gpt2", {"sticky": "stratified", "gate": "depthwise"}),
+            ("gpt2", {"sticky": "stratified", "gate": "depthwise", "rank": 3}),
         ],
         ids=str,
     )
@@ -262,6 +262,24 @@ def test_what_is_trained_lives_outside_the_backbone():
 
 
 @torch.no_grad()
+def test_maps_of_low_rank_are_the_full_matrices_of_that_rank():
+    thin, full = build(rank=3), build()
+    own = {name: value for name, value in thin.state_dict().items() if name in full.state_dict()}
+    full.load_state_dict(own, strict=False)
+    for layer in range(2):
+        for name in ("key", "value", "output"):
+            weight = getattr(thin.memory[layer], name).weight
+            assert int(torch.linalg.matrix_rank(weight)) == 3
+            getattr(full.memory[layer], name).weight.copy_(weight)
+    text, last = tokens(full, 2, 24), tokens(full, 2, 5, seed=1)
+    states = [model.read(text, model.initial_state(2)) for model in (thin, full)]
+    assert_same_state(*states)
+    expected = full.forward(last, states[1])
+    torch.testing.assert_close(thin.forward(last, states[0]), expected, rtol=1e-4, atol=1e-5)
+    assert not build(rank=3, output="zero").memory[0].output.weight.any()
+
+
+@torch.no_grad()
 def test_a_memory_of_a_half_precision_backbone_is_kept_in_float32():
     model = InfiniteFormer(InfiniteConfig(**SMALL), llama(torch.bfloat16)).eval()
     state = model.read(tokens(model, 1, 24), model.initial_state())
@@ -281,6 +299,7 @@ def test_a_memory_of_a_half_precision_backbone_is_kept_in_float32():
         ({"widths": (0.1, float("nan"))}, r"widths=.*: every width must be positive and finite"),
         ({"samples": 0}, r"samples=0: must be at least 1"),
         ({"bins": 0}, r"bins=0: must be at least 1"),
+        ({"rank": 0}, r"rank=0: must be at least 1, or null"),
         ({"ridge": 0.0}, r"ridge=0.0: must be positive"),
         ({"ridge": float("inf")}, r"ridge=inf: must be positive and finite"),
         ({"prior": -1.0}, r"prior=-1.0: must be positive"),

@@ -193,6 +193,7 @@ class TestParams:
         ),
         "ignore_eos": ([True], [3, "perhaps"]),
         "logprobs": ([True], [3, "perhaps"]),
+        "json_schema": ([None, {}, {"type": "object"}], ["object", [1], 3]),
     }
 
     def test_every_field_is_tested(self):
@@ -207,7 +208,7 @@ class TestParams:
             with pytest.raises(ValidationError, match=field):
                 SamplingParams(**{field: value})
 
-    @pytest.mark.parametrize("field", [f for f in RANGES if f not in ("stop", "ignore_eos", "logprobs")])
+    @pytest.mark.parametrize("field", [f for f in RANGES if f not in ("stop", "ignore_eos", "logprobs", "json_schema")])
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "many", [[]], {"a": 1}, object()], ids=str)
     def test_no_number(self, field, value):
         with pytest.raises(ValidationError, match=field):

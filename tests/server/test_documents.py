@@ -95,8 +95,8 @@ def test_delete_cancels_reading_and_leaves_nothing(server: Server) -> None:
     [
         (b"", 422, "empty_document", "empty"),
         (b"\xef\xbb\xbf", 422, "empty_document", "empty"),
-        (b"%PDF-1.7 ...", 415, "unsupported_media_type", "PDF"),
-        (b"PK\x03\x04....", 415, "unsupported_media_type", "ZIP"),
+        (b"%PDF-1.7 ...", 422, "unreadable_document", "PDF"),
+        (b"PK\x03\x04....", 422, "unreadable_document", "ZIP"),
         (b"\xff\xfeh\x00i\x00", 415, "unsupported_media_type", "UTF-16"),
         (b"\x1f\x8b\x08\x00", 415, "unsupported_media_type", "gzip"),
         (b"text with \x00 inside", 415, "unsupported_media_type", "NUL"),
@@ -116,7 +116,7 @@ def test_what_is_no_text_is_refused_by_name(server: Server, body: bytes, status:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("application/pdf", "application/pdf"), ("image/png", "image/png"), ("text/plain; charset=latin-1", "latin-1")],
+    [("application/zip", "application/zip"), ("image/png", "image/png"), ("text/plain; charset=latin-1", "latin-1")],
 )
 def test_content_types_that_are_no_text_are_refused(server: Server, kind: str, words: str) -> None:
     answer = server.http.post("/v1/documents", content=b"text", headers={"content-type": kind})

@@ -46,6 +46,9 @@ def test_babilong_and_dialogue_of_a_tiny_model(tiny_model: Path, tmp_path: Path)
     alone = CliRunner().invoke(eval_, ["babilong", *of, *asked, "--lengths", "0k,1k", "--plain"])
     assert alone.exit_code == 0, alone.output
     assert "not run: 1k; the backbone's window holds 256 tokens" in " ".join(alone.output.split())
+    none = CliRunner().invoke(eval_, ["babilong", *of, *asked, "--lengths", "1k,4k", "--plain"])
+    assert none.exit_code == 1
+    assert "lengths='1k,4k': the backbone's window holds 256 tokens" in " ".join(none.output.split())
     store(tmp_path, [[("a", 0, "Hello?"), ("b", 0, "Yes.")]], saw=("b",))
     spoken = CliRunner().invoke(
         eval_, ["dialogue", *of, "--samples", "1", "--written", "1", "--json", str(figures), "--ways", "none,memory"]

@@ -56,7 +56,7 @@ async def test_a_job_whose_delivery_got_lost_comes_again(url: str) -> None:
     await redis.xreadgroup(keys.READERS, "a", {keys.jobs(MODEL): ">"})  # carried out, but nobody took it
     job = await jobs.next(10)
     assert job is not None
-    assert job.reading == "r1"
+    assert job.id == "r1"
     assert await jobs.next(10) is None, "it is in hand"
     await redis.aclose()
 

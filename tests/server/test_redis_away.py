@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -102,3 +103,20 @@ def test_a_redis_that_is_full_refuses_and_keeps_what_it_has(new_server, own_redi
     client.config_set("maxmemory", 0)
     assert server.document(document["id"]) == document
     assert server.say(server.session(document["id"])["id"], "?", **GREEDY)["content"]
+
+
+def test_an_embedded_redis_that_ends_by_itself_is_started_again(new_server) -> None:
+    server = new_server().start()
+    document = server.read(STORY.read_text()[:2000])
+    session = server.session(document["id"])["id"]
+    said = server.say(session, "Hello.", **GREEDY)
+    psutil.Process(server.redis.info("server")["process_id"]).kill()
+    wait_for(lambda: "it is started again" in server.log.read_text())
+    wait_for(lambda: server.http.get("/readyz").status_code == 200)
+    assert server.document(document["id"]) == document
+    assert server.http.get(f"/v1/sessions/{session}/messages").json()["data"][1]["content"] == said["content"]
+    assert server.say(session, "And on.", **GREEDY)["content"]
+    # It does not end with a server that is killed: the next one takes it over.
+    server.kill9()
+    server.start()
+    assert server.document(document["id"]) == document

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from everlong_models import SamplingParams, load_model
-from everlong_server.engine.runner import Answer, Delta, Failed, Finished, Runner
+from everlong_server.engine.batch import Answer, Delta, Failed, Finished
+from everlong_server.engine.runner import Runner
 
 
 @pytest.fixture

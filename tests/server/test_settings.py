@@ -50,6 +50,17 @@ def test_bad_variables_are_named(monkeypatch: pytest.MonkeyPatch, variable: str,
     assert words in str(caught.value)
 
 
+def test_files_hold_what_nobody_should_read_in_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "everlong_redis_url").write_text("redis://:secret@redis:6379/0\n")
+    (tmp_path / "another-programs").write_text("?")
+    monkeypatch.setenv("EVERLONG_SECRETS_DIR", str(tmp_path))
+    assert load_settings().redis_url == load_settings([]).redis_url == "redis://:secret@redis:6379/0"
+    monkeypatch.setenv("EVERLONG_REDIS_URL", "redis://elsewhere")
+    assert load_settings().redis_url == "redis://elsewhere"
+    with pytest.raises(SettingsError, match=r"--secrets-dir \(EVERLONG_SECRETS_DIR\)='.*/gone': there is no such"):
+        load_settings(["--secrets-dir", str(tmp_path / "gone")])
+
+
 def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises((SettingsError, SystemExit)):
         load_settings(["--prot", "1"])

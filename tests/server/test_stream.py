@@ -75,6 +75,20 @@ def test_cancel_ends_the_answer_and_keeps_it(server: Server, session: str, ws: S
     assert ws.until("response.completed")[-1]["message"]["finish_reason"] == "length"
 
 
+def test_cancel_means_one_answer(ws: Socket) -> None:
+    """Sent for an answer that has just ended, it does not hit the next one."""
+    ws.send({"type": "message.create", "content": "Hi.", **GREEDY})
+    first = ws.until("response.completed")[0]["response"]["id"]
+    ws.send({"type": "message.create", "content": "Talk.", "max_tokens": 1_000_000, "ignore_eos": True})
+    second = ws.until("response.output_text.delta")[0]["response"]["id"]
+    ws.send({"type": "response.cancel", "response_id": first})
+    ws.send({"type": "response.cancel", "response_id": 7})
+    assert ws.until("error", "response.completed")[-1]["error"]["param"] == "response_id"
+    assert ws.next()["type"] == "response.output_text.delta"
+    ws.send({"type": "response.cancel", "response_id": second})
+    assert ws.until("response.completed")[-1]["message"]["finish_reason"] == "cancelled"
+
+
 def test_cancel_with_nothing_to_cancel_is_no_error(ws: Socket) -> None:
     ws.send({"type": "response.cancel"})
     ws.send({"type": "message.create", "content": "Hi.", **GREEDY})
@@ -174,7 +188,9 @@ def test_overload_closes_with_try_again_later(new_server) -> None:
         Socket(first).send({"type": "message.create", "content": "Talk.", "max_tokens": 1_000_000, "ignore_eos": True})
         Socket(first).until("response.output_text.delta")
         Socket(second).send({"type": "message.create", "content": "Me too."})
-        assert Socket(second).next()["error"]["code"] == "overloaded"
+        error = Socket(second).next()["error"]
+        assert error["code"] == "overloaded"
+        assert error["retry_after"] >= 1
         with pytest.raises(ConnectionClosed) as closed:
             second.recv(timeout=10)
     assert closed.value.rcvd is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Self, TypeVar, Unpack
 
 import httpx
@@ -18,6 +18,7 @@ from everlong_client.event import Answer, Event
 from everlong_client.memory import Memory
 from everlong_client.message import Message, Sampling
 from everlong_client.model import Model
+from everlong_client.retrying import RETRIES
 from everlong_client.session import Session
 from everlong_client.sse import ServerSentEvent, SSEDecoder
 from everlong_client.upload import AnySource, Upload, UploadProgress
@@ -38,9 +39,10 @@ class AsyncEverlong:
         *,
         api_key: str | None = None,
         timeout: Timeout = DEFAULT_TIMEOUT,
+        retries: int = RETRIES,
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
-        self._transport = _Transport(Wire(base_url, api_key, timeout), http_client or httpx.AsyncClient())
+        self._transport = _Transport(Wire(base_url, api_key, timeout, retries), http_client or httpx.AsyncClient())
         self._owns_http = http_client is None
         self.documents = AsyncDocuments(self._transport)
         self.sessions = AsyncSessions(self._transport)
@@ -68,7 +70,15 @@ class AsyncDocuments:
         self, source: AnySource, filename: str | None = None, progress: UploadProgress | None = None
     ) -> Document:
         """As `Documents.upload`; `source` may be an async iterator too. Others are read in a thread."""
-        return await self._transport.call(calls.upload_document(Upload(source, filename, progress)))
+        upload = Upload(source, filename, progress)
+        if not upload.in_parts:
+            return await self._transport.call(calls.upload_document(upload))
+        begun = await self._transport.call(calls.begin_upload(upload))
+        ids = []
+        with closing(upload.parts()) as parts:
+            while part := await asyncio.to_thread(next, parts, b""):
+                ids.append(await self._transport.call(calls.add_part(begun, part)))
+        return await self.get(await self._transport.call(calls.complete_upload(begun, ids)))
 
     async def wait(
         self,
@@ -283,10 +293,17 @@ class _Transport:
         self.http = http
 
     async def call(self, call: Call[T], silence: float | None = None) -> T:
-        body = aiter(call.body) if call.body is not None else None
-        with self.wire.http_errors():
-            response = await self.http.send(self.wire.request(self.http, call, body, silence))
-        return self.wire.result(call, response)
+        tries = self.wire.tries(call, silence)
+        while True:
+            body = aiter(call.body) if call.body is not None else None
+            try:
+                with self.wire.http_errors():
+                    response = await self.http.send(self.wire.request(self.http, call, body, silence, tries.headers))
+                return self.wire.result(call, response)
+            except EverlongError as error:
+                if tries.done(error):
+                    return call.parse(None)
+                await asyncio.sleep(tries.pause(error))
 
     async def pages(self, first: Call[Page[T]]) -> tuple[T, ...]:
         items: tuple[T, ...] = ()
@@ -301,17 +318,31 @@ class _Transport:
     async def stream(
         self, call: Call[T], silence: float | None = None
     ) -> AsyncIterator[AsyncIterator[ServerSentEvent]]:
-        with self.wire.http_errors():
-            response = await self.http.send(self.wire.request(self.http, call, None, silence), stream=True)
+        response = await self._begun(call, silence)
         try:
-            if not response.is_success:
-                with self.wire.http_errors():
-                    await response.aread()
-                self.wire.check(response)
             self.wire.check_stream(response)
             yield self._decoded(response)
         finally:
             await response.aclose()
+
+    async def _begun(self, call: Call[T], silence: float | None) -> httpx.Response:
+        """A successful answer of which nothing was read yet."""
+        tries = self.wire.tries(call, silence)
+        while True:
+            try:
+                with self.wire.http_errors():
+                    response = await self.http.send(
+                        self.wire.request(self.http, call, None, silence, tries.headers), stream=True
+                    )
+                    if response.is_success:
+                        return response
+                    try:
+                        await response.aread()
+                    finally:
+                        await response.aclose()
+                self.wire.check(response)
+            except EverlongError as error:
+                await asyncio.sleep(tries.pause(error))
 
     async def _decoded(self, response: httpx.Response) -> AsyncIterator[ServerSentEvent]:
         decoder = SSEDecoder()

@@ -32,6 +32,10 @@ class Call(Generic[T]):
     headers: Mapping[str, str] = field(default_factory=dict)
     json: Mapping[str, Any] | None = None
     body: Upload | None = None
+    part: bytes | None = None
+    """Sent as `data` of a form."""
+    patient: bool = False
+    """It is worth to wait for a server that restarts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ def path(*parts: str) -> str:
 
 
 def upload_document(upload: Upload) -> Call[Document]:
+    """POST /v1/documents; the answer is the document, of which nothing is read yet."""
     headers = {"Content-Type": "text/plain"}
     if upload.total is not None:
         headers["Content-Length"] = str(upload.total)
@@ -57,49 +62,82 @@ def upload_document(upload: Upload) -> Call[Document]:
     return Call("POST", path("documents"), _one(Document), params=params, headers=headers, body=upload)
 
 
+def begin_upload(upload: Upload) -> Call[str]:
+    """POST /v1/uploads: a file that comes in parts; the answer is the upload's id."""
+    facts = {
+        "bytes": upload.total, "filename": upload.filename or "text", "mime_type": "text/plain", "purpose": "user_data"
+    }  # fmt: skip
+    return Call("POST", path("uploads"), _id, json=facts, patient=True)
+
+
+def add_part(upload: str, part: bytes) -> Call[str]:
+    """POST /v1/uploads/{id}/parts; the answer is the part's id."""
+    return Call("POST", path("uploads", upload, "parts"), _id, part=part, patient=True)
+
+
+def complete_upload(upload: str, parts: Iterable[str]) -> Call[str]:
+    """POST /v1/uploads/{id}/complete; the answer is the document's id."""
+
+    def parse(data: Any) -> str:
+        return _id(data["file"] if isinstance(data, dict) else data)
+
+    return Call("POST", path("uploads", upload, "complete"), parse, json={"part_ids": list(parts)}, patient=True)
+
+
 def get_document(document: str) -> Call[Document]:
+    """GET /v1/documents/{id}."""
     return Call("GET", path("documents", document), _one(Document))
 
 
 def list_documents(limit: int | None, after: str | None) -> Call[Page[Document]]:
+    """GET /v1/documents: `limit` of them, from the one after the id `after`; None: all, from the newest."""
     return _list(Document, "documents", limit, after)
 
 
 def delete_document(document: str) -> Call[None]:
+    """DELETE /v1/documents/{id}."""
     return Call("DELETE", path("documents", document), _nothing)
 
 
 def document_events(document: str) -> Call[None]:
+    """GET /v1/documents/{id}/events, which is streamed."""
     return Call("GET", path("documents", document, "events"), _nothing)
 
 
 def create_session(documents: Iterable[str], model: str | None) -> Call[Session]:
+    """POST /v1/sessions."""
     # A string is an iterable of strings as well, and nobody means its letters.
     ids = [documents] if isinstance(documents, str) else list(documents)
     return Call("POST", path("sessions"), _one(Session), json=_given(documents=ids, model=model))
 
 
 def get_session(session: str) -> Call[Session]:
+    """GET /v1/sessions/{id}."""
     return Call("GET", path("sessions", session), _one(Session))
 
 
 def list_sessions(limit: int | None, after: str | None) -> Call[Page[Session]]:
+    """GET /v1/sessions: as `list_documents`."""
     return _list(Session, "sessions", limit, after)
 
 
 def delete_session(session: str) -> Call[None]:
+    """DELETE /v1/sessions/{id}."""
     return Call("DELETE", path("sessions", session), _nothing)
 
 
 def fork_session(session: str) -> Call[Session]:
+    """POST /v1/sessions/{id}/fork; the answer is the copy."""
     return Call("POST", path("sessions", session, "fork"), _one(Session))
 
 
 def session_memory(session: str) -> Call[Memory]:
+    """GET /v1/sessions/{id}/memory."""
     return Call("GET", path("sessions", session, "memory"), _one(Memory))
 
 
 def send_message(session: str, content: str, sampling: Sampling, *, stream: bool = False) -> Call[Message]:
+    """POST /v1/sessions/{id}/messages; the answer is the whole message, or with `stream` its events."""
     fields = _given(content=content, stream=stream or None, **sampling)
     return Call("POST", path("sessions", session, "messages"), _one(Message), json=fields)
 
@@ -110,11 +148,19 @@ def message_create(content: str, sampling: Sampling) -> dict[str, Any]:
 
 
 def list_models() -> Call[Page[Model]]:
+    """GET /v1/models."""
     return _list(Model, "models")
 
 
 def _one(cls: type[T]) -> Callable[[Any], T]:
     return lambda data: from_json(cls, data)
+
+
+def _id(data: Any) -> str:
+    try:
+        return str(data["id"])
+    except (TypeError, KeyError) as error:
+        raise UnexpectedAnswerError("expected an object with an id") from error
 
 
 def _nothing(data: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Self, TypeVar, Unpack
 
 import httpx
@@ -18,6 +18,7 @@ from everlong_client.event import Answer, Event
 from everlong_client.memory import Memory
 from everlong_client.message import Message, Sampling
 from everlong_client.model import Model
+from everlong_client.retrying import RETRIES
 from everlong_client.session import Session
 from everlong_client.sse import ServerSentEvent, SSEDecoder
 from everlong_client.upload import Source, Upload, UploadProgress
@@ -32,7 +33,8 @@ T = TypeVar("T")
 class Everlong:
     """A client of the everlong server at `base_url`.
 
-    `timeout` is in seconds, or an `httpx.Timeout`; None waits for ever. `http_client` replaces the HTTP client, for a
+    `timeout` is in seconds, or an `httpx.Timeout`; None waits for ever. `retries`: how often a call is tried again whose
+    answer was lost, or which the server refused for now. `http_client` replaces the HTTP client, for a
     proxy or a certificate of your own; it is left open by `close`. Safe to share between threads. Every method raises
     errors of `everlong_client.errors`. Raises `ValueError` if `base_url` is no http or https address.
     """
@@ -43,9 +45,10 @@ class Everlong:
         *,
         api_key: str | None = None,
         timeout: Timeout = DEFAULT_TIMEOUT,
+        retries: int = RETRIES,
         http_client: httpx.Client | None = None,
     ) -> None:
-        self._transport = _Transport(Wire(base_url, api_key, timeout), http_client or httpx.Client())
+        self._transport = _Transport(Wire(base_url, api_key, timeout, retries), http_client or httpx.Client())
         self._owns_http = http_client is None
         self.documents = Documents(self._transport)
         self.sessions = Sessions(self._transport)
@@ -74,9 +77,16 @@ class Documents:
 
         `source` is a path (a string is one too, never the text itself), bytes, an open file, or an iterator of bytes or
         text; nothing is held in memory. `progress` is called with the bytes sent and their total, None where that is
-        unknown. Raises `OSError` if a path cannot be read.
+        unknown. What is longer than 8 MiB, and of known length, goes in parts: a connection that is lost, or a server that
+        restarts within a minute, costs no more than one of them. Raises `OSError` if a path cannot be read.
         """
-        return self._transport.call(calls.upload_document(Upload(source, filename, progress)))
+        upload = Upload(source, filename, progress)
+        if not upload.in_parts:
+            return self._transport.call(calls.upload_document(upload))
+        begun = self._transport.call(calls.begin_upload(upload))
+        with closing(upload.parts()) as parts:
+            ids = [self._transport.call(calls.add_part(begun, part)) for part in parts]
+        return self.get(self._transport.call(calls.complete_upload(begun, ids)))
 
     def wait(
         self, document: str, *, progress: Callable[[Document], object] | None = None, timeout: float | None = None
@@ -303,10 +313,17 @@ class _Transport:
         self.http = http
 
     def call(self, call: Call[T], silence: float | None = None) -> T:
-        body = iter(call.body) if call.body is not None else None
-        with self.wire.http_errors():
-            response = self.http.send(self.wire.request(self.http, call, body, silence))
-        return self.wire.result(call, response)
+        tries = self.wire.tries(call, silence)
+        while True:
+            body = iter(call.body) if call.body is not None else None
+            try:
+                with self.wire.http_errors():
+                    response = self.http.send(self.wire.request(self.http, call, body, silence, tries.headers))
+                return self.wire.result(call, response)
+            except EverlongError as error:
+                if tries.done(error):
+                    return call.parse(None)
+                time.sleep(tries.pause(error))
 
     def pages(self, first: Call[Page[T]]) -> tuple[T, ...]:
         items: tuple[T, ...] = ()
@@ -319,17 +336,31 @@ class _Transport:
 
     @contextmanager
     def stream(self, call: Call[T], silence: float | None = None) -> Iterator[Iterator[ServerSentEvent]]:
-        with self.wire.http_errors():
-            response = self.http.send(self.wire.request(self.http, call, None, silence), stream=True)
+        response = self._begun(call, silence)
         try:
-            if not response.is_success:
-                with self.wire.http_errors():
-                    response.read()
-                self.wire.check(response)
             self.wire.check_stream(response)
             yield self._decoded(response)
         finally:
             response.close()
+
+    def _begun(self, call: Call[T], silence: float | None) -> httpx.Response:
+        """A successful answer of which nothing was read yet."""
+        tries = self.wire.tries(call, silence)
+        while True:
+            try:
+                with self.wire.http_errors():
+                    response = self.http.send(
+                        self.wire.request(self.http, call, None, silence, tries.headers), stream=True
+                    )
+                    if response.is_success:
+                        return response
+                    try:
+                        response.read()
+                    finally:
+                        response.close()
+                self.wire.check(response)
+            except EverlongError as error:
+                time.sleep(tries.pause(error))
 
     def _decoded(self, response: httpx.Response) -> Iterator[ServerSentEvent]:
         decoder = SSEDecoder()

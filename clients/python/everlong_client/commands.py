@@ -19,7 +19,7 @@ from everlong_client.terminal import fail
 __all__ = ["Commands"]
 
 GROUP = "everlong.commands"
-OF_THE_SERVER = ("serve", "models", "doctor", "bench", "eval")
+OF_THE_SERVER = ("serve", "keys", "models", "doctor", "bench", "eval")
 
 
 class Commands(TyperGroup):

@@ -151,7 +151,8 @@ class ReadingFailedError(EverlongError):
 class StreamError(EverlongError):
     """A streamed answer failed: the server sent an `error` event, or the stream ended without `response.completed`.
 
-    `code`, `type` and `param` come from the event; `close_code` is the WebSocket's, where it was closed.
+    `code`, `type`, `param` and `retry_after` (seconds) come from the event; `close_code` is the WebSocket's, where it was
+    closed.
     """
 
     def __init__(
@@ -162,12 +163,14 @@ class StreamError(EverlongError):
         type: str | None = None,
         param: str | None = None,
         close_code: int | None = None,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.type = type
         self.param = param
         self.close_code = close_code
+        self.retry_after = retry_after
 
 
 _BY_CODE: dict[str | None, type[APIStatusError]] = {

@@ -113,7 +113,8 @@ class Answer:
                 self.over = True
                 error = data["error"]
                 raise StreamError(
-                    error["message"], code=error.get("code"), type=error.get("type"), param=error.get("param")
-                )
+                    error["message"], code=error.get("code"), type=error.get("type"), param=error.get("param"),
+                    retry_after=error.get("retry_after"),
+                )  # fmt: skip
             case _:
                 return OtherEvent(kind, data)

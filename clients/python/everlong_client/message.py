@@ -39,7 +39,8 @@ class Sampling(TypedDict, total=False):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
     """A passage that an answer was given, word for word: characters `start` to `end` of the document, or bytes of its
-    UTF-8; a byte-order mark does not count. The higher the `score`, the more it has of what was asked for."""
+    UTF-8; a byte-order mark does not count. The higher the `score`, the more it has of what was asked for. `page` (of a
+    PDF) or `section` (a heading): where it begins."""
 
     document: str
     start: int
@@ -48,6 +49,8 @@ class Evidence:
     end_byte: int
     text: str
     score: float = 0
+    page: int | None = None
+    section: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,13 +7,15 @@ import io
 import os
 import stat
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import IO, Protocol, TypeAlias, runtime_checkable
 
-__all__ = ["CHUNK", "AnySource", "Source", "Upload", "UploadProgress"]
+__all__ = ["CHUNK", "PART", "AnySource", "Source", "Upload", "UploadProgress"]
 
 CHUNK = 256 * 1024  # bytes
+PART = 8 * 1024 * 1024
+"""Bytes: what is longer is sent in parts of this size, so that a lost connection costs no more than one."""
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | IO[bytes] | IO[str] | Iterable[bytes] | Iterable[str]
 AnySource: TypeAlias = Source | AsyncIterable[bytes] | AsyncIterable[str]
@@ -25,7 +27,7 @@ class Upload:
 
     `source` is a path (a string is one too, never the text itself), bytes, an open file, or an iterator of bytes or
     text; text is sent as UTF-8. `total` is its length in bytes, None if only reading it would tell. `progress` is
-    called with the bytes sent so far and the total. Raises `OSError` if the path cannot be read.
+    called with the bytes sent so far and the total; `again` says whether it can be sent anew. Raises `OSError` if the path cannot be read.
     """
 
     def __init__(self, source: AnySource, filename: str | None = None, progress: UploadProgress | None = None) -> None:
@@ -33,9 +35,29 @@ class Upload:
         self._progress = progress or (lambda sent, total: None)
         self._sent = 0
         self.filename = filename or _name(self._source)
+        # Whether it can be sent again: a pipe, an open file and an iterator are taken once.
+        self.again = isinstance(self._source, bytes) or (isinstance(self._source, Path) and self._source.is_file())
         self.total = _size(self._source)
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether it is to be sent in parts: it is long, and how long is known."""
+        return self.total is not None and self.total > PART
+
+    def parts(self) -> Generator[bytes]:
+        """The parts, each as long as the next is not asked for; what was asked for is counted as sent."""
+        self._sent = 0
+        self._progress(0, self.total)
+        source = self._source
+        with source.open("rb") if isinstance(source, Path) else nullcontext(source) as opened:
+            file = io.BytesIO(opened) if isinstance(opened, bytes) else opened
+            assert isinstance(file, _File)  # nothing else has a known length
+            while part := _bytes(file.read(PART)):
+                yield part
+                self._count(part)
+
     def __iter__(self) -> Iterator[bytes]:
+        self._sent = 0
         self._progress(0, self.total)
         with closing(self._chunks()) as chunks:
             for chunk in chunks:
@@ -43,6 +65,7 @@ class Upload:
                 self._count(chunk)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        self._sent = 0
         self._progress(0, self.total)
         async for chunk in self._achunks():
             yield chunk

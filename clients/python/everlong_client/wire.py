@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from everlong_client.errors import (
     UnexpectedAnswerError,
     status_error,
 )
+from everlong_client.retrying import RETRIES, Retrying
 
 __all__ = ["DEFAULT_TIMEOUT", "DEFAULT_URL", "VERSION", "Timeout", "Wire"]
 
@@ -40,16 +41,17 @@ _CLOSE_REASONS = {
 
 
 class Wire:
-    """Where the server is and how to speak to it.
+    """Where the server is and how to speak to it. `retries`: how often a call is tried again.
 
     Raises `ValueError` if `base_url` is no http or https address.
     """
 
-    def __init__(self, base_url: str, api_key: str | None, timeout: Timeout) -> None:
+    def __init__(self, base_url: str, api_key: str | None, timeout: Timeout, retries: int = RETRIES) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(f"{base_url!r} is no server's address: it must begin with http:// or https://")
         self.base_url = base_url.rstrip("/")
         self._timeout = httpx.Timeout(timeout)
+        self._retries = retries
         self.headers = {"User-Agent": f"everlong-client/{VERSION}"}
         if api_key:
             self.headers["Authorization"] = f"Bearer {api_key}"
@@ -60,17 +62,23 @@ class Wire:
         call: Call[T],
         body: Iterator[bytes] | AsyncIterator[bytes] | None,
         silence: float | None,
+        headers: Mapping[str, str],
     ) -> httpx.Request:
         """The request of a call; `silence`, seconds without a byte, replaces the client's timeout."""
         return http.build_request(
             call.method,
             self.base_url + call.path,
             params=call.params,
-            headers={**self.headers, **call.headers},
+            headers={**self.headers, **call.headers, **headers},
             content=body,
             json=call.json,
+            files=None if call.part is None else {"data": ("part", call.part, "application/octet-stream")},
             timeout=self._timeout if silence is None else silence,
         )
+
+    def tries(self, call: Call[T], silence: float | None) -> Retrying:
+        """The tries of a call; whoever says how long the server may be silent is patient by other means."""
+        return Retrying(call, self._retries if silence is None else 0)
 
     def result(self, call: Call[T], response: httpx.Response) -> T:
         """What a fully read answer says. Raises the error that it is, or `UnexpectedAnswerError`."""

@@ -12,7 +12,6 @@ The data set has no licence: it is measured with, and no part of it is kept.
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from everlong_models.errors import DataError
 from everlong_models.memory import MemoryModel
 from everlong_models.tasks import text, vocabulary
 from everlong_models.tasks.exchange import Exchange, Line, stacked
+from everlong_models.tasks.stored import checked, files, json_file
 from everlong_models.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.unroll import unroll
 
@@ -173,23 +173,18 @@ def dialogues(data: Path, split: Split) -> list[Dialogue]:
     """The dialogues of a split in which somebody responds, in the order of their files' names. Raises `DataError`."""
     folder = text.find(data, "cmu_dog")
     documents = _documents(folder)
-    files = sorted(folder.rglob(f"Conversations/{split}/*.json"))
-    if not files:
-        raise DataError(f"{folder} holds no Conversations/{split}/*.json")
     found = []
-    for file in files:
-        stored = _json(file)
-        try:
+    for file in files(folder, f"Conversations/{split}/*.json"):
+        stored = json_file(file)
+        with checked(str(file)):
             film = int(stored["wikiDocumentIdx"])
             turns = _turns(stored["history"], stored["whoSawDoc"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{file}: {_said(error)}") from error
         if film not in documents:
             raise DataError(f"{file}: no document {film} in WikiData")
         if any(turn.response for turn in turns[1:]):
             found.append(Dialogue(file.stem, documents[film], turns))
     if not found:
-        raise DataError(f"{files[0].parent} holds no dialogue with a response")
+        raise DataError(f"{folder}, {split}: holds no dialogue with a response")
     return found
 
 
@@ -212,9 +207,9 @@ def _turns(history: list[dict[str, Any]], saw: list[str]) -> tuple[Turn, ...]:
 def _documents(folder: Path) -> dict[int, tuple[str, ...]]:
     """The four sections about each film."""
     found = {}
-    for file in sorted(folder.rglob("WikiData/*.json")):
-        stored = _json(file)
-        try:
+    for file in files(folder, "WikiData/*.json"):
+        stored = json_file(file)
+        with checked(str(file)):
             facts = stored["0"]
             first = (
                 f"{facts['movieName']} ({facts['year']})\nDirector: {_listed(facts['director'])}\n"
@@ -222,27 +217,9 @@ def _documents(folder: Path) -> dict[int, tuple[str, ...]]:
                 f"Rating: {_listed(facts['rating'])}\nCritics: {_listed(facts['critical_response'], ' ')}"
             )
             found[int(stored["wikiDocumentIdx"])] = (first, *(str(stored[key]).strip() for key in "123"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{file}: {_said(error)}") from error
-    if not found:
-        raise DataError(f"{folder} holds no WikiData/*.json")
     return found
 
 
 def _listed(value: object, separator: str = ", ") -> str:
     parts = value if isinstance(value, list) else [value]
     return separator.join(" ".join(str(part).split()) for part in parts)
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        stored = json.loads(text.read(file))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{file}, line {error.lineno}: {error.msg}") from error
-    if not isinstance(stored, dict):
-        raise DataError(f"{file}: must be an object, found {type(stored).__name__}")
-    return stored
-
-
-def _said(error: Exception) -> str:
-    return f"no {error}" if isinstance(error, KeyError) else str(error)

@@ -75,7 +75,7 @@ class Reading(Task):
     @classmethod
     def make_tokenizer(cls, config: ReadingConfig, data: Path) -> PreTrainedTokenizerBase:
         """Byte-level, from the texts that are not held out, and their questions."""
-        found = (source for name in config.sources for source in read(data, name, held_out=False))
+        found = (source for name in config.sources for source in read(data, name, "train"))
         texts = ("\n".join((*source.parts, *(asked.question for asked in source.asked[:5]))) for source in found)
         return vocabulary.byte_level(texts, config.vocabulary)
 
@@ -85,7 +85,7 @@ class Reading(Task):
 
     @functools.cached_property
     def _learnt(self) -> list[list[Source]]:
-        return [read(self._data, name, held_out=False) for name in self.config.sources]
+        return [read(self._data, name, "train") for name in self.config.sources]
 
     @functools.cached_property
     def _noise(self) -> text.Noise:
@@ -96,7 +96,7 @@ class Reading(Task):
     def _held_out(self) -> tuple[list[list[Source]], text.Noise]:
         _, books = text.books(text.find(self._data, self.config.noise))
         noise = text.Noise(text.middles(books, min(self.config.noise_characters, 2_000_000)), self.exchange.tokenizer)
-        return [read(self._data, name, held_out=True) for name in self.config.sources], noise
+        return [read(self._data, name, "validation") for name in self.config.sources], noise
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         random = self.random(self._seed, step)
@@ -120,8 +120,8 @@ class Reading(Task):
                 other = found[random.integers(len(found))]
                 if not other.parts or other.parts == source.parts:
                     continue
-                source, asked = other, Asked(asked.question, None, (0, 1))
-            answer = REFUSAL if asked.answer is None else asked.answer
+                source, asked = other, Asked(asked.question, (), (0,))
+            answer = asked.answers[random.integers(len(asked.answers))] if asked.answers else REFUSAL
             given = self.exchange.answer(answer)
             after = self.exchange.question(asked.question, document=bool(source.parts) or padded)
             # A blank line at both ends, where there is noise for it to be told from.
@@ -150,7 +150,7 @@ class Reading(Task):
             return ""
         joint = len(self._encode(source.joint)) + 1 if source.joint else 0
         sizes = [len(self._encode(part)) + joint for part in source.parts]
-        start, end = asked.parts or (0, len(sizes))
+        start, end = (asked.parts[0], asked.parts[-1] + 1) if asked.parts else (0, len(sizes))
         if sum(sizes[start:end]) > room:
             return None
         while True:

@@ -78,7 +78,9 @@ class Learner:
             lora_scale=adapters.alpha / adapters.rank if adapters else 1.0,
             description=description,
         )
-        save_weights(folder, manifest, self.memory, _lora(backbone) if adapters and backbone else None)
+        # What is published beside a backbone is as small as its low-rank updates are.
+        lora, dtype = (_lora(backbone), torch.bfloat16) if adapters and backbone else (None, None)
+        save_weights(folder, manifest, self.memory, lora, dtype=dtype)
 
 
 def make_learner(

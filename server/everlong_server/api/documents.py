@@ -8,16 +8,20 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from redis.exceptions import RedisError
 from sse_starlette import EventSourceResponse
 
 from everlong_server.api import schemas
 from everlong_server.api.errors import RESPONSES
 from everlong_server.api.events import event_stream
-from everlong_server.api.upload import Form, receive
+from everlong_server.api.once import Key
+from everlong_server.api.upload import Form, Nowhere, Received, converted, receive
 from everlong_server.api.views import Served, document_view
 from everlong_server.errors import NotFound, Unavailable
 from everlong_server.services import Services
-from everlong_server.store.records import Document, is_id, new_id, now
+from everlong_server.store import marks
+from everlong_server.store.attempts import Attempt
+from everlong_server.store.records import Document, is_id, now
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=RESPONSES)
 
@@ -47,24 +51,53 @@ async def upload(
     request: Request,
     services: Served,
     filename: Annotated[str | None, Query(max_length=255, description="a name for people")] = None,
+    key: Key = None,
 ) -> schemas.Document:
-    """Uploads UTF-8 text: as the body, or as the part `file` of a form. Reading goes on in the background."""
-    return await document_view(services, await stored(request, services, filename))
+    """Uploads UTF-8 text, a PDF, Word, EPUB or HTML file: as the body, or as the part `file` of a form. Reading goes on in
+    the background."""
+    async with await services.attempts.begin(key) as attempt:
+        document = await stored(request, services, attempt)
+        if attempt.answer is not None:
+            return schemas.Document.model_validate(attempt.answer)
+        view = await document_view(services, document)
+        await attempt.finish(view.model_dump(mode="json"))
+        return view
 
 
-async def stored(
-    request: Request, services: Services, filename: str | None = None, form: Form | None = None
-) -> Document:
-    """The document that `request` uploads, acknowledged: its text and facts are on disk and its reading is queued."""
+async def stored(request: Request, services: Services, attempt: Attempt, form: Form | None = None) -> Document:
+    """The document that `request` uploads, acknowledged: its text and facts are on disk and its reading is queued.
+
+    Of an attempt that was done before, what comes is only compared with what came then.
+    """
     if services.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
-    document_id, limit = new_id("doc"), services.settings.max_document_bytes
-    received = await receive(request, services.blobs, document_id, limit, form)
-    document = Document(document_id, received.filename or filename, received.bytes, received.text_offset, now())
+    document_id, limit = f"doc_{attempt.id}", services.settings.max_document_bytes
+    there = attempt.answer is not None or (not attempt.first and await services.documents.exists(document_id))
+    length = request.headers.get("content-length", "")
+    if not there:
+        await services.allowance.require_room(int(length) if length.isdigit() else 0, services.model.fingerprint)
+    writer = Nowhere() if there else await services.blobs.create(document_id)
+
+    async def allow(received: Received) -> None:
+        await attempt.is_for("upload", request.url.path, received.digest, received.filename or "")
+
+    received = await receive(request, writer, limit, form, allow)
+    if not there:
+        received = await converted(services.blobs, document_id, received, limit)
+    document = Document(
+        document_id, received.filename, received.bytes, received.text_offset, now(), received.digest,
+        received.format,
+    )  # fmt: skip
+    if there:
+        return document if attempt.answer is not None else await services.documents.get(document_id)
     try:
         await services.documents.create(document, services.model.fingerprint)
     except BaseException:
-        await services.blobs.delete(document_id)
+        # If it cannot be known whether the document is there, its text stays.
+        with contextlib.suppress(RedisError):
+            if not await services.documents.exists(document_id):
+                for blob in (document_id, marks.name(document_id)):
+                    await services.blobs.delete(blob)
         raise
     return document
 
@@ -92,8 +125,11 @@ async def delete(document_id: str, services: Served) -> schemas.Deleted:
     try:
         await services.documents.delete(document_id)
     finally:
-        if is_id("doc", document_id):  # also if it was deleted before and its text is still there
-            await services.blobs.delete(document_id)
+        # Also if it was deleted before and something of it is still there; not if it is another tenant's.
+        if is_id("doc", document_id) and not await services.documents.exists(document_id):
+            await services.chats.forget(document_id)
+            for blob in (document_id, marks.name(document_id)):
+                await services.blobs.delete(blob)
             await services.passages.delete(document_id)
     return schemas.Deleted(id=document_id, object="document.deleted")
 

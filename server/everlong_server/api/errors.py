@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from everlong_models import EverlongModelError
 from everlong_server.api.schemas import ErrorBody
-from everlong_server.errors import Internal, InvalidRequest, NotFound, ServerError, Unavailable
+from everlong_server.errors import Internal, InvalidRequest, NotFound, RateLimited, ServerError, Unavailable
 
 CLIENT_CLOSED = 499
 """nginx's word for a client that has gone: nobody reads it but the metrics."""
@@ -27,12 +27,14 @@ log = logging.getLogger(__name__)
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
     for status, description in {
+        401: "No API key, or none that is good",
+        403: "The key does not allow this",
         404: "No such object",
         409: "Busy, not ready, or changed by another writer",
         413: "Too large",
         415: "Not text",
         422: "A value that cannot be used",
-        429: "Overloaded; `Retry-After` says when",
+        429: "Overloaded, or a limit of the tenant; `Retry-After` says when to try again, if that helps",
         503: "Loading, draining, or the store is away; `Retry-After` says when",
     }.items()
 }
@@ -87,7 +89,7 @@ def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{param or 'the body'}: {first['msg']}{shown}", param=param, code=_CODES.get(first["type"]))
 
 
-_HTTP_CODES = {405: "method_not_allowed", 413: "too_large"}
+_HTTP_CODES = {405: "method_not_allowed", 413: "too_large", 415: "unsupported_media_type"}
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_parameter"}
 
 
@@ -99,10 +101,20 @@ def _short(value: object) -> str:
 def answer(error: BaseException) -> tuple[JSONResponse, ServerError]:
     """The HTTP answer to `error`, and what it was taken for."""
     known = as_server_error(error)
-    headers = {"Retry-After": str(known.retry_after)} if known.retry_after is not None else {}
+    headers = headers_of(known)
     if isinstance(error, HTTPException) and error.headers:
         headers |= dict(error.headers)
     return JSONResponse(known.body(), known.status, headers), known
+
+
+def headers_of(known: ServerError) -> dict[str, str]:
+    """What an answer says beside its body."""
+    headers = {"Retry-After": str(known.retry_after)} if known.retry_after is not None else {}
+    if isinstance(known, RateLimited):
+        headers |= known.headers
+    if known.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers
 
 
 def install(app: FastAPI) -> None:

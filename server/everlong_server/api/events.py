@@ -56,5 +56,7 @@ def _response(body: AsyncGenerator[ServerSentEvent, None], keepalive_seconds: fl
 
 
 def error_event(error: Exception) -> dict[str, Any]:
-    """`error` as the last event of a stream."""
-    return {"type": "error", **as_server_error(error).body()}
+    """`error` as an event. What HTTP says with a header, `retry_after` says here, in seconds."""
+    known = as_server_error(error)
+    later = {} if known.retry_after is None else {"retry_after": known.retry_after}
+    return {"type": "error", "error": known.body()["error"] | later}

@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from everlong_server.api import schemas
 from everlong_server.api.errors import RESPONSES
-from everlong_server.api.views import Served, get_services, model_view
+from everlong_server.api.views import Served, model_view, whole
 from everlong_server.errors import NotFound, Unavailable
 from everlong_server.metrics import CONTENT_TYPE_LATEST
 
@@ -25,7 +25,7 @@ async def livez() -> str:
 @router.get("/readyz", tags=["health"], response_class=PlainTextResponse, responses={503: RESPONSES[503]})
 async def readyz(request: Request) -> str:
     """200 when requests can be served; 503 while loading, draining, or when Redis or the engine is away."""
-    services = get_services(request)
+    services = whole(request)
     if services.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
     if not services.engine.alive:

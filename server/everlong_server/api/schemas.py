@@ -29,6 +29,7 @@ class Document(Wire):
     object: Literal["document"] = "document"
     filename: str | None
     status: Literal["queued", "reading", "ready", "failed"]
+    format: str | None = Field(description="what the text was made of: pdf, docx, epub, html; null: it was text")
     bytes: int = Field(description="UTF-8 bytes of text")
     tokens: int = Field(description="tokens read so far")
     segments: int = Field(description="full segments read into the memory")
@@ -38,6 +39,17 @@ class Document(Wire):
     state_digest: str | None = Field(description="SHA-256 of the state's tensors, once ready")
     error: DocumentError | None
     created_at: float = Field(description="Unix time in seconds")
+
+
+class DocumentText(Wire):
+    """A part of a document's text: bytes `start_byte` to `end_byte` of its UTF-8; a byte-order mark does not count."""
+
+    document: str
+    object: Literal["document.text"] = "document.text"
+    start_byte: int
+    end_byte: int
+    bytes: int = Field(description="of the whole text")
+    text: str
 
 
 class Deleted(Wire):
@@ -106,6 +118,8 @@ class Evidence(Wire):
     end_byte: int
     text: str
     score: float = Field(description="BM25")
+    page: int | None = Field(None, description="where it begins, in a PDF")
+    section: str | None = Field(None, description="the heading that it stands under, in Word, EPUB and HTML")
 
 
 class Message(Wire):
@@ -250,6 +264,47 @@ class ModelList(Wire):
 
     object: Literal["list"] = "list"
     data: list[ServedModel]
+
+
+class CreateApiKey(Wire):
+    """A new key of the caller's tenant."""
+
+    name: str = Field("", max_length=100, description="what it is for, for people")
+    scopes: list[Literal["read", "write", "admin"]] = Field(default=["read", "write"], min_length=1, max_length=3)
+    expires_in_seconds: int | None = Field(None, ge=1, le=10**9, description="null: it does not end")
+
+
+class ApiKey(Wire):
+    """A key without its secret. Times are Unix times in seconds."""
+
+    id: str
+    object: Literal["api_key"] = "api_key"
+    name: str
+    scopes: list[str]
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+
+class NewApiKey(ApiKey):
+    """With its secret, which is told once."""
+
+    key: str
+
+
+class ApiKeyList(Wire):
+    """Newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[ApiKey]
+
+
+class Ticket(Wire):
+    """Stands for the caller's key when one WebSocket is opened."""
+
+    object: Literal["ticket"] = "ticket"
+    ticket: str
+    expires_at: float = Field(description="Unix time in seconds")
 
 
 class ErrorDetail(Wire):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -13,9 +14,9 @@ from everlong_server.api import schemas
 from everlong_server.api.documents import After, Limit
 from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
 from everlong_server.api.events import event_stream
+from everlong_server.api.once import Event, Key, again, finishing, once
 from everlong_server.api.views import Served, memory_view, session_view
 from everlong_server.api.waiting import unless_gone
-from everlong_server.engine.conversation import Turn
 from everlong_server.engine.grounding import Recall
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
@@ -24,8 +25,16 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=RESPONSES
 
 
 @router.post("", status_code=201)
-async def create(body: schemas.CreateSession, services: Served) -> schemas.Session:
+async def create(body: schemas.CreateSession, services: Served, key: Key = None) -> schemas.Session:
     """A session over documents. It may be created before they are read; `status` says when it can be talked to."""
+
+    async def make(id: str) -> schemas.Session:
+        return await _created(services, body, f"ses_{id}")
+
+    return await once(services, key, ("session", body.model_dump_json()), schemas.Session, make)
+
+
+async def _created(services: Services, body: schemas.CreateSession, session_id: str) -> schemas.Session:
     model, limit = services.model, services.settings.max_session_documents
     if body.model not in (None, model.name):
         raise NotFound(
@@ -35,7 +44,7 @@ async def create(body: schemas.CreateSession, services: Served) -> schemas.Sessi
         raise InvalidRequest(f"documents: {len(body.documents)} documents, the limit is {limit}", param="documents")
     if body.documents:
         await services.documents.ensure_reading(model.fingerprint, body.documents)
-    session = await services.sessions.create(model.fingerprint, model.name, body.documents)
+    session = await services.sessions.create(model.fingerprint, model.name, body.documents, id=session_id)
     return await session_view(services, session)
 
 
@@ -60,9 +69,13 @@ async def delete(session_id: str, services: Served) -> schemas.Deleted:
 
 
 @router.post("/{session_id}/fork", status_code=201)
-async def fork(session_id: str, services: Served) -> schemas.Session:
+async def fork(session_id: str, services: Served, key: Key = None) -> schemas.Session:
     """A copy of the session as of its last complete answer; the two go their own ways."""
-    return await session_view(services, await services.sessions.fork(session_id))
+
+    async def make(id: str) -> schemas.Session:
+        return await session_view(services, await services.sessions.fork(session_id, id=f"ses_{id}"))
+
+    return await once(services, key, ("fork", session_id), schemas.Session, make)
 
 
 @router.get("/{session_id}/memory")
@@ -87,16 +100,43 @@ async def messages(session_id: str, services: Served) -> schemas.MessageList:
     response_model=schemas.Message,
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
-async def send(session_id: str, body: schemas.CreateMessage, request: Request, services: Served) -> Response:
+async def send(
+    session_id: str, body: schemas.CreateMessage, request: Request, services: Served, key: Key = None
+) -> Response:
     """Says something and gets the answer: as JSON, or with `stream` as server-sent events.
 
-    If the caller goes away before the answer is complete, nothing has happened to the session.
+    If the caller goes away before the answer is complete, nothing has happened to the session. With an Idempotency-Key
+    the answer to a message that was answered before comes at once, and the session is as it was.
     """
-    turn = await services.conversations.send(session_id, *said(services, body))
+    events = await _events(services, session_id, body, key)
     if body.stream:
-        return event_stream(turn.events, services.settings.keepalive_seconds)
-    message = await unless_gone(request, _whole(turn))
+        return event_stream(events, services.settings.keepalive_seconds)
+    message = await unless_gone(request, _whole(events))
     return Response(status_code=CLIENT_CLOSED) if message is None else JSONResponse(message)
+
+
+async def _events(
+    services: Services, session_id: str, body: schemas.CreateMessage, key: str | None
+) -> AsyncGenerator[Event, None]:
+    """The answer, of now or of before. Every refusal is raised here."""
+    attempt = await services.attempts.begin(key)
+    try:
+        await services.sessions.get(
+            session_id
+        )  # also for an answer of before: it may be another tenant's by now, or gone
+        await attempt.is_for("message", session_id, body.model_dump_json())
+        message, message_id = attempt.answer, f"msg_{attempt.id}"
+        if message is None and not attempt.first:  # its server was killed, perhaps behind the commit
+            message = await services.sessions.message(session_id, message_id)
+        if message is None:
+            turn = await services.conversations.send(session_id, *said(services, body), id=message_id)
+            return finishing(attempt, turn.events)
+        message = {"session": session_id, **message}
+        await attempt.finish(message)
+        return again(message)
+    except BaseException as error:
+        await attempt.give_up(error)
+        raise
 
 
 def said(services: Services, body: schemas.CreateMessage) -> tuple[str, SamplingParams, Recall]:
@@ -122,10 +162,10 @@ def recall(services: Services, asked: schemas.Recall | Literal[False]) -> Recall
     return Recall(passages, asked.tokens or usual.tokens)
 
 
-async def _whole(turn: Turn) -> dict[str, Any]:
+async def _whole(events: AsyncGenerator[Event, None]) -> dict[str, Any]:
     """The complete message."""
     message: dict[str, Any] = {}
-    async with contextlib.aclosing(turn.events) as events:
+    async with contextlib.aclosing(events):
         async for event in events:
             message = event.get("message", message)
     return message

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import hashlib
+import re
+import unicodedata
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
+from everlong_server import formats
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from everlong_server.store import marks
 from everlong_server.store.blobs import Blobs, BlobWriter
 
 _MAGIC = {
-    b"%PDF-": "a PDF file",
-    b"PK\x03\x04": "a ZIP file (docx, epub and the like are ZIP files)",
     b"\x1f\x8b": "a gzip file",
     b"7z\xbc\xaf\x27\x1c": "a 7z file",
     b"\x89PNG": "a PNG image",
@@ -27,8 +32,11 @@ _MAGIC = {
 }
 _BOM = codecs.BOM_UTF8
 # curl --data-binary says application/x-www-form-urlencoded unless told otherwise.
-_RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded")
+_RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded", *formats.MEDIA_TYPES)
 _MAX_NAME = 255
+_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_UPLOADED = ".upload"
+"""Behind a blob's name: what was uploaded, until it is text."""
 
 Form = Mapping[str, Sequence[str]]
 """Fields of a form, and the values that each can have."""
@@ -36,10 +44,13 @@ Form = Mapping[str, Sequence[str]]
 
 @dataclass(slots=True)
 class Text:
-    """Checks bytes that arrive in pieces: UTF-8, and nothing that is known not to be text."""
+    """Checks bytes that arrive in pieces: UTF-8, and nothing that is known not to be text; or of a format that can be
+    turned into text, `foreign`: then the bytes are only counted."""
 
     limit: int
     size: int = 0
+    foreign: str | None = None
+    digest: Any = field(default_factory=hashlib.sha256)
     _head: bytes = b""
     _decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
 
@@ -47,27 +58,35 @@ class Text:
         """Raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest` naming what was found and where."""
         if len(self._head) < 1024:
             self._head += data[: 1024 - len(self._head)]
+            self.foreign = self.foreign or formats.recognised(self._head)
             for magic, name in _MAGIC.items():
                 if self._head.startswith(magic):
                     raise UnsupportedMedia(f"the document is {name}; upload plain UTF-8 text", param="file")
-            if b"\0" in self._head:
+            if b"\0" in self._head and self.foreign is None:
                 raise UnsupportedMedia(
                     "the document holds NUL bytes: it is no text; upload plain UTF-8 text", param="file"
                 )
         if self.size + len(data) > self.limit:
             raise too_large(self.limit)
+        self.size += len(data)
+        self.digest.update(data)
+        if self.foreign is None:
+            self._check(data)
+
+    def _check(self, data: bytes) -> None:
         pending = len(self._decoder.getstate()[0])
         try:
             self._decoder.decode(data)
         except UnicodeDecodeError as error:
-            at = self.size - pending + error.start
+            at = self.size - len(data) - pending + error.start
             raise InvalidRequest(
                 f"the document is not UTF-8: {error.reason} at byte {at}", param="file", code="invalid_utf8"
             ) from None
-        self.size += len(data)
 
     def finish(self) -> int:
         """The byte where the text starts, behind a byte-order mark. Raises `InvalidRequest` if there is no text."""
+        if self.foreign is not None:
+            return 0
         try:
             self._decoder.decode(b"", final=True)
         except UnicodeDecodeError:
@@ -82,6 +101,20 @@ class Text:
         return start
 
 
+@dataclass(slots=True)
+class Piece:
+    """Bytes of which only the whole is a text: they are counted."""
+
+    limit: int
+    size: int = 0
+
+    def feed(self, data: bytes) -> None:
+        """Raises `TooLarge`."""
+        self.size += len(data)
+        if self.size > self.limit:
+            raise TooLarge(f"the part has more than the {self.limit} bytes that the upload has room for", param="data")
+
+
 def too_large(limit: int) -> TooLarge:
     """The error for a document of more than `limit` bytes."""
     return TooLarge(f"the document has more than {limit} bytes, the limit (EVERLONG_MAX_DOCUMENT_BYTES)", param="file")
@@ -89,18 +122,85 @@ def too_large(limit: int) -> TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came: the text's bytes, where it starts in the blob, and what the sender calls it."""
+    """What came: the text's bytes, where it starts in the blob, the blob's SHA-256, and what the sender calls it.
+
+    `format`: None for text; else what the first bytes say that it is, and at last, what it was `converted` from.
+    """
 
     bytes: int
     text_offset: int
+    digest: str
     filename: str | None
+    format: str | None
 
 
-async def receive(request: Request, blobs: Blobs, name: str, limit: int, form: Form | None = None) -> Received:
-    """The request's document in the blob `name`, durable. Raises what is wrong with it, leaving no blob behind.
+class Nowhere:
+    """In place of a blob: for a document that is there already."""
 
-    `form`: what must stand beside the document, which then has to be part of a form.
+    async def write(self, data: bytes) -> None:
+        """It is only looked at."""
+
+    async def commit(self, suffix: str = "") -> None:
+        """There is nothing to keep."""
+
+    async def abort(self) -> None:
+        """There is nothing to throw away."""
+
+
+async def receive(
+    request: Request,
+    writer: BlobWriter | Nowhere,
+    limit: int,
+    form: Form | None,
+    allow: Callable[[Received], Awaitable[None]],
+) -> Received:
+    """The request's document, written by `writer`, durable. Raises what is wrong with it, leaving no blob behind.
+
+    `form`: what must stand beside the document, which then has to be part of a form. `allow`: raises if what has come
+    is not to be kept. What is no text is to be `converted`.
     """
+    try:
+        received = await _receive(request, writer, limit, form)
+        await allow(received)
+        await commit(writer, received)
+    except BaseException:
+        await writer.abort()
+        raise
+    return received
+
+
+async def commit(writer: BlobWriter | Nowhere, received: Received) -> None:
+    """Makes what was written durable: as the text that it is, or as what is to be `converted`."""
+    await writer.commit(_UPLOADED if received.format else "")
+
+
+async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> Received:
+    """What was received as the blob `name`, as text; marks beside it. Raises what is wrong with it, leaving no blob behind."""
+    kind = received.format
+    if kind is None:
+        return received
+
+    def convert() -> Received:
+        with blobs.fill(name) as text:
+            made_of, found = formats.convert(blobs.local(name + _UPLOADED), kind, text, limit)
+            marks.save(blobs, name, found)
+            with text.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return replace(received, bytes=text.stat().st_size, text_offset=0, digest=digest, format=made_of)
+
+    converting = asyncio.create_task(asyncio.to_thread(convert))
+    try:
+        return await asyncio.shield(converting)
+    except BaseException:
+        await asyncio.wait([converting])  # whoever waits for it may have gone; it writes on until it ends
+        for blob in (name, marks.name(name)):
+            await blobs.delete(blob)
+        raise
+    finally:
+        await blobs.delete(name + _UPLOADED)
+
+
+async def _receive(request: Request, writer: BlobWriter | Nowhere, limit: int, form: Form | None) -> Received:
     length = request.headers.get("content-length")
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     multipart = kind == b"multipart/form-data"
@@ -112,24 +212,52 @@ async def receive(request: Request, blobs: Blobs, name: str, limit: int, form: F
         )
     if not multipart:
         _check_type(kind.decode("latin-1"), options.get(b"charset", b"utf-8").decode("latin-1"))
+    text = Text(limit)
+    if multipart:
+        filename = await _multipart(request, writer, text, options.get(b"boundary", b""), form or {})
+        filename = filename or request.query_params.get("filename")
+    else:
+        filename = request.query_params.get("filename")
+        async for data in request.stream():
+            text.feed(data)
+            await writer.write(data)
+    start = text.finish()
+    return Received(text.size - start, start, text.digest.hexdigest(), name_of(filename or ""), text.foreign)
+
+
+def name_of(given: str) -> str | None:
+    """What a document is called, for people: no path, and nothing that makes a name look like another one.
+
+    Raises `InvalidRequest`.
+    """
+    if len(given) > _MAX_NAME:
+        raise InvalidRequest(f"filename has {len(given)} characters, the limit is {_MAX_NAME}", param="filename")
+    name = unicodedata.normalize("NFC", re.split(r"[/\\]", given)[-1]).strip()
+    # Control characters, lone surrogates, and those that turn the direction of writing.
+    bad = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TURNING), None)
+    if bad is not None:
+        raise InvalidRequest(f"filename: it has the character U+{ord(bad):04X}", param="filename")
+    return None if name in ("", ".", "..") else name
+
+
+async def receive_part(request: Request, blobs: Blobs, name: str, limit: int) -> int:
+    """The part `data` of the request's form in the blob `name`, durable; its bytes. Raises what is wrong with it."""
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind != b"multipart/form-data":
+        raise UnsupportedMedia(
+            f"content type {kind.decode('latin-1')[:60]!r}: send multipart/form-data", param="content-type"
+        )
     writer = await blobs.create(name)
     try:
-        text = Text(limit)
-        if multipart:
-            filename = await _multipart(request, writer, text, options.get(b"boundary", b""), form or {})
-        else:
-            filename = request.query_params.get("filename")
-            async for data in request.stream():
-                text.feed(data)
-                await writer.write(data)
-        start = text.finish()
-        if filename is not None and len(filename) > _MAX_NAME:
-            raise InvalidRequest(f"filename has {len(filename)} characters, the limit is {_MAX_NAME}", param="filename")
+        piece = Piece(limit)
+        await _multipart(request, writer, piece, options.get(b"boundary", b""), {}, "data")
+        if not piece.size:
+            raise InvalidRequest("the part is empty", param="data")
         await writer.commit()
     except BaseException:
         await writer.abort()
         raise
-    return Received(text.size - start, start, filename or None)
+    return piece.size
 
 
 def _check_type(kind: str, charset: str) -> None:
@@ -141,11 +269,18 @@ def _check_type(kind: str, charset: str) -> None:
         raise UnsupportedMedia(f"charset {charset[:60]!r}: send UTF-8", param="content-type")
 
 
-async def _multipart(request: Request, writer: BlobWriter, text: Text, boundary: bytes, form: Form) -> str | None:
-    """Streams the part named `file`; its file name. Of other parts, those of `form` must be there; the rest are errors."""
+async def _multipart(
+    request: Request,
+    writer: BlobWriter | Nowhere,
+    text: Text | Piece,
+    boundary: bytes,
+    form: Form,
+    content: str = "file",
+) -> str | None:
+    """Streams the part named `content`; its file name. Of others, those of `form` must be there; the rest are errors."""
     if not boundary:
         raise InvalidRequest("multipart body without a boundary", param="content-type", code="invalid_multipart")
-    parts = _Parts(form)
+    parts = _Parts(form, content)
     try:
         parser = MultipartParser(
             boundary,
@@ -176,6 +311,8 @@ class _Parts:
     """The parts of a form as they come: the document's bytes go into `waiting`, fields are checked here."""
 
     form: Form
+    content: str
+    """The document's part."""
     name: bytearray = field(default_factory=bytearray)
     value: bytearray = field(default_factory=bytearray)
     waiting: list[bytes] = field(default_factory=list)
@@ -199,14 +336,14 @@ class _Parts:
         if part in self.form and part not in self._fields:
             self._field, self._fields[part] = part, bytearray()
             return
-        if part != "file":
+        if part != self.content:
             raise InvalidRequest(
-                f"unknown part {part[:60]!r}; send the document as the part 'file'",
+                f"unknown part {part[:60]!r}; send the document as the part {self.content!r}",
                 param=part[:60],
                 code="unknown_parameter",
             )
         if self._files:
-            raise InvalidRequest("more than one document in one request", param="file")
+            raise InvalidRequest("more than one document in one request", param=self.content)
         given = options.get(b"filename")
         self._files.append(given.decode("utf-8", "replace") if given is not None else None)
 
@@ -233,7 +370,9 @@ class _Parts:
     def finish(self) -> str | None:
         """The document's file name. Raises what is missing."""
         if not self._files:
-            raise InvalidRequest("multipart body without a part 'file'", param="file", code="missing_parameter")
+            raise InvalidRequest(
+                f"multipart body without a part {self.content!r}", param=self.content, code="missing_parameter"
+            )
         for name in self.form:
             if name not in self._fields:
                 raise InvalidRequest(f"multipart body without a part {name!r}", param=name, code="missing_parameter")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,17 +12,22 @@ from starlette.requests import HTTPConnection
 from everlong_models.view import LayerView
 from everlong_server.api import schemas
 from everlong_server.engine.memories import SessionMemory
-from everlong_server.errors import Unavailable
+from everlong_server.errors import RateLimited, Unavailable
 from everlong_server.services import Services
 from everlong_server.store.records import Document, Reading, Session, reading_id
 
 
-def get_services(connection: HTTPConnection) -> Services:
-    """Raises `Unavailable` while the model is being loaded."""
+def whole(connection: HTTPConnection) -> Services:
+    """The services, nobody's in particular. Raises `Unavailable` while the model is being loaded."""
     services: Services | None = connection.app.state.services
     if services is None:
         raise Unavailable("the model is being loaded", code="loading", retry_after=2)
     return services
+
+
+def get_services(connection: HTTPConnection) -> Services:
+    """The caller's services: what other tenants have is not there. Raises `Unavailable` as `whole` does."""
+    return whole(connection).of(connection.state.caller.tenant)
 
 
 Served = Annotated[Services, Depends(get_services)]
@@ -33,7 +39,8 @@ async def document_view(services: Services, document: Document) -> schemas.Docum
     id = reading_id(model.fingerprint, [document.id])
     reading = await services.documents.reading(id)
     if reading is None:  # uploaded when another model was served
-        await services.documents.ensure_reading(model.fingerprint, [document.id])
+        with contextlib.suppress(RateLimited):  # then it is queued when somebody looks again
+            await services.documents.ensure_reading(model.fingerprint, [document.id])
         reading = await services.documents.reading(id)
     return _document(document, reading, model.name)
 
@@ -47,6 +54,7 @@ def _document(document: Document, reading: Reading | None, model: str) -> schema
         id=document.id,
         filename=document.filename,
         status=status,
+        format=document.format,
         bytes=document.bytes,
         tokens=cursor.tokens if cursor else 0,
         segments=cursor.segments if cursor else 0,

@@ -14,6 +14,8 @@ from everlong_server.cli.common import DataDir, ModelsDir, Output, Threads, comm
 if TYPE_CHECKING:
     from everlong_models.eval.seeds import Seed
     from everlong_models.model import Model
+    from everlong_server.engine.grounding import Recall
+    from everlong_server.eval.measured import Measured
 
 eval = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure how good models and answers are.")
 
@@ -143,6 +145,15 @@ def _sizes(given: str, option: str, *, least: int = 100) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
+def _recall(given: str) -> Recall:
+    from everlong_server.engine.grounding import Recall
+
+    sizes = given.split(",")
+    if len(sizes) != 2 or not all(size.strip().isdecimal() and int(size) for size in sizes):
+        raise fail(f"--recall: {given!r}; must be two positive numbers: PASSAGES,TOKENS")
+    return Recall(*map(int, sizes))
+
+
 @eval.command()
 def grounded(
     data: Annotated[Path, typer.Option(help="folder of the data sets: NAME.tar.xz or NAME/, and books/")],
@@ -157,6 +168,7 @@ def grounded(
     searches: Annotated[int, typer.Option(min=1, help="questions searched for, at least")] = 300,
     split: Annotated[Literal["test", "tune"], typer.Option(help="tune is what settings were chosen on")] = "test",
     template: Annotated[str, typer.Option(help="how passages and question become text")] = "told",
+    recall: Annotated[str | None, typer.Option(help="PASSAGES,TOKENS at most; default as the server has it")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
     output: Annotated[Path | None, typer.Option("--json", help="write figures, answers and scores here")] = None,
 ) -> None:
@@ -164,7 +176,7 @@ def grounded(
     from everlong_models import EverlongModelError
     from everlong_server.errors import ServerError
     from everlong_server.eval.grounded import TEMPLATES, WAYS, Plan, evaluate
-    from everlong_server.eval.questions import READERS
+    from everlong_server.eval.questions import SETS
     from everlong_server.settings import SettingsError, load_settings
     from everlong_server.store.embedded import EmbeddedRedisError
 
@@ -172,7 +184,7 @@ def grounded(
         settings = load_settings()
         given = {"model": model or settings.model, "memory": memory or settings.memory}
         plan = Plan(
-            sets=_chosen(sets, READERS, "--sets"),
+            sets=_chosen(sets, SETS, "--sets"),
             lengths=_sizes(lengths, "--lengths"),
             ways=_chosen(ways, WAYS, "--ways", none=True),
             samples=samples,
@@ -180,6 +192,7 @@ def grounded(
             split=split,
             seed=seed,
             template=_chosen(template, TEMPLATES, "--template")[0],
+            recall=None if recall is None else _recall(recall),
         )
         report, cells = evaluate(settings.model_copy(update=given), plan, data, err)
     except (SettingsError, EverlongModelError, ServerError, EmbeddedRedisError) as error:
@@ -243,7 +256,7 @@ def babilong(
     """BABILong: questions about facts hidden in books, qa1 to qa5, beside published rows."""
     from everlong_models import EverlongModelError
     from everlong_models.tasks.babi import LABELS
-    from everlong_server.measuring import measure_babilong
+    from everlong_server.eval.measured import measure_babilong
 
     chosen = _chosen(tasks, LABELS, "--tasks")
     try:
@@ -261,9 +274,7 @@ def babilong(
         )
     except EverlongModelError as error:
         raise fail(str(error)) from None
-    show(measured.title, measured.rows, output, **measured.figures)
-    for note in measured.notes:
-        out.print(f"[dim]{note}[/]")
+    _show_measured(measured, output)
 
 
 @eval.command()
@@ -283,7 +294,7 @@ def dialogue(
     """CMU-DoG: responses in a dialogue about a document that was read before it, beside published rows."""
     from everlong_models import EverlongModelError
     from everlong_models.eval.dialogue import WAYS
-    from everlong_server.measuring import measure_dialogue
+    from everlong_server.eval.measured import measure_dialogue
 
     chosen = _chosen(ways, WAYS, "--ways")
     try:
@@ -298,6 +309,10 @@ def dialogue(
         )
     except EverlongModelError as error:
         raise fail(str(error)) from None
+    _show_measured(measured, output)
+
+
+def _show_measured(measured: Measured, output: Path | None) -> None:
     show(measured.title, measured.rows, output, **measured.figures)
     for note in measured.notes:
         out.print(f"[dim]{note}[/]")

@@ -12,8 +12,9 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from everlong_models import MemoryState, MemoryView, Model
-from everlong_server.engine.runner import Answer, Delta, Failed, Finished, Look, Read, Runner
+from everlong_models import Grammars, MemoryState, MemoryView, Model
+from everlong_server.engine.batch import Answer, Delta, Failed, Finished
+from everlong_server.engine.runner import Look, Read, Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
 
 T = TypeVar("T")
@@ -24,6 +25,7 @@ class Engine:
 
     def __init__(self, model: Model, *, max_streams: int, max_queued: int, reading_share: float) -> None:
         self.model = model
+        self.grammars = Grammars(model.tokenizer, model.memory.vocab_size)
         self._runner = Runner(model, max_streams=max_streams, reading_share=reading_share)
         self._max_streams = max_streams
         self._max_queued = max_queued
@@ -50,6 +52,11 @@ class Engine:
         """Answers that are being generated or wait for it."""
         return self._admitted
 
+    @property
+    def usual_seconds(self) -> float:
+        """How long answers have taken lately."""
+        return sum(self._durations) / len(self._durations)
+
     @contextmanager
     def admit(self) -> Iterator[None]:
         """A place for one answer. Raises `Overloaded` or `Unavailable` at once, before anything else is done for it."""
@@ -61,7 +68,7 @@ class Engine:
             )
         if self._admitted >= self._max_streams + self._max_queued:
             waiting = self._admitted - self._max_streams + 1
-            seconds = waiting * sum(self._durations) / len(self._durations) / self._max_streams
+            seconds = waiting * self.usual_seconds / self._max_streams
             raise Overloaded(
                 f"{self._admitted} answers are being generated or wait; the limit is {self._max_streams} + {self._max_queued}",
                 retry_after=max(1, math.ceil(seconds)),

@@ -134,7 +134,8 @@ def evidence_view(passage: Passage) -> dict[str, Any]:
     """As callers see it."""
     return {
         "document": passage.document, "start": passage.start, "end": passage.end, "start_byte": passage.start_byte,
-        "end_byte": passage.end_byte, "text": passage.text, "score": passage.score,
+        "end_byte": passage.end_byte, "text": passage.text, "score": passage.score, "page": passage.page,
+        "section": passage.section,
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from everlong_models import MemoryView
 from everlong_server.engine.conversation import Conversations
 from everlong_server.engine.engine import Engine
+from everlong_server.engine.turn import load_state
 from everlong_server.engine.whereabouts import Span, passages_at
 from everlong_server.errors import NotFound
 from everlong_server.store.blobs import Blobs
@@ -61,7 +62,7 @@ class Memories:
         with self._engine.admit():
             session = await self._sessions.get(session_id, with_state=True)
             await self._conversations.require_ready(session)
-            state = await asyncio.to_thread(self._conversations.load_state, session)
+            state = await asyncio.to_thread(load_state, session, self._engine.model)
             view = await self._engine.look(state, list(session.open), session.position - len(session.open))
         extents = await self._extents(session)
         spans = {(phrase.start, phrase.end) for layer in view.layers for phrase in layer.phrases}

@@ -104,9 +104,9 @@ class Reader:
         pause = _RETRY_SECONDS
         while self._engine.alive:
             try:
-                claim = await self._documents.claim(job.reading)
+                claim = await self._documents.claim(job.id)
                 if claim is not None:
-                    await self._read(job.reading, claim)
+                    await self._read(job.id, claim)
                 await self._jobs.done(job)
                 return
             except Fenced as reason:
@@ -121,17 +121,17 @@ class Reader:
             except Exception:
                 # A blob store that is away, a device out of memory. The tries without progress are counted with the
                 # claim, and end this.
-                log.exception("reading %s broke off, trying again in %.1f s", job.reading, pause)
+                log.exception("reading %s broke off, trying again in %.1f s", job.id, pause)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         # The device is gone: the job stays, for this server's next start or for another replica.
-        log.error("the engine has failed, reading %s waits for a restart", job.reading)
+        log.error("the engine has failed, reading %s waits for a restart", job.id)
         await asyncio.Event().wait()
 
     async def _others(self, job: Job) -> bool:
         """Whether another replica has taken over the job, and so ends it; False: it is to be done or dropped here."""
         try:
-            reading = await self._documents.reading(job.reading)
+            reading = await self._documents.reading(job.id)
         except RedisError:
             return False
         return reading is not None and reading.status == "reading"
@@ -197,6 +197,11 @@ class Reader:
             reading = replace(reading, version=version)
             saved = time.monotonic()
 
+        size = document.text_offset + document.bytes
+        if reading.state is None and (
+            damage := await asyncio.to_thread(self._blobs.check, document.id, size, document.digest)
+        ):
+            raise ReadingError("document_damaged", f"the stored text is damaged: {damage}")
         offset = max(cursor.offset, document.text_offset)
         async with AsyncExitStack() as stack:
             file = stack.enter_context(await asyncio.to_thread(self._blobs.open, document.id, offset))
@@ -231,8 +236,7 @@ class Reader:
             finally:
                 upcoming.cancel()
                 await asyncio.gather(upcoming, return_exceptions=True)
-        end = document.text_offset + document.bytes
-        cursor = replace(cursor, offset=end, skip=0, bytes=end)
+        cursor = replace(cursor, offset=size, skip=0, bytes=size)
         await save(status="ready", state_digest=state.digest())
 
 

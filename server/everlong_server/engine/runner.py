@@ -10,76 +10,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from everlong_models import Cache, MemoryState, MemoryView, Model, Sampler, SamplingParams
+from everlong_models import MemoryState, MemoryView, Model, Sampler
 from everlong_models.sampling import StopStrings
+from everlong_server.engine.batch import Answer, Batch, Delta, Failed, Finished
 from everlong_server.engine.scheduler import Scheduler, Work
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """A generated token: the text that it completes (often empty), and its log-probabilities if asked for."""
-
-    text: str
-    logprobs: list[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of an answer. `tokens`: all that was generated, without the end-of-text token.
-
-    `state`, `open`: the memory and the open segment behind the answer; `read`: tokens of the prompt.
-    """
-
-    reason: str
-    text: str
-    state: MemoryState
-    open: list[int]
-    tokens: int
-    prompt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The answer or the reading broke off."""
-
-    error: BaseException
-
-
-Sink = Callable[[Delta | Finished | Failed], None]
-ReadSink = Callable[[MemoryState | Failed], None]
-
-
-@dataclass(slots=True, eq=False)
-class Answer:
-    """An answer to be generated: behind `state` and the open segment, the prompt.
-
-    `newest`: of the tokens that the state holds as they are, the answer looks at so many; None: at all. What comes into
-    the state meanwhile is looked at besides.
-    """
-
-    state: MemoryState
-    open: list[int]
-    prompt: list[int]
-    params: SamplingParams
-    seed: int
-    sink: Sink
-    newest: int | None = None
-    id: int = -1
-    cancelled: bool = False
-    # What follows is the runner's own.
-    at: int = 0
-    """Tokens of the prompt that are in the memory."""
-    sampler: Sampler | None = None
-    logits: Tensor | None = None
-    """(V,), for the token to come."""
-    generated: int = 0
-    written: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +28,7 @@ class Read:
 
     state: MemoryState
     tokens: Tensor
-    sink: ReadSink
+    sink: Callable[[MemoryState | Failed], None]
     id: int = -1
     cancelled: bool = False
     at: int = 0
@@ -119,9 +59,7 @@ class Runner:
         self._scheduler = Scheduler(max_streams, reading_share)
         self._inbox: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._work: dict[int, Item] = {}
-        self._rows: list[Answer] = []
-        """The answers in `_cache`, in the order of its rows."""
-        self._cache: Cache | None = None
+        self._batch = Batch(model.memory, self._device)
         self._texts: dict[int, tuple[Any, StopStrings]] = {}
         self._last_id = 0
         self._thread = threading.Thread(target=self._run, name="everlong-device", daemon=True)
@@ -203,7 +141,7 @@ class Runner:
 
     def _drop_cancelled(self) -> None:
         for item in [item for item in self._work.values() if item.cancelled]:
-            if isinstance(item, Answer) and item in self._rows:
+            if isinstance(item, Answer) and item in self._batch.rows:
                 try:
                     self._finish(item, "cancelled")
                 except Exception as error:
@@ -237,7 +175,7 @@ class Runner:
 
     def _break(self, error: Exception) -> None:
         """The batch is lost (out of memory, say): every answer in it fails, what waits goes on."""
-        self._rows, self._cache = [], None
+        self._batch.clear()
         for id in list(self._scheduler.streams):
             self._fail(self._work[id], error)
 
@@ -249,8 +187,8 @@ class Runner:
         self._scheduler.remove(item.id)
         self._work.pop(item.id, None)
         self._texts.pop(item.id, None)
-        if isinstance(item, Answer) and item in self._rows:
-            self._leave(item)
+        if isinstance(item, Answer) and item in self._batch.rows:
+            self._batch.leave(item)
 
     # Documents
 
@@ -287,9 +225,9 @@ class Runner:
         """Reads the last 1 … S tokens before the answer into a cache, which joins the batch."""
         item.state = item.state.to(self._device)
         item.open = item.open + item.prompt[item.at :]
-        item.sampler = Sampler(item.params, item.seed, item.open, self._memory.vocab_size)
+        item.sampler = Sampler(item.params, item.seed, item.open, self._memory.vocab_size, item.grammar)
         self._texts[item.id] = self._model.tokenizer.text_stream(), StopStrings(item.params.stop)
-        self._enter(item)
+        self._batch.enter(item)
         self._scheduler.opened(item.id)
 
     def _moved(self, item: Answer) -> None:
@@ -297,20 +235,10 @@ class Runner:
         if item.newest is not None:
             item.newest += self._memory.segment_length
 
-    def _enter(self, item: Answer) -> None:
-        """Opens the answer's segment, which joins the batch."""
-        tokens = self._tensor(item.open)
-        if item.newest is None:
-            cache, logits = self._memory.open(item.state, tokens)
-        else:
-            cache, logits = self._memory.open_near(item.state, tokens, item.newest)
-        item.logits = logits[0]
-        self._join(item, cache)
-
     def _step(self) -> None:
         """Draws a token for every row and reads it: one token further for every answer."""
         drawn: dict[int, int] = {}
-        for item in list(self._rows):
+        for item in list(self._batch.rows):
             try:
                 token = self._draw(item)
             except Exception as error:  # a sink or a sampler that fails ends its own answer only
@@ -319,39 +247,24 @@ class Runner:
             if token is not None:
                 drawn[item.id] = token
         S = self._memory.segment_length
-        for item in [item for item in self._rows if len(item.open) == S]:
+        for item in [item for item in self._batch.rows if len(item.open) == S]:
             # The segment is full: it goes into the memory, and the token just drawn begins the next one.
-            assert self._cache is not None
-            item.state = self._memory.close(self._cache.select([self._rows.index(item)]))
-            self._leave(item)
+            item.state = self._batch.close(item)
+            self._batch.leave(item)
             self._moved(item)
             item.open = [drawn.pop(item.id)]
-            self._enter(item)
-        rows = [item for item in self._rows if item.id in drawn]
-        if rows:
-            assert self._cache is not None
-            moved = [item for item in self._rows if item.id not in drawn]
-            caches = []
-            if moved:  # they have begun a segment in this step and sit out the batch
-                caches = [self._cache.select([self._rows.index(item) for item in moved])]
-                self._cache = self._cache.select([self._rows.index(item) for item in rows])
-                self._rows = rows
-            tokens = torch.tensor([drawn[item.id] for item in rows], device=self._device)
-            logits = self._memory.step(self._cache, tokens)
-            for row, item in enumerate(rows):
-                item.logits = logits[row]
-                item.open.append(drawn[item.id])
-            if moved:
-                self._cache = Cache.join([self._cache, *caches])
-                self._rows = rows + moved
+            self._batch.enter(item)
+        self._batch.step(drawn)
 
     def _draw(self, item: Answer) -> int | None:
         """The next token of an answer, told to its sink; None if that was its end."""
         assert item.sampler is not None
         assert item.logits is not None
-        params, tokenizer = item.params, self._model.tokenizer
+        params, tokenizer, grammar = item.params, self._model.tokenizer, item.grammar
         token = item.sampler.draw(item.logits)
-        if token in params.stop_token_ids or (not params.ignore_eos and token in tokenizer.eos_ids):
+        # An answer that follows a grammar can have come to the one end that it allows.
+        ends = not params.ignore_eos or grammar is not None
+        if token in params.stop_token_ids or (ends and token in tokenizer.eos_ids):
             self._finish(item, "stop")
             return None
         item.generated += 1
@@ -359,8 +272,9 @@ class Runner:
         text = stop.feed(stream.feed(token))
         item.written.append(text)
         item.sink(Delta(text, [self._logprobs(item, token)] if params.logprobs else []))
-        if stop.found or item.generated >= params.max_tokens:
-            self._finish(item, "stop" if stop.found else "length", token)
+        over = stop.found or (grammar is not None and grammar.over)
+        if over or item.generated >= params.max_tokens:
+            self._finish(item, "stop" if over else "length", token)
             return None
         return token
 
@@ -375,8 +289,7 @@ class Runner:
                 item.sink(Delta(rest, []))
         state = item.state
         if len(item.open) == self._memory.segment_length:
-            assert self._cache is not None
-            state = self._memory.close(self._cache.select([self._rows.index(item)]))
+            state = self._batch.close(item)
             item.open = []
         if last is not None:
             item.open = [*item.open, last]
@@ -401,18 +314,6 @@ class Runner:
 
         top = torch.topk(logprobs, item.params.top_logprobs).indices.tolist() if item.params.top_logprobs else []
         return entry(token) | {"top_logprobs": [entry(other) for other in top]}
-
-    # The batch
-
-    def _join(self, item: Answer, cache: Cache) -> None:
-        self._cache = cache if self._cache is None else Cache.join([self._cache, cache])
-        self._rows.append(item)
-
-    def _leave(self, item: Answer) -> None:
-        row = self._rows.index(item)
-        del self._rows[row]
-        assert self._cache is not None
-        self._cache = self._cache.select([r for r in range(len(self._rows) + 1) if r != row]) if self._rows else None
 
     def _tensor(self, tokens: list[int]) -> Tensor:
         return torch.tensor([tokens], dtype=torch.int64, device=self._device)

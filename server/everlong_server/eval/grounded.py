@@ -18,15 +18,16 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from everlong_models import Model, SamplingParams
-from everlong_models.tasks.text import find as find_data
+from everlong_models.eval.wording import squad
 from everlong_server.bench.report import Report, Target
 from everlong_server.engine.conversation import Conversations
 from everlong_server.engine.grounding import TEMPLATE, Recall, Template, asks, choose, words_of
+from everlong_server.engine.turn import Turns
 from everlong_server.errors import DocumentFailed
 from everlong_server.eval.floor import Floor
 from everlong_server.eval.hiding import Asked, Hidden, Novels, documents, rank
-from everlong_server.eval.questions import READERS, Reader, Source, Span, Split
-from everlong_server.eval.scores import Mean, exact, f1, holds, mean
+from everlong_server.eval.questions import SETS, Span, Split, Text, texts
+from everlong_server.eval.scores import Mean, holds, mean
 from everlong_server.metrics import Metrics
 from everlong_server.services import Services, load, running
 from everlong_server.settings import Settings
@@ -64,7 +65,7 @@ class Plan:
     """What is measured. `samples`: questions a set and length that are answered; `searches`: that are searched for
     (which needs no model). `recall`: None is what the server does by itself. `floor`: positions that the floor has."""
 
-    sets: tuple[str, ...] = tuple(READERS)
+    sets: tuple[str, ...] = tuple(SETS)
     lengths: tuple[int, ...] = (2_000, 8_000, 32_000)
     ways: tuple[str, ...] = tuple(WAYS)
     samples: int = 60
@@ -111,23 +112,19 @@ def evaluate(settings: Settings, plan: Plan, data: Path, console: Console) -> tu
         Bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console) as bar,
     ):
         task = bar.add_task("loading", total=1.0)
-        sources = {name: read(find_data(data, of), plan.split) for name, (of, read) in _readers(plan)}
+        found = {name: texts(data, name, plan.split) for name in plan.sets}
         model = load(settings, lambda message: bar.update(task, description=message))
         novels = Novels(data / "books", lambda text: len(model.tokenizer.encode(text)))
         return asyncio.run(
             _evaluate(
                 settings.model_copy(update={"data_dir": Path(folder), "redis_url": None, "blob_url": None}), model, plan,
-                sources, novels, lambda what, done: bar.update(task, description=what, completed=done),
+                found, novels, lambda what, done: bar.update(task, description=what, completed=done),
             )
         )  # fmt: skip
 
 
-def _readers(plan: Plan) -> list[tuple[str, tuple[str, Reader]]]:
-    return [(name, READERS[name]) for name in plan.sets]
-
-
 async def _evaluate(
-    settings: Settings, model: Model, plan: Plan, sources: dict[str, list[Source]], novels: Novels, tell: Tell
+    settings: Settings, model: Model, plan: Plan, found: dict[str, list[Text]], novels: Novels, tell: Tell
 ) -> tuple[Report, list[Cell]]:
     began, cells = time.monotonic(), []
     async with _served(settings, model) as services:
@@ -137,7 +134,7 @@ async def _evaluate(
             def progress(done: float, at: int = at, cell: Cell = cell) -> None:
                 tell(f"{cell.name} at {cell.length:,}", (at + done) / len(plan.sets) / len(plan.lengths))
 
-            await _measure(services, plan, cell, sources[name], novels, progress)
+            await _measure(services, plan, cell, found[name], novels, progress)
             cells.append(cell)
     minutes = (time.monotonic() - began) / 60
     return _report(plan, model, cells, minutes), cells
@@ -181,7 +178,7 @@ class _Shelf:
 
 
 async def _measure(
-    services: Services, plan: Plan, cell: Cell, sources: Sequence[Source], novels: Novels, tell: Callable[[float], None]
+    services: Services, plan: Plan, cell: Cell, of: Sequence[Text], novels: Novels, tell: Callable[[float], None]
 ) -> None:
     recall, shelf, template = plan.recall or services.recall, _Shelf(services.blobs), TEMPLATES[plan.template]
     answers = _Answers(services, plan, recall)
@@ -196,7 +193,7 @@ async def _measure(
         return [(passage.start, passage.end) for passage in evidence]
 
     before: tuple[Asked, ...] = ()
-    found = documents(sources, novels, cell.length, answers.count, plan.seed, answerable=True)
+    found = documents(of, novels, cell.length, answers.count, plan.seed, answerable=True)
     while len(cell.ranks) < wanted:
         hidden = await asyncio.to_thread(next, found)
         asked = hidden.asked[: wanted - len(cell.ranks)]
@@ -211,8 +208,8 @@ async def _measure(
             await answers.add(cell, hidden, document, asked[: plan.samples - cell.answered])
         await shelf.remove(document)
         tell(len(cell.ranks) / wanted)
-    if any(not question.answers for source in sources for question in source.questions):
-        found = documents(sources, novels, cell.length, answers.count, plan.seed, answerable=False)
+    if any(not question.answers for text in of for question in text.questions):
+        found = documents(of, novels, cell.length, answers.count, plan.seed, answerable=False)
         while len(cell.refused.get("impossible", ())) < wanted:
             hidden = await asyncio.to_thread(next, found)
             document = await shelf.put(hidden.text)
@@ -228,10 +225,13 @@ class _Answers:
         settings = services.settings
         self._services, self._plan, self._recall = services, plan, recall
         self._template = TEMPLATES[plan.template]
-        self._conversations = Conversations(
-            services.engine, services.sessions, services.chats, services.documents, services.passages, services.metrics,
-            lease_seconds=settings.lease_seconds, max_message_chars=settings.max_message_chars, template=self._template,
+        turns = Turns(
+            services.engine, services.passages, services.metrics, services.allowance,
+            max_message_chars=settings.max_message_chars, template=self._template,
         )  # fmt: skip
+        self._conversations = Conversations(
+            turns, services.engine, services.sessions, services.documents, lease_seconds=settings.lease_seconds
+        )
         self._sampling = SamplingParams(temperature=0, max_tokens=plan.max_tokens, seed=plan.seed)
         self.count = lru_cache(1 << 16)(self._count)
         self._places = asyncio.Semaphore(settings.max_streams)
@@ -253,7 +253,7 @@ class _Answers:
             for question in asked:
                 contents.append(await asyncio.to_thread(floor.answer, question.question + BRIEFLY, self._sampling))
         for (way, question), content in zip(jobs, contents, strict=True):
-            score = tuple(measure(content, question.answers) for measure in (f1, exact, holds))
+            score = (*squad(content, question.answers), holds(content, question.answers))
             cell.scores.setdefault(way, []).append(score)
             cell.answers.append(
                 {"set": cell.name, "length": cell.length, "way": way, "question": question.question,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everlong_models.errors import DataError
-from everlong_server.eval.data import read_text
-from everlong_server.eval.questions import Question, Source, Span
+from everlong_models.tasks.text import read
+from everlong_server.eval.questions import Question, Span, Text
 from everlong_server.eval.scores import content_words
 
 _HIDDEN = 10
@@ -72,7 +72,7 @@ class Novels:
         files = sorted(folder.glob("*.md")) + sorted(folder.glob("*.txt"))
         if not files:
             raise DataError(f"{folder} holds no books (*.md, *.txt)")
-        self._texts = [read_text(file) for file in files]
+        self._texts = [read(file) for file in files]
         self._count = count
 
     def take(self, tokens: int, draw: random.Random) -> list[str]:
@@ -91,16 +91,16 @@ class Novels:
 
 
 def documents(
-    sources: Sequence[Source], novels: Novels, tokens: int, count: Callable[[str], int], seed: int, *, answerable: bool
+    texts: Sequence[Text], novels: Novels, tokens: int, count: Callable[[str], int], seed: int, *, answerable: bool
 ) -> Iterator[Hidden]:
     """Documents of about `tokens` tokens, without end; of each question at most one until all were used.
 
     `answerable`: questions with an answer, else those without.
     """
     draw = random.Random(seed)  # noqa: S311 - for samples, not for secrets
-    sources = [s for s in sources if any(bool(q.answers) == answerable for q in s.questions)]
+    texts = [s for s in texts if any(bool(q.answers) == answerable for q in s.questions)]
     while True:
-        waiting = draw.sample(sources, len(sources))
+        waiting = draw.sample(texts, len(texts))
         while waiting:
             if waiting[-1].whole:
                 source = waiting.pop()
@@ -120,7 +120,7 @@ def documents(
 Piece = tuple[str, list[Question]]
 
 
-def _stretch(source: Source, asked: Sequence[Question], tokens: int, count: Callable[[str], int]) -> Piece:
+def _stretch(source: Text, asked: Sequence[Question], tokens: int, count: Callable[[str], int]) -> Piece:
     """The source, or so many tokens of it around what the first question is about; and the questions that it holds."""
     start, end = 0, len(source.text)
     if (all_of_it := count(source.text)) > tokens:

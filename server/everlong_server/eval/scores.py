@@ -1,13 +1,9 @@
-"""How good an answer is and whether evidence holds it; with intervals. SQuAD's own definitions, written out.
-
-(`evaluate` fetches its metrics from a hub when it runs, `torchmetrics` is a megabyte for these thirty lines.)
-"""
+"""What is counted beside SQuAD's F1 and exact match (`everlong_models.eval.wording`); means with intervals."""
 
 from __future__ import annotations
 
 import re
 import string
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,29 +20,10 @@ def normalised(answer: str) -> str:
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
-def f1(answer: str, references: Sequence[str]) -> float:
-    """SQuAD's F1 over words, 0 … 1, against the reference that is nearest."""
-    return max(
-        (_f1(normalised(answer).split(), normalised(reference).split()) for reference in references), default=0.0
-    )
-
-
-def exact(answer: str, references: Sequence[str]) -> float:
-    """1 if the answer is one of the references, normalised; else 0."""
-    return float(any(normalised(answer) == normalised(reference) for reference in references))
-
-
 def holds(answer: str, references: Sequence[str]) -> float:
     """1 if the answer has one of the references within it, normalised, as whole words; else 0. For models that talk."""
     said = f" {normalised(answer)} "
     return float(any(f" {wanted} " in said for wanted in map(normalised, references) if wanted))
-
-
-def _f1(answer: list[str], reference: list[str]) -> float:
-    same = sum((Counter(answer) & Counter(reference)).values())
-    if not answer or not reference:
-        return float(answer == reference)
-    return 2 * same / (len(answer) + len(reference))
 
 
 def content_words(text: str) -> set[str]:

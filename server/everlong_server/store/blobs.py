@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import re
 import tempfile
@@ -15,7 +16,9 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-_OURS = re.compile(r"\.?(doc_[0-9a-f]{32})(\.[\w.]+)?")
+_OURS = re.compile(r"\.?((?:doc|upload)_[0-9a-f]{32})(\.[\w.]+)?")
+
+_PIECE = 1 << 20
 
 
 class Blobs:
@@ -33,7 +36,8 @@ class Blobs:
 
     async def create(self, name: str) -> BlobWriter:
         """A writer whose content appears under `name` only when it is committed."""
-        partial = self._path(f".{name}.part")
+        # A name of its own: of two servers that take one request for theirs, each writes its own file.
+        partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
         file = await asyncio.to_thread(self._fs.open, partial, "wb")
         return BlobWriter(self._fs, file, partial, self._path(name), local=self._copies is None)
 
@@ -46,6 +50,18 @@ class Blobs:
     def exists(self, name: str) -> bool:
         """Whether there is such a blob."""
         return bool(self._fs.exists(self._path(name)))
+
+    def check(self, name: str, size: int, digest: str | None) -> str | None:
+        """What is wrong with the blob, which should have so many bytes and that SHA-256; None if nothing is."""
+        found, length = hashlib.sha256(), 0
+        with self.open(name) as file:
+            while data := file.read(_PIECE):
+                length += len(data)
+                if digest is not None:
+                    found.update(data)
+        if length != size:
+            return f"it has {length} bytes and should have {size}"
+        return "its checksum is wrong" if digest is not None and found.hexdigest() != digest else None
 
     @contextlib.contextmanager
     def fill(self, name: str) -> Iterator[Path]:
@@ -87,7 +103,8 @@ class Blobs:
             await asyncio.to_thread(self._fs.rm_file, self._path(name))
 
     async def sweep(self, keep: set[str]) -> list[str]:
-        """Removes what was never completed, and what belongs to no document in `keep`; nothing but our own. Their names."""
+        """Removes what was never completed, and what belongs to no document or upload in `keep`; nothing but our own.
+        Their names."""
         entries = await asyncio.to_thread(self._fs.ls, self._root, detail=True)
         names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
         ours = [match for name in names if (match := _OURS.fullmatch(name))]
@@ -95,6 +112,11 @@ class Blobs:
         for name in lost:
             await self.delete(name)
         return lost
+
+    async def delete_parts(self, upload: str) -> None:
+        """Removes all that was received for an upload, also what is still being written."""
+        for path in await asyncio.to_thread(self._fs.glob, self._path(f"*{upload}.*")):
+            await self.delete(path.rsplit("/", 1)[-1])
 
 
 class BlobWriter:
@@ -113,16 +135,16 @@ class BlobWriter:
         await asyncio.to_thread(self._file.write, data)
         self.bytes += len(data)
 
-    async def commit(self) -> None:
-        """Flushes to the disk, then puts the blob in its place."""
-        await asyncio.to_thread(self._commit)
+    async def commit(self, suffix: str = "") -> None:
+        """Flushes to the disk, then puts the blob in its place; `suffix`: behind its name."""
+        await asyncio.to_thread(self._commit, suffix)
 
-    def _commit(self) -> None:
+    def _commit(self, suffix: str) -> None:
         self._file.flush()
         if self._local:
             os.fsync(self._file.fileno())
         self._file.close()
-        _publish(self._fs, self._partial, self._final, local=self._local)
+        _publish(self._fs, self._partial, self._final + suffix, local=self._local)
 
     async def abort(self) -> None:
         """Throws away what was written."""

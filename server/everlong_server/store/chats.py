@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
-from everlong_server.store import keys
+from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
-from everlong_server.store.records import Said, Session, pack_tokens
+from everlong_server.store.records import Said, Session
+from everlong_server.store.scripts import Scripts, flat
+
+log = logging.getLogger(__name__)
 
 
-def digests(model: str, documents: Sequence[str], said: Sequence[Said]) -> list[str]:
-    """For each message the digest of the dialogue up to and with it. How answers are drawn has no part in it."""
-    every = [_digest(model, list(documents))]
+def digests(model: str, documents: Sequence[str], said: Sequence[Said], after: str | None = None) -> list[str]:
+    """For each message the digest of the dialogue up to and with it. How answers are drawn has no part in it.
+
+    `after`: the digest of what was said before, if anything was.
+    """
+    every = [after or _digest(model, list(documents))]
     for message in said:
         every.append(_digest(every[-1], message.role, message.content))
     return every[1:]
@@ -29,41 +36,56 @@ def _digest(*parts: Any) -> str:
 
 
 class Chats:
-    """Chats of all replicas. `seconds`: how long one is kept after its last use."""
+    """A tenant's chats on all replicas. `seconds`: how long one is kept after its last use.
 
-    def __init__(self, redis: Client, seconds: float) -> None:
+    What another tenant has said is not known, were it the same words: that it was said is a secret too.
+    """
+
+    def __init__(self, redis: Client, tenant: str, seconds: float) -> None:
         self._redis = redis
+        self._scripts = Scripts(redis)
+        self._tenant = tenant
+        self._seconds = seconds
         self._ms = int(seconds * 1000)
+
+    def of(self, tenant: str) -> Chats:
+        """The same for another tenant."""
+        return Chats(self._redis, tenant, self._seconds)
 
     async def find(self, digests: Sequence[str]) -> tuple[int, Session] | None:
         """The first of `digests` that is known: its index, and where that dialogue stood."""
         async with self._redis.pipeline(transaction=False) as pipe:
             for digest in digests:
-                pipe.pexpire(keys.chat(digest), self._ms)
+                pipe.pexpire(keys.chat(self._tenant, digest), self._ms)
             known = await pipe.execute()
         for index, digest in enumerate(digests):
-            stored = await self._redis.hgetall(keys.chat(digest)) if known[index] else None
+            stored = await self._redis.hgetall(keys.chat(self._tenant, digest)) if known[index] else None
             if stored:  # else it has just expired
-                return index, Session.of(stored)
+                try:
+                    return index, Session.of(stored)
+                except (LookupError, ValueError) as error:
+                    log.warning("a chat that cannot be understood is dropped: %r", error)
+                    await self.drop(digest)
         return None
 
-    async def keep(
-        self,
-        digest: str,
-        before: Session,
-        *,
-        state: bytes,
-        state_bytes: int,
-        state_digest: str,
-        open: Sequence[int],
-        position: int,
-        messages: int,
-    ) -> None:
-        """Where a dialogue stands that has gone on from `before` and has now so many `messages`."""
-        fields = Session.fields(digest, before.model, before.model_name, before.documents) | {
-            "state_bytes": state_bytes, "state_digest": state_digest, "position": position, "messages": messages,
-        }  # fmt: skip
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(keys.chat(digest), mapping={**fields, "state": state, "open": pack_tokens(open)})
-            pipe.pexpire(keys.chat(digest), self._ms)
-            await pipe.execute()
+    async def keep(self, stands: Session) -> None:
+        """Where a dialogue stands, under the digest that is its id.
+
+        Nothing is kept of one about a document that was deleted meanwhile.
+        """
+        await self._scripts.run(
+            scripts.KEEP_CHAT,
+            [keys.chat(self._tenant, stands.id), *map(keys.document, stands.documents)],
+            [self._ms, *flat(stands.whole())],
+        )
+
+    async def drop(self, digest: str) -> None:
+        """Forgets how that dialogue stood."""
+        await self._redis.delete(keys.chat(self._tenant, digest))
+
+    async def forget(self, document_id: str) -> None:
+        """Forgets every dialogue about the document. Looks at all chats of the tenant: for what is done seldom."""
+        named = json.dumps(document_id).encode()
+        async for key in self._redis.scan_iter(keys.chat(self._tenant, "*"), count=1000):
+            if named in (await self._redis.hget(key, "documents") or b""):
+                await self._redis.delete(key)

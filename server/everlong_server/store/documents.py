@@ -9,8 +9,18 @@ from typing import Any
 
 from everlong_server.errors import NotFound
 from everlong_server.store import keys, scripts
+from everlong_server.store.allowance import MISSING_QUEUE, MISSING_ROOM, Allowance, today
 from everlong_server.store.connection import Client
-from everlong_server.store.records import Cursor, Document, Reading, is_id, pack_tokens, reading_id
+from everlong_server.store.records import (
+    DEFAULT_TENANT,
+    Cursor,
+    Document,
+    Reading,
+    belongs,
+    is_id,
+    pack_tokens,
+    reading_id,
+)
 from everlong_server.store.scripts import Scripts, flat
 
 
@@ -27,50 +37,91 @@ class Claim:
 
 
 class Documents:
-    """Documents, and the readings that models make of them."""
+    """One tenant's documents, and the readings that models make of them. Another tenant's are not there.
 
-    def __init__(self, redis: Client) -> None:
+    `tenant` None: everybody's, for those who read and keep what others have uploaded.
+    """
+
+    def __init__(self, redis: Client, tenant: str | None, allowance: Allowance) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
+        self._tenant = tenant
+        self._allowance = allowance
 
-    async def create(self, document: Document, model: str) -> None:
-        """Stores the document and queues its reading by `model`, at once. Then it is acknowledged."""
-        fields, reading = flat(document.fields()), Reading.fields(model, [document.id])
-        await self._scripts.run(
+    def of(self, tenant: str) -> Documents:
+        """The same for another tenant."""
+        return Documents(self._redis, tenant, self._allowance.of(tenant))
+
+    async def create(self, document: Document, model: str, *, upload: str | None = None) -> bool:
+        """Stores the document and queues its reading by `model`, at once. Then it is acknowledged.
+
+        `upload`: the one whose parts it is made of, which is completed with it; False, and nothing is stored, if that
+        is not pending any more. Raises `RateLimited`. One that is there already is left as it is.
+        """
+        assert self._tenant is not None, "a document belongs to somebody"
+        fields = flat(document.fields() | {"tenant": self._tenant})
+        reading, limits = Reading.fields(model, [document.id], self._tenant), self._allowance.limits
+        await self._allowance.require_tokens()
+        done = await self._scripts.run(
             scripts.CREATE_DOCUMENT,
             [
-                keys.document(document.id), keys.DOCUMENTS, keys.document_readings(document.id),
-                keys.reading(str(reading["id"])), keys.jobs(model),
+                keys.document(document.id), keys.documents(self._tenant), keys.document_readings(document.id),
+                keys.reading(str(reading["id"])), keys.jobs(model), keys.stored(self._tenant),
+                keys.queued(self._tenant, model),
+                *([] if upload is None else [keys.upload(upload), keys.upload_parts(upload)]),
             ],
-            [document.id, document.created_at, reading["id"], len(fields), *fields, *flat(reading)],
+            [
+                document.id, document.created_at, reading["id"], len(fields), document.text_offset + document.bytes,
+                _or_any(limits.bytes), _or_any(limits.queued), *fields, *flat(reading),
+            ],
         )  # fmt: skip
+        if done == MISSING_ROOM:
+            raise self._allowance.no_room()
+        if done == MISSING_QUEUE:
+            raise self._allowance.queue_full()
+        return int(done) >= 0
 
     async def get(self, document_id: str) -> Document:
         """Raises `NotFound`."""
         stored = await self._redis.hgetall(keys.document(document_id)) if is_id("doc", document_id) else None
-        if not stored:
+        if not stored or self._foreign(stored.get(b"tenant")):
             raise _no_document(document_id, "document_id")
         return Document.of(stored)
 
+    def _foreign(self, tenant: bytes | None) -> bool:
+        return self._tenant is not None and belongs(tenant) != self._tenant
+
+    async def exists(self, document_id: str) -> bool:
+        """Whether there is such a document, whoever's it is. Not for callers to know."""
+        return is_id("doc", document_id) and bool(await self._redis.exists(keys.document(document_id)))
+
     async def newest(self, limit: int, after: str | None) -> tuple[list[Document], bool]:
         """Newest first, and whether there are more. `after`: the last id of the page before."""
-        ids, more = await page(self._redis, keys.DOCUMENTS, limit, after)
+        assert self._tenant is not None, "only a tenant has a list"
+        ids, more = await page(self._redis, keys.documents(self._tenant), limit, after)
         async with self._redis.pipeline(transaction=False) as pipe:
             for document_id in ids:
                 pipe.hgetall(keys.document(document_id))
             return [Document.of(stored) for stored in await pipe.execute() if stored], more
 
     async def ids(self) -> set[str]:
-        """Every document's id."""
-        return {member.decode() for member in await self._redis.zrange(keys.DOCUMENTS, 0, -1)}
+        """Every document's id, whoever's it is."""
+        indexes = [index async for index in self._redis.scan_iter(keys.documents("*"), count=1000)]
+        return {member.decode() for index in indexes for member in await self._redis.zrange(index, 0, -1)}
 
     async def delete(self, document_id: str) -> None:
         """Removes the document and all its readings. Raises `NotFound`."""
-        done = is_id("doc", document_id) and await self._scripts.run(
+        await self.get(document_id)  # whose it is never changes: it need not be one step
+        tenant = self._tenant
+        assert tenant is not None, "a document is deleted by its tenant"
+        done = await self._scripts.run(
             scripts.DELETE_DOCUMENT,
-            [keys.document(document_id), keys.DOCUMENTS, keys.document_readings(document_id)],
-            [document_id, keys.reading(""), keys.document("")],
-        )
+            [
+                keys.document(document_id), keys.documents(tenant), keys.document_readings(document_id),
+                keys.stored(tenant),
+            ],
+            [document_id, keys.reading(""), keys.document(""), keys.queued(tenant, "")],
+        )  # fmt: skip
         if not done:
             raise _no_document(document_id, "document_id")
 
@@ -79,23 +130,31 @@ class Documents:
     async def ensure_reading(self, model: str, documents: Sequence[str]) -> str:
         """The id of the reading of `documents` by `model`, queued now if there was none, with those it starts from.
 
-        Raises `NotFound` naming the document that is not there.
+        Raises `NotFound` naming the document that is not there, and `RateLimited`.
         """
+        assert self._tenant is not None, "a reading belongs to somebody"
+        most = _or_any(self._allowance.limits.queued)
         for document_id in documents:
-            if not is_id("doc", document_id):
+            there = is_id("doc", document_id)
+            if not there or self._foreign(await self._redis.hget(keys.document(document_id), "tenant")):
                 raise _no_document(document_id, "documents")
         for n in range(1, len(documents) + 1):
-            fields = Reading.fields(model, documents[:n])
+            fields = Reading.fields(model, documents[:n], self._tenant)
             parent = reading_id(model, documents[: n - 1]) if n > 1 else ""
             pairs = [key for d in documents[:n] for key in (keys.document(d), keys.document_readings(d))]
             done = await self._scripts.run(
                 scripts.ENSURE_READING,
                 [
                     keys.reading(str(fields["id"])), keys.jobs(model),
-                    keys.reading(parent) if parent else "", keys.reading_children(parent) if parent else "", *pairs,
+                    keys.reading(parent) if parent else "", keys.reading_children(parent) if parent else "",
+                    keys.queued(self._tenant, model), *pairs,
                 ],
-                [fields["id"], *flat(fields)],
+                [fields["id"], most, *flat(fields)],
             )  # fmt: skip
+            if done == MISSING_QUEUE:
+                raise self._allowance.queue_full()
+            if done == 1:
+                most = ""  # what follows waits for this one: they are read one after the other
             if done < 0:
                 raise _no_document(documents[-int(done) - 1], "documents")
         return reading_id(model, documents)
@@ -129,9 +188,15 @@ class Documents:
             fields["error"] = json.dumps(fields["error"])
         version = await self._scripts.run(
             scripts.CHECKPOINT_READING,
-            [keys.reading(reading.id), keys.reading_children(reading.id), keys.jobs(reading.model)],
-            [claim.token, reading.version, int("status" in more), *flat(fields)],
-        )
+            [
+                keys.reading(reading.id), keys.reading_children(reading.id), keys.jobs(reading.model),
+                keys.queued(reading.tenant, reading.model), keys.tokens(reading.tenant, today()),
+            ],
+            [
+                claim.token, reading.version, int("status" in more),
+                "" if self._allowance.limits.tokens is None else cursor.tokens, *flat(fields),
+            ],
+        )  # fmt: skip
         if version <= 0:
             raise Fenced(f"reading {reading.id} is {'gone' if version == 0 else 'in other hands'}")
         return int(version)
@@ -139,12 +204,34 @@ class Documents:
 
 _FACTS = [
     b"id", b"model", b"documents", b"status", b"version", b"offset", b"skip", b"tokens", b"position", b"segments", b"bytes",
-    b"seconds", b"open", b"state_bytes", b"state_digest", b"error",
+    b"seconds", b"open", b"state_bytes", b"state_digest", b"error", b"tenant",
 ]  # fmt: skip
+
+
+def _or_any(limit: int | None) -> int | str:
+    """As scripts have it."""
+    return "" if limit is None else limit
 
 
 def _no_document(document_id: str, param: str) -> NotFound:
     return NotFound(f"no document {document_id[:64]!r}", param=param, code="document_not_found")
+
+
+async def adopt(redis: Client) -> None:
+    """Makes the lists of before there were tenants the default tenant's."""
+    for old, new in (
+        ("everlong:documents", keys.documents(DEFAULT_TENANT)),
+        ("everlong:sessions", keys.sessions(DEFAULT_TENANT)),
+    ):
+        if await redis.exists(old):
+            if "documents" in old:
+                ids = [member.decode() for member in await redis.zrange(old, 0, -1)]
+                sizes = [await redis.hmget(keys.document(id), "bytes", "text_offset") for id in ids]
+                await redis.incrby(keys.stored(DEFAULT_TENANT), sum(int(n or 0) for size in sizes for n in size))
+            async with redis.pipeline(transaction=True) as pipe:
+                pipe.zunionstore(new, [new, old])
+                pipe.delete(old)
+                await pipe.execute()
 
 
 async def page(redis: Client, index: str, limit: int, after: str | None) -> tuple[list[str], bool]:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -73,25 +74,36 @@ class EmbeddedRedis:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise EmbeddedRedisError(f"another server uses the data folder {self.folder.parent}") from error
-        if self._answers():
+        if self.answers():
             return
-        log = (self.folder / "redis.log").open("ab")
-        self._process = subprocess.Popen(
-            [
-                redis_server(), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700",
-                "--dir", str(self.folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
-                "--maxmemory-policy", "noeviction", "--daemonize", "no",
-            ],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent,  # noqa: PLW1509 - before there are threads
-            start_new_session=True,
-        )  # fmt: skip
-        log.close()
+        self._process = self._launch(_die_with_parent)
         deadline = time.monotonic() + _START_SECONDS
-        while not self._answers():
+        while not self.answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 tail = (self.folder / "redis.log").read_text(errors="replace")[-500:]
                 raise EmbeddedRedisError(f"the embedded Redis did not start: {tail}")
             time.sleep(0.02)
+
+    def revive(self) -> bool:
+        """Starts Redis again if it has ended by itself; True if it had. It loads its file and answers when it has."""
+        if self._process is None or self._process.poll() is None:
+            return False
+        # What runs between fork and exec may hang where there are threads. So this one outlives a server that is
+        # killed, and the next one on the folder takes it over.
+        self._process = self._launch(None)
+        return True
+
+    def _launch(self, before: Callable[[], None] | None) -> subprocess.Popen[bytes]:
+        with (self.folder / "redis.log").open("ab") as log:
+            return subprocess.Popen(
+                [
+                    redis_server(), "--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700",
+                    "--dir", str(self.folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
+                    "--maxmemory-policy", "noeviction", "--daemonize", "no",
+                ],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=before,  # noqa: PLW1509 - before there are threads
+                start_new_session=True,
+            )  # fmt: skip
 
     def stop(self) -> None:
         """Ends Redis, which first writes what it holds, and gives the folder free."""
@@ -113,7 +125,8 @@ class EmbeddedRedis:
         # Without redis-py's own retries, which wait for seconds: that nobody answers is an answer here.
         return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether it is there: started here, or by another process."""
         client = self._client()
         try:
             return bool(client.ping())

@@ -1,8 +1,9 @@
-"""`Jobs`: the stream of readings to be done, shared by all replicas; and the keys that say which replicas live."""
+"""`Jobs`: a stream of what is to be done, shared by all replicas; and the keys that say which replicas live."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from redis.exceptions import ResponseError
@@ -14,18 +15,21 @@ from everlong_server.store.scripts import Scripts
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An entry of the stream."""
+    """An entry of the stream, and the id of what is to be done: a reading, a response."""
 
     entry: str
-    reading: str
+    id: str
 
 
 class Jobs:
-    """The stream of one model (fingerprint) as seen by one replica."""
+    """The `stream` of one model (fingerprint) as seen by one replica."""
 
-    def __init__(self, redis: Client, model: str, replica: str, lease_seconds: float) -> None:
+    def __init__(
+        self, redis: Client, model: str, replica: str, lease_seconds: float, stream: Callable[[str], str] = keys.jobs
+    ) -> None:
         self._redis = redis
-        self._stream = keys.jobs(model)
+        self._model = model
+        self._stream = stream(model)
         self._replica = replica
         self._lease_ms = int(lease_seconds * 1000)
         self._scripts = Scripts(redis)
@@ -46,7 +50,14 @@ class Jobs:
 
     async def beat(self) -> None:
         """This replica is alive for another `lease_seconds`."""
-        await self._redis.set(keys.replica(self._replica), 1, px=self._lease_ms)
+        await self._redis.set(keys.replica(self._replica), self._model, px=self._lease_ms)
+
+    async def served(self, model: str) -> bool:
+        """Whether a living replica serves that model."""
+        async for key in self._redis.scan_iter(f"{keys.REPLICA}*"):
+            if await self._redis.get(key) == model.encode():
+                return True
+        return False
 
     async def leave(self) -> None:
         """This replica is gone: what it held may be taken over at once."""
@@ -65,7 +76,7 @@ class Jobs:
         if not answer:
             return None
         entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
-        return next((Job(entry.decode(), fields[b"reading"].decode()) for entry, fields in entries), None)
+        return next((Job(entry.decode(), next(iter(fields.values())).decode()) for entry, fields in entries), None)
 
     async def _reclaim(self) -> Job | None:
         """A job of a dead replica, or one that was delivered here although its answer got lost."""
@@ -85,6 +96,15 @@ class Jobs:
     async def done(self, job: Job) -> None:
         """Removes the job."""
         async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.xack(self._stream, keys.READERS, job.entry)
+            pipe.xdel(self._stream, job.entry)
+            await pipe.execute()
+        self._held.discard(job.entry)
+
+    async def again(self, job: Job) -> None:
+        """Puts the job behind all others."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.xadd(self._stream, {"id": job.id})
             pipe.xack(self._stream, keys.READERS, job.entry)
             pipe.xdel(self._stream, job.entry)
             await pipe.execute()

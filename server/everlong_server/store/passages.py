@@ -15,7 +15,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import IO, Any, Protocol
 
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlong_server.errors import NotFound
+from everlong_server.store import marks
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.records import Document
 
@@ -51,7 +52,8 @@ _WORDS = "USING fts5(text, content='', columnsize=0, tokenize='porter unicode61'
 class Passage:
     """A piece of a document. `start`, `end`: characters of the text; `start_byte`, `end_byte`: of its UTF-8.
 
-    `score`: BM25. `share`: how much of what was asked for it has, 0 … 1, rare words weighing more.
+    `score`: BM25. `share`: how much of what was asked for it has, 0 … 1, rare words weighing more. `page`, `section`: where
+    it begins, in a document that has these.
     """
 
     document: str
@@ -62,6 +64,8 @@ class Passage:
     text: str
     score: float = 0.0
     share: float = 0.0
+    page: int | None = None
+    section: str | None = None
 
 
 class SearchMissing(Exception):
@@ -206,7 +210,17 @@ class Passages:
                 ):
                     text = file.read(end_byte - start_byte).decode()
                     found.append(Passage(document.id, start, end, start_byte, end_byte, text, score, share))
-            return found
+        return self._placed(documents, found)
+
+    def _placed(self, documents: Sequence[Document], found: Sequence[Passage]) -> list[Passage]:
+        there = {document.id: marks.load(self._blobs, document.id) for document in documents if document.format}
+        placed = []
+        for passage in found:
+            # Where its words begin, not the blank lines before them.
+            begins = passage.start + len(passage.text) - len(passage.text.lstrip())
+            mark = marks.at(there.get(passage.document, ()), begins)
+            placed.append(replace(passage, page=mark.page, section=mark.section) if mark else passage)
+        return placed
 
 
 class _Stopped(Exception):

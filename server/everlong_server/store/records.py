@@ -10,10 +10,12 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Hash = Mapping[bytes, bytes]
-_ID = re.compile(r"(doc|ses)_[0-9a-f]{32}")
+DEFAULT_TENANT = "default"
+"""Everybody, where no keys are asked for; and whom things belong to that were made before there were tenants."""
+_ID = re.compile(r"(doc|ses|resp|upload|part)_[0-9a-f]{32}")
 
 
 def new_id(prefix: str) -> str:
@@ -29,6 +31,11 @@ def is_id(prefix: str, text: str) -> bool:
 def now() -> float:
     """Unix time in seconds."""
     return time.time()
+
+
+def belongs(tenant: bytes | None) -> str:
+    """The tenant that a stored object's field `tenant` names."""
+    return DEFAULT_TENANT if tenant is None else tenant.decode()
 
 
 def reading_id(model: str, documents: Sequence[str]) -> str:
@@ -48,19 +55,26 @@ def unpack_tokens(blob: bytes) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """An uploaded text. `bytes`: of UTF-8 as uploaded. `text_offset`: where the text starts (behind a byte-order mark)."""
+    """An uploaded text. `bytes`: of UTF-8. `text_offset`: where the text starts (behind a byte-order mark).
+
+    `digest`: SHA-256 of the blob; None if it was stored before there was one. `format`: what the text was made of ("pdf",
+    …); None: it was text.
+    """
 
     id: str
     filename: str | None
     bytes: int
     text_offset: int
     created_at: float
+    digest: str | None = None
+    format: str | None = None
 
     def fields(self) -> dict[str, str | int | float]:
         """As it is stored."""
         return {
             "id": self.id, "filename": self.filename or "", "bytes": self.bytes,
-            "text_offset": self.text_offset, "created_at": self.created_at,
+            "text_offset": self.text_offset, "created_at": self.created_at, "digest": self.digest or "",
+            "format": self.format or "",
         }  # fmt: skip
 
     @staticmethod
@@ -72,6 +86,8 @@ class Document:
             bytes=int(stored[b"bytes"]),
             text_offset=int(stored[b"text_offset"]),
             created_at=float(stored[b"created_at"]),
+            digest=stored.get(b"digest", b"").decode() or None,
+            format=stored.get(b"format", b"").decode() or None,
         )
 
 
@@ -109,6 +125,7 @@ class Reading:
     state_bytes: int
     state_digest: str | None
     error: dict[str, str] | None
+    tenant: str
 
     @property
     def parent(self) -> str | None:
@@ -116,10 +133,10 @@ class Reading:
         return reading_id(self.model, self.documents[:-1]) if len(self.documents) > 1 else None
 
     @staticmethod
-    def fields(model: str, documents: Sequence[str]) -> dict[str, str | int | float]:
+    def fields(model: str, documents: Sequence[str], tenant: str) -> dict[str, str | int | float]:
         """A new one, as it is stored."""
         return {
-            "id": reading_id(model, documents), "model": model, "documents": json.dumps(list(documents)),
+            "id": reading_id(model, documents), "tenant": tenant, "model": model, "documents": json.dumps(list(documents)),
             "status": "queued", "version": 0, "fence": 0, "attempts": 0, "created_at": now(),
         }  # fmt: skip
 
@@ -146,6 +163,7 @@ class Reading:
             state_bytes=int(stored.get(b"state_bytes", 0)),
             state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,
             error=json.loads(stored[b"error"]) if stored.get(b"error") else None,
+            tenant=belongs(stored.get(b"tenant")),
         )
 
 
@@ -187,6 +205,32 @@ class Session:
         return {
             "id": session_id, "model": model, "model_name": model_name, "documents": json.dumps(list(documents)),
             "created_at": now(), "version": 0, "messages": 0, "position": 0,
+        }  # fmt: skip
+
+    def behind(
+        self,
+        id: str,
+        messages: int,
+        *,
+        state: bytes,
+        state_bytes: int,
+        state_digest: str,
+        open: Sequence[int],
+        position: int,
+    ) -> Session:
+        """What this one has become after an answer, under another `id`, with so many `messages`."""
+        return Session(
+            id, self.model, self.model_name, self.documents, now(), 0, messages, position, tuple(open), True, state,
+            state_bytes, state_digest,
+        )  # fmt: skip
+
+    def whole(self) -> dict[str, Any]:
+        """All of one that has started, as it is stored."""
+        return {
+            "id": self.id, "model": self.model, "model_name": self.model_name, "documents": json.dumps(self.documents),
+            "created_at": self.created_at, "version": self.version, "messages": self.messages,
+            "position": self.position, "open": pack_tokens(self.open), "state": self.state or b"",
+            "state_bytes": self.state_bytes, "state_digest": self.state_digest or "",
         }  # fmt: skip
 
     @staticmethod

@@ -8,29 +8,43 @@ from redis.commands.core import AsyncScript
 
 from everlong_server.store.connection import Client
 
-# KEYS: document, documents, document_readings, reading, jobs
-# ARGV: document id, created, reading id, number of document fields n, n fields and values, then those of the reading
+# KEYS: document, documents, document_readings, reading, jobs, stored, queued, and the upload and its parts that it is
+# made of, if it is
+# ARGV: document id, created, reading id, number of document fields n, bytes, most bytes or '', most queued or '',
+# n fields and values, then those of the reading
+# Returns 1, 0 (there already), -1 (the upload is not pending), -1001 (too many bytes), -1002 (too many queued)
 CREATE_DOCUMENT = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+if ARGV[6] ~= '' and tonumber(redis.call('GET', KEYS[6]) or 0) + tonumber(ARGV[5]) > tonumber(ARGV[6]) then return -1001 end
+if ARGV[7] ~= '' and redis.call('SCARD', KEYS[7]) >= tonumber(ARGV[7]) then return -1002 end
+if KEYS[8] then
+  if redis.call('HGET', KEYS[8], 'status') ~= 'pending' then return -1 end
+  redis.call('HSET', KEYS[8], 'status', 'completed', 'file', ARGV[1])
+  redis.call('DEL', KEYS[9])
+end
+redis.call('INCRBY', KEYS[6], ARGV[5])
+redis.call('SADD', KEYS[7], ARGV[3])
 local n = tonumber(ARGV[4])
-redis.call('HSET', KEYS[1], unpack(ARGV, 5, 4 + n))
+redis.call('HSET', KEYS[1], unpack(ARGV, 8, 7 + n))
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
 redis.call('SADD', KEYS[3], ARGV[3])
-redis.call('HSET', KEYS[4], unpack(ARGV, 5 + n))
+redis.call('HSET', KEYS[4], unpack(ARGV, 8 + n))
 redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3])
 return 1
 """
 
-# KEYS: reading, jobs, parent reading or '', parent's children, then pairs document, document_readings
-# ARGV: reading id, fields and values of the reading
-# Returns 1 (created), 0 (there already), -k (the k-th document is gone)
+# KEYS: reading, jobs, parent reading or '', parent's children, queued, then pairs document, document_readings
+# ARGV: reading id, most queued or '', fields and values of the reading
+# Returns 1 (created), 0 (there already), -k (the k-th document is gone), -1002 (too many queued)
 ENSURE_READING = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-for i = 5, #KEYS, 2 do
-  if redis.call('EXISTS', KEYS[i]) == 0 then return -(i - 3) / 2 end
+for i = 6, #KEYS, 2 do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return -(i - 4) / 2 end
 end
-redis.call('HSET', KEYS[1], unpack(ARGV, 2))
-for i = 5, #KEYS, 2 do redis.call('SADD', KEYS[i + 1], ARGV[1]) end
+if ARGV[2] ~= '' and redis.call('SCARD', KEYS[5]) >= tonumber(ARGV[2]) then return -1002 end
+redis.call('SADD', KEYS[5], ARGV[1])
+redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+for i = 6, #KEYS, 2 do redis.call('SADD', KEYS[i + 1], ARGV[1]) end
 local parent = KEYS[3] ~= '' and redis.call('HGET', KEYS[3], 'status')
 if parent == 'queued' or parent == 'reading' then
   redis.call('SADD', KEYS[4], ARGV[1])
@@ -49,7 +63,8 @@ redis.call('HSET', KEYS[1], 'fence', token, 'status', 'reading')
 return {token, redis.call('HINCRBY', KEYS[1], 'attempts', 1)}
 """
 
-# KEYS: reading, children, jobs. ARGV: token, expected version, 1 if this is the end, fields and values
+# KEYS: reading, children, jobs, queued, tokens of the day
+# ARGV: token, expected version, 1 if this is the end, tokens read or '' if they are not counted, fields and values
 # Returns the new version, 0 (the reading is gone), -1 (somebody else has it)
 CHECKPOINT_READING = """
 local now = redis.call('HMGET', KEYS[1], 'fence', 'version')
@@ -57,8 +72,16 @@ if not now[2] then return 0 end
 if now[1] ~= ARGV[1] then return -1 end
 if tonumber(now[2]) == tonumber(ARGV[2]) + 1 then return tonumber(now[2]) end -- sent again: its answer was lost
 if now[2] ~= ARGV[2] then return -1 end
-redis.call('HSET', KEYS[1], 'attempts', 0, unpack(ARGV, 4))
+if ARGV[4] ~= '' then
+  local more = tonumber(ARGV[4]) - tonumber(redis.call('HGET', KEYS[1], 'tokens') or 0)
+  if more > 0 then
+    redis.call('INCRBY', KEYS[5], more)
+    redis.call('EXPIRE', KEYS[5], 172800)
+  end
+end
+redis.call('HSET', KEYS[1], 'attempts', 0, unpack(ARGV, 5))
 if ARGV[3] == '1' then
+  redis.call('SREM', KEYS[4], redis.call('HGET', KEYS[1], 'id'))
   for _, child in ipairs(redis.call('SMEMBERS', KEYS[2])) do redis.call('XADD', KEYS[3], '*', 'reading', child) end
   redis.call('DEL', KEYS[2])
 end
@@ -75,14 +98,18 @@ local taken = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3])
 return taken[1] and taken[1][2] and taken[1][2][2]
 """
 
-# KEYS: document, documents, document_readings. ARGV: document id, prefix of reading keys, of document keys
+# KEYS: document, documents, document_readings, stored
+# ARGV: document id, prefix of reading keys, of document keys, of the tenant's queues
 # Returns 1, or 0 if there is no such document. What the document's readings had learnt goes with them.
 DELETE_DOCUMENT = """
+local size = redis.call('HMGET', KEYS[1], 'bytes', 'text_offset')
 if redis.call('DEL', KEYS[1]) == 0 then return 0 end
+redis.call('DECRBY', KEYS[4], size[1] + size[2])
 redis.call('ZREM', KEYS[2], ARGV[1])
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[3])) do
-  local documents = redis.call('HGET', ARGV[2] .. id, 'documents')
+  local documents, model = unpack(redis.call('HMGET', ARGV[2] .. id, 'documents', 'model'))
   if documents then
+    redis.call('SREM', ARGV[4] .. model, id)
     for _, other in ipairs(cjson.decode(documents)) do redis.call('SREM', ARGV[3] .. other .. ':readings', id) end
   end
   redis.call('DEL', ARGV[2] .. id, ARGV[2] .. id .. ':children')
@@ -101,12 +128,75 @@ local function fork(reading, session)
 end
 """
 
-# KEYS: session, sessions, reading or ''. ARGV: session id, created, fields and values
+# KEYS: chat, then its documents. ARGV: milliseconds, fields and values
+# Returns 1, or 0 if a document is gone: what it taught goes with it.
+KEEP_CHAT = """
+for i = 2, #KEYS do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return 0 end
+end
+redis.call('HSET', KEYS[1], unpack(ARGV, 2))
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1
+"""
+
+# KEYS: upload, its parts. ARGV: part id, part. Returns 1, or 0: the upload is not pending.
+ADD_PART = """
+if redis.call('HGET', KEYS[1], 'status') ~= 'pending' then return 0 end
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+return 1
+"""
+
+# KEYS: upload, its parts. Returns 1, or 0: the upload is not pending.
+CANCEL_UPLOAD = """
+if redis.call('HGET', KEYS[1], 'status') ~= 'pending' then return 0 end
+redis.call('HSET', KEYS[1], 'status', 'cancelled')
+redis.call('DEL', KEYS[2])
+return 1
+"""
+
+# KEYS: response, jobs. ARGV: response id, milliseconds, fields and values. Stores it and queues it at once.
+QUEUE_RESPONSE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end -- sent again: its answer was lost
+redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('XADD', KEYS[2], '*', 'response', ARGV[1])
+return 1
+"""
+
+# KEYS: response, fence. Returns {token, attempts} of the one who may write now, or nothing if it is over or gone.
+CLAIM_RESPONSE = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status ~= 'queued' and status ~= 'in_progress' then return nil end
+local token = redis.call('INCR', KEYS[2])
+redis.call('HSET', KEYS[1], 'fence', token)
+return {token, redis.call('HINCRBY', KEYS[1], 'attempts', 1)}
+"""
+
+# KEYS: response. ARGV: token, fields and values
+# Returns 1, or 0: it was cancelled, deleted, or somebody else has it
+WRITE_RESPONSE = """
+local now = redis.call('HMGET', KEYS[1], 'status', 'fence')
+if now[2] ~= ARGV[1] or (now[1] ~= 'queued' and now[1] ~= 'in_progress') then return 0 end
+if #ARGV > 1 then redis.call('HSET', KEYS[1], unpack(ARGV, 2)) end
+return 1
+"""
+
+# KEYS: response. ARGV: fields and values. Ends one that is still to be answered, whoever has it. Returns 1 if it did.
+END_RESPONSE = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status ~= 'queued' and status ~= 'in_progress' then return 0 end
+redis.call('HSET', KEYS[1], unpack(ARGV))
+return 1
+"""
+
+# KEYS: session, sessions, reading or ''. ARGV: session id, created, most sessions or '', fields and values
+# Returns 1, 0 (there already), -1001 (too many)
 CREATE_SESSION = (
     _FORK
     + """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+if ARGV[3] ~= '' and redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[3]) then return -1001 end
+redis.call('HSET', KEYS[1], unpack(ARGV, 4))
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
 if KEYS[3] ~= '' then fork(KEYS[3], KEYS[1]) end
 return 1
@@ -122,9 +212,12 @@ return 1
 """
 )
 
-# KEYS: session, its messages, new session, its messages, sessions. ARGV: new id, created
+# KEYS: session, its messages, new session, its messages, sessions. ARGV: new id, created, most sessions or ''
+# Returns 1, 0 (there is no such session), -1001 (too many)
 FORK_SESSION = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+if redis.call('EXISTS', KEYS[3]) == 1 then return 1 end
+if ARGV[3] ~= '' and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[3]) then return -1001 end
 redis.call('COPY', KEYS[1], KEYS[3])
 redis.call('COPY', KEYS[2], KEYS[4])
 redis.call('HSET', KEYS[3], 'id', ARGV[1], 'created_at', ARGV[2], 'version', 0)
@@ -174,6 +267,57 @@ if n > 0 then redis.call('RPUSH', KEYS[3], unpack(ARGV, 4, 3 + n)) end
 redis.call('HSET', KEYS[1], 'writer', ARGV[1], unpack(ARGV, 4 + n))
 redis.call('HINCRBY', KEYS[1], 'messages', n)
 return redis.call('HINCRBY', KEYS[1], 'version', 1)
+"""
+
+
+# KEYS: requests. ARGV: most requests a minute
+# A bucket that fills evenly, kept as the one moment when it is full again. Milliseconds.
+# Returns {1 or 0, requests left, milliseconds to wait, milliseconds until none counts any more}
+COUNT_REQUEST = """
+local time, limit = redis.call('TIME'), tonumber(ARGV[1])
+local now, each = time[1] * 1000 + time[2] / 1000, 60000 / limit
+local full = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now)
+local over = full + each - now - 60000
+if over > each / 1000 then return {0, 0, math.ceil(over), math.ceil(full - now)} end
+redis.call('SET', KEYS[1], string.format('%.3f', full + each), 'PX', math.ceil(full + each - now))
+return {1, math.floor(-over / each + 0.001), 0, math.ceil(full + each - now)}
+"""
+
+# KEYS: streams. ARGV: member `replica|nonce`, most streams, prefix of replica keys. Returns 1, or 0 (too many).
+OPEN_STREAM = """
+for _, member in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  if redis.call('EXISTS', ARGV[3] .. string.match(member, '^([^|]*)|')) == 0 then redis.call('SREM', KEYS[1], member) end
+end
+if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 1 then return 1 end -- sent again: its answer was lost
+if redis.call('SCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
+return redis.call('SADD', KEYS[1], ARGV[1])
+"""
+
+
+# KEYS: attempt. ARGV: owner `replica|nonce`, id, milliseconds, prefix of replica keys
+# Returns nothing (its owner lives and is at it), or {first, again or done; id; fingerprint; answer}
+BEGIN_ATTEMPT = """
+local owner, id, fingerprint, answer = unpack(redis.call('HMGET', KEYS[1], 'owner', 'id', 'fingerprint', 'answer'))
+if not id then
+  redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'id', ARGV[2])
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  return {'first', ARGV[2], '', ''}
+end
+if answer then return {'done', id, fingerprint or '', answer} end
+if owner ~= '' and owner ~= ARGV[1] then
+  if redis.call('EXISTS', ARGV[4] .. string.match(owner, '^([^|]*)|')) == 1 then return nil end
+end
+redis.call('HSET', KEYS[1], 'owner', ARGV[1])
+return {'again', id, fingerprint or '', ''}
+"""
+
+# KEYS: attempt. ARGV: owner, field or 'forget', value, milliseconds. Returns 1, or 0 if it is no longer the owner's.
+END_ATTEMPT = """
+if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
+if ARGV[2] == 'forget' then return redis.call('DEL', KEYS[1]) end
+redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return 1
 """
 
 

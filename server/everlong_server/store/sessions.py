@@ -10,9 +10,10 @@ from typing import Any
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
 from everlong_server.store import keys, scripts
+from everlong_server.store.allowance import Allowance
 from everlong_server.store.connection import Client
 from everlong_server.store.documents import page
-from everlong_server.store.records import Session, is_id, new_id, now, pack_tokens, reading_id
+from everlong_server.store.records import Session, belongs, is_id, new_id, now, pack_tokens, reading_id
 from everlong_server.store.scripts import Scripts, flat
 
 
@@ -25,29 +26,48 @@ class Lease:
 
 
 class Sessions:
-    """Sessions of all replicas. `replica`: this process's id, `lease_seconds`: how long a silent writer keeps its lease."""
+    """A tenant's sessions on all replicas. Another tenant's are not there.
 
-    def __init__(self, redis: Client, replica: str, lease_seconds: float) -> None:
+    `replica`: this process's id, `lease_seconds`: how long a silent writer keeps its lease.
+    """
+
+    def __init__(self, redis: Client, tenant: str, allowance: Allowance, replica: str, lease_seconds: float) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
+        self._tenant = tenant
+        self._allowance = allowance
         self._replica = replica
+        self._lease_seconds = lease_seconds
         self._lease_ms = int(lease_seconds * 1000)
 
-    async def create(self, model: str, model_name: str, documents: Sequence[str], *, remember: bool = True) -> Session:
-        """A new session; it has its documents' state at once if they are read.
+    def of(self, tenant: str) -> Sessions:
+        """The same for another tenant."""
+        return Sessions(self._redis, tenant, self._allowance.of(tenant), self._replica, self._lease_seconds)
 
-        `remember`: False begins with an empty memory, whatever was read: the documents are only searched.
+    @property
+    def _most(self) -> int | str:
+        """How many sessions there may be, as scripts have it."""
+        return "" if self._allowance.limits.sessions is None else self._allowance.limits.sessions
+
+    async def create(
+        self, model: str, model_name: str, documents: Sequence[str], *, remember: bool = True, id: str | None = None
+    ) -> Session:
+        """A new session; it has its documents' state at once if they are read. Raises `RateLimited`.
+
+        `id`: its id; one that is there is left as it is. `remember`: False begins with an empty memory, whatever was read: the documents are only searched.
         """
-        session_id = new_id("ses")
+        session_id = id or new_id("ses")
         reading = keys.reading(reading_id(model, documents)) if documents and remember else ""
-        fields = Session.fields(session_id, model, model_name, documents)
+        fields = Session.fields(session_id, model, model_name, documents) | {"tenant": self._tenant}
         if not remember:
             fields |= {"state_bytes": 0}  # it has started
-        await self._scripts.run(
+        done = await self._scripts.run(
             scripts.CREATE_SESSION,
-            [keys.session(session_id), keys.SESSIONS, reading],
-            [session_id, fields["created_at"], *flat(fields)],
+            [keys.session(session_id), keys.sessions(self._tenant), reading],
+            [session_id, fields["created_at"], self._most, *flat(fields)],
         )
+        if done < 0:
+            raise self._allowance.too_many_sessions()
         return await self.get(session_id)
 
     async def get(self, session_id: str, *, with_state: bool = False) -> Session:
@@ -64,13 +84,13 @@ class Sessions:
         fields = (*_FACTS, b"state") if with_state else _FACTS
         values = await self._redis.hmget(keys.session(session_id), fields) if is_id("ses", session_id) else []
         stored = {field: value for field, value in zip(fields, values, strict=False) if value is not None}
-        if not stored:
+        if not stored or belongs(stored.get(b"tenant")) != self._tenant:
             raise _no_session(session_id)
         return Session.of(stored)
 
     async def newest(self, limit: int, after: str | None) -> tuple[list[Session], bool]:
         """Newest first, and whether there are more."""
-        ids, more = await page(self._redis, keys.SESSIONS, limit, after)
+        ids, more = await page(self._redis, keys.sessions(self._tenant), limit, after)
         sessions = []
         for session_id in ids:
             try:
@@ -84,30 +104,39 @@ class Sessions:
         stored = await self._redis.lrange(keys.session_messages(session_id), -last, -1)
         return [json.loads(message) for message in stored]
 
-    async def fork(self, session_id: str) -> Session:
-        """A copy of the session as it was last committed. Raises `NotFound`."""
-        fork_id = new_id("ses")
-        done = is_id("ses", session_id) and await self._scripts.run(
+    async def message(self, session_id: str, message_id: str) -> dict[str, Any] | None:
+        """That message of the dialogue, or None. Looks at all of them: for what is done seldom."""
+        said = await self.messages(session_id)
+        return next((message for message in reversed(said) if message["id"] == message_id), None)
+
+    async def fork(self, session_id: str, *, id: str | None = None) -> Session:
+        """A copy of the session as it was last committed, with the `id`, if it is not there. Raises `NotFound`, and `RateLimited`."""
+        await self._stored(session_id, False)  # whose it is never changes: it need not be one step
+        fork_id = id or new_id("ses")
+        done = await self._scripts.run(
             scripts.FORK_SESSION,
             [
                 keys.session(session_id), keys.session_messages(session_id),
-                keys.session(fork_id), keys.session_messages(fork_id), keys.SESSIONS,
+                keys.session(fork_id), keys.session_messages(fork_id), keys.sessions(self._tenant),
             ],
-            [fork_id, now()],
+            [fork_id, now(), self._most],
         )  # fmt: skip
+        if done < 0:
+            raise self._allowance.too_many_sessions()
         if not done:
             raise _no_session(session_id)
         return await self.get(fork_id)
 
     async def delete(self, session_id: str) -> None:
         """Raises `NotFound`. A writer that is at it finds its session gone and writes nothing."""
-        done = is_id("ses", session_id) and await self._scripts.run(
+        await self._stored(session_id, False)
+        done = await self._scripts.run(
             scripts.DELETE_SESSION,
             [
                 keys.session(session_id),
                 keys.session_messages(session_id),
                 keys.session_lease(session_id),
-                keys.SESSIONS,
+                keys.sessions(self._tenant),
             ],
             [session_id],
         )
@@ -167,7 +196,7 @@ class Sessions:
 
 _FACTS = (
     b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", b"position", b"open",
-    b"state_bytes", b"state_digest",
+    b"state_bytes", b"state_digest", b"tenant",
 )  # fmt: skip
 
 

@@ -45,8 +45,12 @@ def squad_article(title, paragraphs=2):
             {
                 "context": f"In {title} {n} there are {n + 3} towers.",
                 "qas": [
-                    {"question": f"How many towers has {title} {n}?", "answers": [{"text": f"{n + 3}"}]},
-                    {"question": f"Who built {title} {n}?", "answers": []},
+                    {
+                        "id": "a",
+                        "question": f"How many towers has {title} {n}?",
+                        "answers": [{"text": f"{n + 3}", "answer_start": len(f"In {title} {n} there are ")}],
+                    },
+                    {"id": "b", "question": f"Who built {title} {n}?", "answers": []},
                 ],
             }
             for n in range(paragraphs)
@@ -165,15 +169,15 @@ def test_instructions_are_asked_with_and_without_something_read_before(make, tok
 
 def test_what_is_held_out_is_not_learnt_from(data, make):
     for name in ("fairytaleqa", "squad2_dev_half", "xquad_en", "instruct_rasbt"):
-        kept, held = (sources.read(data, name, held_out=held_out) for held_out in (False, True))
+        kept, held = (sources.read(data, name, part) for part in ("train", "validation"))
         assert not {source.name for source in kept} & {source.name for source in held}
-    cities = {
-        source.name.rsplit(" ", 1)[0]
-        for held in (False, True)
-        for source in sources.read(data, "squad2_dev_half", held_out=held)
-    }
-    assert cities == {f"City {n}" for n in range(0, 30, 2)}  # the other half is what is tested on
-    towns = {source.name[:4] for held in (False, True) for source in sources.read(data, "xquad_en", held_out=held)}
+    kept, held, tested = (
+        {source.name.rsplit(" ", 1)[0] for source in sources.read(data, "squad2_dev_half", part)}
+        for part in ("train", "validation", "test")
+    )
+    assert kept | held == {f"City {n}" for n in range(0, 30, 2)}
+    assert tested == {f"City {n}" for n in range(1, 30, 2)}
+    towns = {source.name[:4] for part in ("train", "validation") for source in sources.read(data, "xquad_en", part)}
     assert towns == {"Town"}
 
 
@@ -190,8 +194,8 @@ def test_readers_of_other_formats(tmp_path):
             }
         ),
     )
-    (story,) = sources.read(tmp_path, "squality", held_out=False)
-    assert story == Source("9", ("One.", "Two."), "\n\n", (Asked("What?", "A."), Asked("What?", "B.")))
+    (story,) = sources.read(tmp_path, "squality", "train")
+    assert story == Source("9", ("One.", "Two."), "\n\n", (Asked("What?", ("A.", "B.")),))
     meeting = {
         "meeting_transcripts": [{"speaker": who, "content": f"Words of {who}."} for who in "ABCD"],
         "general_query_list": [{"query": "Summarize.", "answer": "They met."}],
@@ -200,9 +204,9 @@ def test_readers_of_other_formats(tmp_path):
         ],
     }
     write(tmp_path / "qmsum" / "ALL" / "train" / "m.json", meeting)
-    (met,) = sources.read(tmp_path, "qmsum", held_out=False)
+    (met,) = sources.read(tmp_path, "qmsum", "train")
     assert met.parts[1] == "B: Words of B."
-    assert met.asked == (Asked("Summarize.", "They met."), Asked("What of B?", "It spoke.", (1, 3)))
+    assert met.asked == (Asked("Summarize.", ("They met.",)), Asked("What of B?", ("It spoke.",), (1, 2)))
     passage = "A tower stands in the north of the town. " * 8
     write(
         tmp_path / "t0_docqa" / "data_per_template" / "a.jsonl",
@@ -214,11 +218,11 @@ def test_readers_of_other_formats(tmp_path):
             for n in range(20)
         ),
     )
-    kept, held = (sources.read(tmp_path, "t0_docqa", held_out=held_out) for held_out in (False, True))
+    kept, held = (sources.read(tmp_path, "t0_docqa", part) for part in ("train", "validation"))
     assert len(kept) + len(held) == 20
     assert kept[0].parts[0].startswith("A tower stands")
     assert kept[0].asked[0].question.startswith("Read this:\nWhere is tower")
-    assert kept[0].asked[0].answer == "north"
+    assert kept[0].asked[0].answers == ("north",)
 
 
 def test_broken_lines_are_named(tmp_path, data):
@@ -238,11 +242,11 @@ def test_broken_lines_are_named(tmp_path, data):
     ):
         rows(asked, *table)
         with pytest.raises(DataError, match=rf"a-questions\.csv, {said}"):
-            sources.read(tmp_path, "fairytaleqa", held_out=False)
+            sources.read(tmp_path, "fairytaleqa", "train")
     rows(asked, ("question", "cor_section", "answer1"), ("What?", "1", "It."))
     stories.unlink()
     with pytest.raises(DataError, match=r"cannot read .*a-story\.csv"):
-        sources.read(tmp_path, "fairytaleqa", held_out=False)
+        sources.read(tmp_path, "fairytaleqa", "train")
     lines = tmp_path / "squality" / "txt" / "train.jsonl"
     for content, said in (
         ("\n{\n", "line 2: Expecting"),
@@ -251,16 +255,24 @@ def test_broken_lines_are_named(tmp_path, data):
     ):
         write(lines, content)
         with pytest.raises(DataError, match=rf"train\.jsonl, {said}"):
-            sources.read(tmp_path, "squality", held_out=False)
+            sources.read(tmp_path, "squality", "train")
     write(lines, "")
     with pytest.raises(DataError, match=r"train\.jsonl is empty"):
-        sources.read(tmp_path, "squality", held_out=False)
+        sources.read(tmp_path, "squality", "train")
     write(tmp_path / "policyqa" / "data" / "dev.json", '{"data": [{"title": "a"}]}')
     with pytest.raises(DataError, match=r"dev\.json: no 'paragraphs'"):
-        [sources.read(tmp_path, "policyqa", held_out=held) for held in (False, True)]
+        [sources.read(tmp_path, "policyqa", part) for part in ("train", "validation")]
     with pytest.raises(DataError, match=r"holds no dev-v2\.0\.json"):
         (tmp_path / "squad2_dev_half").mkdir()
-        sources.read(tmp_path, "squad2_dev_half", held_out=False)
+        sources.read(tmp_path, "squad2_dev_half", "train")
+    shifted = {"id": "q7", "question": "Where?", "answers": [{"text": "there", "answer_start": 1}]}
+    article = {"title": "a", "paragraphs": [{"context": "It is there.", "qas": [shifted]}]}
+    write(tmp_path / "squad2_dev_half" / "dev-v2.0.json", {"data": [article, article]})
+    with pytest.raises(DataError, match=r"question q7: the answer 'there' is not at character 1"):
+        sources.read(tmp_path, "squad2_dev_half", "test")
+    with pytest.raises(DataError, match=r"policyqa holds nothing of the part 'test'"):
+        write(tmp_path / "policyqa" / "data" / "dev.json", {"data": []})
+        sources.read(tmp_path, "policyqa", "test")
     with pytest.raises(DataError, match="no data set 'qmsum'"):
         Reading(ReadingConfig(sources={"qmsum": 1}), Setting(Tokenizer(make_tokenizer()), S, tmp_path, 0))
     with pytest.raises(ValueError, match="no data set 'novels' of this kind"):

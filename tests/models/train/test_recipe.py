@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from everlong_models.errors import ConfigError, RecipeError
+from everlong_models.train.learner import make_learner
 from everlong_models.train.recipe import load_recipe, recipe_names
 
 
@@ -50,3 +54,18 @@ def test_files(tmp_path):
     for nowhere in ("rows.more=1", "rows.more.still=1", "stages.9.steps=1"):
         with pytest.raises(ConfigError, match="leads to nothing in the recipe"):
             load_recipe("facts-detect", [nowhere])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["rmt", "armt", "infinite"])
+def test_what_the_default_recipes_train_is_small_enough_to_publish(memory, tmp_path):
+    folder = Path.home() / ".cache" / "everlong" / "models"
+    learner = make_learner(
+        load_recipe(f"default-{memory}").learner,
+        made_tokenizer=None,
+        models_dir=folder,
+        device=torch.device("cpu"),
+        seed=0,
+    )
+    learner.save(tmp_path / "model", "")
+    assert sum(file.stat().st_size for file in (tmp_path / "model").rglob("*") if file.is_file()) < 20e6

@@ -12,19 +12,24 @@ from fastapi.responses import JSONResponse, Response
 
 from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
 from everlong_server.api.events import data_stream
-from everlong_server.api.openai.schemas import ChatCompletion, ChatMessage, ChatUsage, CreateChatCompletion, FilePart
+from everlong_server.api.openai.dialogue import Dialogue, require_model
+from everlong_server.api.openai.formats import JsonObjectFormat, require_schema
+from everlong_server.api.openai.schemas import (
+    ChatCompletion,
+    ChatMessage,
+    ChatUsage,
+    CreateChatCompletion,
+    FilePart,
+    JsonSchemaFormat,
+)
 from everlong_server.api.sessions import recall, sampling
 from everlong_server.api.views import Served
 from everlong_server.api.waiting import unless_gone
-from everlong_server.engine.conversation import Event, Turn
-from everlong_server.errors import InvalidRequest, NotFound, TooLarge
+from everlong_server.engine.turn import Event, Turn
 from everlong_server.services import Services
 from everlong_server.store.records import Said, new_id, now
 
 router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=RESPONSES)
-
-_SAME_ROLE = "\n\n"
-"""Between messages of one role that follow each other: to the model they are one."""
 
 
 @router.post(
@@ -38,10 +43,7 @@ async def create(body: CreateChatCompletion, request: Request, services: Served)
     What was said up to an earlier answer is not read again; `usage.prompt_tokens_details.cached_tokens` says how much.
     """
     model = services.model
-    if body.model != model.name:
-        raise NotFound(
-            f"no model {body.model!r}; this server serves {model.name!r}", param="model", code="model_not_found"
-        )
+    require_model(services, body.model)
     documents, said = await _dialogue(services, body.messages)
     turns = await _begun(services, body, documents, said)
     head = {
@@ -60,56 +62,17 @@ async def create(body: CreateChatCompletion, request: Request, services: Served)
 
 async def _dialogue(services: Services, messages: Sequence[ChatMessage]) -> tuple[list[str], list[Said]]:
     """The documents that `messages` are about, and what is said. Raises what is wrong with them."""
-    settings, said = services.settings, list[Said]()
-    documents: dict[str, str] = {}
+    dialogue = Dialogue(services)
     for number, message in enumerate(messages):
         name, texts = f"messages.{number}.content", list[str]()
         for place, part in enumerate([] if isinstance(message.content, str) else message.content):
-            if not isinstance(part, FilePart):
-                texts.append(part.text)
-            elif message.role == "user":
-                documents.setdefault(part.file.file_id, f"{name}.{place}.file.file_id")
+            if isinstance(part, FilePart):
+                dialogue.file(message.role, part.file.file_id, f"{name}.{place}", ".file.file_id")
             else:
-                raise InvalidRequest(
-                    f"{name}.{place}: a file in a message of the {message.role}; the user's can have files",
-                    param=f"{name}.{place}",
-                )
+                texts.append(part.text)
         text = message.content if isinstance(message.content, str) else "".join(texts)
-        if len(text) > settings.max_message_chars:
-            raise TooLarge(
-                f"{name} has {len(text)} characters, the limit is {settings.max_message_chars}: "
-                "upload a long text as a file", param=name,
-            )  # fmt: skip
-        _say(said, Said("system" if message.role == "developer" else message.role, text), f"messages.{number}.role")
-    last = f"messages.{len(messages) - 1}"
-    if said[-1].role != "user":
-        raise InvalidRequest(f"{last}.role: the last message is the {said[-1].role}'s, not the user's", param=f"{last}.role")  # fmt: skip
-    if not said[-1].content:
-        raise InvalidRequest(f"{last}.content: there is nothing to answer", param=f"{last}.content")
-    if len(documents) > settings.max_session_documents:
-        raise InvalidRequest(
-            f"messages: {len(documents)} files, the limit is {settings.max_session_documents}", param="messages"
-        )
-    for document, name in documents.items():
-        try:
-            await services.documents.get(document)
-        except NotFound:
-            raise NotFound(f"{name}: no file {document[:64]!r}", param=name, code="file_not_found") from None
-    return list(documents), said
-
-
-def _say(said: list[Said], message: Said, name: str) -> None:
-    """Adds `message` to a dialogue. Raises `InvalidRequest` if its role cannot follow."""
-    before = said[-1] if said else None
-    if before is not None and before.role == message.role:
-        content = _SAME_ROLE.join(text for text in (before.content, message.content) if text)
-        said[-1] = Said(message.role, content)
-    elif before is not None and message.role == "system":
-        raise InvalidRequest(f"{name}: instructions stand before everything else", param=name)
-    elif message.role == "assistant" and (before is None or before.role == "system"):
-        raise InvalidRequest(f"{name}: a dialogue begins with the user", param=name)
-    else:
-        said.append(message)
+        dialogue.say(message.role, text, f"messages.{number}")
+    return await dialogue.whole("messages")
 
 
 async def _begun(
@@ -119,11 +82,17 @@ async def _begun(
     grounds, how = recall(services, body.recall), sampling(body)
     if body.max_completion_tokens is not None:
         how = how.model_copy(update={"max_tokens": body.max_completion_tokens})
+    match body.response_format:
+        case JsonObjectFormat():
+            how = how.model_copy(update={"json_schema": {"type": "object"}})
+        case JsonSchemaFormat(json_schema=asked):
+            schema = await require_schema(services, asked.schema_, "response_format.json_schema.schema")
+            how = how.model_copy(update={"json_schema": schema})
     every = [
         how if how.seed is None else how.model_copy(update={"seed": (how.seed + index) % 2**63})
         for index in range(body.n)
     ]
-    chats = (services.conversations.chat(documents, said, params, grounds) for params in every)
+    chats = (services.dialogues.answer(documents, said, params, grounds) for params in every)
     turns = await asyncio.gather(*chats, return_exceptions=True)
     refused = next((turn for turn in turns if isinstance(turn, BaseException)), None)
     begun = [turn for turn in turns if isinstance(turn, Turn)]

@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 
 from everlong_server.api import documents, schemas
 from everlong_server.api.errors import RESPONSES
+from everlong_server.api.once import Key
 from everlong_server.api.openai.schemas import File, FileDeleted, FileList
 from everlong_server.api.views import Served, document_view
 from everlong_server.errors import NotFound
@@ -43,9 +44,15 @@ _UPLOAD = {
 
 
 @router.post("", openapi_extra=_UPLOAD)
-async def create(request: Request, services: Served) -> File:
+async def create(request: Request, services: Served, key: Key = None) -> File:
     """Uploads UTF-8 text of any size. It is being read when this answers; `status` says when that is done."""
-    return await _view(services, await documents.stored(request, services, form={"purpose": [PURPOSE]}))
+    async with await services.attempts.begin(key) as attempt:
+        document = await documents.stored(request, services, attempt, form={"purpose": [PURPOSE]})
+        if attempt.answer is not None:
+            return File.model_validate(attempt.answer)
+        view = await _view(services, document)
+        await attempt.finish(view.model_dump(mode="json"))
+        return view
 
 
 @router.get("")

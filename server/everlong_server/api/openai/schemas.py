@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from everlong_models import SamplingParams
+from everlong_server.api.openai.formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
 from everlong_server.api.schemas import Evidence, Recall, Wire
 
 MAX_MESSAGES = 2048
@@ -43,15 +44,6 @@ class FileDeleted(Wire):
     deleted: Literal[True] = True
 
 
-class Nullable(BaseModel):
-    """A field that is null is one that was not given: the SDKs and their users send both."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _given(cls, value: object) -> object:
-        return {name: given for name, given in value.items() if given is not None} if isinstance(value, dict) else value
-
-
 class TextPart(Nullable, Wire):
     """Words."""
 
@@ -72,7 +64,8 @@ class FilePart(Nullable, Wire):
     file: FileReference
 
 
-def _kind(value: object) -> str | None:
+def kind(value: object) -> str | None:
+    """Which of the two a content is."""
     if isinstance(value, str):
         return "Text"
     return "Parts" if isinstance(value, list) else None
@@ -92,7 +85,7 @@ Part = Annotated[
 ]
 Content = Annotated[
     Annotated[str, Tag("Text")] | Annotated[list[Part], Field(max_length=MAX_MESSAGES), Tag("Parts")],
-    Discriminator(_kind, custom_error_type="content", custom_error_message="content is a string or a list of parts"),
+    Discriminator(kind, custom_error_type="content", custom_error_message="content is a string or a list of parts"),
 ]
 
 
@@ -110,10 +103,28 @@ class StreamOptions(Nullable, Wire):
     include_usage: bool = Field(False, description="a last chunk without choices says what was used")
 
 
-class TextFormat(Wire):
-    """Words, not JSON."""
+class JsonSchema(Nullable, Wire):
+    """What the answer is."""
 
-    type: Literal["text"]
+    name: str = Field(max_length=64, description="ignored")
+    description: str | None = Field(None, max_length=10_000, description="ignored: say in the question what is wanted")
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema", description="JSON Schema; {} is any JSON")
+    strict: bool | None = Field(None, description="ignored: an answer always follows its schema")
+
+
+class JsonSchemaFormat(Nullable, Wire):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("TextFormat")]
+    | Annotated[JsonObjectFormat, Tag("JsonObjectFormat")]
+    | Annotated[JsonSchemaFormat, Tag("JsonSchemaFormat")],
+    Discriminator(format_kind, custom_error_type="format", custom_error_message=FORMATS),
+]
 
 
 class CreateChatCompletion(Nullable, SamplingParams):
@@ -125,7 +136,7 @@ class CreateChatCompletion(Nullable, SamplingParams):
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="answers; with a seed, the second is drawn with seed + 1, …")
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
-    response_format: TextFormat | None = None
+    response_format: ResponseFormat | None = None
     store: Literal[False] = Field(False, description="a chat is not listed anywhere")
     user: str | None = Field(None, max_length=512, description="ignored")
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")

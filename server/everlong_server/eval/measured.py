@@ -47,6 +47,8 @@ def measure_babilong(
     if plain:
         holds = limit(backbone_of(model))
         run = [length for length in lengths if (tokens_of(length) or 0) <= holds]
+        if not run:
+            raise ConfigError("lengths", ",".join(lengths), f"the backbone's window holds {holds:,} tokens")
         if left := [length for length in lengths if length not in run]:
             notes.append(f"not run: {', '.join(left)}; the backbone's window holds {holds:,} tokens")
     # A memory that was trained here has learnt from the bare form; what was not trained here must be told the task.

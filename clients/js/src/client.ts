@@ -1,0 +1,24 @@
+import { Documents } from "./documents.js";
+import { Sessions } from "./sessions.js";
+import { type Options, Transport } from "./transport.js";
+import type { CallOptions, List, Model } from "./types.js";
+
+/** A client of an everlong server. Keeps nothing but its options: make as many as you like. */
+export class Everlong {
+  readonly documents: Documents;
+  readonly sessions: Sessions;
+  readonly baseUrl: string;
+  readonly #transport: Transport;
+
+  constructor(options: Options = {}) {
+    this.#transport = new Transport(options);
+    this.baseUrl = this.#transport.baseUrl;
+    this.documents = new Documents(this.#transport);
+    this.sessions = new Sessions(this.#transport);
+  }
+
+  /** The models that the server offers. */
+  async models(options: CallOptions = {}): Promise<Model[]> {
+    return (await this.#transport.json<List<Model>>({ method: "GET", path: "/v1/models", ...options })).data;
+  }
+}

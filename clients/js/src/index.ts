@@ -1,0 +1,9 @@
+export { Everlong } from "./client.js";
+export { Conversation } from "./conversation.js";
+export type { Documents } from "./documents.js";
+export * from "./errors.js";
+export { newKey } from "./patience.js";
+export type { Sessions } from "./sessions.js";
+export type { Options } from "./transport.js";
+export type * from "./types.js";
+export type { Source, UploadOptions } from "./upload.js";

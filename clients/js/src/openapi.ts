@@ -1,0 +1,389 @@
+// Made by `npm run types` from ../openapi.json.
+
+export interface components {
+    schemas: {
+        /** @description A message to a session, and how its answer is drawn. */
+        CreateMessage: {
+            /** @description what is said */
+            content: string;
+            /**
+             * @description subtracted for each time
+             * @default 0
+             */
+            frequency_penalty: number;
+            /**
+             * @description go on after the end-of-text token
+             * @default false
+             */
+            ignore_eos: boolean;
+            /** @description the answer is JSON of this schema, and nothing else */
+            json_schema?: {
+                [key: string]: unknown;
+            } | null;
+            logit_bias?: {
+                [key: string]: number;
+            };
+            /**
+             * @description return the log-probability of each token
+             * @default false
+             */
+            logprobs: boolean;
+            /**
+             * @description tokens to generate at most
+             * @default 512
+             */
+            max_tokens: number;
+            /**
+             * @description only tokens this likely against the likeliest
+             * @default 0
+             */
+            min_p: number;
+            /**
+             * @description subtracted once a token was generated
+             * @default 0
+             */
+            presence_penalty: number;
+            /** @description false: no passages */
+            recall?: components["schemas"]["Recall"] | false;
+            /**
+             * @description divides logits of tokens in context
+             * @default 1
+             */
+            repetition_penalty: number;
+            /** @description same seed, same answer */
+            seed?: number | null;
+            /**
+             * @description strings that end the answer
+             * @default []
+             */
+            stop: string[];
+            /** @default [] */
+            stop_token_ids: number[];
+            /**
+             * @description answer with server-sent events
+             * @default false
+             */
+            stream: boolean;
+            /**
+             * @description 0 takes the likeliest token
+             * @default 0.2
+             */
+            temperature: number;
+            /**
+             * @description only the k likeliest tokens; 0 is all
+             * @default 0
+             */
+            top_k: number;
+            /**
+             * @description and of the likeliest beside it
+             * @default 0
+             */
+            top_logprobs: number;
+            /**
+             * @description smallest set of tokens with this probability
+             * @default 0.9
+             */
+            top_p: number;
+        };
+        /** @description A new session over documents, which are read one after the other into one memory. */
+        CreateSession: {
+            documents?: string[];
+            /** @description the served model's name; default: the served model */
+            model?: string | null;
+        };
+        /** @description What was deleted. */
+        Deleted: {
+            /**
+             * @default true
+             * @constant
+             */
+            deleted: true;
+            id: string;
+            /** @enum {string} */
+            object: "document.deleted" | "session.deleted";
+        };
+        /** @description An uploaded text and how far it has been read. */
+        Document: {
+            /** @description UTF-8 bytes of text */
+            bytes: number;
+            /** @description Unix time in seconds */
+            created_at: number;
+            error: components["schemas"]["DocumentError"] | null;
+            filename: string | null;
+            /** @description what the text was made of: pdf, docx, epub, html; null: it was text */
+            format: string | null;
+            id: string;
+            model: string;
+            /**
+             * @default document
+             * @constant
+             */
+            object: "document";
+            /** @description 0 … 1; null before reading has begun */
+            progress: number | null;
+            /** @description full segments read into the memory */
+            segments: number;
+            /** @description SHA-256 of the state's tensors, once ready */
+            state_digest: string | null;
+            /** @enum {string} */
+            status: "queued" | "reading" | "ready" | "failed";
+            /** @description tokens read so far */
+            tokens: number;
+            tokens_per_second: number | null;
+        };
+        /** @description Why a document could not be read. */
+        DocumentError: {
+            code: string;
+            message: string;
+        };
+        /** @description Newest first. */
+        DocumentList: {
+            data: components["schemas"]["Document"][];
+            has_more: boolean;
+            /**
+             * @default list
+             * @constant
+             */
+            object: "list";
+        };
+        /** @description A part of a document's text: bytes `start_byte` to `end_byte` of its UTF-8; a byte-order mark does not count. */
+        DocumentText: {
+            /** @description of the whole text */
+            bytes: number;
+            document: string;
+            end_byte: number;
+            /**
+             * @default document.text
+             * @constant
+             */
+            object: "document.text";
+            start_byte: number;
+            text: string;
+        };
+        /** @description Every error of every endpoint. */
+        ErrorBody: {
+            error: components["schemas"]["ErrorDetail"];
+        };
+        /** @description `code` is for programs, `param` names the field at fault. */
+        ErrorDetail: {
+            code: string;
+            message: string;
+            param: string | null;
+            type: string;
+        };
+        /**
+         * @description A passage that the model had before it, word for word: `text[start:end]` of the document's text, counted in
+         *     characters, or in bytes of its UTF-8; a byte-order mark does not count.
+         */
+        Evidence: {
+            document: string;
+            end: number;
+            end_byte: number;
+            /** @description where it begins, in a PDF */
+            page?: number | null;
+            /** @description BM25 */
+            score: number;
+            /** @description the heading that it stands under, in Word, EPUB and HTML */
+            section?: string | null;
+            start: number;
+            start_byte: number;
+            text: string;
+        };
+        /** @description The tokens of the context that are a document's. */
+        MemoryDocument: {
+            document: string;
+            end: number;
+            start: number;
+        };
+        /** @description One layer of an ∞-former: a signal, in bins of equal space. */
+        MemoryLayer: {
+            /** @description what each bin gets of the attention that the open segment gives, sums to 1; null without one */
+            attention: number[] | null;
+            /** @description positions in the context, in tokens, at the borders of the bins, one more than bins: the closer two are, the more space the tokens between them have */
+            edges: number[];
+            layer: number;
+            /** @description those with the most space, the largest first */
+            phrases: components["schemas"]["MemoryPhrase"][];
+        };
+        /** @description A part of a memory, of one `layer` or, with null, of all. */
+        MemoryPart: {
+            /** @description tokens since it was last written */
+            age: number;
+            /** @description by which share of its length the open segment would change it if it ended now; null where nothing can be said: it keeps tokens as they are, or there is no open segment */
+            change: number | null;
+            /** @description … to here */
+            end: number;
+            layer: number | null;
+            name: string;
+            /** @description what it has room for: tokens, positions, vectors, functions, associations */
+            slots: number;
+            /** @description it is made of the tokens of the context from here … */
+            start: number;
+            /** @description how many of these it uses; the effective rank, a fraction, where it is not written slot by slot */
+            used: number;
+        };
+        /** @description Tokens of the context with much space. */
+        MemoryPhrase: {
+            end: number;
+            /** @description their words; null outside of documents, and for a document that was deleted or has over 16 MiB */
+            quote: components["schemas"]["Quote"] | null;
+            /** @description their share of the memory, 0 … 1 */
+            space: number;
+            start: number;
+        };
+        /** @description A part of the dialogue. Those of the user have neither `finish_reason` nor `usage`. */
+        Message: {
+            content: string;
+            created_at: number;
+            evidence?: components["schemas"]["Evidence"][] | null;
+            finish_reason?: ("stop" | "length" | "cancelled") | null;
+            id: string;
+            logprobs?: {
+                [key: string]: unknown;
+            }[] | null;
+            model?: string | null;
+            /**
+             * @default message
+             * @constant
+             */
+            object: "message";
+            /** @enum {string} */
+            role: "user" | "assistant";
+            seed?: number | null;
+            session?: string | null;
+            usage?: components["schemas"]["Usage"] | null;
+        };
+        /** @description Oldest first. */
+        MessageList: {
+            data: components["schemas"]["Message"][];
+            /**
+             * @default false
+             * @constant
+             */
+            has_more: false;
+            /**
+             * @default list
+             * @constant
+             */
+            object: "list";
+        };
+        /** @description The served models. */
+        ModelList: {
+            data: components["schemas"]["ServedModel"][];
+            /**
+             * @default list
+             * @constant
+             */
+            object: "list";
+        };
+        /** @description Words of a document, with the same offsets as `Evidence`. */
+        Quote: {
+            document: string;
+            end: number;
+            end_byte: number;
+            start: number;
+            start_byte: number;
+            text: string;
+        };
+        /** @description Passages of the documents that are put before the question, word for word. What is left out, the server sets. */
+        Recall: {
+            /** @description at most so many; 0 is none */
+            passages?: number | null;
+            /** @description what they may take together; at most what the model sees at once */
+            tokens?: number | null;
+        };
+        /** @description The model that answers. */
+        ServedModel: {
+            /** @description null for a model trained from scratch */
+            backbone: string | null;
+            /** @description Unix time in seconds since when this server serves it */
+            created: number;
+            description: string;
+            fingerprint: string;
+            id: string;
+            memory: string;
+            /** @description false: the memory has no trained weights and answers nonsense; null: it has nothing to train */
+            memory_trained: boolean | null;
+            /**
+             * @default model
+             * @constant
+             */
+            object: "model";
+            /** @default everlong */
+            owned_by: string;
+            segment_length: number;
+            /** @description bytes of a session's memory, however long its documents are */
+            state_bytes: number;
+        };
+        /** @description A fork of its documents' state plus the dialogue. */
+        Session: {
+            created_at: number;
+            documents: string[];
+            id: string;
+            messages: number;
+            model: string;
+            /**
+             * @default session
+             * @constant
+             */
+            object: "session";
+            /** @description tokens of context: documents and dialogue */
+            position: number;
+            state_bytes: number;
+            state_digest: string | null;
+            /** @enum {string} */
+            status: "reading" | "ready" | "failed";
+        };
+        /** @description Newest first. */
+        SessionList: {
+            data: components["schemas"]["Session"][];
+            has_more: boolean;
+            /**
+             * @default list
+             * @constant
+             */
+            object: "list";
+        };
+        /** @description What a session's memory holds, and how full it is. All positions are tokens of the context: documents and dialogue. */
+        SessionMemory: {
+            /** @description of the memory, however much it has read */
+            bytes: number;
+            documents: components["schemas"]["MemoryDocument"][];
+            /** @description of an ∞-former */
+            layers: components["schemas"]["MemoryLayer"][];
+            memory: string;
+            /**
+             * @default session.memory
+             * @constant
+             */
+            object: "session.memory";
+            /** @description tokens of the open segment, which are not in the memory yet */
+            open: number;
+            parts: components["schemas"]["MemoryPart"][];
+            segment_length: number;
+            /** @description full segments read into the memory */
+            segments: number;
+            session: string;
+            /** @description read into the memory */
+            tokens: number;
+        };
+        /** @description Tokens. `reused_tokens` of the prompt's were held in memory and not read again. */
+        Usage: {
+            completion_tokens: number;
+            prompt_tokens: number;
+            reused_tokens: number;
+        };
+        ValidationError: {
+            ctx?: Record<string, never>;
+            input?: unknown;
+            loc: (string | number)[];
+            msg: string;
+            type: string;
+        };
+    };
+    responses: never;
+    parameters: never;
+    requestBodies: never;
+    headers: never;
+    pathItems: never;
+}

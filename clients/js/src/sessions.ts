@@ -1,0 +1,90 @@
+/** `client.sessions`: ask about documents. */
+import { Conversation } from "./conversation.js";
+import { ReadingFailedError, StreamError } from "./errors.js";
+import { pause } from "./patience.js";
+import { type Transport, path } from "./transport.js";
+import type { CallOptions, List, Message, PostOptions, ResponseEvent, Sampling, Session, SessionMemory } from "./types.js";
+
+export class Sessions {
+  readonly #transport: Transport;
+
+  constructor(transport: Transport) {
+    this.#transport = transport;
+  }
+
+  /** Begins a session on the documents with these ids, in this order; they may still be being read. */
+  create(documents: string[] = [], options: PostOptions & { model?: string } = {}): Promise<Session> {
+    const { model, ...rest } = options;
+    return this.#transport.json({ method: "POST", path: path("sessions"), json: { documents, model }, ...rest });
+  }
+
+  /** The session as it is now. */
+  get(id: string, options: CallOptions = {}): Promise<Session> {
+    return this.#transport.json({ method: "GET", path: path("sessions", id), ...options });
+  }
+
+  /** A page of the sessions, newest first. */
+  list(options: CallOptions & { limit?: number; after?: string } = {}): Promise<List<Session>> {
+    const { limit, after, signal } = options;
+    return this.#transport.json({ method: "GET", path: path("sessions"), query: { limit, after }, signal });
+  }
+
+  /** Deletes the session and its memory. */
+  async delete(id: string, options: CallOptions = {}): Promise<void> {
+    await this.#transport.json({ method: "DELETE", path: path("sessions", id), ...options });
+  }
+
+  /** A new session that remembers what this one does; from here on they go their own ways. */
+  fork(id: string, options: PostOptions = {}): Promise<Session> {
+    return this.#transport.json({ method: "POST", path: path("sessions", id, "fork"), ...options });
+  }
+
+  /** What the session's memory holds, how full it is, and what it gives attention and space to. */
+  memory(id: string, options: CallOptions = {}): Promise<SessionMemory> {
+    return this.#transport.json({ method: "GET", path: path("sessions", id, "memory"), ...options });
+  }
+
+  /** The dialogue so far, oldest first. */
+  async messages(id: string, options: CallOptions = {}): Promise<Message[]> {
+    const call = { method: "GET", path: path("sessions", id, "messages"), ...options } as const;
+    return (await this.#transport.json<List<Message>>(call)).data;
+  }
+
+  /** Waits until the session has read its documents. Throws `ReadingFailedError` if it cannot. */
+  async wait(id: string, options: CallOptions & { onProgress?: (session: Session) => void } = {}): Promise<Session> {
+    for (let seconds = 0.1; ; seconds = Math.min(2 * seconds, 2)) {
+      const session = await this.get(id, options);
+      options.onProgress?.(session);
+      if (session.status === "ready") return session;
+      if (session.status === "failed") throw new ReadingFailedError(`the documents of ${id} could not be read`, id, null);
+      await pause(seconds, options.signal);
+    }
+  }
+
+  /** Asks, and waits for the whole answer. Throws `SessionBusyError` while another is being written. */
+  send(id: string, content: string, sampling: Sampling = {}, options: PostOptions = {}): Promise<Message> {
+    return this.#transport.json({ ...asked(id, { ...sampling, content }), ...options });
+  }
+
+  /**
+   * Asks, and yields the answer's events as they come; the last is `response.completed`. Leaving the loop early, like
+   * aborting, ends the answer, and nothing has happened to the session.
+   */
+  async *stream(id: string, content: string, sampling: Sampling = {}, options: PostOptions = {}): AsyncGenerator<ResponseEvent> {
+    const call = { ...asked(id, { ...sampling, content, stream: true }), ...options };
+    for await (const event of this.#transport.events<ResponseEvent>(call)) {
+      yield event;
+      if (event.type === "response.completed") return;
+    }
+    throw new StreamError("the stream ended before the answer was complete");
+  }
+
+  /** A conversation over one WebSocket, whose answers can be cancelled and outlive lost connections. */
+  connect(id: string): Conversation {
+    return new Conversation(this.#transport, id, this);
+  }
+}
+
+function asked(id: string, json: object) {
+  return { method: "POST", path: path("sessions", id, "messages"), json } as const;
+}

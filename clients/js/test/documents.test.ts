@@ -1,0 +1,104 @@
+import { createHash } from "node:crypto";
+import { expect, test } from "vitest";
+import { Everlong, NotFoundError, ReadingFailedError, UnprocessableEntityError, UnsupportedMediaTypeError } from "../src/index.js";
+import { all } from "./all.js";
+import { Proxy } from "./proxy.js";
+
+const URL = process.env["EVERLONG_URL"]!;
+const client = new Everlong({ baseUrl: URL });
+const TEXT = "The wind in Größenwahn was 鯨 cold. ".repeat(40);
+const BYTES = new TextEncoder().encode(TEXT);
+
+async function* pieces(): AsyncGenerator<string | Uint8Array> {
+  yield TEXT.slice(0, 100);
+  yield new TextEncoder().encode(TEXT.slice(100));
+}
+
+const SOURCES = {
+  string: () => TEXT,
+  bytes: () => BYTES,
+  Blob: () => new Blob([TEXT], { type: "text/markdown" }),
+  File: () => new File([TEXT], "wind.txt", { type: "text/plain" }),
+  ReadableStream: () => new Blob([TEXT]).stream(),
+  generator: pieces,
+};
+
+test.each(Object.entries(SOURCES))("a %s is uploaded, with and without progress, and read the same", async (kind, source) => {
+  const seen: [number, number | null][] = [];
+  const first = await client.documents.upload(source(), { onProgress: (sent, total) => seen.push([sent, total]) });
+  const second = await client.documents.upload(source());
+  expect(first.filename).toBe(kind === "File" ? "wind.txt" : null);
+  expect(first.bytes).toBe(BYTES.length);
+  const total = ["ReadableStream", "generator"].includes(kind) ? null : BYTES.length;
+  expect(seen[0]).toEqual([0, total]);
+  expect(seen.at(-1)).toEqual([BYTES.length, total]);
+  const read = await Promise.all([first, second].map(({ id }) => client.documents.wait(id)));
+  expect(read[0]!.state_digest).toBe(read[1]!.state_digest);
+  expect(read[0]!.status).toBe("ready");
+});
+
+test("reading is followed until it is done", async () => {
+  const { id } = await client.documents.upload(TEXT.repeat(10), { filename: "a name: ä & b" });
+  const seen: number[] = [];
+  const done = await client.documents.wait(id, { onProgress: (document) => seen.push(document.tokens) });
+  expect(done.filename).toBe("a name: ä & b");
+  expect(done.progress).toBe(1);
+  expect(seen.at(-1)).toBe(done.tokens);
+  expect(seen).toEqual([...seen].sort((a, b) => a - b));
+});
+
+test("following goes on through a lost connection, and gives up without patience", async () => {
+  const proxy = await Proxy.to(URL);
+  const { id } = await client.documents.upload(TEXT.repeat(25));
+  const follow = new Everlong({ baseUrl: proxy.url }).documents.follow(id);
+  const impatient = new Everlong({ baseUrl: proxy.url, patience: 0, retries: 0 }).documents.follow(id);
+  await Promise.all([follow.next(), impatient.next()]);
+  const port = await proxy.pull();
+  await expect(all(impatient)).rejects.toThrow(/cut off|no answer/);
+  await proxy.plug(port);
+  const rest = await all(follow);
+  expect(rest.at(-1)!.status).toBe("ready");
+  await proxy.pull();
+});
+
+test("parts of the text meet", async () => {
+  const { id, bytes } = await client.documents.upload(TEXT);
+  let text = "";
+  for (let at = 0; at < bytes; at += 11) text += (await client.documents.text(id, { startByte: at, endByte: at + 11 })).text;
+  expect(text).toBe(TEXT);
+  await expect(client.documents.text(id, { startByte: bytes + 1 })).rejects.toMatchObject({ param: "start_byte", status: 422 });
+});
+
+test("lists have pages, and what is deleted is gone", async () => {
+  const ids = [];
+  for (let n = 0; n < 3; n++) ids.unshift((await client.documents.upload(`text ${n}`)).id);
+  const page = await client.documents.list({ limit: 2 });
+  expect(page.data.map(({ id }) => id)).toEqual(ids.slice(0, 2));
+  expect(page.has_more).toBe(true);
+  expect((await client.documents.list({ limit: 1, after: page.data[1]!.id })).data[0]!.id).toBe(ids[2]);
+  await client.documents.delete(ids[0]!);
+  await expect(client.documents.get(ids[0]!)).rejects.toThrow(NotFoundError);
+  await expect(client.documents.wait(ids[0]!)).rejects.toThrow(NotFoundError);
+});
+
+test("what cannot be read is refused by name", async () => {
+  const rtf = new File(["{\\rtf1 Oh.}"], "a.rtf", { type: "application/octet-stream" });
+  await expect(client.documents.upload(rtf)).rejects.toThrow(UnsupportedMediaTypeError);
+  await expect(client.documents.upload("")).rejects.toMatchObject({ code: "empty_document" });
+  await expect(client.documents.upload(new Uint8Array([0xff, 0x41]))).rejects.toThrow(UnprocessableEntityError);
+  expect(() => client.documents.get("")).toThrow(/must not be empty/);
+  expect(new ReadingFailedError("x", "doc_1", null).name).toBe("ReadingFailedError");
+});
+
+test("an upload can be aborted", async () => {
+  const controller = new AbortController();
+  async function* endless() {
+    for (let n = 0; ; n++) {
+      if (n === 3) controller.abort(new Error("enough"));
+      yield createHash("sha256").update(String(n)).digest("hex");
+    }
+  }
+  const before = (await client.documents.list({ limit: 1 })).data[0]!.id;
+  await expect(client.documents.upload(endless(), { signal: controller.signal })).rejects.toThrow("enough");
+  expect((await client.documents.list({ limit: 1 })).data[0]!.id).toBe(before);
+});

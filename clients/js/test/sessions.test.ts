@@ -1,0 +1,161 @@
+import { afterAll, beforeAll, expect, test } from "vitest";
+import { Everlong, NotFoundError, type ResponseEvent, SessionBusyError, StreamError, UnprocessableEntityError } from "../src/index.js";
+import { all } from "./all.js";
+import { Proxy } from "./proxy.js";
+
+const URL = process.env["EVERLONG_URL"]!;
+const client = new Everlong({ baseUrl: URL });
+const GREEDY = { temperature: 0, max_tokens: 12, ignore_eos: true };
+const ENDLESS = { max_tokens: 1_000_000, ignore_eos: true };
+let document: string;
+let proxy: Proxy;
+let distant: Everlong;
+
+beforeAll(async () => {
+  document = (await client.documents.upload("All mimsy were the borogoves. ".repeat(200))).id;
+  await client.documents.wait(document);
+  proxy = await Proxy.to(URL);
+  distant = new Everlong({ baseUrl: proxy.url, patience: 15 });
+});
+afterAll(() => proxy.pull());
+
+async function session(): Promise<string> {
+  return (await client.sessions.create([document])).id;
+}
+
+/** Takes events until there is a delta. */
+async function speaking(events: AsyncGenerator<ResponseEvent>): Promise<void> {
+  for (;;) {
+    const { value, done } = await events.next();
+    expect(done).toBe(false);
+    if (value.type === "response.output_text.delta") return;
+  }
+}
+
+function textOf(events: ResponseEvent[]): string {
+  return events.map((event) => (event.type === "response.output_text.delta" ? event.delta : "")).join("");
+}
+
+test("JSON, events and a WebSocket say the same", async () => {
+  const answers = [];
+  for (const how of ["send", "stream", "connect"] as const) {
+    const id = await session();
+    if (how === "send") {
+      answers.push((await client.sessions.send(id, "Who?", GREEDY)).content);
+      continue;
+    }
+    const conversation = client.sessions.connect(id);
+    const events = await all(how === "stream" ? client.sessions.stream(id, "Who?", GREEDY) : conversation.send("Who?", GREEDY));
+    expect(events[0]!.type).toBe("response.created");
+    const last = events.at(-1)!;
+    answers.push(last.type === "response.completed" && last.message.content);
+    expect(textOf(events)).toBe(answers.at(-1));
+    expect((await client.sessions.messages(id)).map(({ content }) => content)).toEqual(["Who?", answers.at(-1)]);
+    conversation.close();
+  }
+  expect(new Set(answers).size).toBe(1);
+});
+
+test("sessions are waited for, listed, forked, looked into and deleted", async () => {
+  const other = await client.documents.upload("The slithy toves. ".repeat(200));
+  const made = await client.sessions.create([document, other.id]);
+  expect((await client.sessions.wait(made.id)).status).toBe("ready");
+  await client.sessions.send(made.id, "One.", GREEDY);
+  const fork = await client.sessions.fork(made.id);
+  expect(fork).toMatchObject({ documents: made.documents, messages: 2 });
+  const memory = await client.sessions.memory(fork.id);
+  expect(memory.documents.map((extent) => extent.document)).toEqual(made.documents);
+  expect(memory.parts.length).toBeGreaterThan(0);
+  expect((await client.sessions.list({ limit: 2 })).data.map(({ id }) => id)).toEqual([fork.id, made.id]);
+  await client.sessions.delete(fork.id);
+  await expect(client.sessions.get(fork.id)).rejects.toThrow(NotFoundError);
+  expect((await client.models())[0]!.memory).toBe("rmt");
+});
+
+test("errors are typed, over every way", async () => {
+  const id = await session();
+  await expect(client.sessions.send(id, "x", { temperature: -1 })).rejects.toThrow(UnprocessableEntityError);
+  await expect(client.sessions.stream(id, "x", { temperature: -1 }).next()).rejects.toMatchObject({ param: "temperature" });
+  const conversation = client.sessions.connect(id);
+  await expect(conversation.send("x", { temperature: -1 }).next()).rejects.toMatchObject({ param: "temperature" });
+  expect(await all(conversation.send("x", GREEDY))).not.toEqual([]);
+  await expect(client.sessions.connect("ses_" + "0".repeat(32)).send("x").next()).rejects.toThrow(NotFoundError);
+  const events = client.sessions.stream(id, "Talk.", ENDLESS);
+  await speaking(events);
+  await expect(client.sessions.send(id, "And I?")).rejects.toThrow(SessionBusyError);
+  await expect(client.sessions.connect(id).send("And I?").next()).rejects.toThrow(StreamError);
+  await events.return(undefined);
+});
+
+test("an answer that is left or aborted leaves no trace; one that is cancelled is kept", async () => {
+  const id = await session();
+  const conversation = client.sessions.connect(id);
+  const controller = new AbortController();
+  const left = [client.sessions.stream(id, "Talk.", ENDLESS), conversation.send("Talk.", ENDLESS)];
+  for (const events of left) {
+    await speaking(events);
+    await events.return(undefined);
+    await expect.poll(async () => (await fetch(`${URL}/metrics`)).text()).toContain("everlong_answering 0.0");
+  }
+  for (const events of [
+    client.sessions.stream(id, "Talk.", ENDLESS, { signal: controller.signal }),
+    conversation.send("Talk.", ENDLESS, { signal: controller.signal }),
+  ]) {
+    if (!controller.signal.aborted) await speaking(events);
+    controller.abort(new Error("enough"));
+    await expect(all(events)).rejects.toThrow("enough");
+  }
+  const cancelled = conversation.send("Talk.", ENDLESS); // at once: the server lets go of the session by and by
+  await speaking(cancelled);
+  conversation.cancel();
+  const last = (await all(cancelled)).at(-1)!;
+  expect(last).toMatchObject({ type: "response.completed", message: { finish_reason: "cancelled" } });
+  expect(await client.sessions.messages(id)).toHaveLength(2);
+  conversation.close();
+});
+
+test("an answer cut off in the middle is asked for again, once", async () => {
+  const [here, there] = [await session(), await session()];
+  const said = await client.sessions.send(here, "Who?", { ...GREEDY, max_tokens: 150 });
+  const conversation = distant.sessions.connect(there);
+  const lost: (string | null)[] = [];
+  conversation.onlost = (error) => lost.push(error && error.name);
+  const events = conversation.send("Who?", { ...GREEDY, max_tokens: 150 });
+  await speaking(events);
+  await proxy.plug(await proxy.pull());
+  const rest = await all(events);
+  expect(rest.filter(({ type }) => type === "response.created")).toHaveLength(1);
+  expect(textOf(rest.slice(rest.findIndex(({ type }) => type === "response.created")))).toBe(said.content);
+  expect((await client.sessions.messages(there)).map(({ content }) => content)).toEqual(["Who?", said.content]);
+  expect(lost).toEqual(["StreamError", null]);
+  // And the conversation goes on, also if the connection is lost between two messages.
+  await proxy.plug(await proxy.pull());
+  expect((await all(conversation.send("And?", GREEDY))).at(-1)!.type).toBe("response.completed");
+  expect(await client.sessions.messages(there)).toHaveLength(4);
+  conversation.close();
+});
+
+test("an answer that was complete when the connection was lost is not asked for again", async () => {
+  const id = await session();
+  const conversation = distant.sessions.connect(id);
+  const events = conversation.send("Who?", { ...GREEDY, max_tokens: 40 });
+  expect((await events.next()).value.type).toBe("response.created");
+  // Nothing more is taken until the answer stands in the session.
+  await expect.poll(async () => (await client.sessions.messages(id)).length, { timeout: 10_000 }).toBe(2);
+  const asked = proxy.requests("GET /v1/sessions/" + id + "/stream");
+  const rest = all(events);
+  await proxy.plug(await proxy.pull());
+  expect((await rest).at(-1)).toMatchObject({ type: "response.completed" });
+  expect(await client.sessions.messages(id)).toHaveLength(2);
+  expect(proxy.requests("GET /v1/sessions/" + id + "/stream")).toBe(asked);
+  conversation.close();
+});
+
+test("a server that stays away ends the patience", async () => {
+  const proxy = await Proxy.to(URL);
+  const conversation = new Everlong({ baseUrl: proxy.url, patience: 0, retries: 0 }).sessions.connect(await session());
+  const events = conversation.send("Talk.", ENDLESS);
+  await speaking(events);
+  await proxy.pull();
+  await expect(all(events)).rejects.toThrow(/lost/);
+});

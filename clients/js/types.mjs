@@ -1,0 +1,32 @@
+// `node types.mjs`: src/openapi.ts from ../openapi.json: the schemas that this client's part of the API speaks in.
+import { readFileSync, writeFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
+import openapiTS, { astToString } from "openapi-typescript";
+
+const OURS = /^\/v1\/(documents|sessions|models)(\/|$)/;
+export const FILE = fileURLToPath(new URL("src/openapi.ts", import.meta.url));
+
+/** What src/openapi.ts should be. */
+export async function render() {
+  const contract = JSON.parse(readFileSync(new URL("../openapi.json", import.meta.url), "utf8"));
+  const all = contract.components.schemas;
+  const found = new Set();
+  const visit = (part) => {
+    for (const [, name] of JSON.stringify(part).matchAll(/"#\/components\/schemas\/(\w+)"/g)) {
+      if (!found.has(name)) {
+        found.add(name);
+        visit(all[name]);
+      }
+    }
+  };
+  for (const [path, operations] of Object.entries(contract.paths)) if (OURS.test(path)) visit(operations);
+  found.delete("HTTPValidationError"); // FastAPI's own, which this server never sends
+  const untitled = (key, value) => (key === "title" && typeof value === "string" ? undefined : value);
+  const schemas = Object.fromEntries([...found].sort().map((name) => [name, JSON.parse(JSON.stringify(all[name]), untitled)]));
+  const ast = await openapiTS({ ...contract, paths: {}, components: { schemas } });
+  const [, text] = astToString(ast).split(/(?=export interface components)/);
+  const [kept] = text.split(/(?=export type \$defs|export type operations)/);
+  return `// Made by \`npm run types\` from ../openapi.json.\n\n${kept.trim()}\n`;
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) writeFileSync(FILE, await render());

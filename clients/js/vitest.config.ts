@@ -1,0 +1,11 @@
+import { defineConfig } from "vitest/config";
+
+export default defineConfig({
+  test: {
+    globalSetup: "test/server.ts",
+    // Node 20 has a WebSocket, but hides it.
+    execArgv: process.versions.node.startsWith("20.") ? ["--experimental-websocket"] : [],
+    testTimeout: 20_000,
+    fileParallelism: false,
+  },
+});

@@ -1,0 +1,64 @@
+"""`python clients/web/screenshots.py URL FOLDER`: pictures of the page, as a running server serves it.
+
+Uploads a book, asks about it, and writes page-light.png, page-dark.png and page-360.png. Takes Playwright, Pillow and a
+Chromium that is there already.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+BOOK = Path(__file__).parents[2] / "tests" / "data" / "looking-glass.md"
+NAME = "Through the Looking-Glass.txt"
+QUESTION = "What does Humpty Dumpty sit on?"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+
+
+def opened(browser: Browser, url: str, scheme: str, width: int, height: int) -> Page:
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
+    )
+    page = context.new_page()
+    page.goto(url)
+    return page
+
+
+def taken(page: Page, file: Path) -> None:
+    """A picture of `page`, in 256 colours: a third of the bytes."""
+    page.mouse.move(0, 0)
+    page.screenshot(path=file)
+    Image.open(file).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
+
+
+def main(url: str, folder: Path) -> None:
+    expect.set_options(timeout=900_000)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        page = opened(browser, url, "light", 1200, 750)
+        with page.expect_file_chooser() as chooser:
+            page.get_by_role("button", name="Choose files").click()
+        chooser.value.set_files({"name": NAME, "mimeType": "text/plain", "buffer": BOOK.read_bytes()})
+        expect(page.get_by_placeholder("Ask about it")).to_be_visible()
+        page.locator("#question").fill(QUESTION)
+        page.keyboard.press("Enter")
+        expect(page.locator(".usage")).to_be_visible()
+        talk = page.url
+        page.locator(".evidence a").first.click()
+        expect(page.locator("mark")).to_be_in_viewport()
+        taken(page, folder / "page-light.png")
+        page = opened(browser, f"{talk}/memory", "dark", 1200, 750)
+        expect(page.locator(".gauge").first).to_be_visible()
+        taken(page, folder / "page-dark.png")
+        page = opened(browser, talk, "light", 360, 720)
+        expect(page.locator(".usage")).to_be_visible()
+        page.locator("h1").click()  # out of the question
+        taken(page, folder / "page-360.png")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,131 @@
+import { signal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+import { hasKey, link, useKey } from "./server.js";
+import { setSingleKeys, singleKeys } from "./settings.js";
+
+export const helping = signal(false);
+export const confirming = signal<{ question: string; detail: string; action: string; answer: (yes: boolean) => void } | null>(null);
+
+/** Whether the person agrees. */
+export function confirmed(question: string, detail: string, action: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    const answer = (yes: boolean) => {
+      confirming.value = null;
+      resolve(yes);
+    };
+    confirming.value = { question, detail, action, answer };
+  });
+}
+
+/** A modal dialog: the browser keeps the focus in it, and gives it back. */
+function Dialog(props: { title: string; onClose: () => void; children: ComponentChildren; locked?: boolean }) {
+  const element = useRef<HTMLDialogElement>(null);
+  useEffect(() => {
+    const dialog = element.current!;
+    dialog.showModal();
+    return () => dialog.close();
+  }, []);
+  return (
+    <dialog
+      ref={element}
+      aria-labelledby="dialog-title"
+      onCancel={(event) => {
+        event.preventDefault();
+        if (!props.locked) props.onClose();
+      }}
+    >
+      <h2 id="dialog-title">{props.title}</h2>
+      {props.children}
+    </dialog>
+  );
+}
+
+export function Ask() {
+  const asked = confirming.value;
+  if (!asked) return null;
+  return (
+    <Dialog title={asked.question} onClose={() => asked.answer(false)}>
+      <p>{asked.detail}</p>
+      <div class="buttons">
+        <button onClick={() => asked.answer(false)}>Cancel</button>
+        <button class="danger" onClick={() => asked.answer(true)}>
+          {asked.action}
+        </button>
+      </div>
+    </Dialog>
+  );
+}
+
+export function KeyDialog() {
+  const now = link.value;
+  if (now.state !== "locked") return null;
+  return (
+    <Dialog title="API key" onClose={() => {}} locked>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          useKey(String(new FormData(event.currentTarget).get("key") ?? ""));
+        }}
+      >
+        <p id="key-why">{now.refused ? "The server does not accept the key that this browser has." : "This server asks for a key."} It is kept in this browser only.</p>
+        <label for="key">Key</label>
+        <input id="key" name="key" type="password" autocomplete="current-password" required autofocus aria-describedby="key-why" />
+        <div class="buttons">
+          <button class="main" type="submit">
+            Use this key
+          </button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}
+
+const KEYS: [string, string][] = [
+  ["/", "Write a question"],
+  ["Enter", "Send it (Shift + Enter: a new line)"],
+  ["n", "New conversation"],
+  ["u", "Choose files"],
+  ["j, k", "Next, previous conversation"],
+  ["m", "Look at the memory"],
+  ["Esc", "Close what is open; leave the question"],
+  ["?", "This list"],
+];
+
+export function Help() {
+  if (!helping.value) return null;
+  const close = () => (helping.value = false);
+  return (
+    <Dialog title="Keys" onClose={close}>
+      <dl class="keys">
+        {KEYS.map(([key, what]) => (
+          <div key={key}>
+            <dt>
+              <kbd>{key}</kbd>
+            </dt>
+            <dd>{what}</dd>
+          </div>
+        ))}
+      </dl>
+      <label class="check">
+        <input type="checkbox" checked={singleKeys()} onChange={(event) => setSingleKeys(event.currentTarget.checked)} />
+        Single letters are shortcuts
+      </label>
+      <div class="buttons">
+        {hasKey() && (
+          <button
+            onClick={() => {
+              useKey("");
+              close();
+            }}
+          >
+            Forget the API key
+          </button>
+        )}
+        <button class="main" onClick={close}>
+          Close
+        </button>
+      </div>
+    </Dialog>
+  );
+}

@@ -1,0 +1,248 @@
+/** A picture of a session's memory: what it is made of, how full and how old it is, what it attends to. */
+import type { MemoryLayer, MemoryPart, MemoryPhrase, SessionMemory } from "everlong-client";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { closePanel } from "./focus.js";
+import { nameOf, sessions, words } from "./library.js";
+import { count, many, percent, rough, size } from "./numbers.js";
+import { address } from "./route.js";
+import { client, surely } from "./server.js";
+
+export function Memory({ session: id }: { session: string }) {
+  const [memory, setMemory] = useState<SessionMemory | null>(null);
+  const [error, setError] = useState<string | null>(null);
+  const heading = useRef<HTMLHeadingElement>(null);
+  const session = sessions.value.find((each) => each.id === id);
+  useEffect(() => heading.current?.focus({ preventScroll: true }), []);
+  // It is another one after each answer.
+  useEffect(() => {
+    setError(null);
+    surely(() => client.sessions.memory(id)).then(setMemory, (error) => setError(words(error)));
+  }, [id, session?.messages, session?.status]);
+  return (
+    <aside class="panel" aria-labelledby="panel-title">
+      <header class="bar">
+        <h2 id="panel-title" ref={heading} tabIndex={-1}>
+          Memory
+        </h2>
+        <button class="quiet" aria-label="Close the memory" onClick={closePanel}>
+          ✕
+        </button>
+      </header>
+      <div class="text" tabIndex={0} role="region" aria-label="The memory">
+        {error && <p class="bad">{error}</p>}
+        {memory && <Picture memory={memory} />}
+      </div>
+    </aside>
+  );
+}
+
+function Picture({ memory }: { memory: SessionMemory }) {
+  const total = Math.max(1, memory.tokens + memory.open);
+  return (
+    <>
+      <p>
+        <strong>{size(memory.bytes)}</strong>, however much it reads. So far {many(total, "token")}
+        {memory.open > 0 && `, of which the last ${count(memory.open)} are not in it yet: its segments have ${count(memory.segment_length)}`}.
+      </p>
+      <section aria-label="Where it comes from">
+        <Context memory={memory} total={total} />
+        {groups(memory.parts).map((parts) => (
+          <Part key={parts[0]!.name} parts={parts} total={total} memory={memory.memory} />
+        ))}
+      </section>
+      {memory.layers.length > 0 && <Signals layers={memory.layers} memory={memory} />}
+    </>
+  );
+}
+
+/** The context: documents, one after the other, and behind them the dialogue. */
+function Context({ memory, total }: { memory: SessionMemory; total: number }) {
+  const end = memory.documents.at(-1)?.end ?? 0;
+  return (
+    <div class="lane">
+      <h3>What was read</h3>
+      <svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label={described(memory, total)}>
+        <rect class="rail" width="1000" height="20" />
+        {memory.documents.map((extent, n) => (
+          <rect key={extent.document} class={n % 2 ? "document odd" : "document"} x={(extent.start / total) * 1000} width={Math.max(2, ((extent.end - extent.start) / total) * 1000 - 1)} height="20" />
+        ))}
+        {total > end && <rect class="talk-part" x={Math.min(996, (end / total) * 1000)} width={Math.max(4, ((total - end) / total) * 1000)} height="20" />}
+      </svg>
+      <p class="axis" aria-hidden="true">
+        <span>0</span>
+        <span>tokens</span>
+        <span>{count(total)}</span>
+      </p>
+      <ul class="legend">
+        {memory.documents.map((extent, n) => (
+          <li key={extent.document}>
+            <i class={n % 2 ? "document odd" : "document"} aria-hidden="true" />
+            {nameOf(extent.document)} <span class="note">{many(extent.end - extent.start, "token")}</span>
+          </li>
+        ))}
+        <li>
+          <i class="talk-part" aria-hidden="true" />
+          dialogue <span class="note">{many(total - end, "token")}</span>
+        </li>
+      </ul>
+    </div>
+  );
+}
+
+function described(memory: SessionMemory, total: number): string {
+  return `${many(memory.documents.length, "document")} and the dialogue in ${many(total, "token")} of context`;
+}
+
+const MEANING: Record<string, string> = {
+  sinks: "The first tokens, kept as they are",
+  window: "The last tokens, kept as they are",
+  memory: "Vectors that every segment rewrites",
+  associations: "Associations that every segment adds to",
+  signal: "One signal over all that was read",
+  compressed: "Older tokens, several in one",
+};
+
+/** Parts of one kind, in how many layers they may be: where they come from, how full and how old. */
+function Part({ parts, total, memory }: { parts: readonly MemoryPart[]; total: number; memory: string }) {
+  const part = parts[0]!;
+  const used = mean(parts.map((each) => each.used));
+  const change = parts.every((each) => each.change !== null) ? mean(parts.map((each) => each.change as number)) : null;
+  const meaning = (memory === "rmt" || memory === "armt" || part.name !== "memory") && MEANING[part.name];
+  const facts = `${rough(used)} of ${count(part.slots)} used`;
+  return (
+    <div class="lane">
+      <h3>
+        {part.name}
+        {parts.length > 1 && <span class="note"> in each of {parts.length} layers</span>}
+      </h3>
+      {meaning && <p class="note">{meaning}</p>}
+      <svg viewBox="0 0 1000 14" preserveAspectRatio="none" role="img" aria-label={`${part.name}: made of tokens ${count(part.start)} to ${count(part.end)}`}>
+        <rect class="rail" width="1000" height="14" />
+        <rect class="span" x={Math.min(995, (part.start / total) * 1000)} width={Math.max(part.end > part.start ? 5 : 0, ((part.end - part.start) / total) * 1000)} height="14" />
+      </svg>
+      <div class="full">
+        <svg
+          class="gauge"
+          viewBox="0 0 100 1"
+          preserveAspectRatio="none"
+          role="meter"
+          aria-label={`${part.name}: how full`}
+          aria-valuemin={0}
+          aria-valuemax={part.slots}
+          aria-valuenow={used}
+          aria-valuetext={facts}
+        >
+          <rect class="rail" width="100" height="1" />
+          <rect class="span" width={(100 * used) / Math.max(1, part.slots)} height="1" />
+        </svg>
+        <span class="note">{facts}</span>
+      </div>
+      <p class="note">
+        {part.age === 0 ? "Written with the last token" : `Last written ${many(part.age, "token")} ago`}
+        {change !== null && `; the open segment would change it by ${percent(change)}`}
+      </p>
+    </div>
+  );
+}
+
+function groups(parts: readonly MemoryPart[]): MemoryPart[][] {
+  const found = new Map<string, MemoryPart[]>();
+  for (const part of parts) found.set(part.name, [...(found.get(part.name) ?? []), part]);
+  return [...found.values()];
+}
+
+function mean(values: readonly number[]): number {
+  return values.reduce((sum, value) => sum + value, 0) / Math.max(1, values.length);
+}
+
+const COLUMNS = 96;
+
+/** An ∞-former's layers: the attention and the space that places in the text get, against an even share. */
+function Signals({ layers, memory }: { layers: readonly MemoryLayer[]; memory: SessionMemory }) {
+  const best = layers.at(-1)!;
+  return (
+    <section aria-label="The signal, layer by layer">
+      {best.attention && (
+        <div class="lane">
+          <h3>Attention</h3>
+          <p class="note">What the last words look at; one row a layer, the last on top.</p>
+          <Heat rows={layers.map((layer) => over(layer, layer.attention ?? []))} kind="attention" />
+        </div>
+      )}
+      <div class="lane">
+        <h3>Space</h3>
+        <p class="note">Which places have how much of the memory.</p>
+        <Heat rows={layers.map((layer) => over(layer, Array(layer.edges.length - 1).fill(1 / (layer.edges.length - 1))))} kind="space" />
+      </div>
+      <div class="lane">
+        <h3>Most space</h3>
+        {best.phrases.length === 0 && <p class="note">All tokens have the same.</p>}
+        <ol class="phrases">
+          {best.phrases.map((phrase) => (
+            <Phrase key={phrase.start} phrase={phrase} memory={memory} />
+          ))}
+        </ol>
+      </div>
+    </section>
+  );
+}
+
+function Phrase({ phrase, memory }: { phrase: MemoryPhrase; memory: SessionMemory }) {
+  const { quote } = phrase;
+  return (
+    <li>
+      {quote ? (
+        <a href={address({ session: memory.session, panel: { kind: "text", document: quote.document, start: quote.start_byte, end: quote.end_byte } })}>“{quote.text}”</a>
+      ) : (
+        <span>
+          tokens {count(phrase.start)} to {count(phrase.end)}
+        </span>
+      )}{" "}
+      <span class="note">{percent(phrase.space)}</span>
+    </li>
+  );
+}
+
+/** What equal columns of the context get of `shares`, as multiples of their even share. */
+function over(layer: MemoryLayer, shares: readonly number[]): number[] {
+  const total = layer.edges.at(-1) ?? 0;
+  const upto = [0];
+  for (const share of shares) upto.push(upto.at(-1)! + share);
+  const sum = upto.at(-1) || 1;
+  const until = (at: number): number => {
+    let bin = 0;
+    while (bin < shares.length - 1 && layer.edges[bin + 1]! < at) bin++;
+    const [left, right] = [layer.edges[bin]!, layer.edges[bin + 1]!];
+    const inside = right > left ? Math.min(1, Math.max(0, (at - left) / (right - left))) : 1;
+    return (upto[bin]! + inside * (shares[bin] ?? 0)) / sum;
+  };
+  return Array.from({ length: COLUMNS }, (_, n) => (until(((n + 1) * total) / COLUMNS) - until((n * total) / COLUMNS)) * COLUMNS);
+}
+
+function Heat({ rows, kind }: { rows: readonly number[][]; kind: string }) {
+  const height = 10;
+  const peaks = rows.map((row) => row.indexOf(Math.max(...row)) / COLUMNS);
+  return (
+    <svg
+      class={`heat ${kind}`}
+      viewBox={`0 0 ${COLUMNS} ${rows.length * height}`}
+      preserveAspectRatio="none"
+      style={{ height: `${Math.min(180, Math.max(20, rows.length * 14))}px` }}
+      role="img"
+      aria-label={`${kind} over the context; layer by layer most at ${peaks.map(percent).join(", ")}`}
+    >
+      {rows.map((row, layer) =>
+        row.map((value, column) => (
+          <rect
+            key={`${layer}.${column}`}
+            x={column}
+            y={(rows.length - 1 - layer) * height}
+            width="1.05"
+            height={height - 0.6}
+            fill-opacity={Math.min(1, Math.max(0.04, (Math.log10(Math.max(value, 0.01)) + 2) / 4)).toFixed(2)}
+          />
+        )),
+      )}
+    </svg>
+  );
+}

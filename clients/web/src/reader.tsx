@@ -1,0 +1,134 @@
+/** A document's text, a part at a time: around a passage, or from where one likes. */
+import type { DocumentText } from "everlong-client";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { closePanel } from "./focus.js";
+import { documents, find, nameOf, words } from "./library.js";
+import { percent, size } from "./numbers.js";
+import { client, surely } from "./server.js";
+
+const PART = 16_384; // bytes
+const MOST = 24; // parts that are kept: of the others only those that are looked at are fetched again
+
+export function Reader({ document: id, start, end }: { document: string; start: number | null; end: number | null }) {
+  const [parts, setParts] = useState<readonly DocumentText[]>([]);
+  const [error, setError] = useState<string | null>(null);
+  const box = useRef<HTMLDivElement>(null);
+  const mark = useRef<HTMLElement>(null);
+  const heading = useRef<HTMLHeadingElement>(null);
+  const busy = useRef(false);
+
+  const fetched = (from: number, to: number) =>
+    surely(() => client.documents.text(id, { startByte: Math.max(0, from), endByte: Math.max(0, to) }));
+
+  async function work(doing: () => Promise<void>): Promise<void> {
+    if (busy.current) return;
+    busy.current = true;
+    try {
+      await doing();
+    } catch (error) {
+      setError(words(error));
+    } finally {
+      busy.current = false;
+    }
+  }
+
+  /** Shows the text around byte `at`. */
+  const jump = (at: number, to: number) =>
+    work(async () => {
+      setParts([await fetched(at - PART / 2, Math.max(to, at) + PART / 2)]);
+    });
+
+  useEffect(() => {
+    setError(null);
+    void find(id);
+    void jump(start ?? 0, end ?? 0).then(() => {
+      if (start === null) box.current?.scrollTo(0, 0);
+      else if (mark.current) {
+        const fits = mark.current.getBoundingClientRect().height < (box.current?.clientHeight ?? 0);
+        mark.current.scrollIntoView({ block: fits ? "center" : "start" });
+      }
+    });
+    heading.current?.focus({ preventScroll: true });
+  }, [id, start, end]);
+
+  const first = parts[0];
+  const last = parts.at(-1);
+  const total = last?.bytes ?? documents.value.get(id)?.bytes ?? 0;
+  const earlier = () =>
+    first &&
+    work(async () => {
+      const part = await fetched(first.start_byte - PART, first.start_byte);
+      setParts((now) => [part, ...now].slice(0, MOST));
+    });
+  const later = () =>
+    last &&
+    work(async () => {
+      const part = await fetched(last.end_byte, last.end_byte + PART);
+      setParts((now) => [...now, part].slice(-MOST));
+    });
+  const at = first ? (start ?? first.start_byte) : 0;
+
+  return (
+    <aside class="panel reader" aria-labelledby="panel-title">
+      <header class="bar">
+        <h2 id="panel-title" ref={heading} tabIndex={-1} title={nameOf(id)}>
+          {nameOf(id)}
+        </h2>
+        <button class="quiet" aria-label="Close the text" onClick={closePanel}>
+          ✕
+        </button>
+      </header>
+      {total > PART && (
+        <div class="scrub">
+          <input
+            type="range"
+            aria-label="Place in the text"
+            aria-valuetext={percent(at / total)}
+            min={0}
+            max={total}
+            step={Math.max(1, Math.round(total / 200))}
+            value={at}
+            onChange={(event) => void jump(Number(event.currentTarget.value), 0).then(() => box.current?.scrollTo(0, box.current.scrollHeight / 2))}
+          />
+          <span class="note">{size(total)}</span>
+        </div>
+      )}
+      <div class="text" ref={box} tabIndex={0} role="region" aria-label="Text">
+        {error && <p class="bad">{error}</p>}
+        {first && first.start_byte > 0 && (
+          <button class="more" onClick={earlier}>
+            What comes before
+          </button>
+        )}
+        {parts.length > 0 && (
+          <p class="words">
+            {parts.map((part) => {
+              const [before, inside, after] = cut(part, start, end);
+              return (
+                <span key={part.start_byte}>
+                  {before}
+                  {inside && <mark ref={mark}>{inside}</mark>}
+                  {after}
+                </span>
+              );
+            })}
+          </p>
+        )}
+        {last && last.end_byte < total && (
+          <button class="more" onClick={later}>
+            What comes next
+          </button>
+        )}
+      </div>
+    </aside>
+  );
+}
+
+/** A part of the text before, between and behind bytes `start` and `end` of the whole. */
+function cut(part: DocumentText, start: number | null, end: number | null): [string, string, string] {
+  if (start === null || end === null || end <= part.start_byte || start >= part.end_byte) return [part.text, "", ""];
+  const bytes = new TextEncoder().encode(part.text);
+  const text = (from: number, to: number) => new TextDecoder().decode(bytes.subarray(Math.max(0, from), Math.max(0, to)));
+  const [from, to] = [Math.max(0, start - part.start_byte), Math.min(bytes.length, end - part.start_byte)];
+  return [text(0, from), text(from, to), text(to, bytes.length)];
+}

@@ -1,0 +1,36 @@
+/** Where one is on the page, as the part of the address behind #: so that a reload and Back find it again. */
+import { signal } from "@preact/signals";
+
+export type Panel = { kind: "memory" } | { kind: "text"; document: string; start: number | null; end: number | null };
+
+export interface Place {
+  session: string | null;
+  panel: Panel | null;
+}
+
+export const place = signal<Place>(parse(location.hash));
+
+addEventListener("hashchange", () => (place.value = parse(location.hash)));
+
+function parse(hash: string): Place {
+  const parts = hash.replace(/^#\/?/, "").split("/");
+  const session = parts[0]?.startsWith("ses_") ? (parts.shift() as string) : null;
+  if (parts[0] === "memory" && session) return { session, panel: { kind: "memory" } };
+  if (!parts[0]?.startsWith("doc_")) return { session, panel: null };
+  const [start, end] = (parts[1] ?? "").split("-").map(Number);
+  const marked = parts[1] !== undefined && Number.isSafeInteger(start) && Number.isSafeInteger(end);
+  return { session, panel: { kind: "text", document: parts[0], start: marked ? start! : null, end: marked ? end! : null } };
+}
+
+/** The address of a place; what is left out stays as it is. */
+export function address(to: Partial<Place>): string {
+  const { session, panel } = { ...place.value, ...to };
+  let hash = `#/${session ?? ""}`;
+  if (panel?.kind === "memory") hash += "/memory";
+  if (panel?.kind === "text") hash += `${session ? "/" : ""}${panel.document}${panel.start === null ? "" : `/${panel.start}-${panel.end}`}`;
+  return hash;
+}
+
+export function go(to: Partial<Place>): void {
+  location.hash = address(to);
+}

@@ -1,0 +1,99 @@
+/** The server, and whether it is there: what fails because it is away waits until it is back. */
+import { signal } from "@preact/signals";
+import { APIConnectionError, APIStatusError, AuthenticationError, Everlong } from "everlong-client";
+
+const KEY = "everlong.key";
+
+export type Link =
+  | { state: "there" }
+  | { state: "away"; why: string; again: number } // again: the moment of the next try, in ms
+  | { state: "locked"; refused: boolean };
+
+export const link = signal<Link>({ state: "there" });
+/** True for a moment after the server has come back. */
+export const returned = signal(false);
+
+let key = localStorage.getItem(KEY);
+
+export const client = new Everlong({ apiKey: () => key, retries: 1, patience: Infinity });
+
+export function useKey(given: string): void {
+  key = given.trim() || null;
+  if (key) localStorage.setItem(KEY, key);
+  else localStorage.removeItem(KEY);
+  void look();
+}
+
+export function hasKey(): boolean {
+  return key !== null;
+}
+
+let waiting: (() => void)[] = [];
+let timer: ReturnType<typeof setTimeout> | undefined;
+let pause = 1000;
+
+/** Whether `error` says that the server is not there, or not for us: then all wait for it. */
+export function gone(error: unknown): boolean {
+  if (error instanceof AuthenticationError) {
+    link.value = { state: "locked", refused: key !== null };
+    return true;
+  }
+  if (error instanceof APIConnectionError) return away("The server does not answer."), true;
+  if (error instanceof APIStatusError && (error.status === 503 || error.status === 502 || error.status === 504))
+    return away(error.code === "loading" ? "The server is loading its model." : `The server can't serve now: ${error.message}.`), true;
+  return false;
+}
+
+export function away(why: string): void {
+  if (link.value.state === "locked") return;
+  link.value = { state: "away", why, again: Date.now() + pause };
+  clearTimeout(timer);
+  timer = setTimeout(look, pause);
+  pause = Math.min(pause * 1.5, 5000);
+}
+
+/** Asks the server whether it is there, and says so. */
+export async function look(): Promise<void> {
+  clearTimeout(timer);
+  timer = undefined;
+  try {
+    const answer = await fetch("/readyz", { cache: "no-store", signal: AbortSignal.timeout(5000) });
+    if (!answer.ok) throw new APIStatusError((await answer.json()).error.message, { status: 503, code: "loading" });
+    await client.models(); // and for us
+  } catch (error) {
+    if (!gone(error)) away("The server does not answer.");
+    return;
+  }
+  pause = 1000;
+  if (link.value.state === "there") return;
+  link.value = { state: "there" };
+  returned.value = true;
+  setTimeout(() => (returned.value = false), 4000);
+  const woken = waiting;
+  waiting = [];
+  for (const wake of woken) wake();
+}
+
+/** Resolves when the server is there. */
+export function there(): Promise<void> {
+  return link.value.state === "there" ? Promise.resolve() : new Promise((resolve) => waiting.push(resolve));
+}
+
+/** What `work` gives; while the server is away it waits, and is done again. */
+export async function surely<T>(work: () => Promise<T>): Promise<T> {
+  for (;;) {
+    try {
+      return await work();
+    } catch (error) {
+      if (!gone(error)) throw error;
+      await there();
+    }
+  }
+}
+
+// A server that went away while nothing was asked of it is noticed, too.
+setInterval(() => {
+  if (document.visibilityState === "visible" && link.value.state === "there") void look();
+}, 5000);
+document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && void look());
+addEventListener("online", () => void look());

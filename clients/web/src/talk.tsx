@@ -1,0 +1,309 @@
+/** A conversation: what was said, what is being said, and the next question. */
+import type { Evidence, Message, Session } from "everlong-client";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { type Turn, ask, draft, load, said, stop, turns, withdraw } from "./dialogue.js";
+import { confirmed } from "./dialogs.js";
+import { opened } from "./focus.js";
+import { attempt, documents, find, fork, loaded, nameOf, removeSession, sessions, titleOf } from "./library.js";
+import { many, percent } from "./numbers.js";
+import { ReadingOf } from "./reading.js";
+import { address, place } from "./route.js";
+import { Menu } from "./sidebar.js";
+
+export function Dialogue({ session: id }: { session: string }) {
+  const session = sessions.value.find((each) => each.id === id);
+  const messages = said.value.get(id);
+  const turn = turns.value.get(id);
+  useEffect(() => void attempt(() => load(id)), [id, session?.messages]);
+  useEffect(() => void session?.documents.forEach(find), [session?.id]);
+  if (!session) return <Missing />;
+  return (
+    <div class="talk">
+      <Head session={session} />
+      <Said session={session} messages={messages ?? []} turn={turn} />
+      <Composer session={session} turn={turn} />
+    </div>
+  );
+}
+
+function Missing() {
+  return (
+    <div class="home">
+      <header class="bar">
+        <Menu />
+        <h1>{loaded.value ? "There is no such conversation" : "…"}</h1>
+      </header>
+      {loaded.value && (
+        <p>
+          It was deleted, or belongs to another server. <a href={address({ session: null, panel: null })}>Begin a new one.</a>
+        </p>
+      )}
+    </div>
+  );
+}
+
+function Head({ session }: { session: Session }) {
+  const memory = place.value.panel?.kind === "memory";
+  return (
+    <header class="bar">
+      <Menu />
+      <h1 title={titleOf(session)}>{titleOf(session)}</h1>
+      <a
+        class="button"
+        href={address({ panel: memory ? null : { kind: "memory" } })}
+        aria-current={memory ? "true" : undefined}
+        onClick={(event) => opened(event.currentTarget)}
+      >
+        Memory
+      </a>
+      <button onClick={() => void attempt(() => fork(session.id))} title="Go on in a copy that remembers the same">
+        Fork
+      </button>
+      <button
+        onClick={() =>
+          void attempt(async () => {
+            const detail = "Its memory and what was said go. Its documents stay.";
+            if (await confirmed("Delete this conversation?", detail, "Delete")) await removeSession(session.id);
+          })
+        }
+      >
+        Delete
+      </button>
+    </header>
+  );
+}
+
+function Said({ session, messages, turn }: { session: Session; messages: readonly Message[]; turn: Turn | undefined }) {
+  const end = useRef<HTMLDivElement>(null);
+  const pinned = useRef(true);
+  const box = useRef<HTMLDivElement>(null);
+  // What is new is seen, unless the reader has scrolled up.
+  useLayoutEffect(() => {
+    if (pinned.current) end.current?.scrollIntoView({ block: "end" });
+  }, [messages.length, turn?.text, turn?.evidence, turn?.state]);
+  return (
+    <div
+      class="said"
+      ref={box}
+      tabIndex={0}
+      role="region"
+      aria-label="Dialogue"
+      onScroll={() => {
+        const { scrollTop, clientHeight, scrollHeight } = box.current!;
+        pinned.current = scrollTop + clientHeight > scrollHeight - 60;
+      }}
+    >
+      <div class="column">
+        <About session={session} />
+        {messages.map((message) =>
+          message.role === "user" ? (
+            <Question key={message.id} text={message.content} />
+          ) : (
+            <article key={message.id} class="answer" aria-label="Answer">
+              <p class="words">{message.content}</p>
+              {message.finish_reason === "cancelled" && <p class="note">Stopped here.</p>}
+              {message.finish_reason === "length" && <p class="note">It ends here because an answer may have no more tokens.</p>}
+              {message.evidence && <Passages evidence={message.evidence} />}
+              {message.usage && (
+                <p class="note usage">
+                  {many(message.usage.reused_tokens, "token")} from memory, {many(message.usage.prompt_tokens - message.usage.reused_tokens, "token")} read
+                  for this, {many(message.usage.completion_tokens, "token")} written
+                </p>
+              )}
+            </article>
+          ),
+        )}
+        {turn && <Asked session={session.id} turn={turn} />}
+        <div ref={end} class="end" />
+      </div>
+    </div>
+  );
+}
+
+/** The documents, and how far they have been read. */
+function About({ session }: { session: Session }) {
+  if (session.documents.length === 0) return null;
+  const unread = session.documents.filter((id) => documents.value.get(id) && documents.value.get(id)!.status !== "ready");
+  return (
+    <section class="about" aria-label="Documents">
+      <ul class="chips">
+        {session.documents.map((id) => (
+          <li key={id}>
+            {documents.value.has(id) ? (
+              <a
+                href={address({ panel: { kind: "text", document: id, start: null, end: null } })}
+                onClick={(event) => opened(event.currentTarget)}
+                aria-label={`Read ${nameOf(id)}`}
+              >
+                {nameOf(id)}
+              </a>
+            ) : (
+              <span>{nameOf(id)}</span>
+            )}
+          </li>
+        ))}
+      </ul>
+      {unread.map((id) => (
+        <div key={id} class="card">
+          {session.documents.length > 1 && <span class="title">{nameOf(id)}</span>}
+          <ReadingOf document={documents.value.get(id)!} />
+        </div>
+      ))}
+      {session.status === "reading" && unread.length === 0 && (
+        <div class="card">
+          <progress aria-label="Reading" />
+          <p class="note">{session.documents.length > 1 ? "The documents are read one after the other, into one memory." : "Nearly there."}</p>
+        </div>
+      )}
+      {session.status === "failed" && <p class="bad">The documents of this conversation could not be read, so it can't be talked to.</p>}
+    </section>
+  );
+}
+
+function Question({ text }: { text: string }) {
+  return (
+    <article class="question" aria-label="Question">
+      <p class="words">{text}</p>
+    </article>
+  );
+}
+
+function Asked({ session, turn }: { session: string; turn: Turn }) {
+  const failed = turn.state === "failed";
+  return (
+    <>
+      <Question text={turn.question} />
+      <article class="answer" aria-label="Answer" aria-busy={!failed}>
+        {turn.text ? (
+          <p class="words">
+            {turn.text}
+            {!failed && <span class="caret" aria-hidden="true" />}
+          </p>
+        ) : (
+          !failed && (
+            <p class="note thinking">
+              <span class="pulse" aria-hidden="true" /> {turn.evidence ? "Reading the passages and the question" : "Looking for passages"}
+            </p>
+          )
+        )}
+        {failed && (
+          <div class="bad" role="alert">
+            <p>{turn.error}</p>
+            <button onClick={() => void ask(session, withdraw(session))}>Ask again</button>
+          </div>
+        )}
+        {turn.evidence && <Passages evidence={turn.evidence} />}
+      </article>
+    </>
+  );
+}
+
+const FEW = 3;
+
+/** What an answer could rest on. */
+function Passages({ evidence }: { evidence: readonly Evidence[] }) {
+  const [all, setAll] = useState(false);
+  if (evidence.length === 0) return <p class="note">It rests on no passage of the text.</p>;
+  const { panel } = place.value;
+  const several = new Set(evidence.map((passage) => passage.document)).size > 1;
+  return (
+    <section class="evidence" aria-label="Evidence">
+      <ol>
+        {(all ? evidence : evidence.slice(0, FEW)).map((passage, n) => {
+          const name = nameOf(passage.document);
+          const bytes = documents.value.get(passage.document)?.bytes;
+          const here = panel?.kind === "text" && panel.document === passage.document && panel.start === passage.start_byte;
+          return (
+            <li key={`${passage.document}${passage.start}`}>
+              <a
+                href={address({ panel: { kind: "text", document: passage.document, start: passage.start_byte, end: passage.end_byte } })}
+                onClick={(event) => opened(event.currentTarget)}
+                aria-current={here ? "true" : undefined}
+                aria-label={`Evidence ${n + 1}, ${name}: ${passage.text.slice(0, 120)}`}
+              >
+                <span class="number">{n + 1}</span>
+                <span class="snippet">
+                  {passage.section && <b>{passage.section} · </b>}
+                  {passage.text}
+                </span>
+                <span class="note">
+                  {several && <span class="title">{name}</span>}
+                  {passage.page ? `page ${passage.page}` : bytes ? `at ${percent(passage.start_byte / bytes)}` : ""}
+                </span>
+              </a>
+            </li>
+          );
+        })}
+      </ol>
+      {evidence.length > FEW && (
+        <button class="quiet" aria-expanded={all} onClick={() => setAll(!all)}>
+          {all ? "Fewer passages" : `${many(evidence.length - FEW, "more passage")}`}
+        </button>
+      )}
+    </section>
+  );
+}
+
+function Composer({ session, turn }: { session: Session; turn: Turn | undefined }) {
+  const box = useRef<HTMLTextAreaElement>(null);
+  const answering = turn !== undefined && turn.state !== "failed";
+  const ready = session.status === "ready";
+  const [text, setText] = useState(() => (turn ? "" : draft(session.id)));
+  useEffect(() => {
+    if (!document.querySelector("dialog[open]") && !place.value.panel) box.current?.focus({ preventScroll: true });
+  }, []);
+  useLayoutEffect(() => {
+    const element = box.current!;
+    element.style.height = "auto";
+    element.style.height = `${Math.min(element.scrollHeight + 2, 200)}px`;
+  }, [text]);
+  const type = (value: string) => {
+    setText(value);
+    if (!turn) draft(session.id, value);
+  };
+  const send = () => {
+    const question = text.trim();
+    if (!question || answering || !ready) return;
+    if (turn) withdraw(session.id);
+    setText("");
+    void ask(session.id, question);
+  };
+  return (
+    <form
+      class="composer"
+      onSubmit={(event) => {
+        event.preventDefault();
+        send();
+      }}
+    >
+      <div class="column">
+        <label class="unseen" for="question">
+          Question
+        </label>
+        <textarea
+          id="question"
+          ref={box}
+          rows={1}
+          value={text}
+          placeholder={ready ? "Ask about it" : session.status === "failed" ? "" : "You can ask as soon as it is read"}
+          disabled={session.status === "failed"}
+          onInput={(event) => type(event.currentTarget.value)}
+          onKeyDown={(event) => {
+            if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+            event.preventDefault();
+            send();
+          }}
+        />
+        {answering ? (
+          <button type="button" onClick={() => stop(session.id)} disabled={turn.state === "stopping"}>
+            Stop
+          </button>
+        ) : (
+          <button class="main" type="submit" disabled={!ready || text.trim() === ""}>
+            Ask
+          </button>
+        )}
+      </div>
+    </form>
+  );
+}

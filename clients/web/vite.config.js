@@ -1,0 +1,17 @@
+import { fileURLToPath } from "node:url";
+import { defineConfig } from "vite";
+
+const here = (path) => fileURLToPath(new URL(path, import.meta.url));
+
+export default defineConfig({
+  resolve: { alias: { "everlong-client": here("../js/src/index.ts") } },
+  server: { proxy: { "^/(v1|readyz)": { target: process.env.EVERLONG_URL ?? "http://127.0.0.1:8080", ws: true } } },
+  build: {
+    // Into the server's package, and committed: who runs the server needs no node. One script, one sheet, plain names.
+    outDir: here(process.env.EVERLONG_PAGE ?? "../../server/everlong_server/web"),
+    emptyOutDir: true,
+    target: "es2022",
+    modulePreload: false,
+    rollupOptions: { output: { entryFileNames: "assets/page.js", assetFileNames: "assets/page[extname]" } },
+  },
+});

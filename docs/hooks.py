@@ -1,0 +1,171 @@
+"""What mkdocs makes besides the pages of this folder: references from the code they describe, and the repository's own texts.
+
+A page's `<!-- settings -->`, `<!-- metrics -->` or `<!-- api -->` becomes that reference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from everlong_server.metrics import Metrics
+from everlong_server.settings import PREFIX, Settings
+
+ROOT = Path(__file__).parents[1]
+ELSEWHERE = {
+    "ARCHITECTURE.md": "architecture.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "README.md": "index.md",
+    "SECURITY.md": "security.md",
+    "clients/js/README.md": "clients-js.md",
+    "clients/python/README.md": "clients-python.md",
+    "deploy/README.md": "containers.md",
+}
+"""Pages of the site that stand elsewhere in the repository. README.md has a page that it corresponds to."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the repository's own texts."""
+    for source, target in ELSEWHERE.items():
+        if source != "README.md":
+            files.append(File.generated(config, target, content=relinked((ROOT / source).read_text(), source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fills in references, and makes links into the repository links within the site."""
+    for name, reference in REFERENCES.items():
+        if f"<!-- {name} -->" in markdown:
+            markdown = markdown.replace(f"<!-- {name} -->", "\n".join(reference()))
+    if page.file.src_uri in ELSEWHERE.values() and page.file.src_uri != "index.md":
+        return markdown  # relinked when it was added
+    return relinked(markdown, f"docs/{page.file.src_uri}")
+
+
+def relinked(markdown: str, source: str) -> str:
+    """`markdown` of the file `source` with its relative links as the site has them; those that lead out of it are text."""
+
+    def relink(link: re.Match[str]) -> str:
+        label, target, anchor = link["label"], link["target"], link["anchor"] or ""
+        path = os.path.normpath(os.path.join(os.path.dirname(source), target))
+        if path in ELSEWHERE:
+            return f"[{label}]({ELSEWHERE[path]}{anchor})"
+        if path.startswith("docs/") and (ROOT / path).is_file():
+            return f"[{label}]({path.removeprefix('docs/')}{anchor})"
+        return label if (ROOT / path).exists() else link[0]  # mkdocs complains of what leads nowhere
+
+    return re.sub(r"\[(?P<label>[^\]]*)\]\((?P<target>[^):#\s]+)(?P<anchor>#[^)]*)?\)", relink, markdown)
+
+
+def _cell(text: Any) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def settings() -> Iterator[str]:
+    """Every setting, from `settings.py`."""
+    yield "| variable | default | |"
+    yield "|---|---|---|"
+    for name, field in Settings.model_fields.items():
+        default = "in your home folder" if field.default_factory and name.endswith("_dir") else field.get_default(
+            call_default_factory=True
+        )  # fmt: skip
+        shown = {None: "unset", "": "empty"}.get(default) if default is None or default == "" else f"`{default}`"
+        yield f"| `{PREFIX}{name.upper()}` | {_cell(shown or default)} | {_cell(field.description)} |"
+
+
+def metrics() -> Iterator[str]:
+    """Every metric, from `metrics.py`."""
+    yield "| metric | type | labels | |"
+    yield "|---|---|---|---|"
+    for collector in vars(Metrics()).values():
+        for metric in collector.describe() if hasattr(collector, "describe") else ():
+            name = metric.name + ("_total" if metric.type == "counter" else "")
+            labels = ", ".join(f"`{label}`" for label in collector._labelnames)
+            yield f"| `{name}` | {metric.type} | {labels} | {_cell(metric.documentation)} |"
+
+
+def api() -> Iterator[str]:
+    """Every endpoint and every object, from `clients/openapi.json`."""
+    document = json.loads((ROOT / "clients" / "openapi.json").read_text())
+    by_tag: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            by_tag.setdefault((operation.get("tags") or ["other"])[0], []).append((method.upper(), path, operation))
+    for tag in sorted(by_tag):
+        yield f"\n## {TITLES.get(tag, tag.capitalize())}"
+        for method, path, operation in by_tag[tag]:
+            yield f"\n### `{method} {path}`\n"
+            yield operation.get("description") or operation.get("summary", "")
+            yield from _parameters(operation.get("parameters", []))
+            yield from _bodies(operation)
+    yield "\n## Objects"
+    for name, schema in sorted(document["components"]["schemas"].items()):
+        yield f"\n### {name}\n"
+        yield schema.get("description", "")
+        if schema.get("properties"):
+            yield "\n| field | type | |\n|---|---|---|"
+            for field, part in schema["properties"].items():
+                wanted = " (required)" if field in schema.get("required", []) else ""
+                said = part.get("description", "")
+                if "default" in part and part["default"] is not None:
+                    said += f" Default: `{json.dumps(part['default'], ensure_ascii=False)}`."
+                yield f"| `{field}`{wanted} | {_type(part)} | {_cell(said)} |"
+
+
+def _parameters(parameters: list[dict[str, Any]]) -> Iterator[str]:
+    if parameters:
+        yield "\n| parameter | in | type | |\n|---|---|---|---|"
+        for one in parameters:
+            wanted = " (required)" if one.get("required") else ""
+            said = one.get("description") or one["schema"].get("description", "")
+            yield f"| `{one['name']}`{wanted} | {one['in']} | {_type(one['schema'])} | {_cell(said)} |"
+
+
+def _bodies(operation: dict[str, Any]) -> Iterator[str]:
+    yield "\n| | content | |\n|---|---|---|"
+    for media, content in operation.get("requestBody", {}).get("content", {}).items():
+        yield f"| request | `{media}` | {_type(content.get('schema', {}))} |"
+    errors = []
+    for status, response in operation["responses"].items():
+        contents = response.get("content", {})
+        if any(content.get("schema", {}).get("$ref", "").endswith("/ErrorBody") for content in contents.values()):
+            errors.append(status)
+            continue
+        said = response.get("description", "").replace("Successful Response", "")
+        for media, content in (contents or {"": {}}).items():
+            shown = _type(content["schema"]) if content.get("schema") else ""
+            yield f"| {status} | {f'`{media}`' if media else ''} | {_cell(f'{said} {shown}')} |"
+    if errors:
+        yield f"| {', '.join(errors)} | `application/json` | [ErrorBody](#errorbody) |"
+
+
+def _type(schema: dict[str, Any]) -> str:
+    if "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[1]
+        return f"[{name}](#{name.lower()})"
+    for union in ("anyOf", "oneOf", "allOf"):
+        if union in schema:
+            return " or ".join(_type(part) for part in schema[union])
+    if "const" in schema or "enum" in schema:
+        return " or ".join(f"`{json.dumps(value)}`" for value in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        return f"array of {_type(schema.get('items', {}))}"
+    limits = [f"{sign} {schema[key]}" for key, sign in LIMITS.items() if key in schema]
+    return " ".join([schema.get("type", "any"), *limits])
+
+
+LIMITS = {
+    "minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<",
+    "minLength": "of at least", "maxLength": "of at most",
+}  # fmt: skip
+TITLES = {"openai": "OpenAI's API"}
+REFERENCES: dict[str, Callable[[], Iterator[str]]] = {"settings": settings, "metrics": metrics, "api": api}

@@ -1,0 +1,282 @@
+"""`/v1/responses`: answers under an id, each of which any number of others can go on from."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse
+from fastapi.responses import Response as Answer
+
+from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES, as_server_error
+from everlong_server.api.events import event_stream
+from everlong_server.api.openai.dialogue import Dialogue, require_length, require_model
+from everlong_server.api.openai.formats import JsonObjectFormat, require_schema
+from everlong_server.api.openai.response import (
+    CreateResponse,
+    InputFile,
+    InputItem,
+    InputItemList,
+    InputMessage,
+    InputText,
+    JsonSchemaFormat,
+    OutputText,
+    Response,
+    ResponseDeleted,
+)
+from everlong_server.api.sessions import recall, sampling
+from everlong_server.api.views import Served
+from everlong_server.api.waiting import unless_gone
+from everlong_server.engine.responses import Answering
+from everlong_server.errors import InvalidRequest, NotFound
+from everlong_server.services import Services
+from everlong_server.store import responses as store
+from everlong_server.store.records import Said, new_id
+
+router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=RESPONSES)
+
+
+@router.post(
+    "",
+    response_model=Response,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def create(body: CreateResponse, request: Request, services: Served) -> Answer:
+    """The next answer of a dialogue: as JSON, with `stream` as server-sent events, with `background` later.
+
+    With `previous_response_id` it goes on from there: nothing of it is read again, and
+    `usage.input_tokens_details.cached_tokens` says how much that is. Instructions of earlier responses stay in the memory.
+    """
+    previous = await services.responding.previous(body.previous_response_id) if body.previous_response_id else None
+    response = await asked(services, body, previous)
+    if body.background:
+        if body.stream or not body.store:
+            name = "stream" if body.stream else "store"
+            raise InvalidRequest(f"{name}: a background response is stored and not streamed", param=name)
+        await services.responding.queue(response)
+        return JSONResponse(view(response))
+    answering = await services.responding.begin(response, previous, services.responding.keep if body.store else None)
+    if body.stream:
+        return event_stream(events(answering), services.settings.keepalive_seconds)
+    if await unless_gone(request, _whole(answering)) is None:
+        return Answer(status_code=CLIENT_CLOSED)
+    return JSONResponse(view(answering.response))
+
+
+@router.get("/{response_id}", response_model=Response)
+async def get(
+    response_id: str, services: Served, stream: Annotated[bool, Query(description="not supported")] = False
+) -> JSONResponse:
+    """A stored response; one in the background is over once `status` is neither "queued" nor "in_progress"."""
+    if stream:
+        raise InvalidRequest("stream: a response is streamed as it is made, not later", param="stream")
+    return JSONResponse(view(await services.responding.get(response_id)))
+
+
+@router.delete("/{response_id}")
+async def delete(response_id: str, services: Served) -> ResponseDeleted:
+    """Deletes it and what its memory holds; cancels it. Responses that went on from it keep the memory that they have."""
+    await services.responding.delete(response_id)
+    return ResponseDeleted(id=response_id)
+
+
+@router.post("/{response_id}/cancel", response_model=Response)
+async def cancel(response_id: str, services: Served) -> JSONResponse:
+    """Cancels a background response; one that is over stays as it is."""
+    return JSONResponse(view(await services.responding.cancel(response_id)))
+
+
+@router.get("/{response_id}/input_items", response_model_exclude_none=True)
+async def input_items(
+    response_id: str,
+    services: Served,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: Annotated[str | None, Query(max_length=128, description="the last id of the page before")] = None,
+) -> InputItemList:
+    """What was said to the response itself, without what was said before it."""
+    response = await services.responding.get(response_id)
+    items = [InputItem.model_validate(item) for item in response.request["items"]]
+    if order == "desc":
+        items.reverse()
+    ids = [item.id for item in items]
+    if after is not None and after not in ids:
+        raise NotFound(f"no item {after!r} to continue after", param="after")
+    start = ids.index(after) + 1 if after is not None else 0
+    data = items[start : start + limit]
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return InputItemList(data=data, first_id=first, last_id=last, has_more=start + limit < len(items))
+
+
+async def asked(services: Services, body: CreateResponse, previous: store.Response | None) -> store.Response:
+    """The response that `body` asks for, behind `previous`. Raises what is wrong with it."""
+    if body.model is not None:
+        require_model(services, body.model)
+    documents, said, items = await _input(services, body.input)
+    instructions = body.instructions or None
+    if instructions is not None:
+        require_length(services, instructions, "instructions")
+    params = sampling(body)
+    if body.max_output_tokens is not None:
+        params = params.model_copy(update={"max_tokens": body.max_output_tokens})
+    if body.include or body.top_logprobs:
+        params = params.model_copy(update={"logprobs": True})
+    match body.text.format:
+        case JsonObjectFormat():
+            params = params.model_copy(update={"json_schema": {"type": "object"}})
+        case JsonSchemaFormat(schema_=schema):
+            schema = await require_schema(services, schema, "text.format.schema")
+            params = params.model_copy(update={"json_schema": schema})
+    response = services.responding.ask(
+        previous, documents, said, instructions, params, recall(services, body.recall),
+        background=body.background, items=items, model=services.model.name,
+        **body.model_dump(include={"metadata", "store", "text", "truncation"}, by_alias=True),
+    )  # fmt: skip
+    limit = services.settings.max_session_documents
+    if len(response.documents) > limit:
+        raise InvalidRequest(f"input: {len(response.documents)} files, the limit is {limit}", param="input")
+    return response
+
+
+async def _input(
+    services: Services, given: str | list[InputMessage]
+) -> tuple[list[str], list[Said], list[dict[str, Any]]]:
+    """The documents that an input is about, what is said in it, and its items as they are shown again."""
+    dialogue, items = Dialogue(services), []
+    messages = [InputMessage(role="user", content=given)] if isinstance(given, str) else given
+    for number, message in enumerate(messages):
+        name, texts = f"input.{number}", list[str]()
+        content = message.content
+        if isinstance(content, str):
+            kind = OutputText if message.role == "assistant" else InputText
+            content = [kind.model_validate({"type": _TYPES[kind], "text": content})]
+        for place, part in enumerate(content):
+            if isinstance(part, InputFile):
+                dialogue.file(message.role, part.file_id, f"{name}.content.{place}", ".file_id")
+            else:
+                texts.append(part.text)
+        dialogue.say(message.role, "".join(texts), name)
+        parts = [part.model_dump(exclude_none=True) for part in content]
+        items.append({"id": new_id("msg"), "role": message.role, "content": parts})
+    documents, said = await dialogue.whole("input")
+    return documents, said, items
+
+
+_TYPES = {InputText: "input_text", OutputText: "output_text"}
+
+
+# What is shown
+
+
+def view(response: store.Response) -> dict[str, Any]:
+    """A response as OpenAI shows it."""
+    request, message = response.request, response.message
+    params, usage = request["params"], None
+    if message is not None:
+        spent = message["usage"]
+        usage = {
+            "input_tokens": spent["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": spent["reused_tokens"], "cache_write_tokens": 0},
+            "output_tokens": spent["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": spent["prompt_tokens"] + spent["completion_tokens"],
+        }
+    return {
+        "id": response.id, "object": "response", "created_at": int(response.created_at),
+        "completed_at": None if response.completed_at is None else int(response.completed_at),
+        "status": response.status, "background": response.background, "error": response.error,
+        "incomplete_details": {"reason": "max_output_tokens"} if response.status == "incomplete" else None,
+        "instructions": request["instructions"], "max_output_tokens": params["max_tokens"],
+        "metadata": request["metadata"], "model": request["model"],
+        "output": [] if message is None else [_output(message, response.status)],
+        "parallel_tool_calls": False, "previous_response_id": response.previous, "store": request["store"],
+        "temperature": params["temperature"], "text": request["text"], "tool_choice": "none", "tools": [],
+        "top_logprobs": params["top_logprobs"], "top_p": params["top_p"], "truncation": request["truncation"],
+        "usage": usage,
+    }  # fmt: skip
+
+
+def _output(message: dict[str, Any], status: str) -> dict[str, Any]:
+    part = _text(message["content"], message.get("logprobs", []))
+    return _item(message["id"], status, [part], message["evidence"])
+
+
+def _item(id: str, status: str, content: list[dict[str, Any]], evidence: list[dict[str, Any]]) -> dict[str, Any]:
+    kind = {"type": "message", "role": "assistant"}
+    return {"id": id, **kind, "status": status, "content": content, "evidence": evidence}
+
+
+def _text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+async def _whole(answering: Answering) -> bool:
+    async with contextlib.aclosing(answering.events) as turn:
+        async for _ in turn:
+            pass
+    return True
+
+
+async def events(answering: Answering) -> AsyncGenerator[dict[str, Any], None]:
+    """The response piece by piece, as OpenAI's events. Evidence comes with its item, before the first word.
+
+    An answer that breaks off ends with `response.failed`.
+    """
+    number = 0
+
+    def event(kind: str, **more: Any) -> dict[str, Any]:
+        nonlocal number
+        number += 1
+        return {"type": kind, "sequence_number": number - 1, **more}
+
+    before = view(answering.response)
+    try:
+        async with contextlib.aclosing(_pieces(answering)) as pieces:
+            async for kind, more in pieces:
+                yield event(kind, **more)
+    except Exception as error:
+        known = as_server_error(error)
+        failure = {"code": known.code, "message": known.message}
+        yield event("response.failed", response=before | {"status": "failed", "error": failure})
+
+
+async def _pieces(answering: Answering) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+    item, evidence = answering.turn.id, list[dict[str, Any]]()
+    at = {"item_id": item, "output_index": 0, "content_index": 0}
+    begun = False
+
+    def beginning() -> list[tuple[str, dict[str, Any]]]:
+        nonlocal begun
+        if begun:
+            return []
+        begun = True
+        added = {"output_index": 0, "item": _item(item, "in_progress", [], evidence)}
+        return [("response.output_item.added", added), ("response.content_part.added", at | {"part": _text("", [])})]
+
+    async with contextlib.aclosing(answering.events) as turn:
+        async for event in turn:
+            match event["type"]:
+                case "response.created":
+                    for name in ("created", "in_progress"):
+                        yield f"response.{name}", {"response": view(answering.response)}
+                case "response.evidence":
+                    evidence = event["evidence"]
+                    for piece in beginning():
+                        yield piece
+                case "response.output_text.delta":
+                    for piece in beginning():
+                        yield piece
+                    delta = {"delta": event["delta"], "logprobs": event.get("logprobs", [])}
+                    yield "response.output_text.delta", at | delta
+                case "response.completed":
+                    for piece in beginning():
+                        yield piece
+    response = view(answering.response)
+    (output,) = response["output"]
+    (part,) = output["content"]
+    yield "response.output_text.done", at | {"text": part["text"], "logprobs": part["logprobs"]}
+    yield "response.content_part.done", at | {"part": part}
+    yield "response.output_item.done", {"output_index": 0, "item": output}
+    yield f"response.{response['status']}", {"response": response}

@@ -1,0 +1,103 @@
+"""`WS /v1/responses`: OpenAI's WebSocket mode.
+
+The client sends `response.create`, one after the other; the server sends the events that it streams over HTTP. An error
+leaves the socket open. The last response can be gone on from here even if it was not to be stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from fastapi import APIRouter, WebSocket
+from pydantic import ValidationError
+from starlette.websockets import WebSocketDisconnect
+
+from everlong_server.api.errors import as_server_error, headers_of
+from everlong_server.api.events import error_event
+from everlong_server.api.openai.response import CreateResponse
+from everlong_server.api.openai.responses import asked, events
+from everlong_server.api.socket import Socket, refuse
+from everlong_server.api.views import get_services
+from everlong_server.errors import Conflict, InvalidRequest, Unauthenticated, Unavailable
+from everlong_server.services import Services
+from everlong_server.store.responses import Response
+
+router = APIRouter()
+
+_HTTP_ONLY = ("stream", "stream_options", "background")
+
+
+@router.websocket("/v1/responses")
+async def socket(socket: WebSocket) -> None:
+    """Any number of responses, one at a time."""
+    await socket.accept()
+    try:
+        services = get_services(socket)
+    except Exception as error:
+        await refuse(socket, error)
+        return
+    await _Responses(socket, services).run()
+
+
+class _Responses(Socket):
+    def __init__(self, socket: WebSocket, services: Services) -> None:
+        super().__init__(socket, services.settings.websocket_idle_seconds)
+        self._services = services
+        self._busy = False
+        self._last: Response | None = None
+        """The last, if it was not to be stored."""
+
+    async def receive(self, kind: object, message: dict[str, Any]) -> None:
+        """A response is to be made."""
+        if kind != "response.create":
+            raise InvalidRequest(
+                f"unknown type {str(kind)[:60]!r}; send response.create", param="type", code="unknown_type"
+            )
+        if self._busy:
+            raise Conflict("a response is under way on this socket", code="response_in_progress")
+        for name in _HTTP_ONLY:
+            if message.get(name) not in (None, False):
+                raise InvalidRequest(f"{name}: not over a WebSocket", param=name, code="unknown_parameter")
+        try:
+            body = CreateResponse.model_validate(message)
+        except ValidationError as error:
+            raise as_server_error(error) from None
+        self._busy = True
+        self.answering = asyncio.create_task(self._answer(body))
+
+    async def _answer(self, body: CreateResponse) -> None:
+        responding = self._services.responding
+        try:
+            # A key that was good when the socket was opened may have been revoked since.
+            await self._services.credentials.check(self.socket.state.caller)
+            await self._services.allowance.request()
+            previous = None
+            if self._last is not None and self._last.session and body.previous_response_id == self._last.id:
+                previous = self._last
+            elif body.previous_response_id:
+                previous = await responding.previous(body.previous_response_id)
+            response = await asked(self._services, body, previous)
+            answering = await responding.begin(response, previous, responding.keep if body.store else None)
+            async with contextlib.aclosing(events(answering)) as pieces:
+                async for event in pieces:
+                    if event.get("response", {}).get("status", "in_progress") != "in_progress":
+                        # Before it is sent: the client may ask for its next one at once.
+                        self._busy = False
+                        self._last = None if body.store else answering.response
+                    await self.send(event)
+        except WebSocketDisconnect:
+            return
+        except (Unavailable, Unauthenticated) as error:
+            await refuse(self.socket, error)
+        except Exception as error:
+            self._busy = False
+            await self.fail(error)
+
+    async def fail(self, error: Exception) -> None:
+        """As OpenAI does: with the status and the headers that HTTP would have."""
+        known, event = as_server_error(error), error_event(error)
+        if headers := headers_of(known):
+            event["error"]["headers"] = {name.lower(): value for name, value in headers.items()}
+        await self.send(event | {"status": known.status})

@@ -1,0 +1,152 @@
+"""`Background`: answers responses that nobody waits for. Whoever dies over one leaves it to another, who begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable
+
+from redis.exceptions import RedisError, ResponseError
+
+from everlong_server.engine.engine import Engine
+from everlong_server.engine.responses import Answering, Keep, Responding
+from everlong_server.errors import Conflict, DocumentNotReady, Overloaded, RateLimited, ServerError, Unavailable
+from everlong_server.store.jobs import Job, Jobs
+from everlong_server.store.responses import Claim, Response, Responses
+
+log = logging.getLogger(__name__)
+
+_MAX_ATTEMPTS = 5
+_RETRY_SECONDS = 0.5
+_LOOK_SECONDS = 0.2
+"""How often an answer under way looks whether it is still wanted."""
+
+
+class Background:
+    """Takes jobs until it is stopped. `responding`: of a tenant. `store`: everybody's responses. `at_once`: so many
+    are answered, or wait for their documents."""
+
+    def __init__(
+        self, engine: Engine, responding: Callable[[str], Responding], store: Responses, jobs: Jobs, at_once: int
+    ) -> None:
+        self._engine = engine
+        self._responding = responding
+        self._store = store
+        self._jobs = jobs
+        self._places = asyncio.Semaphore(at_once)
+
+    async def run(self) -> None:
+        """Until cancelled. Redis being away is waited out."""
+        async with asyncio.TaskGroup() as tasks:
+            while not self._engine.draining:
+                await self._places.acquire()
+                job = await self._next()
+                if job is None:
+                    self._places.release()
+                else:
+                    tasks.create_task(self._do(job))
+            await asyncio.Event().wait()
+
+    async def _next(self) -> Job | None:
+        try:
+            return await self._jobs.next(wait_ms=1000)
+        except RedisError as error:
+            log.warning("redis is away, the background waits: %s", type(error).__name__)
+            await asyncio.sleep(_RETRY_SECONDS)
+            if isinstance(error, ResponseError) and "NOGROUP" in str(error):  # Redis has lost its data
+                with contextlib.suppress(RedisError):
+                    await self._jobs.prepare(alone=False)
+            return None
+
+    async def _do(self, job: Job) -> None:
+        """One job, to its end; also one that was begun elsewhere or before."""
+        try:
+            while self._engine.alive:
+                try:
+                    claim = await self._store.claim(job.id)
+                    if claim is None or await self._answer(job.id, claim):
+                        await self._jobs.done(job)
+                    else:
+                        await self._jobs.again(job)
+                    return
+                except RedisError as error:
+                    log.warning("redis is away, response %s waits: %s", job.id, type(error).__name__)
+                    await asyncio.sleep(_RETRY_SECONDS)
+                except Unavailable as error:  # this server ends: the job stays, for its next start or another replica
+                    log.info("response %s is left: %s", job.id, error)
+                    return
+                except Exception:
+                    log.exception("response %s broke off", job.id)
+                    await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            self._places.release()
+
+    async def _answer(self, response_id: str, claim: Claim) -> bool:
+        """Whether it is over; False if it has to wait."""
+        try:
+            if claim.attempts > _MAX_ATTEMPTS:
+                raise Conflict(f"given up after {_MAX_ATTEMPTS} tries", code="too_many_attempts")
+            response = await self._store.get(response_id)
+            responding = self._responding(response.tenant)
+            previous = await responding.previous(response.previous) if response.previous else None
+            try:
+                answering = await responding.begin(response, previous, self._keep(claim))
+            except (Overloaded, RateLimited, DocumentNotReady) as error:
+                if isinstance(error, RateLimited) and error.code != "streams_limit":
+                    raise  # what is used up for a day, say
+                # Others' jobs are not to wait with it. It was no try.
+                await self._store.write(response_id, claim, {"attempts": 0})
+                await asyncio.sleep(_RETRY_SECONDS)
+                return False
+            await self._through(answering, claim)
+        except Unavailable:
+            raise
+        except _Unwanted as error:
+            log.info("%s", error)
+        except ServerError as error:
+            log.warning("response %s failed: %s", response_id, error)
+            failure = json.dumps({"code": error.code, "message": error.message})
+            await self._store.write(response_id, claim, {"status": "failed", "error": failure})
+        return True
+
+    def _keep(self, claim: Claim) -> Keep:
+        async def keep(done: Response) -> None:
+            if not await self._store.write(done.id, claim, done.end()):
+                raise _Unwanted(f"response {done.id!r} is not wanted any more")
+
+        return keep
+
+    async def _through(self, answering: Answering, claim: Claim) -> None:
+        """To the end of the answer, or until it is not wanted any more."""
+        wanted = asyncio.create_task(self._wanted(answering.response.id, claim))
+        events = answering.events
+
+        async def whole() -> None:
+            async for _ in events:
+                pass
+
+        answer = asyncio.create_task(whole())
+        try:
+            await self._store.write(answering.response.id, claim, {"status": "in_progress"})
+            await asyncio.wait((answer, wanted), return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                await answer
+        finally:
+            for task in (answer, wanted):
+                task.cancel()
+            await asyncio.gather(answer, wanted, return_exceptions=True)
+            await events.aclose()
+
+    async def _wanted(self, response_id: str, claim: Claim) -> None:
+        """As long as the response is to be answered, and by us."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            with contextlib.suppress(RedisError):  # away: nobody can have cancelled it
+                if not await self._store.write(response_id, claim):
+                    return
+
+
+class _Unwanted(ServerError):
+    """It was cancelled, deleted, or taken by another."""

@@ -1,0 +1,131 @@
+"""`Answer`: an answer to be generated; and `Batch`: the answers that are being generated, a row of one cache each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from everlong_models import Cache, Grammar, MemoryState, Sampler, SamplingParams
+from everlong_models.memory import SegmentReader
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A generated token: the text that it completes (often empty), and its log-probabilities if asked for."""
+
+    text: str
+    logprobs: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of an answer. `tokens`: all that was generated, without the end-of-text token.
+
+    `state`, `open`: the memory and the open segment behind the answer; `read`: tokens of the prompt.
+    """
+
+    reason: str
+    text: str
+    state: MemoryState
+    open: list[int]
+    tokens: int
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The answer or the reading broke off."""
+
+    error: BaseException
+
+
+Sink = Callable[[Delta | Finished | Failed], None]
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """An answer to be generated: behind `state` and the open segment, the prompt.
+
+    `newest`: of the tokens that the state holds as they are, the answer looks at so many; None: at all. What comes into
+    the state meanwhile is looked at besides. `grammar`: what the answer may be.
+    """
+
+    state: MemoryState
+    open: list[int]
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    sink: Sink
+    newest: int | None = None
+    grammar: Grammar | None = None
+    id: int = -1
+    cancelled: bool = False
+    # What follows is the runner's own.
+    at: int = 0
+    """Tokens of the prompt that are in the memory."""
+    sampler: Sampler | None = None
+    logits: Tensor | None = None
+    """(V,), for the token to come."""
+    generated: int = 0
+    written: list[str] = field(default_factory=list)
+
+
+class Batch:
+    """Answers in the order of their rows. Each row holds the answer's open segment; what lies before is in its state."""
+
+    def __init__(self, memory: SegmentReader, device: torch.device) -> None:
+        self._memory = memory
+        self._device = device
+        self._cache: Cache | None = None
+        self.rows: list[Answer] = []
+
+    def enter(self, item: Answer) -> None:
+        """Reads the answer's open segment (1 … S tokens) into a row, and has the logits of what follows."""
+        tokens = torch.tensor([item.open], dtype=torch.int64, device=self._device)
+        if item.newest is None:
+            cache, logits = self._memory.open(item.state, tokens)
+        else:
+            cache, logits = self._memory.open_near(item.state, tokens, item.newest)
+        item.logits = logits[0]
+        self._cache = cache if self._cache is None else Cache.join([self._cache, cache])
+        self.rows.append(item)
+
+    def leave(self, item: Answer) -> None:
+        """Without the answer's row."""
+        row = self.rows.index(item)
+        del self.rows[row]
+        assert self._cache is not None
+        self._cache = self._cache.select([r for r in range(len(self.rows) + 1) if r != row]) if self.rows else None
+
+    def close(self, item: Answer) -> MemoryState:
+        """The state with the answer's segment, which is full."""
+        assert self._cache is not None
+        return self._memory.close(self._cache.select([self.rows.index(item)]))
+
+    def step(self, drawn: Mapping[int, int]) -> None:
+        """One token further for every answer whose id is in `drawn`; the others sit out and get the last rows."""
+        rows = [item for item in self.rows if item.id in drawn]
+        if not rows:
+            return
+        assert self._cache is not None
+        resting = [item for item in self.rows if item.id not in drawn]
+        caches = []
+        if resting:
+            caches = [self._cache.select([self.rows.index(item) for item in resting])]
+            self._cache = self._cache.select([self.rows.index(item) for item in rows])
+            self.rows = rows
+        logits = self._memory.step(self._cache, torch.tensor([drawn[item.id] for item in rows], device=self._device))
+        for row, item in enumerate(rows):
+            item.logits = logits[row]
+            item.open.append(drawn[item.id])
+        if resting:
+            self._cache = Cache.join([self._cache, *caches])
+            self.rows = rows + resting
+
+    def clear(self) -> None:
+        """Without any row."""
+        self.rows, self._cache = [], None

@@ -1,0 +1,234 @@
+"""Documents that people have, as text: PDF, Word, EPUB, HTML. Pages and sections are kept as marks.
+
+What comes from outside may be made to harm: it is converted in a process of its own, with limits on its time and memory
+and on the text that comes out, and nothing that it refers to is fetched.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import posixpath
+import resource
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import unquote
+
+from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from everlong_server.store.marks import Mark
+
+MEDIA_TYPES = (
+    "application/pdf",
+    "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+    "application/epub+zip",
+    "application/xhtml+xml",
+)
+"""Beside text/*. What a file is, its first bytes tell."""
+SECONDS = 120
+MEMORY = 2 << 30
+"""What a conversion may take: processor seconds, and bytes of address space."""
+_ZIP = b"PK\x03\x04"
+
+
+Piece = tuple[str, int | None, str | None]
+"""Text, and its page or section; neither: what follows belongs to the piece before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """`name`: for people. `needs`: the package that reads it. `pieces`: raises `_Unreadable` for what cannot be read."""
+
+    name: str
+    needs: str
+    pieces: Callable[[Path], Iterator[Piece]]
+
+
+class _Unreadable(Exception):
+    """Why a file has no text that could be read."""
+
+
+def recognised(head: bytes) -> str | None:
+    """The kind of file that begins so, if it is one that could be converted: "pdf", "zip" (Word, EPUB) or "html"."""
+    if head.startswith(b"%PDF-"):
+        return "pdf"
+    if head.startswith(_ZIP):
+        return "zip"
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:14].lower()
+    return "html" if start.startswith((b"<!doctype html", b"<html", b"<?xml")) and b"<html" in head.lower() else None
+
+
+def convert(file: Path, kind: str, text: Path, limit: int) -> tuple[str, list[Mark]]:
+    """Writes the text of `file`, of a `kind` that was `recognised`, to `text` as UTF-8; at most `limit` bytes. Its format
+    (of `FORMATS`) and its marks. Blocks.
+
+    Raises `UnsupportedMedia` for a format that is not read here, `InvalidRequest` for a file without text, damaged or
+    encrypted, `TooLarge`.
+    """
+    kind = _in_zip(file) if kind == "zip" else kind
+    made = FORMATS[kind]
+    if importlib.util.find_spec(made.needs) is None:
+        raise UnsupportedMedia(
+            f"the document is {made.name}, which this server cannot read without pip install 'everlong[formats]'",
+            param="file",
+        )
+    command = [sys.executable, "-m", "everlong_server.formats", kind, str(file), str(text), str(limit)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=2 * SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise _unreadable(f"reading {made.name} takes too long") from None
+    if done.returncode == 0:
+        return kind, [Mark(*mark) for mark in json.loads(done.stdout)]
+    if done.returncode == _TOO_LARGE:
+        raise TooLarge(
+            f"the document's text has more than {limit} bytes, the limit (EVERLONG_MAX_DOCUMENT_BYTES)", param="file"
+        )
+    if done.returncode == _SAID:
+        raise _unreadable(done.stdout.decode(errors="replace"))
+    raise _unreadable(f"{made.name} that cannot be read: it is damaged, or takes too much time or memory")
+
+
+def _unreadable(why: str) -> InvalidRequest:
+    return InvalidRequest(f"the document: {why}", param="file", code="unreadable_document")
+
+
+def _in_zip(file: Path) -> str:
+    try:
+        with zipfile.ZipFile(file) as packed:
+            names = set(packed.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise _unreadable(f"a damaged ZIP file ({error})") from None
+    if "word/document.xml" in names:
+        return "docx"
+    if "META-INF/container.xml" in names:
+        return "epub"
+    raise UnsupportedMedia("the document is a ZIP file, and neither Word's nor an EPUB", param="file")
+
+
+# What runs in the process of its own
+
+
+def _pdf(file: Path) -> Iterator[Piece]:
+    import pypdfium2  # noqa: PLC0415 - an extra; and only this process needs it
+
+    try:
+        document = pypdfium2.PdfDocument(file)
+    except pypdfium2.PdfiumError as error:
+        why = "it is encrypted: upload it without a password" if "password" in str(error).lower() else "it is damaged"
+        raise _Unreadable(f"a PDF that cannot be read: {why}") from None
+    for number, page in enumerate(document, 1):
+        yield page.get_textpage().get_text_range().replace("\r\n", "\n").replace("\x02", "-").strip(), number, None
+        page.close()
+
+
+def _html(file: Path) -> Iterator[Piece]:
+    from lxml import html  # noqa: PLC0415
+
+    data = file.read_bytes()
+    # A document that says nothing is UTF-8, as a server would be told; not Latin-1, as parsers of old would guess.
+    parser = html.HTMLParser(encoding=None if b"charset" in data[:4096].lower() else "utf-8", no_network=True)
+    yield from _laid_out(html.document_fromstring(data, parser))
+
+
+def _laid_out(tree: Any) -> Iterator[Piece]:
+    """A page as a browser lays it out, in sections."""
+    from inscriptis.html_engine import Inscriptis  # noqa: PLC0415
+    from inscriptis.model.config import ParserConfig  # noqa: PLC0415
+
+    for gone in tree.xpath("//script | //style | //template | //noscript"):
+        gone.drop_tree()
+    rules = {f"h{level}": ["heading"] for level in range(1, 7)}
+    page = Inscriptis(tree, ParserConfig(annotation_rules=rules))
+    text = page.get_text()
+    starts = [(mark.start, text[mark.start : mark.end]) for mark in page.get_annotations()]
+    cuts = [start for start, _ in starts] + [len(text)]
+    yield text[: cuts[0]].strip(), None, None
+    for (start, heading), end in zip(starts, cuts[1:], strict=True):
+        yield text[start:end].strip(), None, " ".join(heading.split())
+
+
+def _epub(file: Path) -> Iterator[Piece]:
+    from lxml import etree, html  # noqa: PLC0415
+
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+    with zipfile.ZipFile(file) as packed:
+        if "META-INF/encryption.xml" in packed.namelist() and b"CipherData" in packed.read("META-INF/encryption.xml"):
+            raise _Unreadable("an EPUB that cannot be read: it is encrypted")
+        container = etree.fromstring(packed.read("META-INF/container.xml"), parser)
+        (root, *_) = container.xpath("//*[local-name()='rootfile']/@full-path")
+        package = etree.fromstring(packed.read(root), parser)
+        items = {
+            item.get("id"): unquote(item.get("href")) for item in package.xpath("//*[local-name()='manifest']/*[@href]")
+        }
+        for reference in package.xpath("//*[local-name()='spine']/*/@idref"):
+            name = posixpath.normpath(posixpath.join(posixpath.dirname(root), items[reference]))
+            content = packed.read(name)
+            if content.strip():
+                yield from _laid_out(
+                    html.document_fromstring(content, html.HTMLParser(encoding="utf-8", no_network=True))
+                )
+
+
+def _docx(file: Path) -> Iterator[Piece]:
+    import docx  # noqa: PLC0415
+    from docx.table import Table  # noqa: PLC0415
+
+    for part in docx.Document(str(file)).iter_inner_content():
+        if isinstance(part, Table):
+            yield "\n".join("\t".join(cell.text.strip() for cell in row.cells) for row in part.rows), None, None
+        else:
+            heading = part.style is not None and str(part.style.name).startswith(("Heading", "Title"))
+            yield part.text.strip(), None, " ".join(part.text.split()) if heading else None
+
+
+FORMATS = {
+    "pdf": Format("a PDF file", "pypdfium2", _pdf),
+    "docx": Format("a Word file", "docx", _docx),
+    "epub": Format("an EPUB file", "inscriptis", _epub),
+    "html": Format("an HTML file", "inscriptis", _html),
+}
+_TOO_LARGE, _SAID = 3, 4
+
+
+def _write(pieces: Iterator[Piece], text: IO[str], limit: int) -> list[Mark]:
+    """The pieces, a blank line between them, and where their pages and sections begin."""
+    marks: list[Mark] = []
+    at = size = 0
+    for piece, page, section in pieces:
+        if not piece:
+            continue
+        # Half of a surrogate pair is no character; NUL is none that a text may have.
+        clean = ("\n\n" if at else "") + piece.encode("utf-8", "replace").decode().replace("\0", "")
+        if page is not None or section is not None:
+            marks.append(Mark(at + (2 if at else 0), page, section[:200] if section else None))
+        text.write(clean)
+        at, size = at + len(clean), size + len(clean.encode())
+        if size > limit:
+            raise OverflowError
+    if not at:
+        raise _Unreadable("there is no text in it; pages that are pictures would have to be recognised first")
+    return marks
+
+
+def _main(kind: str, file: str, text: str, limit: str) -> int:
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        with Path(text).open("w", encoding="utf-8", newline="") as stream:
+            marks = _write(FORMATS[kind].pieces(Path(file)), stream, int(limit))
+    except OverflowError:
+        return _TOO_LARGE
+    except _Unreadable as error:
+        sys.stdout.write(str(error))
+        return _SAID
+    json.dump([(mark.start, mark.page, mark.section) for mark in marks], sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

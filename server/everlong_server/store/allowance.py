@@ -1,0 +1,177 @@
+"""`Allowance`: what a tenant may use, counted in Redis, so that all replicas agree.
+
+Own scripts rather than a library: rates have good ones, yet slots that a dead replica gives back, and bytes that are
+counted in the step that stores them, have not; and one way of counting is enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from everlong_server.errors import RateLimited
+from everlong_server.store import keys, scripts
+from everlong_server.store.connection import Client
+from everlong_server.store.records import now
+from everlong_server.store.scripts import Scripts
+
+_DAY = 86400
+MISSING_ROOM, MISSING_QUEUE = -1001, -1002
+"""What scripts return instead of making something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one tenant may use; None: as much as it likes. `requests`: a minute. `tokens`: a day, by UTC."""
+
+    requests: int | None = None
+    streams: int | None = None
+    queued: int | None = None
+    bytes: int | None = None
+    sessions: int | None = None
+    tokens: int | None = None
+
+
+@dataclass(slots=True)
+class Spent:
+    """What an answer has cost so far, in tokens that were read or generated."""
+
+    tokens: int = 0
+
+
+class Slots:
+    """This replica's share of all tenants' running answers. What could not be given back is, when Redis is there again."""
+
+    def __init__(self, redis: Client, replica: str) -> None:
+        self._redis = redis
+        self.replica = replica
+        self._left: list[tuple[str, str]] = []
+
+    async def give_back(self, tenant: str, member: str) -> None:
+        self._left.append((tenant, member))
+        with contextlib.suppress(RedisError):
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Gives back what is left."""
+        while self._left:
+            tenant, member = self._left[-1]
+            await self._redis.srem(keys.streams(tenant), member)
+            with contextlib.suppress(ValueError):  # another task has
+                self._left.remove((tenant, member))
+
+
+class Allowance:
+    """One tenant's."""
+
+    def __init__(self, redis: Client, tenant: str, limits: Limits, slots: Slots) -> None:
+        self._redis = redis
+        self._scripts = Scripts(redis)
+        self._tenant = tenant
+        self._slots = slots
+        self.limits = limits
+
+    def of(self, tenant: str) -> Allowance:
+        """The same for another tenant."""
+        return Allowance(self._redis, tenant, self.limits, self._slots)
+
+    async def request(self) -> dict[str, str]:
+        """Counts a request; headers that say how many there may be. Raises `RateLimited`."""
+        limit = self.limits.requests
+        if limit is None:
+            return {}
+        let, left, wait, reset = await self._scripts.run(scripts.COUNT_REQUEST, [keys.requests(self._tenant)], [limit])
+        if not let:
+            raise exceeded("requests", limit, "requests a minute", "PER_MINUTE", seconds=wait / 1000)
+        return _headers("requests", limit, int(left), reset / 1000)
+
+    @asynccontextmanager
+    async def stream(self, usual: float) -> AsyncIterator[Spent]:
+        """A place for one answer, which is charged at its end, however it ends. `usual`: seconds that an answer takes.
+
+        Raises `RateLimited`.
+        """
+        await self.require_tokens()
+        limit, member = self.limits.streams, f"{self._slots.replica}|{uuid.uuid4().hex}"
+        if limit is not None and not await self._scripts.run(
+            scripts.OPEN_STREAM, [keys.streams(self._tenant)], [member, limit, keys.REPLICA]
+        ):
+            raise exceeded("streams", limit, "answers at once", seconds=usual / limit)
+        spent = Spent()
+        try:
+            yield spent
+        finally:
+            if limit is not None:
+                await self._slots.give_back(self._tenant, member)
+            with contextlib.suppress(RedisError):  # what cannot be charged is a gift
+                await self._spend(spent.tokens)
+
+    async def _spend(self, tokens: int) -> None:
+        if self.limits.tokens is not None and tokens:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.incrby(keys.tokens(self._tenant, today()), tokens)
+                pipe.expire(keys.tokens(self._tenant, today()), 2 * _DAY)
+                await pipe.execute()
+
+    async def require_tokens(self) -> None:
+        """Raises `RateLimited` if today's tokens are used up. What has begun is finished: it may go over."""
+        limit = self.limits.tokens
+        if limit is not None and int(await self._redis.get(keys.tokens(self._tenant, today())) or 0) >= limit:
+            raise exceeded("tokens", limit, "tokens a day", "PER_DAY", seconds=_DAY - now() % _DAY)
+
+    async def require_room(self, bytes: int, model: str) -> None:
+        """Raises `RateLimited` if a document of so many bytes would be refused now; for before it is received."""
+        await self.require_tokens()
+        limits, stored, queued = self.limits, 0, 0
+        if limits.bytes is not None:
+            stored = int(await self._redis.get(keys.stored(self._tenant)) or 0)
+        if limits.queued is not None:
+            queued = await self._redis.scard(keys.queued(self._tenant, model))
+        if limits.bytes is not None and stored + bytes > limits.bytes:
+            raise self.no_room()
+        if limits.queued is not None and queued >= limits.queued:
+            raise self.queue_full()
+
+    def no_room(self) -> RateLimited:
+        """The error for bytes. Waiting makes no room: deleting does."""
+        return exceeded("bytes", self.limits.bytes or 0, "bytes of documents", seconds=None)
+
+    def queue_full(self) -> RateLimited:
+        """The error for documents that wait to be read."""
+        return exceeded("queued", self.limits.queued or 0, "documents being read or waiting for it", seconds=5)
+
+    def too_many_sessions(self) -> RateLimited:
+        """The error for sessions."""
+        return exceeded("sessions", self.limits.sessions or 0, "sessions", seconds=None)
+
+
+def today() -> str:
+    """The day, by UTC."""
+    return time.strftime("%Y%m%d", time.gmtime(now()))
+
+
+def exceeded(what: str, limit: int, words: str, unit: str = "", *, seconds: float | None) -> RateLimited:
+    """The error for a tenant that has `limit` of `what`. `seconds`: when to come again; None: waiting does not help."""
+    setting = f"EVERLONG_TENANT_{what.upper()}{'_' + unit if unit else ''}"
+    wait = None if seconds is None else max(1, math.ceil(seconds))
+    headers = _headers(what, limit, 0, wait)
+    if wait is None:
+        headers["x-should-retry"] = "false"  # what the SDKs of OpenAI's API go by
+    return RateLimited(
+        f"the limit of your tenant is {limit:,} {words} ({setting})",
+        code=f"{what}_limit",
+        retry_after=wait,
+        headers=headers,
+    )
+
+
+def _headers(what: str, limit: int, left: int, reset: float | None) -> dict[str, str]:
+    headers = {f"x-ratelimit-limit-{what}": str(limit), f"x-ratelimit-remaining-{what}": str(left)}
+    return headers if reset is None else headers | {f"x-ratelimit-reset-{what}": f"{reset:g}s"}

@@ -1,0 +1,187 @@
+"""`Response`: what was asked and answered under an id; and `Responses`, which keeps them in Redis.
+
+One that has its answer is never changed: any number of others may go on from it. One that is answered in the
+background is written by whoever claimed it last, until it is over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from everlong_server.errors import NotFound
+from everlong_server.store import keys, scripts
+from everlong_server.store.connection import Client
+from everlong_server.store.records import DEFAULT_TENANT, Hash, Said, Session, belongs, is_id, now
+from everlong_server.store.scripts import Scripts, flat
+
+OPEN = ("queued", "in_progress")
+"""The statuses of one that is still to be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """`status`: queued, in_progress; completed, incomplete, failed, cancelled.
+
+    `previous`: the response that it goes on from. `documents`: all that the dialogue is about. `said`: what was said to
+    it, `instructions` among it unless they were in force before. `request`: how it is to be answered, and whatever the
+    API wants to see again. `message`: the answer. `session`: where the dialogue stands behind it, under its digest.
+    `tenant`: whose it is.
+    """
+
+    id: str
+    model: str
+    created_at: float
+    background: bool
+    previous: str | None
+    documents: tuple[str, ...]
+    said: tuple[Said, ...]
+    instructions: str | None
+    request: dict[str, Any]
+    status: str = "in_progress"
+    completed_at: float | None = None
+    message: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    session: Session | None = None
+    tenant: str = DEFAULT_TENANT
+
+    @property
+    def question(self) -> str:
+        """What is answered."""
+        return self.said[-1].content
+
+    def answered(self, message: dict[str, Any], session: Session) -> Response:
+        """With its answer."""
+        status = "incomplete" if message["finish_reason"] == "length" else "completed"
+        return replace(self, status=status, completed_at=now(), message=message, session=session)
+
+    def asked(self) -> dict[str, str | float]:
+        """What never changes of it, as it is stored."""
+        facts = ("id", "model", "created_at", "background", "previous", "documents", "instructions", "request")
+        response = {name: getattr(self, name) for name in facts} | {"said": [asdict(said) for said in self.said]}
+        return {"response": json.dumps(response), "status": self.status, "tenant": self.tenant}
+
+    def end(self) -> dict[str, Any]:
+        """What came of it, as it is stored."""
+        given = {"status": self.status, "completed_at": json.dumps(self.completed_at)}
+        given |= {
+            name: json.dumps(value) for name in ("message", "error") if (value := getattr(self, name)) is not None
+        }
+        return given | (self.session.whole() if self.session is not None else {})
+
+    @staticmethod
+    def of(stored: Hash) -> Response:
+        """From a hash, with or without its state."""
+        facts = json.loads(stored[b"response"])
+        facts |= {"documents": tuple(facts["documents"]), "said": tuple(Said(**said) for said in facts["said"])}
+
+        def given(field: bytes) -> Any:
+            return json.loads(stored[field]) if field in stored else None
+
+        return Response(
+            **facts,
+            status=stored[b"status"].decode(),
+            completed_at=given(b"completed_at"),
+            message=given(b"message"),
+            error=given(b"error"),
+            session=Session.of(stored) if b"state_bytes" in stored else None,
+            tenant=belongs(stored.get(b"tenant")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write a response. `attempts`: how often it was claimed."""
+
+    token: int
+    attempts: int
+
+
+class Responses:
+    """A tenant's responses on all replicas. `seconds`: how long one is kept after its last use.
+
+    `tenant` None: everybody's, for those who answer in the background.
+    """
+
+    def __init__(self, redis: Client, tenant: str | None, seconds: float) -> None:
+        self._redis = redis
+        self._scripts = Scripts(redis)
+        self._tenant = tenant
+        self._seconds = seconds
+        self._ms = int(seconds * 1000)
+
+    @property
+    def tenant(self) -> str:
+        """Whose responses are made here."""
+        assert self._tenant is not None, "a response belongs to somebody"
+        return self._tenant
+
+    def of(self, tenant: str) -> Responses:
+        """The same for another tenant."""
+        return Responses(self._redis, tenant, self._seconds)
+
+    async def get(self, response_id: str, *, with_state: bool = False, param: str = "response_id") -> Response:
+        """Raises `NotFound`. With its state it is about to be gone on from: it is kept for longer then."""
+        if not is_id("resp", response_id):
+            raise no_response(response_id, param)
+        key, fields = keys.response(response_id), (*_FACTS, b"state") if with_state else _FACTS
+        values = await self._redis.hmget(key, fields)
+        stored = {field: value for field, value in zip(fields, values, strict=True) if value is not None}
+        if not stored or self._tenant not in (None, belongs(stored.get(b"tenant"))):
+            raise no_response(response_id, param)
+        if with_state:
+            await self._redis.pexpire(key, self._ms)
+        return Response.of(stored)
+
+    async def keep(self, response: Response) -> None:
+        """Stores one that has its answer."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(keys.response(response.id), mapping={**response.asked(), **response.end()})
+            pipe.pexpire(keys.response(response.id), self._ms)
+            await pipe.execute()
+
+    async def delete(self, response_id: str) -> None:
+        """Raises `NotFound`. Whoever is answering it finds it gone and writes nothing."""
+        await self.get(response_id)
+        if not await self._redis.delete(keys.response(response_id)):
+            raise no_response(response_id, "response_id")
+
+    # In the background
+
+    async def queue(self, response: Response) -> None:
+        """Stores it and queues its answering, at once."""
+        await self._scripts.run(
+            scripts.QUEUE_RESPONSE,
+            [keys.response(response.id), keys.responses(response.model)],
+            [response.id, self._ms, *flat(response.asked())],
+        )
+
+    async def claim(self, response_id: str) -> Claim | None:
+        """The right to write it from now on, taken from whoever had it; None if it is over or gone."""
+        result = await self._scripts.run(scripts.CLAIM_RESPONSE, [keys.response(response_id), keys.FENCE], [])
+        return Claim(int(result[0]), int(result[1])) if result else None
+
+    async def write(self, response_id: str, claim: Claim, fields: Mapping[str, Any] | None = None) -> bool:
+        """Writes `fields` of it; False, and nothing is written, if it was cancelled, deleted or claimed by another."""
+        args = [claim.token, *flat(dict(fields or {}))]
+        return bool(await self._scripts.run(scripts.WRITE_RESPONSE, [keys.response(response_id)], args))
+
+    async def end(self, response_id: str, status: str, error: dict[str, Any] | None = None) -> bool:
+        """Ends one that is still to be answered, whoever has it; False if there is none, or it is over."""
+        fields = {"status": status} | ({} if error is None else {"error": json.dumps(error)})
+        return bool(await self._scripts.run(scripts.END_RESPONSE, [keys.response(response_id)], flat(fields)))
+
+
+_FACTS = (
+    b"response", b"status", b"tenant", b"completed_at", b"message", b"error",
+    b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", b"position", b"open",
+    b"state_bytes", b"state_digest",
+)  # fmt: skip
+
+
+def no_response(response_id: str, param: str) -> NotFound:
+    """The error for a response that is not there."""
+    code = "previous_response_not_found" if param == "previous_response_id" else "response_not_found"
+    return NotFound(f"no response {response_id[:64]!r}", param=param, code=code)

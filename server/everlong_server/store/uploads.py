@@ -1,0 +1,124 @@
+"""`Upload`: a text that comes in parts, each of them a blob; and `Uploads`, which keeps them in Redis until they expire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from everlong_server.errors import NotFound
+from everlong_server.store import keys, scripts
+from everlong_server.store.connection import Client
+from everlong_server.store.records import belongs, is_id, now
+from everlong_server.store.scripts import Scripts
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """`bytes`: of the whole text. `status`: pending, completed, cancelled. `file`: the document that it has become."""
+
+    id: str
+    bytes: int
+    filename: str
+    purpose: str
+    created_at: float
+    expires_at: float
+    status: str = "pending"
+    file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of the text, in the blob `name`."""
+
+    id: str
+    upload: str
+    bytes: int
+    created_at: float
+
+    @property
+    def name(self) -> str:
+        """Of its blob."""
+        return f"{self.upload}.{self.id}"
+
+
+class Uploads:
+    """A tenant's uploads on all replicas. `tenant` None: everybody's, for those who throw away what has expired."""
+
+    def __init__(self, redis: Client, tenant: str | None) -> None:
+        self._redis = redis
+        self._scripts = Scripts(redis)
+        self._tenant = tenant
+
+    def of(self, tenant: str) -> Uploads:
+        """The same for another tenant."""
+        return Uploads(self._redis, tenant)
+
+    async def create(self, upload: Upload) -> None:
+        """Stores it."""
+        assert self._tenant is not None, "an upload belongs to somebody"
+        fields = {name: value for name, value in asdict(upload).items() if value is not None} | {"tenant": self._tenant}
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(keys.upload(upload.id), mapping=fields)
+            pipe.zadd(keys.UPLOADS, {upload.id: upload.expires_at})
+            await pipe.execute()
+
+    async def get(self, upload_id: str) -> Upload:
+        """Raises `NotFound`, also of one that has expired."""
+        stored = await self._redis.hgetall(keys.upload(upload_id)) if is_id("upload", upload_id) else None
+        foreign = stored and self._tenant not in (None, belongs(stored.pop(b"tenant", None)))
+        if not stored or foreign or float(stored[b"expires_at"]) <= now():
+            raise NotFound(
+                f"no upload {upload_id[:64]!r}: it was never made, or it has expired",
+                param="upload_id",
+                code="upload_not_found",
+            )
+        fields: dict[str, Any] = {name.decode(): value.decode() for name, value in stored.items()}
+        numbers = {"bytes": int(fields["bytes"])} | {name: float(fields[name]) for name in ("created_at", "expires_at")}
+        return Upload(**(fields | numbers))
+
+    async def parts(self, upload_id: str) -> Mapping[str, Part]:
+        """The parts of a pending upload, by their ids."""
+        stored = await self._redis.hgetall(keys.upload_parts(upload_id))
+        return {id.decode(): Part(**json.loads(part)) for id, part in stored.items()}
+
+    async def add(self, part: Part) -> bool:
+        """Makes the part the upload's; False if that is not pending any more."""
+        return bool(
+            await self._scripts.run(
+                scripts.ADD_PART,
+                [keys.upload(part.upload), keys.upload_parts(part.upload)],
+                [part.id, json.dumps(asdict(part))],
+            )
+        )
+
+    async def cancel(self, upload_id: str) -> bool:
+        """Cancels it; False if it is not pending any more."""
+        names = [keys.upload(upload_id), keys.upload_parts(upload_id)]
+        return bool(await self._scripts.run(scripts.CANCEL_UPLOAD, names, []))
+
+    async def promised(self) -> int:
+        """Bytes of the tenant's pending uploads, whether they have come or not."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for upload_id in await self.ids():
+                pipe.hmget(keys.upload(upload_id), b"tenant", b"status", b"bytes")
+            every = await pipe.execute()
+        return sum(
+            int(size) for tenant, status, size in every if status == b"pending" and belongs(tenant) == self._tenant
+        )
+
+    async def ids(self) -> set[str]:
+        """Every upload's id."""
+        return {member.decode() for member in await self._redis.zrange(keys.UPLOADS, 0, -1)}
+
+    async def expired(self) -> list[str]:
+        """The ids of those whose time is up."""
+        return [member.decode() for member in await self._redis.zrangebyscore(keys.UPLOADS, "-inf", now())]
+
+    async def remove(self, upload_id: str) -> None:
+        """Forgets it. Its parts' blobs are to be deleted before."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(keys.upload(upload_id), keys.upload_parts(upload_id))
+            pipe.zrem(keys.UPLOADS, upload_id)
+            await pipe.execute()

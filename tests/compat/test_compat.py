@@ -1,0 +1,94 @@
+"""What others speak OpenAI's API with: their examples in docs/openai.md run as they stand, against a real server.
+
+Each is installed beside everlong, from requirements.txt and package-lock.json in this folder, the first time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.process import Server
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+FOLDER = Path(__file__).parent
+DOCS = FOLDER.parents[1] / "docs" / "openai.md"
+MODEL = "tiny-rmt"
+
+
+def example(heading: str, language: str, server: Server) -> str:
+    """The block of that language under that heading, for this server and its model."""
+    (section,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", DOCS.read_text(), re.DOTALL | re.MULTILINE)
+    (code,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    assert "http://127.0.0.1:8080/v1" in code or language == "bash"
+    return code.replace("http://127.0.0.1:8080", server.url).replace("smollm2-135m-instruct", MODEL)
+
+
+def run(*command: str | Path, **more: str) -> list[str]:
+    """What it prints."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PYTHON"))}
+    environment |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", **more}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=FOLDER / "node", timeout=120, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def programs() -> Path:
+    """The folder of the Python programs."""
+    venv, wanted = FOLDER / ".venv", (FOLDER / "requirements.txt").read_text()
+    done = venv / "installed.txt"
+    if not done.exists() or done.read_text() != wanted:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True, timeout=120)
+        pip = [venv / "bin" / "pip", "install", "-q", "-r", FOLDER / "requirements.txt"]
+        subprocess.run(pip, check=True, capture_output=True, timeout=800)
+        done.write_text(wanted)
+    return venv / "bin"
+
+
+@pytest.fixture(scope="module")
+def node() -> str:
+    found, npm = shutil.which("node"), shutil.which("npm")
+    if found is None or npm is None:
+        pytest.skip("there is no Node on this machine")
+    folder = FOLDER / "node"
+    lock, installed = folder / "package-lock.json", folder / "node_modules" / ".package-lock.json"
+    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
+        subprocess.run([npm, "ci", "--no-audit", "--no-fund"], cwd=folder, check=True, capture_output=True, timeout=240)
+    return found
+
+
+def test_litellm(server: Server, programs: Path) -> None:
+    code = example("LiteLLM", "python", server)
+    assert run(programs / "python", "-c", code)[-1].split()[-1].isdigit()
+    typed = code.replace("litellm.completion(**served", 'litellm.completion(**served | {"model": "openai/gpt-5"}')
+    with pytest.raises(AssertionError, match="NotFoundError"):
+        run(programs / "python", "-c", typed)
+
+
+def test_llm(server: Server, programs: Path, tmp_path: Path) -> None:
+    (tmp_path / "extra-openai-models.yaml").write_text(example("llm", "yaml", server))
+    home = {"LLM_USER_PATH": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
+    assert run("bash", "-c", 'dirname "$(llm logs path)"', **home) == [str(tmp_path)]
+    chats = {*server.redis.scan_iter("everlong:chat:*")}
+    assert run("bash", "-ec", example("llm", "bash", server), **home)
+    new = [server.redis.hget(key, "messages") for key in {*server.redis.scan_iter("everlong:chat:*")} - chats]
+    assert sorted(new) == [b"2", b"4"], "the second goes on from the first"
+
+
+def test_langchain(server: Server, programs: Path) -> None:
+    assert run(programs / "python", "-c", example("LangChain", "python", server))
+
+
+def test_vercel_ai_sdk(server: Server, node: str) -> None:
+    assert int(run(node, "--input-type=module", "-e", example("Vercel AI SDK", "js", server))[-1]) > 0

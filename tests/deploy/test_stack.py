@@ -1,0 +1,484 @@
+"""The stack without an engine: nginx's and Redis' real configuration in front of and behind three real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+import yaml
+from websockets.sync.client import connect
+
+from everlong_server.store.embedded import redis_server
+from tests.deploy.files import ROOT, program, run
+from tests.deploy.fleet import Fleet
+from tests.deploy.names import Names
+from tests.process import free_port, wait_for
+from tests.tinymodel import make_model
+
+SERVERS = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+ELSEWHERE = "127.0.0.5"
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+LONG = {"max_tokens": 100_000, "ignore_eos": True, "stream": True}
+"""An answer that does not end by itself while a test runs."""
+
+
+class Redis:
+    """deploy/redis/start.sh with the arguments of docker-compose.yml, and another redis-server."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.secrets, programs, data = folder / "secrets", folder / "bin", folder / "redis"
+        for made in (self.secrets, programs, data):
+            made.mkdir(exist_ok=True)
+        image = programs / "docker-entrypoint.sh"  # what the image has there, without the change of user
+        image.write_text('#!/bin/sh\nexec "$@"\n')
+        image.chmod(0o755)
+        if not (programs / "redis-server").exists():
+            (programs / "redis-server").symlink_to(redis_server())
+        self.port = free_port()
+        command = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", word) for word in COMPOSE["services"]["redis"]["command"]]
+        self.process = subprocess.Popen(
+            [
+                "sh",
+                ROOT / "deploy" / "redis" / "start.sh",
+                *command,
+                "--bind",
+                "127.0.0.1",
+                "--port",
+                str(self.port),
+                "--dir",
+                str(data),
+            ],
+            env={"PATH": f"{programs}:{os.environ['PATH']}", "SECRETS_DIR": str(self.secrets), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.said = []
+        for line in self.process.stdout:
+            self.said.append(line)
+            if "ready to accept connections" in line.lower():
+                break
+
+    @property
+    def url(self) -> str:
+        """As the server finds it, but for the host."""
+        (host,) = [name for name in COMPOSE["services"] if name == "redis"]
+        url = (self.secrets / "everlong_redis_url").read_text().strip()
+        assert url.endswith(f"@{host}:6379/0")
+        return url.replace(f"@{host}:6379", f"@127.0.0.1:{self.port}")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.communicate()
+
+
+class Stack:
+    """Three servers of one Redis behind the proxy, whose only name resolves to `names.addresses`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data, self.temporary = folder, folder / "data", folder / "nginx"
+        self.port, self.tls_port, self.server_port = free_port(), free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.certificate = folder / "tls" / "certificate.pem"
+        self._log = folder / "servers.log"
+        self._ending = ExitStack()
+
+    def start(self) -> None:
+        """All of it; what was started ends with `stop`, also if this fails."""
+        model, secrets = make_model(self.folder), self.folder / "server-secrets"
+        for made in (self.data, self.temporary, secrets, self.certificate.parent):
+            made.mkdir()
+        database = Redis(self.folder)
+        self._ending.callback(database.stop)
+        (secrets / "everlong_redis_url").write_text(database.url)
+        flags = {
+            "model": model, "data-dir": self.data, "models-dir": self.data / "models", "secrets-dir": secrets,
+            "port": self.server_port, "threads": 1, "max-streams": 1, "device": "cpu",
+        }  # fmt: skip
+        common = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        self.fleet = Fleet([["--host", address, *common] for address in SERVERS], self.data, self._log)
+        self._ending.callback(self.fleet.stop)
+        self.names = Names(SERVERS)
+        self._ending.callback(self.names.close)
+        self._make_certificate()
+        proxy = subprocess.Popen([program("nginx"), "-c", self._configuration(), "-g", self._options()])
+        self._ending.callback(proxy.wait, 10)
+        self._ending.callback(proxy.terminate)
+        self.http = self._ending.enter_context(httpx.Client(base_url=self.url, timeout=60))
+        for url in [*map(self.at, SERVERS), self.url]:
+            wait_for(lambda url=url: self._ready(url), 120, f"for {url}")
+
+    def stop(self) -> None:
+        self._ending.close()
+
+    def _configuration(self) -> str:
+        """deploy/nginx/nginx.conf, with the places that it speaks of."""
+        text = (ROOT / "deploy" / "nginx" / "nginx.conf").read_text()
+        for theirs, ours, times in (
+            ("listen 8080;", f"listen 127.0.0.1:{self.port};", 1),
+            ("resolver 127.0.0.11 valid=5s", f"resolver 127.0.0.1:{self.names.port} valid=1s", 1),
+            ("http://$server:8080", f"http://$server:{self.server_port}", 1),
+            ("/tmp/", f"{self.temporary}/", 6),
+            ("/etc/nginx/tls/", f"{self.folder}/tls/", 1),
+        ):
+            assert text.count(theirs) == times, theirs
+            text = text.replace(theirs, ours)
+        file = self.folder / "nginx.conf"
+        file.write_text(text)
+        return str(file)
+
+    def _make_certificate(self) -> None:
+        """What deploy/compose.tls.yml mounts, with a certificate of our own making."""
+        folder = self.certificate.parent
+        text = (ROOT / "deploy" / "nginx" / "tls.conf").read_text()
+        assert text.count("listen 8443 ssl") == 1
+        text = text.replace("listen 8443 ssl", f"listen 127.0.0.1:{self.tls_port} ssl")
+        (folder / "tls.conf").write_text(text.replace("/etc/nginx/tls/", f"{folder}/"))
+        made = run(
+            program("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=everlong",
+            "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / "key.pem", "-out", self.certificate,
+        )  # fmt: skip
+        assert made.returncode == 0, made.stderr
+
+    def _options(self) -> str:
+        return "daemon off;" + (" user root;" if os.getuid() == 0 else "")
+
+    def _ready(self, url: str) -> bool:
+        log = self._log.read_text()
+        assert "Traceback" not in log, log[-3000:]
+        try:
+            return httpx.get(f"{url}/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def at(self, address: str) -> str:
+        """One server's own URL."""
+        return f"http://{address}:{self.server_port}"
+
+    def spooled(self) -> list[Path]:
+        """Whatever nginx has put into files."""
+        return [path for path in self.temporary.rglob("*") if path.is_file() and path.name != "nginx.pid"]
+
+    def session(self) -> str:
+        answer = self.http.post("/v1/sessions", json={"documents": []})
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    program("nginx")  # or skip
+    with tempfile.TemporaryDirectory(prefix="everlong-stack") as folder:
+        stack = Stack(Path(folder))
+        try:
+            stack.start()
+            yield stack
+        finally:
+            stack.stop()
+
+
+def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line[6:])
+
+
+def test_redis_has_a_password_and_keeps_it(tmp_path: Path) -> None:
+    first = Redis(tmp_path)
+    url = first.url
+    redis.Redis.from_url(url).set("kept", "1")
+    with pytest.raises(redis.AuthenticationError):
+        redis.Redis(port=first.port).ping()
+    first.stop()
+    again = Redis(tmp_path)
+    assert again.url.split("@")[0] == url.split("@")[0]
+    assert redis.Redis.from_url(again.url).get("kept") == b"1"
+    again.stop()
+    chosen = Redis(tmp_path, REDIS_PASSWORD="of-our-own")
+    assert redis.Redis(port=chosen.port, password="of-our-own").get("kept") == b"1"
+    chosen.stop()
+    refused = Redis(tmp_path, REDIS_PASSWORD="not@a:url's")
+    assert "REDIS_PASSWORD may have" in "".join(refused.said)
+    assert refused.process.wait(10) == 1
+
+
+def test_servers_need_no_more_than_a_read_only_root(stack: Stack) -> None:
+    """All tests of this file run on such servers; that they are such is seen from outside."""
+    if not stack.fleet.read_only:
+        pytest.skip("needs root and the right to mount")
+    for pid in stack.fleet.pids:
+        mounts = [line.split() for line in Path(f"/proc/{pid}/mounts").read_text().splitlines()]
+        options = {place: options.split(",") for _, place, _, options, *_ in mounts}
+        assert "ro" in options["/"]
+        assert "rw" in options[str(stack.data)]
+    assert COMPOSE["services"]["server"]["read_only"] is True
+
+
+def test_every_server_gets_requests(stack: Stack) -> None:
+    def served() -> bool:
+        assert stack.http.get("/v1/models").status_code == 200
+        return all('route="/v1/models"' in httpx.get(f"{stack.at(server)}/metrics").text for server in SERVERS)
+
+    wait_for(served)
+
+
+def test_what_is_done_on_one_server_is_known_to_all(stack: Stack) -> None:
+    session = stack.session()
+    for server in SERVERS:
+        assert httpx.get(f"{stack.at(server)}/v1/sessions/{session}").json()["id"] == session
+
+
+def test_events_arrive_before_the_rest_is_made(stack: Stack) -> None:
+    """Each server makes one answer at a time: behind a long one, another begins and can't go on."""
+    url = f"/v1/sessions/{stack.session()}/messages"
+    sessions = [stack.session() for _ in SERVERS]
+    clients = [httpx.Client(base_url=stack.at(server), timeout=60) for server in SERVERS]
+    held = []
+    for client, session in zip(clients, sessions, strict=True):
+        request = client.build_request("POST", f"/v1/sessions/{session}/messages", json={"content": "Go on.", **LONG})
+        held.append(events(client.send(request, stream=True)))
+        assert any(event["type"] == "response.output_text.delta" for event in held[-1])
+    short = {"content": "Hello.", "max_tokens": 4, "ignore_eos": True, "stream": True}
+    with stack.http.stream("POST", url, json=short) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        arriving = events(response)
+        assert next(arriving)["type"] == "response.created"
+        for client, answer in zip(clients, held, strict=True):  # now it may go on
+            assert next(answer)["type"] == "response.output_text.delta"
+            client.close()
+        *_, last = arriving
+    assert last["type"] == "response.completed"
+    assert last["message"]["usage"]["completion_tokens"] == 4
+
+
+def test_a_caller_that_leaves_is_missed(stack: Stack) -> None:
+    def answering() -> float:
+        pages = [httpx.get(f"{stack.at(server)}/metrics").text for server in SERVERS]
+        return sum(float(re.findall(r"^everlong_answering (\S+)", page, re.MULTILINE)[0]) for page in pages)
+
+    message = {"content": "Go on.", **LONG}
+    with stack.http.stream("POST", f"/v1/sessions/{stack.session()}/messages", json=message) as response:
+        arriving = events(response)
+        assert any(event["type"] == "response.output_text.delta" for event in arriving)
+        assert answering() == 1
+        assert next(arriving)["type"] == "response.output_text.delta"
+    wait_for(lambda: answering() == 0)
+
+
+def test_a_websocket(stack: Stack) -> None:
+    url = stack.url.replace("http", "ws")
+    with connect(f"{url}/v1/sessions/{stack.session()}/stream") as socket:
+        for _ in range(2):
+            socket.send(json.dumps({"type": "message.create", "content": "Hello.", "max_tokens": 4}))
+            kinds = [json.loads(socket.recv(60))["type"]]
+            while kinds[-1] not in ("response.completed", "error"):
+                kinds.append(json.loads(socket.recv(60))["type"])
+            assert kinds[-1] == "response.completed"
+
+
+@pytest.mark.parametrize("mib", [32, pytest.param(1024, marks=pytest.mark.slow)])
+def test_an_upload_goes_through_as_it_comes(stack: Stack, mib: int) -> None:
+    """The second half is sent only when the first has arrived in the server's spool, and nginx keeps none of it."""
+    piece = ("The dust of the road lay on everything that evening. " * 20_000).encode()[: 1 << 20]
+    spooled: list[Path] = []
+
+    def arrived() -> bool:
+        return any(path.stat().st_size >= (mib // 2 - 1) << 20 for path in (stack.data / "documents").glob(".*.part"))
+
+    def body() -> Iterator[bytes]:
+        for n in range(mib):
+            if n == mib // 2:
+                wait_for(arrived, 60, "for half of the upload to reach the server")
+                spooled.extend(stack.spooled())
+            yield piece
+
+    answer = stack.http.post("/v1/documents", content=body(), headers={"content-type": "text/plain"})
+    assert answer.status_code == 202, answer.text
+    assert answer.json()["bytes"] == mib << 20
+    assert spooled == []
+    assert stack.http.delete(f"/v1/documents/{answer.json()['id']}").status_code < 300
+
+
+class _Echo(BaseHTTPRequestHandler):
+    """Says what it was sent; `/slow`: in two parts, of which the second comes when `seen` is set."""
+
+    seen = threading.Event()
+
+    def do_GET(self) -> None:
+        if self.path == "/slow":  # of unknown length and unchunked, which nginx collects unless it is told not to
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"data: first\n\n")
+            if self.seen.wait(60):
+                self.wfile.write(b"data: second\n\n")
+            return
+        body = json.dumps({name.lower(): value for name, value in self.headers.items()}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def resolving(stack: Stack) -> Iterator[Callable[..., None]]:
+    """Makes the proxy's name mean other addresses, until the test ends."""
+
+    def means(*addresses: str) -> None:
+        stack.names.addresses = list(addresses)
+
+    yield means
+    stack.names.addresses = SERVERS
+    wait_for(lambda: stack.http.get("/v1/models").status_code == 200)
+
+
+@pytest.fixture
+def echo(stack: Stack, resolving: Callable[..., None]) -> Iterator[None]:
+    """A server that was just started, and is the only one."""
+    with ThreadingHTTPServer((ELSEWHERE, stack.server_port), _Echo) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            resolving(ELSEWHERE)
+            wait_for(lambda: "x-forwarded-for" in stack.http.get("/echo").text)
+            yield
+        finally:
+            _Echo.seen.set()
+            server.shutdown()
+            thread.join()
+
+
+def test_what_a_server_sends_is_passed_on_at_once(stack: Stack, echo: None) -> None:
+    """Whatever it says about buffering, and however it frames it; the real server's is seen above."""
+    with stack.http.stream("GET", "/slow", timeout=20) as response:
+        parts = response.iter_bytes()
+        assert next(parts) == b"data: first\n\n"
+        _Echo.seen.set()
+        assert b"".join(parts) == b"data: second\n\n"
+
+
+def test_headers_reach_the_server(stack: Stack, echo: None) -> None:
+    sent = {"Authorization": "Bearer evl_key", "Idempotency-Key": "7", "X-Forwarded-For": "6.6.6.6"}
+    got = stack.http.get("/echo", headers=sent).json()
+    assert (got["authorization"], got["idempotency-key"]) == ("Bearer evl_key", "7")
+    assert got["host"] == f"127.0.0.1:{stack.port}"
+    assert got["x-forwarded-for"] == "127.0.0.1"  # what callers say of themselves is not believed
+    assert "connection" not in got
+    assert "upgrade" not in got
+
+
+def test_without_servers_the_proxy_says_so_as_they_would(stack: Stack, resolving: Callable[..., None]) -> None:
+    for addresses in ([ELSEWHERE], []):
+        resolving(*addresses)
+        answer = wait_for(lambda: (got := stack.http.get("/v1/models")).status_code != 200 and got)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_tls(stack: Stack) -> None:
+    trusted = ssl.create_default_context(cafile=str(stack.certificate))
+    with httpx.Client(base_url=f"https://127.0.0.1:{stack.tls_port}", verify=trusted) as client:
+        answer = client.get("/v1/models")
+        assert (answer.status_code, answer.headers["strict-transport-security"]) == (200, "max-age=31536000")
+    url = f"wss://127.0.0.1:{stack.tls_port}/v1/sessions/{stack.session()}/stream"
+    with connect(url, ssl=trusted) as socket:
+        socket.send(json.dumps({"type": "message.create", "content": "Hello.", "max_tokens": 1}))
+        assert json.loads(socket.recv(60))["type"] == "response.created"
+
+
+def test_metrics_are_not_for_callers(stack: Stack) -> None:
+    answer = stack.http.get("/metrics")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "path_not_found")
+
+
+def test_prometheus_knows_every_series_of_the_dashboard(stack: Stack, tmp_path: Path) -> None:
+    """Its real program scrapes the real servers; every query of the dashboard finds something there."""
+    config = (ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text()
+    found = "dns_sd_configs:"  # it asks the system's DNS, which is not ours to change
+    assert config.count(found) == 1
+    targets = [f"{server}:{stack.server_port}" for server in SERVERS]
+    config = config[: config.index(found)] + f"static_configs: [{{targets: {json.dumps(targets)}}}]\n"
+    (tmp_path / "prometheus.yml").write_text(config.replace("_interval: 15s", "_interval: 1s"))
+    shutil.copy(ROOT / "deploy" / "prometheus" / "alerts.yml", tmp_path)
+    port = free_port()
+    command = [program("prometheus"), f"--config.file={tmp_path / 'prometheus.yml'}"]
+    command += [f"--storage.tsdb.path={tmp_path / 'tsdb'}", f"--web.listen-address=127.0.0.1:{port}"]
+
+    document = stack.http.post("/v1/documents", content="A cat sat. " * 400, headers={"content-type": "text/plain"})
+    read = f"/v1/documents/{document.json()['id']}"
+    wait_for(lambda: stack.http.get(read).json()["status"] == "ready")
+    session = stack.http.post("/v1/sessions", json={"documents": [document.json()["id"]]}).json()["id"]
+    for _ in range(2):
+        said = stack.http.post(f"/v1/sessions/{session}/messages", json={"content": "Hi.", "max_tokens": 4})
+        assert said.status_code == 200
+    assert stack.http.get("/v1/sessions/ses_none").status_code == 404
+
+    with subprocess.Popen(command, stderr=(tmp_path / "log").open("wb")) as process:
+        try:
+            prometheus = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", timeout=30)
+
+            def ask(query: str) -> list[Any]:
+                try:
+                    answer = prometheus.post("/query", data={"query": query})
+                except httpx.TransportError:
+                    return []  # it is starting
+                if answer.status_code == 503:
+                    return []
+                assert answer.json()["status"] == "success", (query, answer.text)
+                return answer.json()["data"]["result"]
+
+            wait_for(lambda: ask('min(count_over_time(up{job="everlong"}[1m])) >= 2 and count(up == 1) == 3'))
+            for title, query in dashboard_queries():
+                result = ask(query)
+                assert result or title in {"Errors, by route", "Alerts that are pending or fire"}, (title, query)
+            groups = prometheus.get("/rules").json()["data"]["groups"]
+            assert {rule["health"] for group in groups for rule in group["rules"]} <= {"ok", "unknown"}
+        finally:
+            process.terminate()
+
+
+def dashboard_queries() -> list[tuple[str, str]]:
+    """Title and PromQL of each, with Grafana's variables filled in."""
+    dashboard = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "everlong.json").read_text())
+    variables = {"$instance": ".*", "$__rate_interval": "1m", "$__range": "1h"}
+    assert {f"${variable['name']}" for variable in dashboard["templating"]["list"]} <= variables.keys()
+    queries = [(panel["title"], target["expr"]) for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(queries) > 20
+    return [(title, re.sub(r"\$\w+", lambda match: variables[match[0]], query)) for title, query in queries]
+
+
+def test_a_server_that_is_killed_is_passed_over(stack: Stack) -> None:
+    """The last test: one of three is gone, while its address is still known."""
+    stack.fleet.kill9(0)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{stack.at(SERVERS[0])}/livez")
+    for _ in range(12):
+        assert stack.http.get("/v1/models").status_code == 200
+        stack.session()  # a POST, which is not sent twice: nobody had taken it
+
+
+def test_nginx_finds_no_fault(tmp_path: Path) -> None:
+    """As it stands, with only what this machine may not have replaced."""
+    text = (ROOT / "deploy" / "nginx" / "nginx.conf").read_text().replace("/tmp/", f"{tmp_path}/")
+    (tmp_path / "nginx.conf").write_text(text)
+    result = run(program("nginx"), "-t", "-c", str(tmp_path / "nginx.conf"))
+    assert result.returncode == 0, result.stderr
+    assert "warn" not in result.stderr

@@ -1,0 +1,99 @@
+"""Small files of the formats that people have, made here."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Sequence
+
+import docx
+
+
+def pdf(pages: Sequence[str], *, trailer: str = "") -> bytes:
+    """One line of ASCII a page; "" is a page without text. `trailer`: entries of the trailer beside the root."""
+    objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
+    kids = []
+    for text in pages:
+        words = f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET" if text else "20 20 100 100 re f"
+        objects.append(f"<< /Length {len(words)} >>\nstream\n{words}\nendstream")
+        kids.append(len(objects) + 1)
+        objects.append(
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 900 200] /Contents {len(objects)} 0 R "
+            "/Resources << /Font << /F1 3 0 R >> >> >>"
+        )
+    objects[1] = f"<< /Type /Pages /Count {len(kids)} /Kids [{' '.join(f'{kid} 0 R' for kid in kids)}] >>"
+    out, places = "%PDF-1.4\n", []
+    for number, body in enumerate(objects, 1):
+        places.append(len(out))
+        out += f"{number} 0 obj\n{body}\nendobj\n"
+    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    return (
+        f"{out}xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
+        f"trailer << /Size {len(objects) + 1} /Root 1 0 R {trailer} >>\nstartxref\n{len(out)}\n%%EOF\n"
+    ).encode()
+
+
+def encrypted_pdf() -> bytes:
+    """A PDF whose password nobody knows."""
+    keys = f"/O <{'ab' * 32}> /U <{'cd' * 32}>"
+    return pdf(
+        ["secret"], trailer=f"/Encrypt << /Filter /Standard /V 1 /R 2 {keys} /P -4 >> /ID [<{'01' * 16}> <{'01' * 16}>]"
+    )
+
+
+def word(*paragraphs: tuple[str, str]) -> bytes:
+    """Paragraphs with their styles ("Heading 1", "Normal"); "table": cells with | between them."""
+    made, out = docx.Document(), io.BytesIO()
+    for style, text in paragraphs:
+        if style == "table":
+            cells = text.split("|")
+            for cell, value in zip(made.add_table(1, len(cells)).rows[0].cells, cells, strict=True):
+                cell.text = value
+        else:
+            made.add_paragraph(text, style=style)
+    made.save(out)
+    return out.getvalue()
+
+
+def epub(chapters: Sequence[str], *, encrypted: bool = False) -> bytes:
+    """Chapters of XHTML, the content of each body, in folders as real books have them."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("mimetype", "application/epub+zip")
+        packed.writestr(
+            "META-INF/container.xml",
+            '<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>'
+            '<rootfile full-path="OEBPS/content.opf" media-type="application/oebps-package+xml"/></rootfiles></container>',
+        )
+        names = [f"text/chapter%20{n}.xhtml" for n in range(len(chapters))]
+        items = "".join(f'<item id="c{n}" href="{name}" media-type="x"/>' for n, name in enumerate(names))
+        # The spine is the order of reading, whatever the manifest's is.
+        spine = "".join(f'<itemref idref="c{n}"/>' for n in range(len(chapters)))
+        packed.writestr(
+            "OEBPS/content.opf",
+            f'<package xmlns="http://www.idpf.org/2007/opf"><manifest>{items}</manifest><spine>{spine}</spine></package>',
+        )
+        for n, chapter in enumerate(chapters):
+            packed.writestr(
+                f"OEBPS/text/chapter {n}.xhtml",
+                '<?xml version="1.0" encoding="utf-8"?><html xmlns="http://www.w3.org/1999/xhtml"><head><title>t</title></head>'
+                f"<body>{chapter}</body></html>",
+            )
+        if encrypted:
+            packed.writestr("META-INF/encryption.xml", "<encryption><CipherData/></encryption>")
+    return out.getvalue()
+
+
+def bomb(size: int) -> bytes:
+    """A Word file of a few kilobytes whose text has `size` bytes."""
+    out = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(word(("Normal", "x")))) as small,
+        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as big,
+    ):
+        for name in small.namelist():
+            content = small.read(name)
+            if name == "word/document.xml":
+                content = content.replace(b">x<", b">" + b"a " * (size // 2) + b"<")
+            big.writestr(name, content)
+    return out.getvalue()

@@ -1,0 +1,24 @@
+"""The JavaScript client's own tests, which meet a real server, and its package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.js.conftest import run
+from tests.process import Server
+
+
+def test_its_tests(npm: Path, server: Server) -> None:
+    run(npm / "js", "npx", "vitest", "run", EVERLONG_URL=server.url)
+
+
+def test_it_is_typed_throughout_and_its_package_holds_what_it_promises(npm: Path) -> None:
+    run(npm / "js", "npx", "tsc", "--noEmit")
+    packed = run(npm / "js", "npm", "pack", "--dry-run", "--json", "--loglevel=silent")
+    (package,) = json.loads(packed[packed.index("[\n") :])
+    files = {file["path"] for file in package["files"]}
+    assert {"dist/index.js", "dist/index.d.ts", "dist/openapi.d.ts", "README.md", "package.json"} <= files
+    assert not any(path.startswith(("src", "test")) for path in files)
+    code = "import { Everlong } from 'everlong-client'; console.log(new Everlong().baseUrl)"
+    assert run(npm, "node", "--input-type=module", "--eval", code).strip() == "http://127.0.0.1:8080"

@@ -1,0 +1,27 @@
+"""What the server serves at / is what clients/web builds."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from everlong_server.api.page import FOLDER
+from tests.js.conftest import run
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_built_page_is_fresh(npm: Path, tmp_path: Path) -> None:
+    run(npm / "web", "npm", "run", "build", EVERLONG_PAGE=str(tmp_path / "web"))
+    built, served = files(tmp_path / "web"), files(FOLDER)
+    stale = [name for name in built.keys() | served.keys() if built.get(name) != served.get(name)]
+    assert stale == [], "the page in server/everlong_server/web is stale: run `make page`"
+
+
+def test_it_is_small_and_asks_for_nothing_from_elsewhere() -> None:
+    assert sum(len(text) for text in files(FOLDER).values()) < 150_000
+    asked = re.findall(r'(?:src|href)="([^"]*)"', files(FOLDER)["index.html"])
+    assert asked
+    assert all(path == "/docs" or (FOLDER / path.removeprefix("/")).is_file() for path in asked), asked

@@ -1,0 +1,108 @@
+"""Answers that follow a schema, whatever the model would rather say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from everlong_models import GrammarError, Grammars, Sampler, SamplingParams, Tokenizer
+from tests.tinymodel import make_tokenizer
+
+VOCAB = 520
+"""More than the tokenizer has: models pad their vocabularies."""
+SCHEMAS: list[dict[str, Any]] = [
+    {"type": "object"},
+    {"enum": ["yes", "no", 7, None]},
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "ages": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+            "Ω": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/leaf"}]},
+        },
+        "required": ["name", "ages", "Ω"],
+        "additionalProperties": False,
+        "$defs": {"leaf": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": False}},
+    },
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(make_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer, VOCAB)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+@pytest.mark.parametrize(
+    "how", [{"temperature": 0}, {"temperature": 1.5}, {"temperature": 1, "top_k": 1, "min_p": 0.5}]
+)
+def test_any_logits_make_what_the_schema_says(
+    tokenizer: Tokenizer, grammars: Grammars, schema: dict[str, Any], how: dict[str, Any]
+) -> None:
+    chance, ended = torch.Generator().manual_seed(0), 0
+    for seed in range(10):
+        grammar = grammars.json(schema)
+        sampler = Sampler(SamplingParams(**how, top_p=1), seed, [], VOCAB, grammar)
+        tokens: list[int] = []
+        while not grammar.over and len(tokens) < 300:
+            logits = torch.randn(VOCAB, generator=chance) * 3
+            logits[tokenizer.eos_ids[0]] += 4  # it would like to end at once
+            token = sampler.draw(logits)
+            if token in tokenizer.eos_ids:
+                break
+            tokens.append(token)
+        else:
+            if not grammar.over:
+                continue  # a number or a string that went on and on
+        ended += 1
+        jsonschema.validate(json.loads(tokenizer.decode(tokens, skip_special=False)), schema)
+    assert ended >= 5
+
+
+def test_the_mask_is_the_last_word(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """No bias brings back what is not allowed, and none of the padding is."""
+    grammar = grammars.json({"enum": ["yes"]})
+    allowed = grammar.allowed()
+    assert allowed.shape == (VOCAB,)
+    assert not allowed[tokenizer.vocab_size :].any()
+    wrong = tokenizer.encode("no")[0]
+    sampler = Sampler(SamplingParams(temperature=0, logit_bias={wrong: 100}), 0, [], VOCAB, grammar)
+    assert tokenizer.token(sampler.draw(torch.zeros(VOCAB))).startswith('"')
+    with pytest.raises(GrammarError):
+        grammar.take(wrong)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "objekt"}, "objekt"),
+        ({"type": "string", "pattern": "(("}, "unclosed group"),
+        ({"not": {"type": "string"}}, "Unimplemented"),
+        ({"$ref": "#/nowhere"}, "does not exist"),
+        ({"$ref": "http://127.0.0.1:1/x"}, "does not fetch"),
+        ({"$ref": "file:///etc/passwd"}, "does not fetch"),
+        ({"type": "integer", "maximum": 10**400}, "not JSON"),
+        ({"properties": {str(n): {"type": "string"} for n in range(20_000)}}, "too large"),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "unsatisfiable"),
+    ],
+)
+def test_schemas_that_cannot_be_followed(grammars: Grammars, schema: dict[str, Any], words: str) -> None:
+    with pytest.raises(GrammarError, match=f"(?i){words}"):
+        grammars.json(schema)
+
+
+def test_schemas_nested_beyond_measure(grammars: Grammars) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(300):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(GrammarError, match="recursion"):
+        grammars.json(schema)

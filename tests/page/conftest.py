@@ -1,0 +1,134 @@
+"""A real browser before a real server: one of each for all tests of the page."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+
+from tests.process import Server
+from tests.server.test_access import new_key
+from tests.tinymodel import STORY, make_model
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+TEXT = STORY.read_text()[:8_000]
+QUESTION = "What does the Red Queen say to Alice?"
+
+expect.set_options(timeout=30_000)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """It has passages, and room for them beside a question; it asks for a key, which `http` has and browsers are given."""
+    model = make_model(tmp_path_factory.mktemp("model"), segment_length=128)
+    with Server(model, tmp_path_factory.mktemp("page"), recall_tokens=100, auth="keys") as server:
+        server.start()
+        with ThreadPoolExecutor(1) as thread:  # in this one Playwright has an event loop
+            key = thread.submit(new_key, server, "page").result()
+        server.http.headers["Authorization"] = f"Bearer {key}"
+        yield server
+
+
+@pytest.fixture(scope="session")
+def key(own_server: Server) -> str:
+    return own_server.http.headers["Authorization"].removeprefix("Bearer ")
+
+
+@pytest.fixture
+def server(own_server: Server) -> Iterator[Server]:
+    yield own_server
+    own_server.check_keys()
+
+
+@dataclass
+class Tab:
+    """A page of the browser, with what it wrote on its console."""
+
+    page: Page
+    server: Server
+    errors: list[str] = field(default_factory=list)
+
+    def open(self, place: str = "") -> Page:
+        """Loads the page anew, at `place`."""
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.server.url}/#/{place}")
+        expect(self.page.locator(".light.there")).to_be_attached()
+        return self.page
+
+    def ask(self, question: str) -> Locator:
+        """Asks, and waits for the answer."""
+        answers = self.page.locator(".answer .usage")
+        before = answers.count()
+        self.page.locator("#question").fill(question)
+        self.page.keyboard.press("Enter")
+        expect(answers).to_have_count(before + 1)
+        return self.page.locator(".answer").last
+
+    def choose(self, *files: Path, press: Callable[[], object] | None = None) -> None:
+        """Gives files to the dialog that `press` opens."""
+        with self.page.expect_file_chooser() as chooser:
+            (press or self.page.get_by_role("button", name="Choose files").click)()
+        chooser.value.set_files(files)
+
+
+@pytest.fixture
+def new_tab(browser: Browser, server: Server, key: str) -> Iterator[Callable[..., Tab]]:
+    """Makes tabs: `new_tab(color_scheme="dark")`. None may report an error on its console that the test did not take."""
+    contexts: list[BrowserContext] = []
+    tabs: list[Tab] = []
+
+    def make(**options: Any) -> Tab:
+        known = {"origin": server.url, "localStorage": [{"name": "everlong.key", "value": key}]}
+        usual = {
+            "viewport": {"width": 1280, "height": 800},
+            "reduced_motion": "reduce",
+            "storage_state": {"origins": [known]},
+        }
+        context = browser.new_context(**{**usual, **options})
+        contexts.append(context)
+        tab = Tab(context.new_page(), server)
+        tab.page.on("console", lambda said: tab.errors.append(said.text) if said.type == "error" else None)
+        tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
+        tab.page.on("dialog", lambda dialog: tab.errors.append(f"dialog: {dialog.message}"))
+        tabs.append(tab)
+        return tab
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert [error for tab in tabs for error in tab.errors] == []
+
+
+@pytest.fixture
+def tab(new_tab: Callable[..., Tab]) -> Tab:
+    return new_tab()
+
+
+@pytest.fixture(scope="session")
+def talk(own_server: Server) -> str:
+    """A session with a question that was answered, and evidence."""
+    document = own_server.wait_read(own_server.upload(TEXT, filename="looking-glass.md")["id"])
+    session = str(own_server.session(document["id"])["id"])
+    answer = own_server.say(session, QUESTION, max_tokens=30, temperature=0, ignore_eos=True)
+    assert answer["evidence"]
+    return session

@@ -1,0 +1,273 @@
+"""The page as people meet it: in a real Chromium, before a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.page.conftest import QUESTION, TEXT, Tab
+from tests.process import Server
+
+AXE = files("axe_playwright_python") / "axe.min.js"
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+LAYERS = ["", "{talk}", "{talk}/memory", "{talk}/{passage}", "{document}"]
+"""Addresses of all that there is to see."""
+
+
+def places(server: Server, talk: str) -> list[str]:
+    (evidence, *_) = answers(server, talk)[0]["evidence"]
+    passage = f"{evidence['document']}/{evidence['start_byte']}-{evidence['end_byte']}"
+    return [p.format(talk=talk, passage=passage, document=evidence["document"]) for p in LAYERS]
+
+
+def answers(server: Server, session: str) -> list[dict]:
+    messages = server.http.get(f"/v1/sessions/{session}/messages").json()["data"]
+    return [message for message in messages if message["role"] == "assistant"]
+
+
+def session_of(page: Page) -> str:
+    return re.findall(r"#/(ses_\w+)", page.url)[0]
+
+
+def settled(page: Page, place: str) -> None:
+    """Until what the address promises is there."""
+    if place.endswith("/memory"):
+        expect(page.locator(".gauge").first).to_be_visible()
+    elif "doc_" in place:
+        expect(page.locator(".reader .words")).to_be_visible()
+        if "-" in place:
+            expect(page.locator("mark")).to_be_in_viewport()
+    if place.startswith("ses_"):
+        expect(page.locator(".usage").first).to_be_attached()
+    else:
+        expect(page.locator(".card").first).to_be_attached()
+
+
+def test_from_a_file_to_an_answer_with_evidence_that_outlives_a_reload(
+    tab: Tab, server: Server, tmp_path: Path
+) -> None:
+    book = tmp_path / "looking glass – ä.md"
+    book.write_text(TEXT)
+    page = tab.open()
+    tab.choose(book)
+    expect(page.locator("h1")).to_have_text(book.name)
+    expect(page.locator("#question")).to_be_focused()
+    expect(page.get_by_placeholder("Ask about it")).to_be_visible()  # it is read
+    page.evaluate(
+        "new MutationObserver(() => (window.lengths ??= new Set()).add(document.querySelector('.answer .words')?.textContent.length))"
+        ".observe(document.body, {subtree: true, childList: true, characterData: true})"
+    )
+    answer = tab.ask(QUESTION)
+    assert page.evaluate("window.lengths.size") > 3, "the answer came at once, not word by word"
+    session = session_of(page)
+    (message,) = answers(server, session)
+    assert answer.locator("> .words").text_content() == message["content"]
+    first = message["evidence"][0]
+
+    answer.locator(".evidence a").first.click()
+    expect(page.locator("mark")).to_be_in_viewport()
+    assert page.locator("mark").text_content() == first["text"]
+    page.reload()
+    expect(page.locator("mark")).to_be_in_viewport()
+    expect(page.locator(".usage")).to_have_count(1)
+    assert page.locator(".answer > .words").text_content() == message["content"]
+    page.get_by_role("button", name="Close the text").click()
+    expect(page.locator("mark")).to_have_count(0)
+    page.go_back()
+    expect(page.locator("mark")).to_be_in_viewport()
+
+
+def test_several_documents_are_dropped_and_talked_about(tab: Tab, server: Server) -> None:
+    page = tab.open()
+    page.evaluate(
+        """(texts) => {
+          const transfer = new DataTransfer();
+          for (const [name, text, type] of texts) transfer.items.add(new File([text], name, {type}));
+          document.body.dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, bubbles: true, cancelable: true}));
+        }""",
+        [["one.txt", TEXT[:900], "text/plain"], ["two.json", TEXT[900:2000], "application/json"], ["three.rtf", "{\\rtf1 Oh.}", "application/rtf"]],
+    )  # fmt: skip
+    expect(page.locator("h1")).to_contain_text(" and ")
+    expect(page.get_by_placeholder("Ask about it")).to_be_visible()
+    names = {page.locator(".chips li").nth(n).text_content() for n in (0, 1)}
+    assert names == {"one.txt", "two.json"}
+    page.get_by_role("link", name="New conversation").click()
+    expect(page.locator(".bad")).to_contain_text("an RTF file")  # what the server says about it
+    page.get_by_role("button", name="Dismiss three.rtf").click()
+    expect(page.locator(".bad")).to_have_count(0)
+    for name in ("one.txt", "two.json"):
+        page.get_by_role("checkbox", name=name).check()
+    page.get_by_role("button", name="Talk about 2 documents").click()
+    expect(page.locator("h1")).to_have_text("one.txt and two.json")
+    tab.errors = [error for error in tab.errors if "415" not in error]
+
+
+def test_a_server_that_is_killed_meanwhile_is_waited_for_and_all_goes_on(tab: Tab, server: Server, talk: str) -> None:
+    session = server.http.post(f"/v1/sessions/{talk}/fork").json()["id"]
+    page = tab.open(session)
+    before = len(answers(server, session))
+    page.locator("#question").fill("Tell me all about it.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".answer[aria-busy=true] > .words")).to_be_visible()
+    server.kill9()
+    expect(page.locator(".banner")).to_contain_text("tries again")
+    expect(page.locator(".light.away")).to_be_visible()
+    server.start()
+    expect(page.locator(".light.there")).to_be_visible()
+    expect(page.locator(".usage")).to_have_count(before + 1)
+    assert len(answers(server, session)) == before + 1, "the question was asked twice"
+    assert page.locator(".answer > .words").last.text_content() == answers(server, session)[-1]["content"]
+    tab.errors = [error for error in tab.errors if not re.search("ERR_|WebSocket|503", error)]
+
+
+def test_an_answer_is_stopped_a_session_is_forked_and_deleted(tab: Tab, server: Server, talk: str) -> None:
+    page = tab.open(talk)
+    page.get_by_role("button", name="Fork").click()
+    expect(page).not_to_have_url(re.compile(talk))
+    fork = session_of(page)
+    expect(page.locator(".usage")).to_have_count(1)
+    page.locator("#question").fill("Tell me more.")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator(".answer[aria-busy=true] > .words")).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".usage")).to_have_count(2)
+    assert answers(server, fork)[-1]["finish_reason"] in ("cancelled", "stop", "length")
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.locator("h1")).to_have_text("Ask a long text")
+    assert server.http.get(f"/v1/sessions/{fork}").status_code == 404
+    assert server.http.get(f"/v1/sessions/{talk}").status_code == 200
+    tab.open(fork)
+    expect(page.locator("h1")).to_have_text("There is no such conversation")
+    tab.errors = [error for error in tab.errors if "404" not in error]
+
+
+def test_it_fits_into_360_pixels(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
+    tab = new_tab(viewport={"width": 360, "height": 640})
+    for place in places(server, talk):
+        page = tab.open(place)
+        settled(page, place)
+        wide = page.evaluate(
+            """() => [...document.querySelectorAll("body, body *")]
+              .filter((e) => getComputedStyle(e).overflowX !== "hidden" && e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0
+                && getComputedStyle(e).display !== "inline" && !e.closest("svg, .unseen"))
+              .map((e) => `${e.tagName}.${e.className} ${e.scrollWidth} > ${e.clientWidth}`)"""
+        )
+        assert wide == [], place
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, place
+    tab.open(talk)
+    tab.page.get_by_role("button", name="Conversations").click()
+    expect(tab.page.get_by_role("link", name="New conversation")).to_be_focused()
+    tab.page.keyboard.press("Escape")
+    expect(tab.page.get_by_role("link", name="New conversation")).to_be_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(new_tab: Callable[..., Tab], server: Server, talk: str, scheme: str) -> None:
+    tab = new_tab(color_scheme=scheme)
+    # All but the colours is the same in both.
+    rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
+
+    def check(place: str) -> None:
+        tab.page.evaluate(AXE.read_text())
+        found = tab.page.evaluate("(options) => axe.run(document, options)", rules)
+        complaints = [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in found["violations"]]
+        assert complaints == [], f"{place}: {json.dumps(complaints, indent=1)}"
+
+    for place in places(server, talk):
+        settled(tab.open(place), place)
+        check(place)
+    tab.page.keyboard.press("?")
+    expect(tab.page.get_by_role("dialog")).to_be_visible()
+    check("help")
+
+
+def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: Path) -> None:
+    page, keys = tab.open(), tab.page.keyboard
+    keys.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    keys.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    book = tmp_path / "keys.txt"
+    book.write_text(TEXT)
+    tab.choose(book, press=lambda: keys.press("u"))
+    expect(page.get_by_placeholder("Ask about it")).to_be_focused()
+    keys.type(f"{QUESTION} m n ?")  # letters, not shortcuts
+    keys.press("Enter")
+    expect(page.locator(".usage")).to_have_count(1)
+    expect(page.locator("#question")).to_be_focused()
+    for _ in range(12):
+        keys.press("Shift+Tab")
+        if page.evaluate("document.activeElement.matches('.evidence a')"):
+            break
+    expect(page.locator(".evidence a:focus")).to_have_count(1)
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    link = page.evaluate("document.activeElement.href")
+    keys.press("Enter")
+    expect(page.locator("#panel-title")).to_be_focused()
+    keys.press("Escape")
+    expect(page.locator(".reader")).to_have_count(0)
+    assert page.evaluate("document.activeElement.href") == link
+    keys.press("m")
+    expect(page.locator(".gauge").first).to_be_visible()
+    keys.press("m")
+    expect(page.locator(".gauge")).to_have_count(0)
+    keys.press("j")
+    expect(page.locator("h1")).to_have_text("looking-glass.md")
+    expect(page.locator("#question")).to_be_focused()
+    keys.press("Escape")
+    keys.press("n")
+    expect(page.locator("h1")).to_have_text("Ask a long text")
+
+
+def test_what_documents_and_models_say_is_text(tab: Tab, server: Server) -> None:
+    text = f"The Red Queen said {HOSTILE}<script>window.hacked=1</script>&amp; to Alice. " * 5
+    document = server.wait_read(server.upload(text, filename=f"{HOSTILE}.txt")["id"])
+    session = server.session(document["id"])["id"]
+    page = tab.open(session)
+    expect(page.locator("h1")).to_have_text(f"{HOSTILE}.txt")
+    answer = tab.ask(f"What of {HOSTILE}, Red Queen?")
+    answer.locator(".evidence a").first.click()
+    expect(page.locator(".reader .words")).to_have_text(text.strip())
+    expect(page.locator(".question").last).to_have_text(f"What of {HOSTILE}, Red Queen?")
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img").count() == 1  # the page's own
+    tab.open(f"ses_{HOSTILE}/doc_{HOSTILE}/1-2")
+    expect(page.locator("h1")).to_have_text("There is no such conversation")
+    policy = server.http.get("/").headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "default-src 'none'" in policy
+    tab.errors = [error for error in tab.errors if "404" not in error]
+    with pytest.raises(Exception, match="TrustedHTML"):
+        page.evaluate(f"document.body.innerHTML = '{HOSTILE}'")
+    tab.errors = [error for error in tab.errors if "TrustedHTML" not in error]
+
+
+def test_a_key_is_asked_for_once(new_tab: Callable[..., Tab], server: Server, talk: str, key: str) -> None:
+    tab = new_tab(storage_state=None)
+    page = tab.page
+    page.goto(f"{server.url}/#/{talk}")
+    field = page.get_by_role("dialog", name="API key").get_by_label("Key")
+    expect(field).to_be_focused()
+    field.fill("wrong")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_contain_text("does not accept")
+    field.fill(key)
+    page.keyboard.press("Enter")
+    expect(page.locator(".usage").first).to_be_visible()
+    page.reload()
+    expect(page.locator(".usage").first).to_be_visible()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.get_by_role("button", name="Keys and settings").click()
+    page.get_by_role("button", name="Forget the API key").click()
+    expect(field).to_be_visible()
+    tab.errors = [error for error in tab.errors if "401" not in error]

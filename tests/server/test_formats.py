@@ -1,0 +1,169 @@
+"""PDF, Word, EPUB and HTML become text with pages and sections; what cannot be read is refused with the reason."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from everlong_server import formats
+from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from everlong_server.store.marks import Mark, at
+from tests import files
+from tests.process import Server
+
+HTML = """<!DOCTYPE html><html><head><title>t</title><style>p { color: red }</style></head><body>
+<p>Before — it began.</p><h1>The <em>Müller</em></h1><p>He had a blue cat.</p><script>alert("no")</script>
+<ul><li>one<li>two</ul><h2>日本</h2><p>The cat left&hellip;</p></body></html>"""
+
+
+@pytest.fixture
+def converted(tmp_path: Path) -> Callable[..., tuple[str, str, list[Mark]]]:
+    """Converts bytes: their format, text and marks."""
+
+    def convert(data: bytes, limit: int = 1 << 20) -> tuple[str, str, list[Mark]]:
+        (tmp_path / "in").write_bytes(data)
+        kind = formats.recognised(data[:1024])
+        assert kind is not None
+        made_of, marks = formats.convert(tmp_path / "in", kind, tmp_path / "out", limit)
+        return made_of, (tmp_path / "out").read_text("utf-8"), marks
+
+    return convert
+
+
+def under(text: str, marks: list[Mark]) -> Iterator[tuple[int | str | None, str]]:
+    """Each mark's page or section, and the text up to the next."""
+    for mark, after in zip(marks, [*marks[1:], Mark(len(text))], strict=True):
+        yield mark.page or mark.section, text[mark.start : after.start].strip()
+
+
+def test_a_pdfs_pages(converted: Callable) -> None:
+    made_of, text, marks = converted(files.pdf(["The first page.", "", "The third page \\(last\\)."]))
+    assert made_of == "pdf"
+    assert text == "The first page.\n\nThe third page (last)."
+    assert list(under(text, marks)) == [(1, "The first page."), (3, "The third page (last).")]
+
+
+def test_a_word_files_headings_and_tables(converted: Callable) -> None:
+    data = files.word(
+        ("Title", "Größe"), ("Normal", "By nobody."), ("Heading 1", "One"), ("table", "a|b"), ("Normal", ""), ("Normal", "日本 end.")
+    )  # fmt: skip
+    made_of, text, marks = converted(data)
+    assert made_of == "docx"
+    assert text == "Größe\n\nBy nobody.\n\nOne\n\na\tb\n\n日本 end."
+    assert list(under(text, marks)) == [("Größe", "Größe\n\nBy nobody."), ("One", "One\n\na\tb\n\n日本 end.")]
+
+
+def test_a_books_chapters_in_the_order_of_reading(converted: Callable) -> None:
+    made_of, text, marks = converted(
+        files.epub(["<h1>Zwölf</h1><p>Once upon a time.</p>", "<p>No heading — here.</p>"])
+    )
+    assert made_of == "epub"
+    assert text == "Zwölf\n\nOnce upon a time.\n\nNo heading — here."
+    assert list(under(text, marks)) == [("Zwölf", text)]
+
+
+def test_a_page_is_laid_out_and_its_scripts_and_styles_are_no_text(converted: Callable) -> None:
+    made_of, text, marks = converted(HTML.encode())
+    assert made_of == "html"
+    assert text.startswith("Before — it began.")
+    assert "alert" not in text
+    assert "color" not in text
+    assert "* one\n  * two" in text
+    (miller, under_him), (japan, last) = under(text, marks)
+    assert (miller, japan) == ("The Müller", "日本")
+    assert under_him.startswith("The Müller")
+    assert "blue cat" in under_him
+    assert last.endswith("The cat left…")
+
+
+def test_text_is_not_taken_for_a_page() -> None:
+    assert formats.recognised(b"<p>html, some would say</p>") is None
+    assert formats.recognised(b"How to write <html>") is None
+    assert formats.recognised(b'\xef\xbb\xbf\n<?xml version="1.0"?><html xmlns="x">') == "html"
+    assert formats.recognised(b'<?xml version="1.0"?><tei>') is None
+
+
+def test_a_place_is_in_the_last_part_that_began_before_it() -> None:
+    marks = [Mark(3, page=1), Mark(10, page=2)]
+    assert [mark and mark.page for mark in (at(marks, place) for place in (0, 3, 9, 10, 99))] == [None, 1, 1, 2, 2]
+
+
+def zipped(**entries: str) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as packed:
+        for name, content in entries.items():
+            packed.writestr(name, content)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        (files.pdf(["", ""]), InvalidRequest, "there is no text in it; pages that are pictures"),
+        (files.encrypted_pdf(), InvalidRequest, "encrypted"),
+        (files.pdf(["x"])[:60], InvalidRequest, "it is damaged"),
+        (files.epub(["<p>x</p>"], encrypted=True), InvalidRequest, "encrypted"),
+        (files.epub([]), InvalidRequest, "there is no text in it"),
+        (files.word(("Normal", "x"))[:-40], InvalidRequest, "damaged ZIP file"),
+        (zipped(**{"word/document.xml": "<broken"}), InvalidRequest, "a Word file that cannot be read"),
+        (zipped(**{"a.txt": "x"}), UnsupportedMedia, "neither Word's nor an EPUB"),
+        (files.word(("Normal", "x" * 300)), TooLarge, "more than 200 bytes"),
+        (files.bomb(4 << 20), TooLarge, "more than 200 bytes"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_read_is_refused_with_the_reason(
+    converted: Callable, data: bytes, error: type[Exception], words: str
+) -> None:
+    assert len(data) < 100_000
+    with pytest.raises(error, match=words):
+        converted(data, limit=200)
+
+
+def test_nothing_that_a_file_refers_to_is_read(converted: Callable, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("password")
+    entity = f'<!DOCTYPE r [<!ENTITY e SYSTEM "file://{tmp_path}/secret">]>'
+    container = entity + '<container><rootfiles><rootfile full-path="&e;"/></rootfiles></container>'
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        converted(zipped(**{"META-INF/container.xml": container}))
+    page = f'<html>{entity}<body>&e; here <img src="file://{tmp_path}/secret"></body></html>'
+    assert "password" not in converted(b"<!doctype html>" + page.encode())[1]
+
+
+def test_a_conversion_has_limits(converted: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequest, match="damaged, or takes too much time or memory"):
+        converted(files.bomb(1 << 30), limit=1 << 40)
+    monkeypatch.setattr(formats, "SECONDS", 0)
+    with pytest.raises(InvalidRequest, match="takes too long"):
+        converted(files.pdf(["x"]))
+
+
+def test_without_the_libraries_it_is_said_how_to_get_them(converted: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedMedia, match=r"pip install 'everlong\[formats\]'"):
+        converted(files.pdf(["x"]))
+
+
+def test_evidence_names_the_page(new_server: Callable[..., Server]) -> None:
+    server = new_server()
+    server.start()
+    # Each page is a sentence, and as long as a passage.
+    pages = [
+        f"The {colour} lighthouse keeper mended nets" + " and nets" * 40 + "." for colour in ("red", "green", "blue")
+    ]
+    answer = server.http.post("/v1/documents", files={"file": ("keeper.pdf", files.pdf(pages), "application/pdf")})
+    document = server.wait_read(answer.json()["id"])
+    assert (document["format"], document["filename"]) == ("pdf", "keeper.pdf")
+    assert document["bytes"] == len("\n\n".join(pages))
+    session = server.http.post("/v1/sessions", json={"documents": [document["id"]]}).json()
+    question = {"content": "Who is the blue keeper?", "max_tokens": 1, "recall": {"passages": 1, "tokens": 60}}
+    message = server.http.post(f"/v1/sessions/{session['id']}/messages", json=question).json()
+    (passage,) = message["evidence"]
+    assert "blue" in passage["text"]
+    assert (passage["page"], passage["section"]) == (3, None)
+    server.http.delete(f"/v1/documents/{document['id']}")
+    assert not list((server.data / "documents").iterdir())

@@ -1,0 +1,243 @@
+"""The site of docs/: it builds without a warning, what is generated in it is complete, and what its pages claim is so."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+import torch
+import typer
+import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from everlong_client.cli import app
+from everlong_models.backbone import Backbone
+from everlong_models.model import MEMORIES, memory_config
+from everlong_models.train.recipe import load_recipe
+from everlong_server.metrics import Metrics
+from everlong_server.settings import PREFIX, Settings, load_settings
+from tests.process import Server
+from tests.tinymodel import DATA
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+OWN = (DOCS / "own-model.md").read_text()
+
+
+def blocks(text: str, language: str = "") -> list[str]:
+    """What stands in code blocks of that language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [code for of, code in found if of == language]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    build = pytest.importorskip("mkdocs.commands.build", reason="needs everlong[docs]").build
+    from mkdocs.config import load_config
+
+    folder = tmp_path_factory.mktemp("site")
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True))  # aborts at a warning
+    return folder
+
+
+def test_links_are_those_of_the_site() -> None:
+    pytest.importorskip("mkdocs", reason="needs everlong[docs]")
+    relinked = _module("hooks").relinked
+    assert relinked("[a](../SECURITY.md#what-is-not)", "docs/x.md") == "[a](security.md#what-is-not)"
+    assert relinked("[a](docs/results.md), [b](LICENSE)", "README.md") == "[a](results.md), b"
+    assert relinked("![a](pictures/cost.svg)", "docs/x.md") == "![a](pictures/cost.svg)"
+    assert relinked("[a](gone.md) [b](https://x.test/y)", "docs/x.md") == "[a](gone.md) [b](https://x.test/y)"
+
+
+def test_the_references_are_complete(site: Path) -> None:
+    settings = (site / "settings.html").read_text()
+    for name, field in Settings.model_fields.items():
+        assert f"<code>{PREFIX}{name.upper()}</code>" in settings
+        words = re.findall(r"[\w ]+", field.description or "")
+        assert max(words, key=len) in settings
+    metrics = (site / "metrics.html").read_text()
+    for line in Metrics().render().decode().splitlines():
+        if line.startswith("# TYPE") and not line.split()[2].endswith("_created"):
+            assert f"<code>{line.split()[2]}</code>" in metrics
+    api = (site / "api.html").read_text()
+    document = json.loads((ROOT / "clients" / "openapi.json").read_text())
+    for path, methods in document["paths"].items():
+        assert all(f"<code>{method.upper()} {path}</code>" in api for method in methods)
+    assert all(f'<h3 id="{name.lower()}">' in api for name in document["components"]["schemas"])
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in site.glob("*.html"):
+        assert re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//', page.read_text()) == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    named = set(re.findall(r"\b([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {page.name for page in PAGES} <= named
+
+
+def _module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pictures_are_as_drawn() -> None:
+    pictures = _module("pictures")
+    assert {path.stem for path in (DOCS / "pictures").glob("*.svg")} == set(pictures.PICTURES)
+    for name in pictures.PICTURES:
+        assert (DOCS / "pictures" / f"{name}.svg").read_text() == pictures.draw(name), "run: python docs/pictures.py"
+
+
+@pytest.fixture(scope="module")
+def states() -> dict[str, int]:
+    """Bytes of each memory's state around a backbone of the default one's layers and width; all else is cut down."""
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=576, intermediate_size=8, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=8192,
+    )  # fmt: skip
+    with torch.device("cpu"):
+        backbone = Backbone(LlamaForCausalLM(config))
+    found = {}
+    for name in ("window", "rmt", "armt", "infinite"):
+        kind = MEMORIES[name]
+        options = {} if kind.training_free else load_recipe(f"default-{name}", ()).learner.options
+        found[name] = kind.build(memory_config(name, options), backbone).initial_state(1).nbytes
+    return found
+
+
+def test_sizes_are_those_of_the_code(states: dict[str, int]) -> None:
+    assert states == _module("pictures").STATES
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| ([\d,]+) \|$", (DOCS / "operations.md").read_text(), re.MULTILINE)
+    assert [(name, _number(size), _number(sessions)) for name, size, sessions in rows] == [
+        (name, size, 10**9 // size) for name, size in states.items()
+    ]
+    told = re.findall(r"^\| `(\w+)` .*\| ([\d,]+) bytes \|", (DOCS / "concepts.md").read_text(), re.MULTILINE)
+    assert {name: _number(size) for name, size in told} == states
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def test_figures_are_measured_ones() -> None:
+    """Every figure of the FAQ with a decimal point stands, as it is, where it was measured; so do the speeds."""
+    performance = (DOCS / "performance.md").read_text()
+    measured = (DOCS / "results.md").read_text() + performance
+    text = (DOCS / "faq.md").read_text()
+    cache = 2 * 30 * 3 * 64 * 4  # bytes a token, as the FAQ has it
+    assert f"{cache:,} bytes" in text
+    figures = set(re.findall(r"(?<![\d.,v])\d+\.\d+(?![\d.])", text)) - {f"{cache * 100_000 / 1e9:.1f}"}
+    assert len(figures) > 10
+    for figure in figures:
+        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", measured), figure
+    said = re.findall(
+        r"([\d,]+) tokens a second on two cores, ([\d,]+) a core; ARMT (\d+), ∞-former (\d+)",
+        (DOCS / "operations.md").read_text(),
+    )
+    (rmt, core, armt, infinite), = said  # fmt: skip
+    assert 2 * _number(core) == _number(rmt)
+    rows = re.findall(r"^\| (\w+) \| smollm2-135m-instruct \| ([\d,]+) \|", performance, re.MULTILINE)
+    assert dict(rows) == {"rmt": rmt, "armt": armt, "infinite": infinite}
+
+
+def test_the_quickstart_says_what_the_readme_says() -> None:
+    """Whose commands run in test_docs.py."""
+    quickstart, readme = (DOCS / "quickstart.md").read_text(), (ROOT / "README.md").read_text()
+    assert set(blocks(quickstart, "python")) <= set(blocks(readme, "python"))
+    assert set(blocks(quickstart)) <= set(blocks(readme))
+    assert len(blocks(quickstart)) == 3
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every `everlong …` in a code block of README and docs, without its comment."""
+    for path in (ROOT / "README.md", ROOT / "deploy" / "README.md", *PAGES):
+        text = path.read_text()
+        for block in (*blocks(text), *blocks(text, "sh")):
+            for line in block.splitlines():
+                inside = r"docker compose (?:exec server |run .*--entrypoint )"
+                if found := re.match(rf"(?:\S*/|{inside})?everlong (?:server )?(?P<rest>.*?)(?:\s#.*)?$", line):
+                    yield path.name, found["rest"]
+
+
+def check_command(arguments: list[str]) -> None:
+    """That it is a command, with options that it has. Raises click's errors, or `SettingsError`."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["everlong.commands"]
+    server = {name: EntryPoint(name, target, "everlong.commands") for name, target in named.items()}
+    name, *rest = arguments
+    if name == "serve":
+        load_settings(rest)
+        return
+    command: Any = typer.main.get_command(server[name].load() if name in server else app)
+    if name not in server:
+        rest = arguments
+    while isinstance(command, click.Group) or hasattr(command, "commands"):
+        if rest[0] not in command.commands:
+            raise click.UsageError(f"no command {rest[0]!r}")
+        command, rest = command.commands[rest[0]], rest[1:]
+    command.make_context(name, list(rest))
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
+def test_commands_of_the_documentation_are_ours(page: str, line: str) -> None:
+    check_command(shlex.split(line))
+
+
+@pytest.mark.parametrize("wrong", ["chat --ulr X", "eval fact X", "train --ouf X", "eval language X --texts"])
+def test_commands_that_are_not_ours_are_found_out(wrong: str) -> None:
+    with pytest.raises(Exception, match=r"(?i)no such option|no command|requires an argument"):
+        check_command(shlex.split(wrong))
+
+
+def test_the_recipe_of_ones_own_model_is_one(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(blocks(OWN, "yaml")[0])
+    recipe = load_recipe(str(tmp_path / "own.yaml"), ())
+    assert recipe.learner.backbone == "my-model"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ones_own_model_in_four_commands(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are typed, on a tiny backbone with a tiny recipe."""
+    monkeypatch.chdir(tmp_path)
+    tree = yaml.safe_load(blocks(OWN, "yaml")[0])
+    tree["learner"]["options"] |= {"segment_length": 32, "memory_tokens": 2}
+    tree["stages"][0]["steps"] = 2
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
+    (tmp_path / "my-model").symlink_to(tiny_model / "backbone")
+    (tmp_path / "data" / "mine").mkdir(parents=True)
+    for book in DATA.glob("*-*.md"):
+        (tmp_path / "data" / "mine" / book.name).write_text(book.read_text()[:100_000])
+    (block,) = [block for block in blocks(OWN) if block.startswith("everlong train")]
+    train, measure, without, serve = [shlex.split(line)[1:] for line in block.splitlines()]
+    perplexities = []
+    for command in (train, measure, without):
+        more = ["--json", str(tmp_path / "figures.json")] if command[0] == "eval" else ["--threads", "1"]
+        done = subprocess.run(
+            [sys.executable, "-m", "everlong_client", *command, *more], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        if command[0] == "eval":
+            perplexities.append(json.loads((tmp_path / "figures.json").read_text()))
+    assert perplexities[0] != perplexities[1]
+    assert serve[:2] == ["serve", "--model"]
+    with Server(tmp_path / serve[2], tmp_path / "served") as server:
+        server.start()
+        (model,) = server.http.get("/v1/models").json()["data"]
+        assert model["memory_trained"] is True
