@@ -19,8 +19,8 @@ def test_a_fact_is_known_far_beyond_the_seven_segments_of_training(kind, tmp_pat
     """By chance, a sixth is right."""
     model = load_model("rmt-detect", models_dir=tmp_path)
     assert model.trained
-    rows = facts([(model.memory, model.tokenizer)], kind, lengths=[1, 7, 64], samples=16)
-    assert [row["segments"] for row in rows] == [1, 7, 64]
+    rows = facts([(model.memory, model.tokenizer)], kind, lengths=[1, 7, 256], samples=16)
+    assert [row["segments"] for row in rows] == [1, 7, 256]
     assert min(row["accuracy"] for row in rows) >= 0.9
     draw_facts(rows, kind, tmp_path / "facts.png")
     assert (tmp_path / "facts.png").read_bytes().startswith(b"\x89PNG")

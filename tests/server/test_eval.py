@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 from typer.testing import CliRunner
 
+from everlong_models.tasks import made_tokenizer
+from everlong_models.tasks.sorting import SortingConfig
+from everlong_models.train.learner import make_learner
+from everlong_models.train.recipe import LearnerRecipe
 from everlong_server.cli.eval import eval as eval_
 from tests.models.tasks.test_babilong import story_file
 from tests.models.tasks.test_dialogue import store
@@ -53,6 +58,32 @@ def test_babilong_and_dialogue_of_a_tiny_model(tiny_model: Path, tmp_path: Path)
     assert [(way["way"], way["responses"]) for way in ways] == [("none", 1), ("memory", 1)]
     assert all(way["perplexity"] > 1 for way in ways)
     assert "published: ∞-former, sticky" in " ".join(spoken.output.split())
+
+
+def test_facts_of_a_model_of_the_package_are_drawn_too(tmp_path: Path) -> None:
+    plot = tmp_path / "facts.png"
+    few = ["--kind", "memorize", "--lengths", "1,7", "--samples", "8", "--plot", str(plot)]
+    result = CliRunner().invoke(eval_, ["facts", "rmt-detect", *few])
+    assert result.exit_code == 0, result.output
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_seeds_of_a_recipe_are_one_row(tmp_path: Path) -> None:
+    sizes = {"segment_length": 16, "width": 8, "layers": 1, "heads": 1, "feed_forward": 8, "memory_length": 16}
+    recipe = LearnerRecipe(memory="transformer_xl", options=sizes, learn="all")
+    for seed in range(2):
+        made = made_tokenizer(SortingConfig(symbols=4), tmp_path)
+        cpu = torch.device("cpu")
+        learner = make_learner(recipe, made_tokenizer=made, models_dir=tmp_path, device=cpu, seed=seed)
+        learner.save(tmp_path / str(seed), "XL: sorting")
+    figures, plot = tmp_path / "sorting.json", tmp_path / "sorting.png"
+    how = ["--lengths", "32", "--samples", "4", "--json", str(figures), "--plot", str(plot)]
+    result = CliRunner().invoke(eval_, ["sorting", str(tmp_path / "0"), str(tmp_path / "1"), *how])
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(figures.read_text())["rows"]
+    assert (row["model"], row["symbols"]) == ("XL", 32)
+    assert row["least"] <= row["accuracy"] <= row["most"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_wrong_is_one_line_that_names_it(tmp_path: Path) -> None:

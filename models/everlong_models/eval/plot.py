@@ -55,6 +55,7 @@ def draw(lines: Sequence[Line], file: Path, *, x: str, y: str) -> None:
     axes.set(xscale="log", xlabel=x, ylabel=y)
     places = sorted({place for line in lines for place in line.x})
     axes.set_xticks(places, [f"{place:,}" for place in places])
+    axes.tick_params(axis="x", labelsize=8, rotation=30)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
