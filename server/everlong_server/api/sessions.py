@@ -98,7 +98,7 @@ async def messages(session_id: str, services: Served) -> schemas.MessageList:
 @router.post(
     "/{session_id}/messages",
     response_model=schemas.Message,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/event-stream": {}}}},
 )
 async def send(
     session_id: str, body: schemas.CreateMessage, request: Request, services: Served, key: Key = None

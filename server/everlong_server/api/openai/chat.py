@@ -35,7 +35,7 @@ router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=RESPONSES)
 @router.post(
     "/completions",
     response_model=ChatCompletion,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/event-stream": {}}}},
 )
 async def create(body: CreateChatCompletion, request: Request, services: Served) -> Response:
     """Answers a dialogue, about the files that its messages name. As JSON, or with `stream` as server-sent events.

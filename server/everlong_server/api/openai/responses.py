@@ -41,7 +41,7 @@ router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=RESPONSES)
 @router.post(
     "",
     response_model=Response,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/event-stream": {}}}},
 )
 async def create(body: CreateResponse, request: Request, services: Served) -> Answer:
     """The next answer of a dialogue: as JSON, with `stream` as server-sent events, with `background` later.
