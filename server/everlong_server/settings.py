@@ -128,7 +128,12 @@ class Settings(BaseSettings):
     @property
     def asks_for_keys(self) -> bool:
         """Whether requests need an API key."""
-        return self.auth == "keys" or (self.auth is None and not _is_loopback(self.host))
+        return self.auth == "keys" or (self.auth is None and not self.is_local)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return is_loopback(self.host)
 
     @property
     def blobs(self) -> str:
@@ -136,7 +141,8 @@ class Settings(BaseSettings):
         return self.blob_url or f"file://{self.data_dir.expanduser().absolute() / 'documents'}"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own, for itself."""
     if host == "localhost":
         return True
     try:

@@ -6,6 +6,8 @@ import json
 import socket
 
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from tests.process import Server
 
@@ -159,3 +161,32 @@ def test_what_is_not_http(server: Server, raw: bytes) -> None:
         peer.sendall(raw)
         assert b" 400 " in peer.recv(4096).split(b"\r\n")[0]
     assert server.http.get("/livez").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"origin": "https://evil.example"}, "origin_not_allowed"),
+        ({"origin": "http://127.0.0.1:1"}, "origin_not_allowed"),
+        ({"origin": "null"}, "origin_not_allowed"),
+        ({"host": "evil.example"}, "host_not_allowed"),
+        ({"host": "evil.example", "origin": "http://evil.example"}, "host_not_allowed"),
+    ],
+)
+def test_another_sites_page_may_not_use_a_server_without_keys(server: Server, headers: dict, code: str) -> None:
+    before = server.http.get("/v1/documents").json()
+    server.error(server.http.post("/v1/documents", content=b"planted", headers=headers), 403, code)
+    server.error(server.http.get("/v1/documents", headers=headers), 403, code)
+    assert server.http.get("/livez", headers=headers).status_code == 200
+    if "host" not in headers:  # of which this client sends its own, too
+        with pytest.raises(InvalidStatus) as refused:
+            connect(f"ws://127.0.0.1:{server.port}/v1/responses", additional_headers=headers)
+        assert refused.value.response.status_code == 403
+    assert server.http.get("/v1/documents").json() == before
+
+
+def test_its_own_page_may(server: Server) -> None:
+    own = {"origin": f"http://127.0.0.1:{server.port}"}
+    assert server.http.get("/v1/documents", headers=own).status_code == 200
+    for host in (f"localhost:{server.port}", "[::1]:80", "127.0.0.2"):
+        assert server.http.get("/v1/documents", headers={"host": host}).status_code == 200
