@@ -141,7 +141,7 @@ def test_a_body_that_is_cut_off_leaves_no_document(server: Server) -> None:
     files = set((server.data / "documents").iterdir())
     with socket.create_connection(("127.0.0.1", server.port)) as peer:
         peer.sendall(
-            b"POST /v1/documents HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 100000\r\n\r\n"
+            b"POST /v1/documents HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 100000\r\n\r\n"
             + b"half " * 100
         )
         wait_for(lambda: set((server.data / "documents").iterdir()) != files, what="for the upload to begin")

@@ -71,6 +71,7 @@ async def stored(source: Source, services: Services, attempt: Attempt, form: For
     """
     if services.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+    await services.redis.ping()  # else a text would come that nobody can be told of
     document_id, limit = f"doc_{attempt.id}", services.settings.max_document_bytes
     there = attempt.answer is not None or (not attempt.first and await services.documents.exists(document_id))
     length = source.headers.get("content-length", "")

@@ -132,10 +132,11 @@ def choose(
 
 def evidence_view(passage: Passage) -> dict[str, Any]:
     """As callers see it."""
+    place = {"page": passage.page, "section": passage.section}
     return {
         "document": passage.document, "start": passage.start, "end": passage.end, "start_byte": passage.start_byte,
-        "end_byte": passage.end_byte, "text": passage.text, "score": passage.score, "page": passage.page,
-        "section": passage.section,
+        "end_byte": passage.end_byte, "text": passage.text, "score": passage.score,
+        **{name: value for name, value in place.items() if value is not None},
     }  # fmt: skip
 
 

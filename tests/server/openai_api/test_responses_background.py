@@ -60,7 +60,9 @@ def test_it_waits_for_its_documents_and_fails_without(client: OpenAI, server: Se
     response = respond(client, [{"role": "user", "content": parts}], background=True)
     client.files.delete(lost)
     failed = over(client, response.id)
-    assert (failed.status, failed.error.code) == ("failed", "document_not_found")
+    # Not there any more when it is looked for, or gone between that and its reading.
+    assert failed.status == "failed"
+    assert failed.error.code in ("document_not_found", "document_failed")
     client.files.delete(file)
 
 
