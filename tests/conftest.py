@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from everlong_server.store.embedded import EmbeddedRedis
 from tests.process import Server
 from tests.tinymodel import make_model
 
@@ -15,6 +16,15 @@ from tests.tinymodel import make_model
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny RMT with random weights."""
     return make_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Redis without a server, for tests of the store; each begins by emptying it."""
+    redis = EmbeddedRedis(tmp_path_factory.mktemp("r"))
+    redis.start()
+    yield redis.url
+    redis.stop()
 
 
 @pytest.fixture(scope="session")

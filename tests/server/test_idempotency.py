@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -15,7 +15,6 @@ from everlong_server.errors import Conflict, InvalidRequest, NotFound
 from everlong_server.store import keys
 from everlong_server.store.attempts import Attempt, Attempts
 from everlong_server.store.connection import Client, connect
-from everlong_server.store.embedded import EmbeddedRedis
 from tests.process import Server
 
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
@@ -28,17 +27,9 @@ def key() -> dict[str, str]:
 # The record
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    redis = EmbeddedRedis(tmp_path_factory.mktemp("r"))
-    redis.start()
-    yield redis.url
-    redis.stop()
-
-
 @pytest.fixture
-async def redis(url: str) -> AsyncIterator[Client]:
-    client = connect(url)
+async def redis(redis_url: str) -> AsyncIterator[Client]:
+    client = connect(redis_url)
     await client.flushdb()
     for replica in ("r1", "r2"):
         await client.set(keys.replica(replica), 1, px=60_000)

@@ -21,7 +21,6 @@ from everlong_server.store.allowance import Allowance, Limits, Slots, today
 from everlong_server.store.connection import Client, connect
 from everlong_server.store.credentials import Credentials
 from everlong_server.store.documents import Documents, adopt
-from everlong_server.store.embedded import EmbeddedRedis
 from everlong_server.store.records import Cursor, Document, new_id, now
 from everlong_server.store.sessions import Sessions
 from tests.process import Server, wait_for
@@ -29,18 +28,9 @@ from tests.process import Server, wait_for
 MODEL = "fingerprint"
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis without a server."""
-    redis = EmbeddedRedis(tmp_path_factory.mktemp("r"))
-    redis.start()
-    yield redis.url
-    redis.stop()
-
-
 @pytest.fixture
-async def redis(url: str) -> AsyncIterator[Client]:
-    client = connect(url)
+async def redis(redis_url: str) -> AsyncIterator[Client]:
+    client = connect(redis_url)
     await client.flushdb()
     yield client
     for key in await client.keys("*"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -32,7 +33,7 @@ async def refuse(socket: WebSocket, error: Exception) -> None:
         await socket.close(code, known.message.encode()[:120].decode(errors="ignore"))
 
 
-class Socket:
+class Socket(ABC):
     """`answering`: the answer under way, which ends when the client goes."""
 
     def __init__(self, socket: WebSocket, idle_seconds: float) -> None:
@@ -40,9 +41,9 @@ class Socket:
         self._idle_seconds = idle_seconds
         self.answering: asyncio.Task[None] | None = None
 
+    @abstractmethod
     async def receive(self, kind: object, message: dict[str, Any]) -> None:
         """What the client says, without its type. Raises `ServerError`, which the client is told."""
-        raise NotImplementedError
 
     async def run(self) -> None:
         """Until the client leaves, is silent for too long, or may not go on."""

@@ -1,7 +1,8 @@
 """`EmbeddedRedis`: a real Redis of the server's own, on a Unix socket in its data folder, append-only file on.
 
 It lives and dies with the server. Killed with -9 together they lose nothing: every write is in the append-only file
-before it is acknowledged. Should a Redis survive its server, the next server on the folder takes it over.
+before it is acknowledged. One that ends by itself is started again. Should a Redis survive its server, the next server on
+the folder takes it over.
 """
 
 from __future__ import annotations
