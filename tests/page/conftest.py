@@ -36,8 +36,9 @@ QUESTION = "What does the Red Queen say to Alice?"
 expect.set_options(timeout=30_000)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Of the module, not longer: Playwright's event loop runs in this thread until it stops, and asyncio allows no other."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
