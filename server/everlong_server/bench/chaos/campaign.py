@@ -22,7 +22,7 @@ from everlong_server.bench.report import Report, Target
 from everlong_server.bench.tiny import save_tiny
 
 _KILLS = ("replica killed while reading", "replica killed while generating")
-_KILL_SHARE = 0.6
+_KILL_SHARE = 0.7
 _CALM_SECONDS = 120.0
 
 

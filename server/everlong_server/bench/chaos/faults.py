@@ -61,6 +61,13 @@ async def _doing(scene: Scene, replica: Replica) -> set[str]:
 
 
 async def _kill(scene: Scene, wanted: str) -> float:
+    """One to three in a row, each at a moment of its own; nobody waits for what the one before has disturbed."""
+    for _ in range(scene.chance.randint(1, 3)):
+        moment = await _kill_one(scene, wanted)
+    return moment
+
+
+async def _kill_one(scene: Scene, wanted: str) -> float:
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         replica = scene.any()
