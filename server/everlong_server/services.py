@@ -129,6 +129,7 @@ async def require_keys(settings: Settings, redis_url: str) -> None:
     try:
         while True:
             try:
+                await adopt(redis)
                 there = await Credentials(redis).usable()
                 break
             except RedisError as error:
@@ -201,9 +202,9 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         alone = settings.redis_url is None
         while True:
             try:
+                await adopt(redis)  # before anything is written under a name of today
                 await jobs.prepare(alone=alone)
                 await unwatched.prepare(alone=False)
-                await adopt(redis)
                 if alone and settings.blob_url is None:  # nobody else can be uploading here
                     await blobs.sweep(await everybodys.ids() | await uploads.ids())
                 break

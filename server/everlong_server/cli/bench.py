@@ -52,6 +52,9 @@ def chaos(
     replicas: Annotated[int, typer.Option(help="server processes on one Redis", min=1, max=64)] = 3,
     workers: Annotated[int, typer.Option(help="callers at once", min=1, max=256)] = 4,
     away: Annotated[float, typer.Option(help="what goes away comes back after so many seconds at most", min=0.2)] = 6.0,
+    burst: Annotated[
+        int, typer.Option(help="replicas killed in a row at most, without waiting for recovery", min=1)
+    ] = 8,
     model: Annotated[Path | None, typer.Option(help="a model folder; default: a tiny one with random weights")] = None,
     fault: Annotated[
         list[str] | None, typer.Option(help="only this one, by its name in the report; may be repeated")
@@ -64,7 +67,7 @@ def chaos(
 
     if unknown := set(fault or ()) - set(FAULTS):
         raise fail(f"no fault {unknown.pop()!r}; there are: {'; '.join(FAULTS)}")
-    plan = Plan(points, minutes, seed, replicas, workers, away, model, fault or None)
+    plan = Plan(points, minutes, seed, replicas, workers, away, burst, model, fault or None)
     report = _report(lambda: run(plan, _progress, plot), output)
     if not all(target.met for target in report.targets[1:]):  # what was lost; not whether there was time for all points
         raise typer.Exit(1)

@@ -33,21 +33,22 @@ redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3])
 return 1
 """
 
-# KEYS: reading, jobs, parent reading or '', parent's children, queued, then pairs document, document_readings
-# ARGV: reading id, most queued or '', fields and values of the reading
+# KEYS: reading, jobs, queued, then n pairs document, document_readings, then the parent reading and its children, if any
+# ARGV: reading id, most queued or '', n, fields and values of the reading
 # Returns 1 (created), 0 (there already), -k (the k-th document is gone), -1002 (too many queued)
 ENSURE_READING = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-for i = 6, #KEYS, 2 do
-  if redis.call('EXISTS', KEYS[i]) == 0 then return -(i - 4) / 2 end
+local last = 3 + 2 * ARGV[3]
+for i = 4, last, 2 do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return -(i - 2) / 2 end
 end
-if ARGV[2] ~= '' and redis.call('SCARD', KEYS[5]) >= tonumber(ARGV[2]) then return -1002 end
-redis.call('SADD', KEYS[5], ARGV[1])
-redis.call('HSET', KEYS[1], unpack(ARGV, 3))
-for i = 6, #KEYS, 2 do redis.call('SADD', KEYS[i + 1], ARGV[1]) end
-local parent = KEYS[3] ~= '' and redis.call('HGET', KEYS[3], 'status')
+if ARGV[2] ~= '' and redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[2]) then return -1002 end
+redis.call('SADD', KEYS[3], ARGV[1])
+redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+for i = 4, last, 2 do redis.call('SADD', KEYS[i + 1], ARGV[1]) end
+local parent = KEYS[last + 1] and redis.call('HGET', KEYS[last + 1], 'status')
 if parent == 'queued' or parent == 'reading' then
-  redis.call('SADD', KEYS[4], ARGV[1])
+  redis.call('SADD', KEYS[last + 2], ARGV[1])
 else
   redis.call('XADD', KEYS[2], '*', 'reading', ARGV[1])
 end
@@ -189,7 +190,7 @@ redis.call('HSET', KEYS[1], unpack(ARGV))
 return 1
 """
 
-# KEYS: session, sessions, reading or ''. ARGV: session id, created, most sessions or '', fields and values
+# KEYS: session, sessions, and the reading if there is one. ARGV: session id, created, most sessions or '', fields and values
 # Returns 1, 0 (there already), -1001 (too many)
 CREATE_SESSION = (
     _FORK
@@ -198,7 +199,7 @@ if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 if ARGV[3] ~= '' and redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[3]) then return -1001 end
 redis.call('HSET', KEYS[1], unpack(ARGV, 4))
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
-if KEYS[3] ~= '' then fork(KEYS[3], KEYS[1]) end
+if KEYS[3] then fork(KEYS[3], KEYS[1]) end
 return 1
 """
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ _CALM_SECONDS = 120.0
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`points`: replicas killed in the middle of something. `minutes`: not longer than that. `faults`: None for all.
-    `away`: the longest seconds that something is away."""
+    `away`: the longest seconds that something is away. `burst`: so many replicas are killed in a row at most."""
 
     points: int = 300
     minutes: float = 60.0
@@ -37,6 +38,7 @@ class Plan:
     replicas: int = 3
     workers: int = 4
     away: float = 6.0
+    burst: int = 8
     model: Path | None = None
     faults: Sequence[str] | None = None
 
@@ -67,10 +69,17 @@ def run(plan: Plan, progress: Callable[[str], None], plot: Path | None = None) -
     """The campaign, as a report. `plot`: a picture of what was used over the time."""
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         model = plan.model or save_tiny(Path(folder))
-        outcome = asyncio.run(campaign(plan, model, progress))
+        outcome = asyncio.run(_to_its_end(campaign(plan, model, progress)))
     if plot is not None:
         Sampling.draw(outcome.samples, plot)
     return report(outcome, plan)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """At SIGTERM, too, everything that was started and mounted goes away."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> Outcome:
@@ -80,7 +89,7 @@ async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> 
     async with world(model, plan.replicas) as here:
         outcome.bounded = here.bounded
         load = Load(here.replicas, plan.seed, plan.workers, scripts=6)
-        scene = Scene(here, load, chance, plan.away)
+        scene = Scene(here, load, chance, plan.away, plan.burst)
         names = [name for name in plan.faults or FAULTS if FAULTS[name] is not disk_full or here.bounded]
         before = await _keys(here)
         progress("acting everything out once, undisturbed")
@@ -143,8 +152,8 @@ async def _leaked(here: World, before: dict[str, Any]) -> list[str]:
     async def clean() -> bool:
         found.clear()
         for key, size in (await _keys(here)).items():
-            count = key.startswith("everlong:stored:")
-            if (key not in before and not count and key != "everlong:fence") or size:
+            count = key.startswith("{everlong}:stored:")
+            if (key not in before and not count and key != "{everlong}:fence") or size:
                 found.append(f"key {key} ({size})")
         found.extend(f"file {path.name}" for path in here.spool.iterdir())
         return not found

@@ -23,13 +23,14 @@ _WAIT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Scene:
-    """What a fault works with. `away`: the longest seconds that something is away. `killed`: what replicas were doing
-    when they were killed."""
+    """What a fault works with. `away`: the longest seconds that something is away. `burst`: so many replicas are killed
+    in a row at most. `killed`: what replicas were doing when they were killed."""
 
     world: World
     load: Load
     chance: random.Random
     away: float
+    burst: int
     killed: Counter[str] = field(default_factory=Counter)
 
     async def pause(self) -> None:
@@ -61,8 +62,8 @@ async def _doing(scene: Scene, replica: Replica) -> set[str]:
 
 
 async def _kill(scene: Scene, wanted: str) -> float:
-    """One to three in a row, each at a moment of its own; nobody waits for what the one before has disturbed."""
-    for _ in range(scene.chance.randint(1, 3)):
+    """Some in a row, each at a moment of its own; nobody waits for what the one before has disturbed."""
+    for _ in range(scene.chance.randint(1, scene.burst)):
         moment = await _kill_one(scene, wanted)
     return moment
 

@@ -20,12 +20,10 @@ class Nursery:
     """Forks servers until it is closed, which ends them with -9."""
 
     def __init__(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("EVERLONG_")}
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment | {"TOKENIZERS_PARALLELISM": "false"},
         )
 
     def bear(self, flags: list[str], log: Path) -> int:
