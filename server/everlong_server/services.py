@@ -43,6 +43,7 @@ from everlong_server.store.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
+_LEAVE_SECONDS = 3.0
 _REST = 256
 """Tokens of what a model sees that a question and its answer need beside the passages, or half if it sees few."""
 
@@ -125,7 +126,7 @@ async def require_keys(settings: Settings, redis_url: str) -> None:
     """
     if not settings.asks_for_keys:
         return
-    redis = connect(redis_url)
+    redis = connect(redis_url, settings.redis_copies)
     try:
         while True:
             try:
@@ -185,7 +186,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
     """The services, at work inside the context. `redis_url`: of the Redis to use; one that is away is waited for."""
     replica = uuid.uuid4().hex
     async with AsyncExitStack() as stack:
-        redis = connect(redis_url)
+        redis = connect(redis_url, settings.redis_copies)
         stack.push_async_callback(redis.aclose)
         jobs = Jobs(redis, model.fingerprint, replica, settings.lease_seconds)
         unwatched = Jobs(redis, model.fingerprint, replica, settings.lease_seconds, keys.responses)
@@ -254,8 +255,9 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            with contextlib.suppress(RedisError):  # the key expires by itself
-                await jobs.leave()
+            with contextlib.suppress(RedisError, TimeoutError):  # the key expires by itself
+                async with asyncio.timeout(_LEAVE_SECONDS):
+                    await jobs.leave()
 
         stack.push_async_callback(end)
         yield services

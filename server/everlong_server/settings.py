@@ -72,6 +72,12 @@ class Settings(BaseSettings):
         description="redis://, rediss:// or unix://; redis+sentinel://HOST:PORT,…/SERVICE; redis+cluster://HOST:PORT,…; "
         "unset starts an embedded Redis",
     )
+    redis_copies: int | None = Field(
+        None,
+        ge=0,
+        le=16,
+        description="replicas of Redis that have a write before it is acknowledged; unset: 1 with Sentinel or a cluster, else 0",
+    )
     blob_url: str | None = Field(None, description="fsspec URL for uploads; unset is a folder in data_dir")
 
     max_document_bytes: int = Field(4 * GiB, ge=1, description="largest upload")

@@ -99,7 +99,7 @@ def _with(settings: Settings, work: Callable[[Credentials], Awaitable[T]]) -> T:
     from everlong_server.store.embedded import EmbeddedRedisError
 
     async def run(url: str) -> T:
-        redis = connect(url)
+        redis = connect(url, settings.redis_copies)
         try:
             await adopt(redis)
             return await work(Credentials(redis))

@@ -12,7 +12,7 @@ from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -70,10 +70,11 @@ def _host(text: str, port: int) -> tuple[str, int]:
     return parts.hostname, parts.port or port
 
 
-def connect(url: str) -> Client:
+def connect(url: str, copies: int | None = None) -> Client:
     """A client of the Redis at `url` (`Address.of`); connections are made when they are needed. Raises `ValueError`.
 
-    A command is retried for about a second when the connection breaks. Every script of ours checks a version or a
+    `copies`: so many replicas of Redis must have what a script has written before it has an answer (`Scripts`); None: one
+    where there is failover, which would lose what only the server had that is gone. A command is retried for about a second when the connection breaks. Every script of ours checks a version or a
     token, so that one that was carried out although its answer got lost is refused the second time, not repeated.
     """
     usual: dict[str, Any] = {
@@ -86,17 +87,35 @@ def connect(url: str) -> Client:
     }
     address = Address.of(url)
     options = usual | dict(address.options)
+    client: Client
     if address.kind == "single":
-        return Redis.from_url(url, **usual)
-    if address.kind == "cluster":
-        return _Cluster(startup_nodes=[ClusterNode(*host) for host in address.hosts], **options)
-    asking = {name: options[name] for name in ("socket_connect_timeout", "socket_timeout", "ssl") if name in options}
+        client = _Single.from_url(url, **usual)
+    elif address.kind == "cluster":
+        client = _Cluster(startup_nodes=[ClusterNode(*host) for host in address.hosts], **options)
+    else:
+        client = _master(address, options)
+    client.copies = int(address.kind != "single") if copies is None else copies
+    return client
+
+
+def _master(address: Address, options: dict[str, Any]) -> _Single:
+    asking = {name: options[name] for name in ("socket_connect_timeout", "ssl") if name in options}
+    # The next one is asked at once instead.
+    asking |= {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
     sentinel: Any = Sentinel(list(address.hosts), sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]
-    return sentinel.master_for(address.service)
+    return sentinel.master_for(address.service, redis_class=_Single)
+
+
+class _Single(Redis):
+    """One server at a time."""
+
+    copies: int
 
 
 class _Cluster(RedisCluster):
     """All keys of everlong are in one slot (`keys.PREFIX`), so everything that works on one server works here."""
+
+    copies: int
 
     async def initialize(self, *args: Any, **kwargs: Any) -> RedisCluster:
         """Asks the nodes who has what."""

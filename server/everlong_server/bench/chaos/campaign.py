@@ -29,7 +29,7 @@ _CALM_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`points`: replicas killed in the middle of something. `minutes`: not longer than that. `faults`: None for all.
+    """`points`: replicas killed in the middle of something, and every fault once. `minutes`: not longer than that. `faults`: None for all.
     `away`: the longest seconds that something is away. `burst`: so many replicas are killed in a row at most."""
 
     points: int = 300
@@ -41,6 +41,8 @@ class Plan:
     burst: int = 8
     model: Path | None = None
     faults: Sequence[str] | None = None
+    program: str | None = None
+    """The Redis server; None: the one that the server would start."""
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> 
     """Breaks things until there were so many points, or the time is over."""
     chance = random.Random(plan.seed)  # noqa: S311 - not for secrets
     outcome = Outcome()
-    async with world(model, plan.replicas) as here:
+    async with world(model, plan.replicas, program=plan.program) as here:
         outcome.bounded = here.bounded
         load = Load(here.replicas, plan.seed, plan.workers, scripts=6)
         scene = Scene(here, load, chance, plan.away, plan.burst)
@@ -98,8 +100,11 @@ async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> 
         start = time.monotonic()
         async with Sampling(here, outcome.samples):
             turn: list[str] = []
-            while outcome.points < plan.points and time.monotonic() - start < plan.minutes * 60:
-                name = _next(names, turn, chance)
+            while time.monotonic() - start < plan.minutes * 60:
+                untried = [name for name in names if name not in outcome.recovery]
+                if outcome.points >= plan.points and not untried:
+                    break
+                name = _next(names if outcome.points < plan.points else untried, turn, chance)
                 load.fault = name
                 await asyncio.sleep(chance.uniform(0, 0.5))
                 moment = await FAULTS[name](scene)
@@ -128,9 +133,11 @@ def _next(names: Sequence[str], turn: list[str], chance: random.Random) -> str:
     others = [name for name in names if name not in _KILLS]
     if kills and (not others or chance.random() < _KILL_SHARE):
         return chance.choice(kills)
-    if not turn:
-        turn += chance.sample(others, len(others))
-    return turn.pop()
+    if not set(turn) & set(others):
+        turn[:] = chance.sample(others, len(others))
+    name = next(name for name in turn if name in others)
+    turn.remove(name)
+    return name
 
 
 async def _keys(here: World) -> dict[str, Any]:
