@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from redis.exceptions import RedisError
@@ -201,13 +202,14 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         responses = Responses(redis, None, settings.response_seconds)
         blobs = Blobs(settings.blobs)
         alone = settings.redis_url is None
+        known = partial(_known, everybodys, uploads)
         while True:
             try:
                 await adopt(redis)  # before anything is written under a name of today
                 await jobs.prepare(alone=alone)
                 await unwatched.prepare(alone=False)
                 if alone and settings.blob_url is None:  # nobody else can be uploading here
-                    await blobs.sweep(await everybodys.ids() | await uploads.ids())
+                    await blobs.sweep(known)
                 break
             except RedisError as error:
                 log.warning("redis is away, start waits: %s", error)
@@ -221,7 +223,6 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         engine.start()
         stack.push_async_callback(engine.stop)
         metrics.answering.set_function(lambda: engine.answering)
-        passages = Passages(blobs, everybodys) if settings.recall_passages else None
         searched, conversations, dialogues, responding, memories = _around(
             settings,
             engine,
@@ -245,11 +246,12 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         tasks = [asyncio.create_task(_beat(jobs, slots, attempts, settings.lease_seconds / 3))]
         for _ in range(settings.max_readers):
             reader = Reader(
-                engine, everybodys, blobs, passages, jobs, metrics, settings.checkpoint_seconds,
+                engine, everybodys, blobs, Passages(blobs, everybodys) if settings.recall_passages else None, jobs, metrics,
+                settings.checkpoint_seconds,
             )  # fmt: skip
             tasks.append(asyncio.create_task(reader.run()))
         tasks.append(asyncio.create_task(background.run()))
-        tasks.append(asyncio.create_task(_expire(uploads, blobs, min(60.0, settings.upload_seconds))))
+        tasks.append(asyncio.create_task(_expire(uploads, blobs, known, settings.upload_seconds)))
 
         async def end() -> None:
             for task in tasks:
@@ -272,13 +274,19 @@ async def _beat(jobs: Jobs, slots: Slots, attempts: Attempts, seconds: float) ->
         await asyncio.sleep(seconds)
 
 
-async def _expire(uploads: Uploads, blobs: Blobs, seconds: float) -> None:
-    """Throws uploads away whose time is up."""
+async def _known(documents: Documents, uploads: Uploads) -> set[str]:
+    """All that may have blobs."""
+    return await documents.ids() | await uploads.ids()
+
+
+async def _expire(uploads: Uploads, blobs: Blobs, known: Callable[[], Awaitable[set[str]]], seconds: float) -> None:
+    """Throws uploads away whose time is up, and after as long what a killed server has left in the blob store."""
     while True:
         try:
             for upload in await uploads.expired():
                 await blobs.delete_parts(upload)
                 await uploads.remove(upload)
+            await blobs.sweep(known, untouched=seconds)
         except (RedisError, OSError) as error:
             log.warning("expired uploads wait: %s: %s", type(error).__name__, error)
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(min(60.0, seconds))

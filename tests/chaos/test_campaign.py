@@ -23,7 +23,7 @@ async def tried(plan: Plan, model: Path) -> Outcome:
 
 
 async def test_a_replica_is_killed_while_it_generates(tiny_model: Path) -> None:
-    plan = Plan(points=1, minutes=1, replicas=2, workers=2, burst=1, faults=["replica killed while generating"])
+    plan = Plan(points=1, minutes=4, replicas=2, workers=2, burst=1, faults=["replica killed while generating"])
     outcome = await tried(plan, tiny_model)
     assert outcome.points >= 1
     assert outcome.done["message"] >= 6
@@ -35,7 +35,7 @@ async def test_every_fault(tiny_model: Path, wheel: bool) -> None:
     programs = redis_servers()
     if wheel and len(programs) == 1:
         pytest.skip("there is one Redis only")
-    plan = Plan(points=8, minutes=1.5, away=2.0, burst=2, program=programs[-1 if wheel else 0], seed=int(wheel))
+    plan = Plan(points=8, minutes=4, away=2.0, burst=2, program=programs[-1 if wheel else 0], seed=int(wheel))
     outcome = await tried(plan, tiny_model)
     missing = set(FAULTS) - set(outcome.recovery) - ({"disk full"} if not outcome.bounded else set())
     assert not missing, f"there was no time for {missing}"
@@ -43,7 +43,7 @@ async def test_every_fault(tiny_model: Path, wheel: bool) -> None:
 
 @pytest.mark.chaos
 async def test_a_rolling_restart_fails_no_request(tiny_model: Path) -> None:
-    outcome = await tried(Plan(points=0, minutes=1.5, burst=1, faults=["rolling restart"]), tiny_model)
+    outcome = await tried(Plan(points=0, minutes=4, faults=["rolling restart"]), tiny_model)
     refused = {why for why in outcome.again if not why.startswith(("503 ", "409 "))} - {"ConnectError"}
     assert not refused, outcome.again  # nothing that was begun was broken off
 

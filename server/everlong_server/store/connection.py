@@ -99,7 +99,7 @@ def connect(url: str, copies: int | None = None) -> Client:
 
 
 def _master(address: Address, options: dict[str, Any]) -> _Single:
-    asking = {name: options[name] for name in ("socket_connect_timeout", "ssl") if name in options}
+    asking: dict[str, Any] = {name: options[name] for name in ("socket_connect_timeout", "ssl") if name in options}
     # The next one is asked at once instead.
     asking |= {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
     sentinel: Any = Sentinel(list(address.hosts), sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]

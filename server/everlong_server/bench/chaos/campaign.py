@@ -25,6 +25,7 @@ from everlong_server.bench.tiny import save_tiny
 _KILLS = ("replica killed while reading", "replica killed while generating")
 _KILL_SHARE = 0.7
 _CALM_SECONDS = 120.0
+_SEGMENT = 64  # short, so that segments end while answers are generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Outcome:
 def run(plan: Plan, progress: Callable[[str], None], plot: Path | None = None) -> Report:
     """The campaign, as a report. `plot`: a picture of what was used over the time."""
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
-        model = plan.model or save_tiny(Path(folder))
+        model = plan.model or save_tiny(Path(folder), _SEGMENT)
         outcome = asyncio.run(_to_its_end(campaign(plan, model, progress)))
     if plot is not None:
         Sampling.draw(outcome.samples, plot)
