@@ -210,13 +210,13 @@ class Server:
             for pattern in (keys.documents("*"), keys.sessions("*"))
         )
         for key in found:
-            if match := re.match(r"everlong:document:([^:]+)", key):
+            if match := re.match(r"\{everlong\}:document:([^:]+)", key):
                 assert match[1] in documents, f"{key} is left of a deleted document"
-            if match := re.match(r"everlong:upload:([^:]+)", key):
+            if match := re.match(r"\{everlong\}:upload:([^:]+)", key):
                 assert client.zscore(keys.UPLOADS, match[1]) is not None, f"{key} is left of an upload"
-            if match := re.match(r"everlong:session:([^:]+)", key):
+            if match := re.match(r"\{everlong\}:session:([^:]+)", key):
                 assert match[1] in sessions, f"{key} is left of a deleted session"
-            if re.fullmatch(r"everlong:reading:[^:]+", key):
+            if re.fullmatch(r"\{everlong\}:reading:[^:]+", key):
                 of = client.hget(key, "documents")
                 assert of is None or set(json.loads(of)) <= documents, f"{key} is left of a deleted document"
 

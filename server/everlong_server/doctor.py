@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -10,15 +11,17 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import redis
 import torch
 from redis.exceptions import RedisError
 
 from everlong_models import EverlongModelError
 from everlong_models.loading import DEFAULT_BACKBONE, find_packaged
 from everlong_server.settings import Settings
+from everlong_server.store import keys
 from everlong_server.store.blobs import Blobs
+from everlong_server.store.connection import Address, connect
 from everlong_server.store.embedded import EmbeddedRedisError, redis_server
 from everlong_server.store.passages import SearchMissing, require_search
 
@@ -116,12 +119,8 @@ def _redis(settings: Settings) -> Finding:
         except EmbeddedRedisError as error:
             return Finding("Redis", False, str(error))
     try:
-        client = redis.Redis.from_url(settings.redis_url, socket_connect_timeout=2, socket_timeout=2)
-        info = client.info()
-        durable = client.config_get("appendonly").get("appendonly") == "yes"
-        policy = client.config_get("maxmemory-policy").get("maxmemory-policy")
-        client.close()
-    except (RedisError, ValueError) as error:
+        info, durable, policy = asyncio.run(_ask(settings.redis_url))
+    except (RedisError, OSError) as error:
         return Finding("Redis", False, f"{type(error).__name__}: {error}")
     version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
     wrong = []
@@ -132,6 +131,22 @@ def _redis(settings: Settings) -> Finding:
     if policy != "noeviction":
         wrong.append(f"maxmemory-policy is {policy}: it may throw sessions away; set noeviction")
     return Finding("Redis", not wrong, f"{info['redis_version']}" + "".join(f"; {reason}" for reason in wrong))
+
+
+async def _ask(url: str) -> tuple[dict[str, Any], bool, str]:
+    """Facts, whether writes are in a file, and what goes when there is no room: of the server that has our keys."""
+    client = connect(url)
+    try:
+        which: dict[str, Any] = {}
+        if Address.of(url).kind == "cluster":
+            await client.initialize()
+            which = {"target_nodes": client.get_node_from_key(keys.FENCE)}
+        info = await client.info(**which)
+        durable = await client.config_get("appendonly", **which)
+        policy = await client.config_get("maxmemory-policy", **which)
+        return info, durable["appendonly"] == "yes", policy["maxmemory-policy"]
+    finally:
+        await client.aclose()
 
 
 def _port(settings: Settings) -> Finding:

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from redis.exceptions import RedisError
@@ -43,6 +44,7 @@ from everlong_server.store.uploads import Uploads
 
 log = logging.getLogger(__name__)
 
+_LEAVE_SECONDS = 3.0
 _REST = 256
 """Tokens of what a model sees that a question and its answer need beside the passages, or half if it sees few."""
 
@@ -126,10 +128,11 @@ async def require_keys(settings: Settings, redis_url: str) -> None:
     """
     if not settings.asks_for_keys:
         return
-    redis = connect(redis_url)
+    redis = connect(redis_url, settings.redis_copies)
     try:
         while True:
             try:
+                await adopt(redis)
                 there = await Credentials(redis).usable()
                 break
             except RedisError as error:
@@ -185,7 +188,7 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
     """The services, at work inside the context. `redis_url`: of the Redis to use; one that is away is waited for."""
     replica = uuid.uuid4().hex
     async with AsyncExitStack() as stack:
-        redis = connect(redis_url)
+        redis = connect(redis_url, settings.redis_copies)
         stack.push_async_callback(redis.aclose)
         jobs = Jobs(redis, model.fingerprint, replica, settings.lease_seconds)
         unwatched = Jobs(redis, model.fingerprint, replica, settings.lease_seconds, keys.responses)
@@ -200,13 +203,14 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         responses = Responses(redis, None, settings.response_seconds)
         blobs = Blobs(settings.blobs)
         alone = settings.redis_url is None
+        known = partial(_known, everybodys, uploads)
         while True:
             try:
+                await adopt(redis)  # before anything is written under a name of today
                 await jobs.prepare(alone=alone)
                 await unwatched.prepare(alone=False)
-                await adopt(redis)
                 if alone and settings.blob_url is None:  # nobody else can be uploading here
-                    await blobs.sweep(await everybodys.ids() | await uploads.ids())
+                    await blobs.sweep(known)
                 break
             except RedisError as error:
                 log.warning("redis is away, start waits: %s", error)
@@ -220,7 +224,6 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         engine.start()
         stack.push_async_callback(engine.stop)
         metrics.answering.set_function(lambda: engine.answering)
-        passages = Passages(blobs, everybodys) if settings.recall_passages else None
         searched, conversations, dialogues, responding, memories = _around(
             settings,
             engine,
@@ -244,18 +247,20 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         tasks = [asyncio.create_task(_beat(jobs, slots, attempts, settings.lease_seconds / 3))]
         for _ in range(settings.max_readers):
             reader = Reader(
-                engine, everybodys, blobs, passages, jobs, metrics, settings.checkpoint_seconds,
+                engine, everybodys, blobs, Passages(blobs, everybodys) if settings.recall_passages else None, jobs, metrics,
+                settings.checkpoint_seconds,
             )  # fmt: skip
             tasks.append(asyncio.create_task(reader.run()))
         tasks.append(asyncio.create_task(background.run()))
-        tasks.append(asyncio.create_task(_expire(uploads, blobs, min(60.0, settings.upload_seconds))))
+        tasks.append(asyncio.create_task(_expire(uploads, blobs, known, settings.upload_seconds)))
 
         async def end() -> None:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            with contextlib.suppress(RedisError):  # the key expires by itself
-                await jobs.leave()
+            with contextlib.suppress(RedisError, TimeoutError):  # the key expires by itself
+                async with asyncio.timeout(_LEAVE_SECONDS):
+                    await jobs.leave()
 
         stack.push_async_callback(end)
         yield services
@@ -270,13 +275,19 @@ async def _beat(jobs: Jobs, slots: Slots, attempts: Attempts, seconds: float) ->
         await asyncio.sleep(seconds)
 
 
-async def _expire(uploads: Uploads, blobs: Blobs, seconds: float) -> None:
-    """Throws uploads away whose time is up."""
+async def _known(documents: Documents, uploads: Uploads) -> set[str]:
+    """All that may have blobs."""
+    return await documents.ids() | await uploads.ids()
+
+
+async def _expire(uploads: Uploads, blobs: Blobs, known: Callable[[], Awaitable[set[str]]], seconds: float) -> None:
+    """Throws uploads away whose time is up, and after as long what a killed server has left in the blob store."""
     while True:
         try:
             for upload in await uploads.expired():
                 await blobs.delete_parts(upload)
                 await uploads.remove(upload)
+            await blobs.sweep(known, untouched=seconds)
         except (RedisError, OSError) as error:
             log.warning("expired uploads wait: %s: %s", type(error).__name__, error)
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(min(60.0, seconds))

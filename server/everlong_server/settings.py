@@ -8,9 +8,11 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
+
+from everlong_server.store.connection import Address
 
 PREFIX = "EVERLONG_"
 # Read by the client's command line, not by the server.
@@ -70,7 +72,17 @@ class Settings(BaseSettings):
     secrets_dir: Path | None = Field(
         None, description="folder of files with values, each named after its variable, such as everlong_redis_url"
     )
-    redis_url: str | None = Field(None, description="redis://, rediss:// or unix://; unset starts an embedded Redis")
+    redis_url: str | None = Field(
+        None,
+        description="redis://, rediss:// or unix://; redis+sentinel://HOST:PORT,…/SERVICE; redis+cluster://HOST:PORT,…; "
+        "unset starts an embedded Redis",
+    )
+    redis_copies: int | None = Field(
+        None,
+        ge=0,
+        le=16,
+        description="replicas of Redis that have a write before it is acknowledged; unset: 1 with Sentinel or a cluster, else 0",
+    )
     blob_url: str | None = Field(None, description="fsspec URL for uploads; unset is a folder in data_dir")
 
     max_document_bytes: int = Field(4 * GiB, ge=1, description="largest upload")
@@ -130,6 +142,13 @@ class Settings(BaseSettings):
     websocket_idle_seconds: float = Field(3600.0, gt=0, description="a WebSocket without messages is closed after this")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
 
+    @field_validator("redis_url")
+    @classmethod
+    def _understood(cls, url: str | None) -> str | None:
+        if url is not None:
+            Address.of(url)
+        return url
+
     @property
     def asks_for_keys(self) -> bool:
         """Whether requests need an API key."""
@@ -184,5 +203,6 @@ def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "?"
         flag, variable = f"--{name.replace('_', '-')}", f"{PREFIX}{name}".upper()
-        value = f"={first['input']!r}" if name in Settings.model_fields else ""
+        # A URL may hold a password, and is not shown.
+        value = f"={first['input']!r}" if name in Settings.model_fields and name != "redis_url" else ""
         raise SettingsError(f"{flag} ({variable}){value}: {first['msg']}") from error

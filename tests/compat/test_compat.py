@@ -80,9 +80,9 @@ def test_llm(server: Server, programs: Path, tmp_path: Path) -> None:
     (tmp_path / "extra-openai-models.yaml").write_text(example("llm", "yaml", server))
     home = {"LLM_USER_PATH": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
     assert run("bash", "-c", 'dirname "$(llm logs path)"', **home) == [str(tmp_path)]
-    chats = {*server.redis.scan_iter("everlong:chat:*")}
+    chats = {*server.redis.scan_iter("{everlong}:chat:*")}
     assert run("bash", "-ec", example("llm", "bash", server), **home)
-    new = [server.redis.hget(key, "messages") for key in {*server.redis.scan_iter("everlong:chat:*")} - chats]
+    new = [server.redis.hget(key, "messages") for key in {*server.redis.scan_iter("{everlong}:chat:*")} - chats]
     assert sorted(new) == [b"2", b"4"], "the second goes on from the first"
 
 

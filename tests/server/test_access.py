@@ -359,7 +359,7 @@ def test_the_socket_of_responses(locked: Server, alice: Tenant, bob: Tenant) -> 
 def test_what_is_stored_opens_nothing(locked: Server) -> None:
     secret = new_key(locked, "carol")
     stored = {
-        key: locked.redis.dump(key) or b"" for key in locked.redis.scan_iter("everlong:*") if b"stream" not in key
+        key: locked.redis.dump(key) or b"" for key in locked.redis.scan_iter("{everlong}:*") if b"stream" not in key
     }
     assert not any(secret.split("_", 2)[2].encode() in value for value in stored.values())
     record = locked.redis.hgetall(keys.api_key(secret.split("_")[1]))
@@ -492,7 +492,7 @@ def test_a_ticket_opens_one_socket(locked: Server, alice: Tenant, bob: Tenant) -
     assert made.status_code == 201
     ticket = made.json()["ticket"]
     assert 0 < made.json()["expires_at"] - time.time() <= 30
-    (stored,) = locked.redis.scan_iter("everlong:ticket:*")
+    (stored,) = locked.redis.scan_iter("{everlong}:ticket:*")
     assert ticket.encode() not in stored
     assert 0 < locked.redis.pttl(stored) <= 30_000
     with opened(locked, session, f"?ticket={ticket}") as socket:
@@ -505,7 +505,7 @@ def test_a_ticket_opens_one_socket(locked: Server, alice: Tenant, bob: Tenant) -
         assert json.loads(socket.recv(timeout=60))["error"]["code"] == "session_not_found"
     ticket = alice.http.post("/v1/tickets").json()["ticket"]
     locked.error(locked.http.get(f"/v1/sessions?ticket={ticket}"), 401, "missing_api_key")
-    locked.redis.delete(*locked.redis.scan_iter("everlong:ticket:*"))
+    locked.redis.delete(*locked.redis.scan_iter("{everlong}:ticket:*"))
 
 
 def test_revoking_a_key_ends_its_tickets_and_sockets(locked: Server, alice: Tenant) -> None:

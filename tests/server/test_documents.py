@@ -83,7 +83,7 @@ def test_delete_cancels_reading_and_leaves_nothing(server: Server) -> None:
     assert answer.json() == {"id": document["id"], "object": "document.deleted", "deleted": True}
     server.error(server.http.get(f"/v1/documents/{document['id']}"), 404, "document_not_found")
     server.error(server.http.delete(f"/v1/documents/{document['id']}"), 404, "document_not_found")
-    jobs = next(iter(server.redis.scan_iter("everlong:jobs:*")))
+    jobs = next(iter(server.redis.scan_iter("{everlong}:jobs:*")))
     wait_for(lambda: server.redis.xlen(jobs) == 0, what="for the job to be dropped")
     assert not list((server.data / "documents").glob(f"*{document['id']}*"))
     # The reader is free again.

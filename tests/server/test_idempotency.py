@@ -34,7 +34,7 @@ async def redis(redis_url: str) -> AsyncIterator[Client]:
     for replica in ("r1", "r2"):
         await client.set(keys.replica(replica), 1, px=60_000)
     yield client
-    for name in await client.keys("everlong:attempt:*"):
+    for name in await client.keys("{everlong}:attempt:*"):
         assert 0 < await client.pttl(name) <= 60_000
     await client.aclose()
 
@@ -229,7 +229,7 @@ def test_keys_that_are_none(server: Server, bad: str | bytes) -> None:
 
 def orphan(server: Server, name: str) -> None:
     """Makes the record what kill -9 leaves behind the effect and before the answer."""
-    for record in server.redis.scan_iter("everlong:attempt:*"):
+    for record in server.redis.scan_iter("{everlong}:attempt:*"):
         if name.encode() in (server.redis.hget(record, "answer") or b""):
             server.redis.hdel(record, "answer")
             server.redis.hset(record, "owner", "dead|1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -67,7 +68,15 @@ async def test_a_sweep_takes_only_our_own_leavings(tmp_path: Path) -> None:
     for name in (keep, lost, f".doc_{'c' * 32}.part", "thesis.txt", "doc_short"):
         (tmp_path / name).write_text("x")
     (tmp_path / "folder").mkdir()
-    await blobs.sweep({keep})
+
+    async def known() -> set[str]:
+        return {keep}
+
+    assert await blobs.sweep(known, untouched=3600) == [], "somebody may be at it"
+    partial = tmp_path / f".doc_{'c' * 32}.part"
+    os.utime(partial, (1, 1))
+    assert await blobs.sweep(known, untouched=3600) == [partial.name]
+    assert await blobs.sweep(known) == [lost]
     assert {path.name for path in tmp_path.iterdir()} == {keep, "thesis.txt", "doc_short", "folder"}
 
 

@@ -255,7 +255,7 @@ async def test_an_answer_is_charged_however_it_ends(redis: Client) -> None:
 async def test_what_was_there_before_tenants_is_the_defaults(redis: Client) -> None:
     old = document(30)
     await redis.hset(keys.document(old.id), mapping=old.fields())
-    await redis.zadd("everlong:documents", {old.id: 1.0})
+    await redis.zadd("{everlong}:documents", {old.id: 1.0})
     await adopt(redis)
     await adopt(redis)
     assert [d.id for d in (await documents(redis, "default").newest(10, None))[0]] == [old.id]

@@ -133,9 +133,9 @@ def test_a_look_is_refused_as_a_message_is(server: Server) -> None:
     server.http.delete(f"/v1/documents/{document}")
     server.error(server.http.get(f"/v1/sessions/{session}/memory"), 409, "document_failed")
     ready = server.session()["id"]
-    server.redis.hset(f"everlong:session:{ready}", mapping={"state": b"EVLSTATE", "state_bytes": 8})
+    server.redis.hset(f"{{everlong}}:session:{ready}", mapping={"state": b"EVLSTATE", "state_bytes": 8})
     server.error(server.http.get(f"/v1/sessions/{ready}/memory"), 409, "state_unusable")
-    server.redis.hset(f"everlong:session:{ready}", "model", "another")
+    server.redis.hset(f"{{everlong}}:session:{ready}", "model", "another")
     server.error(server.http.get(f"/v1/sessions/{ready}/memory"), 409, "state_unusable")
     server.http.delete(f"/v1/sessions/{ready}")
 

@@ -30,7 +30,7 @@ def last(events: queue.Queue) -> Finished | Failed:
     return event
 
 
-@pytest.mark.parametrize("method", ["open", "step", "close"])
+@pytest.mark.parametrize("method", ["open", "step", "read"])
 def test_an_error_in_the_batch_ends_its_answers_and_nothing_else(model, monkeypatch, method: str) -> None:
     runner = Runner(model, max_streams=4, reading_share=0.3)
     runner.start()
@@ -98,3 +98,28 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
         assert kept[: len(kept) - 34] == text[0].tolist()[-(len(kept) - 34) :] != [], "the text is still in the window"
     finally:
         runner.stop()
+
+
+def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(model) -> None:
+    """Bit for bit: it is what reading the same tokens gives, whatever the batch."""
+    S = model.memory.segment_length
+    prompts = [list(range(5 + n, 25 + 3 * n)) for n in range(6)]
+    params = SamplingParams(temperature=0, max_tokens=3 * S, ignore_eos=True)
+
+    def run(at_once: int) -> list[Finished]:
+        runner, ends = Runner(model, max_streams=at_once, reading_share=0.3), []
+        for begin in range(0, len(prompts), at_once):
+            events: list[queue.Queue] = []
+            for prompt in prompts[begin : begin + at_once]:
+                events.append(queue.Queue())
+                state = model.memory.initial_state(1)
+                runner.submit(Answer(state, [], prompt, params, 0, events[-1].put))
+            if begin == 0:
+                runner.start()  # with all of them at hand
+            ends += [last(q) for q in events]
+        runner.stop()
+        return ends
+
+    alone, together = run(1), run(len(prompts))
+    assert [end.open for end in together] == [end.open for end in alone]
+    assert [end.state.digest() for end in together] == [end.state.digest() for end in alone]

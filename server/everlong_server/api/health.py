@@ -12,6 +12,7 @@ from everlong_server.api.errors import RESPONSES
 from everlong_server.api.views import Served, model_view, whole
 from everlong_server.errors import NotFound, Unavailable
 from everlong_server.metrics import CONTENT_TYPE_LATEST
+from everlong_server.store import keys
 
 router = APIRouter()
 
@@ -32,7 +33,7 @@ async def readyz(request: Request) -> str:
         raise Unavailable("the engine has failed; the server must be restarted", code="engine_failed", retry_after=30)
     try:
         async with asyncio.timeout(2.0):
-            await services.redis.ping()
+            await services.redis.exists(keys.FENCE)  # a node of a cluster that has none of our keys would answer a ping
     except TimeoutError:
         raise Unavailable("the store does not answer", code="store_unavailable", retry_after=2) from None
     return "ok"

@@ -56,16 +56,16 @@ def tiny_memory(name: str, backbone: Backbone | None, segment: int = SEGMENT) ->
     return module.eval().requires_grad_(False)
 
 
-def tiny_rmt() -> RMT:
-    """RMT of 512-token segments and 16 memory tokens around the tiny backbone."""
-    return RMT(RMTConfig(segment_length=SEGMENT, memory_tokens=MEMORY_TOKENS), tiny_backbone()).eval()
+def tiny_rmt(segment: int = SEGMENT) -> RMT:
+    """RMT of 16 memory tokens around the tiny backbone."""
+    return RMT(RMTConfig(segment_length=segment, memory_tokens=MEMORY_TOKENS), tiny_backbone()).eval()
 
 
-def save_tiny(folder: Path) -> Path:
+def save_tiny(folder: Path, segment: int = SEGMENT) -> Path:
     """The same as a model folder for `--model`; its path."""
-    memory = tiny_rmt()
+    memory = tiny_rmt(segment)
     memory.backbone.model.save_pretrained(folder / "backbone")
     tiny_tokenizer().save_pretrained(folder / "backbone")
-    spec = {"name": "rmt", "segment_length": SEGMENT, "memory_tokens": MEMORY_TOKENS}
+    spec = {"name": "rmt", "segment_length": segment, "memory_tokens": MEMORY_TOKENS}
     save_weights(folder, Manifest(backbone="backbone", memory=spec, trained=False), memory)
     return folder

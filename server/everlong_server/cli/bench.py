@@ -2,26 +2,83 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from everlong_server.cli.common import Output, command, err, fail, out, write
 
-bench = typer.Typer(add_completion=False)
+if TYPE_CHECKING:
+    from everlong_server.bench.report import Report
+
+bench = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Measure something, and hold it against its target."
+)
+
+Quick = Annotated[bool, typer.Option(help="smaller sizes, for trying it out")]
 
 
 @bench.command()
-def _bench(
-    name: Annotated[str, typer.Argument(help="which: flat, read, restart")],
-    output: Output = None,
-    quick: Annotated[bool, typer.Option(help="smaller sizes, for trying it out")] = False,
-) -> None:
-    """Measure something, and hold it against its target."""
-    from everlong_server.bench import BENCHMARKS
+def flat(output: Output = None, quick: Quick = False) -> None:
+    """Neither time per token nor memory depends on how much was read."""
+    from everlong_server.bench import flat
 
-    if name not in BENCHMARKS:
-        raise fail(f"no benchmark {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
-    report = BENCHMARKS[name](quick=quick, progress=lambda message: err.print(f"[dim]{message}[/]"))
+    _report(lambda: flat.run(quick=quick, progress=_progress), output)
+
+
+@bench.command()
+def read(output: Output = None, quick: Quick = False) -> None:
+    """Reading, against what the matrix units can do."""
+    from everlong_server.bench import read
+
+    _report(lambda: read.run(quick=quick, progress=_progress), output)
+
+
+@bench.command()
+def restart(output: Output = None, quick: Quick = False) -> None:
+    """A second question right after a restart, against one without."""
+    from everlong_server.bench import restart
+
+    _report(lambda: restart.run(quick=quick, progress=_progress), output)
+
+
+@bench.command()
+def chaos(
+    points: Annotated[int, typer.Option(help="kill replicas in the middle of something so often", min=0)] = 300,
+    minutes: Annotated[float, typer.Option(help="end after so long at the latest", min=0)] = 60.0,
+    seed: Annotated[int, typer.Option(help="of what is done and broken, and when", min=0)] = 0,
+    replicas: Annotated[int, typer.Option(help="server processes on one Redis", min=1, max=64)] = 3,
+    workers: Annotated[int, typer.Option(help="callers at once", min=1, max=256)] = 4,
+    away: Annotated[float, typer.Option(help="what goes away comes back after so many seconds at most", min=0.2)] = 6.0,
+    burst: Annotated[
+        int, typer.Option(help="replicas killed in a row at most, without waiting for recovery", min=1)
+    ] = 8,
+    model: Annotated[Path | None, typer.Option(help="a model folder; default: a tiny one with random weights")] = None,
+    fault: Annotated[
+        list[str] | None, typer.Option(help="only this one, by its name in the report; may be repeated")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="a picture of memory and open files over the time")] = None,
+    output: Output = None,
+) -> None:
+    """Break processes, connections and disks while they are used: nothing acknowledged may be lost."""
+    from everlong_server.bench.chaos import FAULTS, Plan, run
+
+    if unknown := set(fault or ()) - set(FAULTS):
+        raise fail(f"no fault {unknown.pop()!r}; there are: {'; '.join(FAULTS)}")
+    plan = Plan(points, minutes, seed, replicas, workers, away, burst, model, fault or None)
+    report = _report(lambda: run(plan, _progress, plot), output)
+    if not all(target.met for target in report.targets[1:]):  # what was lost; not whether there was time for all points
+        raise typer.Exit(1)
+
+
+def _report(measure: Callable[[], Report], output: Path | None) -> Report:
+    report = measure()
     report.show(out)
     write(report.document(command=command()), output)
+    return report
+
+
+def _progress(message: str) -> None:
+    err.print(f"[dim]{message}[/]")

@@ -95,11 +95,13 @@ def _with(settings: Settings, work: Callable[[Credentials], Awaitable[T]]) -> T:
     from everlong_server.errors import ServerError
     from everlong_server.store.connection import connect
     from everlong_server.store.credentials import Credentials
+    from everlong_server.store.documents import adopt
     from everlong_server.store.embedded import EmbeddedRedisError
 
     async def run(url: str) -> T:
-        redis = connect(url)
+        redis = connect(url, settings.redis_copies)
         try:
+            await adopt(redis)
             return await work(Credentials(redis))
         finally:
             await redis.aclose()

@@ -101,11 +101,6 @@ class Batch:
         assert self._cache is not None
         self._cache = self._cache.select([r for r in range(len(self.rows) + 1) if r != row]) if self.rows else None
 
-    def close(self, item: Answer) -> MemoryState:
-        """The state with the answer's segment, which is full."""
-        assert self._cache is not None
-        return self._memory.close(self._cache.select([self.rows.index(item)]))
-
     def step(self, drawn: Mapping[int, int]) -> None:
         """One token further for every answer whose id is in `drawn`; the others sit out and get the last rows."""
         rows = [item for item in self.rows if item.id in drawn]

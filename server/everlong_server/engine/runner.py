@@ -230,6 +230,16 @@ class Runner:
         self._batch.enter(item)
         self._scheduler.opened(item.id)
 
+    def _remembered(self, item: Answer) -> MemoryState:
+        """The state with the answer's segment, which is full.
+
+        It is read again, alone: what its tokens left in the batch's cache depends, in the last bits, on the rows that were
+        beside it then. So a state follows from its tokens, and is the same whatever else the server did. One pass over a
+        segment is a small part of what its generation took.
+        """
+        self._moved(item)
+        return self._memory.read(self._tensor(item.open), item.state)
+
     def _moved(self, item: Answer) -> None:
         """A segment has gone into the answer's state."""
         if item.newest is not None:
@@ -249,9 +259,8 @@ class Runner:
         S = self._memory.segment_length
         for item in [item for item in self._batch.rows if len(item.open) == S]:
             # The segment is full: it goes into the memory, and the token just drawn begins the next one.
-            item.state = self._batch.close(item)
             self._batch.leave(item)
-            self._moved(item)
+            item.state = self._remembered(item)
             item.open = [drawn.pop(item.id)]
             self._batch.enter(item)
         self._batch.step(drawn)
@@ -287,17 +296,17 @@ class Runner:
             if rest:
                 item.written.append(rest)
                 item.sink(Delta(rest, []))
-        state = item.state
-        if len(item.open) == self._memory.segment_length:
-            state = self._batch.close(item)
+        S = self._memory.segment_length
+        if len(item.open) == S:
+            item.state = self._remembered(item)
             item.open = []
         if last is not None:
             item.open = [*item.open, last]
-            if len(item.open) == self._memory.segment_length:
-                state = self._memory.read(self._tensor(item.open), state)
+            if len(item.open) == S:
+                item.state = self._remembered(item)
                 item.open = []
         finished = Finished(
-            reason, "".join(item.written), state.to("cpu"), list(item.open), item.generated, len(item.prompt)
+            reason, "".join(item.written), item.state.to("cpu"), list(item.open), item.generated, len(item.prompt)
         )
         self._forget(item)
         item.sink(finished)

@@ -9,7 +9,8 @@ import os
 import re
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
 
@@ -102,16 +103,33 @@ class Blobs:
         if await asyncio.to_thread(self._fs.exists, self._path(name)):
             await asyncio.to_thread(self._fs.rm_file, self._path(name))
 
-    async def sweep(self, keep: set[str]) -> list[str]:
+    async def sweep(self, keep: Callable[[], Awaitable[set[str]]], untouched: float = 0.0) -> list[str]:
         """Removes what was never completed, and what belongs to no document or upload in `keep`; nothing but our own.
-        Their names."""
-        entries = await asyncio.to_thread(self._fs.ls, self._root, detail=True)
-        names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
-        ours = [match for name in names if (match := _OURS.fullmatch(name))]
-        lost = [match[0] for match in ours if match[0].startswith(".") or match[1] not in keep]
+        Their names.
+
+        `untouched`: only what has not been written for so many seconds, where others may be uploading. A file is listed
+        before `keep` is asked, so that what becomes a document meanwhile is in it.
+        """
+        latest = datetime.now(UTC) - timedelta(seconds=untouched)
+        old = await asyncio.to_thread(self._ours, latest)
+        kept = await keep() if old else set()
+        lost = [match[0] for match in old if match[0].startswith(".") or match[1] not in kept]
         for name in lost:
             await self.delete(name)
         return lost
+
+    def _ours(self, latest: datetime) -> list[re.Match[str]]:
+        """Our files that were written by then."""
+        entries = self._fs.ls(self._root, detail=True)
+        names = [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
+        return [match for name in names if (match := _OURS.fullmatch(name)) and self._written(name) <= latest]
+
+    def _written(self, name: str) -> datetime:
+        try:
+            moment: datetime = self._fs.modified(self._path(name))
+        except FileNotFoundError:  # complete or deleted since it was listed
+            return datetime.max.replace(tzinfo=UTC)
+        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
     async def delete_parts(self, upload: str) -> None:
         """Removes all that was received for an upload, also what is still being written."""

@@ -17,9 +17,10 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 from everlong_server.errors import InvalidRequest, NotFound, Unauthenticated
-from everlong_server.store import keys
+from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
 from everlong_server.store.records import Hash, now
+from everlong_server.store.scripts import Scripts, flat
 
 SCOPES = ("read", "write", "admin")
 """read: to look. write: to make, to ask and to delete. admin: the keys of one's own tenant. None implies another."""
@@ -73,6 +74,7 @@ class Credentials:
 
     def __init__(self, redis: Client) -> None:
         self._redis = redis
+        self._scripts = Scripts(redis)
 
     async def create(
         self, tenant: str, *, name: str = "", scopes: Collection[str] = ("read", "write"), seconds: float | None = None,
@@ -103,10 +105,9 @@ class Credentials:
             "id": key.id, "tenant": key.tenant, "name": key.name, "scopes": " ".join(key.scopes), "digest": _digest(secret),
             "created_at": key.created_at, "expires_at": "" if key.expires_at is None else key.expires_at,
         }  # fmt: skip
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(keys.api_key(key.id), mapping=fields)
-            pipe.zadd(keys.API_KEYS, {key.id: key.created_at})
-            await pipe.execute()
+        await self._scripts.run(
+            scripts.STORE, [keys.api_key(key.id), keys.API_KEYS], ["", key.id, key.created_at, *flat(fields)]
+        )
 
     async def all(self, tenant: str | None = None) -> list[ApiKey]:
         """Every key, or those of one tenant, the newest first; also those that are no longer good."""
@@ -126,7 +127,7 @@ class Credentials:
         stored = await self._redis.hgetall(keys.api_key(key_id)) if re.fullmatch(r"[0-9a-f]{16}", key_id) else None
         if not stored or (tenant is not None and _key(stored).tenant != tenant):
             raise NotFound(f"no key {key_id[:64]!r}", param="key_id", code="key_not_found")
-        if await self._redis.hsetnx(keys.api_key(key_id), "revoked_at", now()):
+        if await self._scripts.run(scripts.REVOKE, [keys.api_key(key_id)], [now()]):
             _log("key.revoked", _key(stored), by)
         return _key(await self._redis.hgetall(keys.api_key(key_id)))
 

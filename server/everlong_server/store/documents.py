@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from everlong_server.errors import NotFound
 from everlong_server.store import keys, scripts
 from everlong_server.store.allowance import MISSING_QUEUE, MISSING_ROOM, Allowance, today
@@ -145,11 +147,10 @@ class Documents:
             done = await self._scripts.run(
                 scripts.ENSURE_READING,
                 [
-                    keys.reading(str(fields["id"])), keys.jobs(model),
-                    keys.reading(parent) if parent else "", keys.reading_children(parent) if parent else "",
-                    keys.queued(self._tenant, model), *pairs,
+                    keys.reading(str(fields["id"])), keys.jobs(model), keys.queued(self._tenant, model), *pairs,
+                    *([keys.reading(parent), keys.reading_children(parent)] if parent else []),
                 ],
-                [fields["id"], most, *flat(fields)],
+                [fields["id"], most, n, *flat(fields)],
             )  # fmt: skip
             if done == MISSING_QUEUE:
                 raise self._allowance.queue_full()
@@ -218,19 +219,27 @@ def _no_document(document_id: str, param: str) -> NotFound:
 
 
 async def adopt(redis: Client) -> None:
-    """Makes the lists of before there were tenants the default tenant's."""
-    for old, new in (
-        ("everlong:documents", keys.documents(DEFAULT_TENANT)),
-        ("everlong:sessions", keys.sessions(DEFAULT_TENANT)),
-    ):
-        if await redis.exists(old):
-            if "documents" in old:
-                ids = [member.decode() for member in await redis.zrange(old, 0, -1)]
+    """Gives what earlier versions have stored its names of today.
+
+    Keys that did not name their slot get names that do; the lists of before there were tenants become the default tenant's.
+    """
+    old = keys.PREFIX.replace("{", "").replace("}", "")
+    async for key in redis.scan_iter(f"{old}*", count=1000):
+        try:
+            await redis.renamenx(key, keys.PREFIX.encode() + key.removeprefix(old.encode()))
+        except ResponseError:
+            if await redis.exists(key):  # else another replica has renamed it, or it has expired
+                raise
+    for name, new in (("documents", keys.documents(DEFAULT_TENANT)), ("sessions", keys.sessions(DEFAULT_TENANT))):
+        index = f"{keys.PREFIX}{name}"
+        if await redis.exists(index):
+            if name == "documents":
+                ids = [member.decode() for member in await redis.zrange(index, 0, -1)]
                 sizes = [await redis.hmget(keys.document(id), "bytes", "text_offset") for id in ids]
                 await redis.incrby(keys.stored(DEFAULT_TENANT), sum(int(n or 0) for size in sizes for n in size))
             async with redis.pipeline(transaction=True) as pipe:
-                pipe.zunionstore(new, [new, old])
-                pipe.delete(old)
+                pipe.zunionstore(new, [new, index])
+                pipe.delete(index)
                 await pipe.execute()
 
 

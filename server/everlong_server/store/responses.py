@@ -137,10 +137,8 @@ class Responses:
 
     async def keep(self, response: Response) -> None:
         """Stores one that has its answer."""
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(keys.response(response.id), mapping={**response.asked(), **response.end()})
-            pipe.pexpire(keys.response(response.id), self._ms)
-            await pipe.execute()
+        fields = {**response.asked(), **response.end()}
+        await self._scripts.run(scripts.STORE, [keys.response(response.id)], [self._ms, "", "", *flat(fields)])
 
     async def delete(self, response_id: str) -> None:
         """Raises `NotFound`. Whoever is answering it finds it gone and writes nothing."""

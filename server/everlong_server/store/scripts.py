@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from redis.asyncio import RedisCluster
 from redis.commands.core import AsyncScript
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError
 
 from everlong_server.store.connection import Client
+from everlong_server.store.keys import FENCE
 
 # KEYS: document, documents, document_readings, reading, jobs, stored, queued, and the upload and its parts that it is
 # made of, if it is
@@ -33,21 +37,22 @@ redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3])
 return 1
 """
 
-# KEYS: reading, jobs, parent reading or '', parent's children, queued, then pairs document, document_readings
-# ARGV: reading id, most queued or '', fields and values of the reading
+# KEYS: reading, jobs, queued, then n pairs document, document_readings, then the parent reading and its children, if any
+# ARGV: reading id, most queued or '', n, fields and values of the reading
 # Returns 1 (created), 0 (there already), -k (the k-th document is gone), -1002 (too many queued)
 ENSURE_READING = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-for i = 6, #KEYS, 2 do
-  if redis.call('EXISTS', KEYS[i]) == 0 then return -(i - 4) / 2 end
+local last = 3 + 2 * ARGV[3]
+for i = 4, last, 2 do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return -(i - 2) / 2 end
 end
-if ARGV[2] ~= '' and redis.call('SCARD', KEYS[5]) >= tonumber(ARGV[2]) then return -1002 end
-redis.call('SADD', KEYS[5], ARGV[1])
-redis.call('HSET', KEYS[1], unpack(ARGV, 3))
-for i = 6, #KEYS, 2 do redis.call('SADD', KEYS[i + 1], ARGV[1]) end
-local parent = KEYS[3] ~= '' and redis.call('HGET', KEYS[3], 'status')
+if ARGV[2] ~= '' and redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[2]) then return -1002 end
+redis.call('SADD', KEYS[3], ARGV[1])
+redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+for i = 4, last, 2 do redis.call('SADD', KEYS[i + 1], ARGV[1]) end
+local parent = KEYS[last + 1] and redis.call('HGET', KEYS[last + 1], 'status')
 if parent == 'queued' or parent == 'reading' then
-  redis.call('SADD', KEYS[4], ARGV[1])
+  redis.call('SADD', KEYS[last + 2], ARGV[1])
 else
   redis.call('XADD', KEYS[2], '*', 'reading', ARGV[1])
 end
@@ -189,7 +194,7 @@ redis.call('HSET', KEYS[1], unpack(ARGV))
 return 1
 """
 
-# KEYS: session, sessions, reading or ''. ARGV: session id, created, most sessions or '', fields and values
+# KEYS: session, sessions, and the reading if there is one. ARGV: session id, created, most sessions or '', fields and values
 # Returns 1, 0 (there already), -1001 (too many)
 CREATE_SESSION = (
     _FORK
@@ -198,7 +203,7 @@ if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 if ARGV[3] ~= '' and redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[3]) then return -1001 end
 redis.call('HSET', KEYS[1], unpack(ARGV, 4))
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
-if KEYS[3] ~= '' then fork(KEYS[3], KEYS[1]) end
+if KEYS[3] then fork(KEYS[3], KEYS[1]) end
 return 1
 """
 )
@@ -321,8 +326,27 @@ return 1
 """
 
 
+# KEYS: what is stored, and its index, if it has one. ARGV: milliseconds that it lives or '', its member and its place in the
+# index or '' and '', fields and values
+STORE = """
+redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+if ARGV[1] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
+if KEYS[2] then redis.call('ZADD', KEYS[2], ARGV[3], ARGV[2]) end
+return 1
+"""
+
+# KEYS: API key. ARGV: time. Returns 1 if it was good until now.
+REVOKE = "return redis.call('HSETNX', KEYS[1], 'revoked_at', ARGV[1])"
+
+_COPY_MS = 2000
+
+
 class Scripts:
-    """The scripts above, registered with one client; called as `await scripts.run(TEXT, keys, args)`."""
+    """The scripts above, registered with one client; called as `await scripts.run(TEXT, keys, args)`.
+
+    What a script has written has as many copies as the client asks for (`connect`) before it is answered; if there are
+    not enough, it may have been done, and the caller is told that Redis is away.
+    """
 
     def __init__(self, redis: Client) -> None:
         self._redis = redis
@@ -332,7 +356,33 @@ class Scripts:
         """The script's result."""
         if text not in self._scripts:
             self._scripts[text] = self._redis.register_script(text)
-        return await self._scripts[text](keys=keys, args=args)
+        script = self._scripts[text]
+        if not self._redis.copies:
+            return await script(keys=keys, args=args)
+        try:
+            return await self._copied(script, keys, args)
+        except NoScriptError:
+            await self._redis.script_load(text)
+            return await self._copied(script, keys, args)
+
+    async def _copied(self, script: AsyncScript, keys: list[str], args: list[Any]) -> Any:
+        """In one go on one connection: the copies are counted by the server that has run the script."""
+        copies, where = self._redis.copies, {}
+        if isinstance(self._redis, RedisCluster):
+            await self._redis.initialize()
+            where = {"target_nodes": self._redis.get_node_from_key(FENCE)}
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.execute_command("EVALSHA", script.sha, len(keys), *keys, *args, **where)
+            # A write, so that also what was written by a sending whose answer got lost is waited for.
+            pipe.execute_command("INCRBY", FENCE, 0, **where)
+            pipe.execute_command("WAIT", copies, _COPY_MS, **where)
+            done, *rest = await pipe.execute(raise_on_error=False)
+        for result in (done, *rest):
+            if isinstance(result, Exception):
+                raise result
+        if rest[1] < copies:
+            raise RedisConnectionError(f"{rest[1]} replicas of Redis have the write, and {copies} should")
+        return done
 
 
 def flat(fields: dict[str, Any]) -> list[Any]:

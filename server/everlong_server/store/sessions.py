@@ -57,13 +57,13 @@ class Sessions:
         `id`: its id; one that is there is left as it is. `remember`: False begins with an empty memory, whatever was read: the documents are only searched.
         """
         session_id = id or new_id("ses")
-        reading = keys.reading(reading_id(model, documents)) if documents and remember else ""
+        reading = [keys.reading(reading_id(model, documents))] if documents and remember else []
         fields = Session.fields(session_id, model, model_name, documents) | {"tenant": self._tenant}
         if not remember:
             fields |= {"state_bytes": 0}  # it has started
         done = await self._scripts.run(
             scripts.CREATE_SESSION,
-            [keys.session(session_id), keys.sessions(self._tenant), reading],
+            [keys.session(session_id), keys.sessions(self._tenant), *reading],
             [session_id, fields["created_at"], self._most, *flat(fields)],
         )
         if done < 0:

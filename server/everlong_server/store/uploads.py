@@ -11,7 +11,7 @@ from everlong_server.errors import NotFound
 from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
 from everlong_server.store.records import belongs, is_id, now
-from everlong_server.store.scripts import Scripts
+from everlong_server.store.scripts import Scripts, flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,9 @@ class Uploads:
         """Stores it."""
         assert self._tenant is not None, "an upload belongs to somebody"
         fields = {name: value for name, value in asdict(upload).items() if value is not None} | {"tenant": self._tenant}
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.hset(keys.upload(upload.id), mapping=fields)
-            pipe.zadd(keys.UPLOADS, {upload.id: upload.expires_at})
-            await pipe.execute()
+        await self._scripts.run(
+            scripts.STORE, [keys.upload(upload.id), keys.UPLOADS], ["", upload.id, upload.expires_at, *flat(fields)]
+        )
 
     async def get(self, upload_id: str) -> Upload:
         """Raises `NotFound`, also of one that has expired."""

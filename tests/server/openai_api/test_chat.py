@@ -221,7 +221,7 @@ def test_nulls_are_as_if_not_given(client: OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_leaves_nothing(client: OpenAI, server: Server, stream: bool) -> None:
-    before = {key for key in server.redis.scan_iter("everlong:*") if b"replica" not in key}
+    before = {key for key in server.redis.scan_iter("{everlong}:*") if b"replica" not in key}
     asked = user(f"Talk, stream {stream}.")
     if stream:
         with chat(client, asked, max_tokens=1_000_000, stream=True) as chunks:
@@ -230,4 +230,4 @@ def test_a_client_that_leaves_leaves_nothing(client: OpenAI, server: Server, str
         with pytest.raises(openai.APITimeoutError):
             chat(client, asked, max_tokens=1_000_000, timeout=1)
     wait_for(lambda: "everlong_answering 0.0" in server.http.get("/metrics").text, 30, "for the answer to stop")
-    assert {key for key in server.redis.scan_iter("everlong:*") if b"replica" not in key} == before
+    assert {key for key in server.redis.scan_iter("{everlong}:*") if b"replica" not in key} == before

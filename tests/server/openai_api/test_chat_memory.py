@@ -13,7 +13,7 @@ def test_what_was_forgotten_is_read_again(client: OpenAI, server: Server) -> Non
     said = [user("Tell me of it. " * 40)]
     said.append(chat(client, *said).choices[0].message)
     known = chat(client, *said, user("And?"))
-    for key in server.redis.scan_iter("everlong:chat:*"):
+    for key in server.redis.scan_iter("{everlong}:chat:*"):
         server.redis.delete(key)
     again = chat(client, *said, user("And?"))
     assert known.usage.prompt_tokens_details.cached_tokens > again.usage.prompt_tokens_details.cached_tokens == 0
@@ -25,10 +25,10 @@ def test_a_damaged_record_is_dropped_and_the_dialogue_read_again(
     client: OpenAI, server: Server, damage: dict[str, bytes | None]
 ) -> None:
     said = [user(f"Tell me of {damage}. " * 20)]
-    before = set(server.redis.scan_iter("everlong:chat:*"))
+    before = set(server.redis.scan_iter("{everlong}:chat:*"))
     said.append(chat(client, *said).choices[0].message)
     assert chat(client, *said, user("And?")).usage.prompt_tokens_details.cached_tokens > 0
-    kept = [key for key in server.redis.scan_iter("everlong:chat:*") if key not in before]
+    kept = [key for key in server.redis.scan_iter("{everlong}:chat:*") if key not in before]
     for key in kept:
         for field, value in damage.items():
             server.redis.hdel(key, field) if value is None else server.redis.hset(key, field, value)
@@ -40,7 +40,7 @@ def test_a_damaged_record_is_dropped_and_the_dialogue_read_again(
 
 def test_chats_about_a_document_go_with_it(client: OpenAI, server: Server) -> None:
     def about(file: str) -> list[bytes]:
-        every = server.redis.scan_iter("everlong:chat:*")
+        every = server.redis.scan_iter("{everlong}:chat:*")
         return [key for key in every if file.encode() in (server.redis.hget(key, "documents") or b"")]
 
     gone, stays = (server.read("Once upon a time.")["id"] for _ in range(2))

@@ -50,9 +50,9 @@ def test_using_one_twice_forks(client: OpenAI) -> None:
 def test_deleted_is_deleted(client: OpenAI, server: Server) -> None:
     root = respond(client, "Tell me of it. " * 40)
     child = respond(client, "And?", previous_response_id=root.id)
-    before = set(server.redis.scan_iter("everlong:*"))
+    before = set(server.redis.scan_iter("{everlong}:*"))
     client.responses.delete(root.id)
-    gone = before - set(server.redis.scan_iter("everlong:*"))
+    gone = before - set(server.redis.scan_iter("{everlong}:*"))
     assert len(gone) == 2, "the response, and what is known of its dialogue"
     for ask in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
         with pytest.raises(openai.NotFoundError) as error:
@@ -65,10 +65,10 @@ def test_deleted_is_deleted(client: OpenAI, server: Server) -> None:
 
 
 def test_what_is_not_stored_leaves_nothing(client: OpenAI, server: Server) -> None:
-    before = set(server.redis.scan_iter("everlong:response:*"))
+    before = set(server.redis.scan_iter("{everlong}:response:*"))
     response = respond(client, "Hi.", store=False)
     assert response.output_text
-    assert set(server.redis.scan_iter("everlong:response:*")) == before
+    assert set(server.redis.scan_iter("{everlong}:response:*")) == before
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(response.id)
 
@@ -150,8 +150,8 @@ def ask(question: str, *files: str) -> list[dict[str, Any]]:
 def test_a_damaged_state_is_read_again(client: OpenAI, server: Server) -> None:
     root = respond(client, "Tell me of it. " * 40)
     on = respond(client, "And?", previous_response_id=root.id)
-    server.redis.hset(f"everlong:response:{root.id}", "state", b"rubbish")
-    for key in server.redis.scan_iter("everlong:chat:*"):
+    server.redis.hset(f"{{everlong}}:response:{root.id}", "state", b"rubbish")
+    for key in server.redis.scan_iter("{everlong}:chat:*"):
         server.redis.delete(key)
     again = respond(client, "And?", previous_response_id=root.id)
     assert cached(on) > cached(again) == 0
@@ -212,7 +212,7 @@ def test_logprobs(client: OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_leaves_nothing(client: OpenAI, server: Server, stream: bool) -> None:
-    before = {key for key in server.redis.scan_iter("everlong:*") if b"replica" not in key}
+    before = {key for key in server.redis.scan_iter("{everlong}:*") if b"replica" not in key}
     if stream:
         with respond(client, "Talk.", max_output_tokens=1_000_000, stream=True) as events:
             next(event for event in events if event.type == "response.output_text.delta")
@@ -220,7 +220,7 @@ def test_a_client_that_leaves_leaves_nothing(client: OpenAI, server: Server, str
         with pytest.raises(openai.APITimeoutError):
             respond(client, "Talk.", max_output_tokens=1_000_000, timeout=1)
     wait_for(lambda: "everlong_answering 0.0" in server.http.get("/metrics").text, 30, "for the answer to stop")
-    assert {key for key in server.redis.scan_iter("everlong:*") if b"replica" not in key} == before
+    assert {key for key in server.redis.scan_iter("{everlong}:*") if b"replica" not in key} == before
 
 
 async def test_the_async_client(server: Server) -> None:

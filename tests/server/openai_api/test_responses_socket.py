@@ -98,14 +98,14 @@ def test_one_at_a_time(ws: Any) -> None:
 
 
 def test_a_client_that_leaves_stops_its_answer(client: OpenAI, server: Server) -> None:
-    before = set(server.redis.scan_iter("everlong:response:*"))
+    before = set(server.redis.scan_iter("{everlong}:response:*"))
     with client.responses.connect() as connection:
         connection.response.create(
             input="Talk.", **{**HOW, "max_output_tokens": LONG}, text={"format": {"type": "text"}}
         )
         heard(connection, "response.output_text.delta", *END)
     wait_for(lambda: "everlong_answering 0.0" in server.http.get("/metrics").text, 30, "for the answer to stop")
-    after = set(server.redis.scan_iter("everlong:response:*"))
+    after = set(server.redis.scan_iter("{everlong}:response:*"))
     assert len(after - before) <= 1, "at most one that had come to its end"
 
 

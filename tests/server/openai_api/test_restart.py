@@ -31,7 +31,7 @@ def a_chain_of_responses(client: OpenAI, server: Server) -> Iterator[None]:
     on = respond(client, "And?", previous_response_id=root.id)
     yield
     assert client.responses.retrieve(root.id) == root
-    for key in server.redis.scan_iter("everlong:chat:*"):  # it needs none of these
+    for key in server.redis.scan_iter("{everlong}:chat:*"):  # it needs none of these
         server.redis.delete(key)
     again = respond(client, "And?", previous_response_id=root.id)
     assert (again.output_text, again.usage) == (on.output_text, on.usage)
@@ -42,8 +42,8 @@ def uploads_that_are_not_complete(client: OpenAI, server: Server) -> Iterator[No
     text = "Ω Once upon a time. ".encode() * 100
     upload, late = begin_upload(client, len(text)), begin_upload(client, len(text))
     first, _ = (client.uploads.parts.create(each.id, data=text[:1001]).id for each in (upload, late))
-    server.redis.hset(f"everlong:upload:{late.id}", "expires_at", 1)
-    server.redis.zadd("everlong:uploads", {late.id: 1})
+    server.redis.hset(f"{{everlong}}:upload:{late.id}", "expires_at", 1)
+    server.redis.zadd("{everlong}:uploads", {late.id: 1})
     with pytest.raises(openai.NotFoundError) as error:
         client.uploads.parts.create(late.id, data=b"x")
     assert of(error) == ("upload_not_found", "upload_id")
@@ -52,7 +52,7 @@ def uploads_that_are_not_complete(client: OpenAI, server: Server) -> Iterator[No
     done = client.uploads.complete(upload.id, part_ids=[first, second])
     assert client.files.content(done.file.id).content == text
     assert not [path for path in (server.data / "documents").iterdir() if "upload" in path.name]
-    assert not server.redis.exists(f"everlong:upload:{late.id}", f"everlong:upload:{late.id}:parts")
+    assert not server.redis.exists(f"{{everlong}}:upload:{late.id}", f"{{everlong}}:upload:{late.id}:parts")
 
 
 def background_responses(client: OpenAI, server: Server) -> Iterator[None]:
@@ -61,9 +61,9 @@ def background_responses(client: OpenAI, server: Server) -> Iterator[None]:
     wait_for(lambda: client.responses.retrieve(first.id).status == "in_progress", 30, "for the answer to begin")
     poison, orphan, last = (respond(client, "Hi.", background=True) for _ in range(3))
     assert client.responses.retrieve(last.id).status == "queued"
-    server.redis.hset(f"everlong:response:{poison.id}", "attempts", 9)
-    facts = json.loads(server.redis.hget(f"everlong:response:{orphan.id}", "response") or "")
-    server.redis.hset(f"everlong:response:{orphan.id}", "response", json.dumps(facts | {"model": "another"}))
+    server.redis.hset(f"{{everlong}}:response:{poison.id}", "attempts", 9)
+    facts = json.loads(server.redis.hget(f"{{everlong}}:response:{orphan.id}", "response") or "")
+    server.redis.hset(f"{{everlong}}:response:{orphan.id}", "response", json.dumps(facts | {"model": "another"}))
     failed = client.responses.retrieve(orphan.id)
     assert (failed.status, failed.error.code) == ("failed", "model_not_found")
     assert client.responses.retrieve(first.id).status == "in_progress"
@@ -72,7 +72,7 @@ def background_responses(client: OpenAI, server: Server) -> Iterator[None]:
     failed = over(client, poison.id)
     assert (failed.status, failed.error.code) == ("failed", "too_many_attempts")
     assert over(client, last.id).status == "incomplete"
-    assert server.redis.xlen(next(iter(server.redis.scan_iter("everlong:responses:*")))) == 0
+    assert server.redis.xlen(next(iter(server.redis.scan_iter("{everlong}:responses:*")))) == 0
 
 
 def test_everything_goes_on_where_it_stood(new_server: Any) -> None:

@@ -1,0 +1,10 @@
+"""`everlong bench chaos`: what can break is broken while the server is used, and nothing acknowledged may be lost.
+
+`world` has the processes, `load` uses them and knows what was acknowledged, `faults` breaks them, `campaign` does all
+three and reports.
+"""
+
+from everlong_server.bench.chaos.campaign import Plan, run
+from everlong_server.bench.chaos.faults import FAULTS
+
+__all__ = ["FAULTS", "Plan", "run"]

@@ -1,0 +1,231 @@
+"""`World`: several replicas, one Redis, one blob store; real processes, which can be killed, stopped and cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from everlong_server.bench.chaos.link import Link
+from everlong_server.bench.chaos.nursery import Nursery
+from everlong_server.store import keys
+from everlong_server.store.embedded import redis_server
+
+LEASE_SECONDS = 2.0
+_START_SECONDS = 120.0
+_SPOOL_BYTES = 64 << 20
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Gone(Exception):
+    """A process of this world did not start."""
+
+
+async def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """The first true value of the coroutine function `condition`. Raises `Gone` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = await condition()
+        if value:
+            return value
+        await asyncio.sleep(0.02)
+    raise Gone(f"waited {seconds:.0f} s in vain for {what}")
+
+
+class RedisProcess:
+    """A Redis with its append-only file, synced at every write, as deployments are told to have it."""
+
+    def __init__(self, folder: Path, program: str | None = None) -> None:
+        self.port = free_port()
+        self._command = [
+            program or redis_server(), "--port", str(self.port), "--dir", str(folder), "--appendonly", "yes",
+            "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction", "--daemonize", "no",
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+        # Beside all links, and without retries: that nobody answers is an answer here.
+        self.client: Any = redis.asyncio.Redis(port=self.port, socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
+
+    async def start(self) -> None:
+        """Starts it and waits until it has loaded its file."""
+        self._launch()
+
+        async def answers() -> bool:
+            with contextlib.suppress(RedisError, OSError):
+                return bool(await self.client.ping())
+            return False
+
+        await until(answers, _START_SECONDS, "Redis")
+
+    def _launch(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def signal(self, number: int) -> None:
+        """SIGSTOP and SIGCONT."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    @property
+    def process(self) -> psutil.Process:
+        """For its resident memory."""
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
+
+class Replica:
+    """One `everlong serve`. `id`: what it calls itself in Redis."""
+
+    def __init__(self, number: int, link: Link, flags: list[str], log: Path, nursery: Nursery) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.number, self.link, self.log = number, link, log
+        self._flags = [*flags, "--port", str(self.port), "--redis-url", f"redis://127.0.0.1:{link.port}/0"]
+        self._nursery = nursery
+        self.pid: int | None = None
+        self.id = ""
+
+    async def start(self, client: Any) -> None:
+        """Starts it and waits until it is ready. One at a time, so that its name in Redis is known."""
+        before = {key async for key in client.scan_iter(f"{keys.REPLICA}*")}
+        self.pid = self._nursery.bear(self._flags, self.log)
+        async with httpx.AsyncClient(base_url=self.url, timeout=5) as http:
+
+            async def ready() -> bool:
+                if not self.runs:
+                    raise Gone(f"a replica ended: {self.log.read_text(errors='replace')[-1000:]}")
+                with contextlib.suppress(httpx.TransportError):
+                    return (await http.get("/readyz")).status_code == 200
+                return False
+
+            await until(ready, _START_SECONDS, "a replica")
+        new = {key async for key in client.scan_iter(f"{keys.REPLICA}*")} - before
+        if len(new) == 1:  # else a replica that had been taken for dead came back at this moment
+            self.id = new.pop().decode().removeprefix(keys.REPLICA)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is such a process."""
+        return self.pid is not None and psutil.pid_exists(self.pid)
+
+    def signal(self, number: int) -> None:
+        """To the process."""
+        assert self.pid is not None
+        os.kill(self.pid, number)
+
+    async def gone(self, seconds: float = 60.0) -> None:
+        """Waits until the process has ended."""
+
+        async def ended() -> bool:
+            return not self.runs
+
+        await until(ended, seconds, f"the end of replica {self.number}")
+
+    async def kill(self) -> None:
+        """kill -9, and waits for the end."""
+        self.signal(signal.SIGKILL)
+        await self.gone()
+
+
+class World:
+    """Made by `world`."""
+
+    def __init__(self, folder: Path, redis_process: RedisProcess, replicas: list[Replica], *, bounded: bool) -> None:
+        self.folder, self.redis, self.replicas, self.bounded = folder, redis_process, replicas, bounded
+
+    @property
+    def spool(self) -> Path:
+        """The folder of the blob store; a small file system of its own if it is `bounded`."""
+        return self.folder / "spool"
+
+    async def reading(self) -> dict[str, int]:
+        """How many jobs each replica (by its id) is at."""
+        found: dict[str, int] = {}
+        async for stream in self.redis.client.scan_iter(keys.jobs("*")):
+            for item in await self.redis.client.xpending_range(stream, keys.READERS, "-", "+", count=100):
+                owner = item["consumer"].decode()
+                found[owner] = found.get(owner, 0) + 1
+        return found
+
+    async def restart(self, replica: Replica) -> None:
+        """Starts a replica that has ended."""
+        await replica.start(self.redis.client)
+
+
+@asynccontextmanager
+async def world(
+    model: Path | str, replicas: int, *, program: str | None = None, **flags: object
+) -> AsyncIterator[World]:
+    """A world in a temporary folder, which is gone afterwards. `flags`: more of `everlong serve`."""
+    folder = Path(tempfile.mkdtemp(prefix="evl"))
+    for name in ("redis", "spool", "data"):
+        (folder / name).mkdir()
+    bounded = _mount(folder / "spool")
+    nursery, redis_process = Nursery(), RedisProcess(folder / "redis", program)
+    usual = [
+        "--model", str(model), "--blob-url", f"file://{folder / 'spool'}", "--threads", "1",
+        "--lease-seconds", str(LEASE_SECONDS), "--checkpoint-seconds", "0.1", "--drain-seconds", "20",
+        "--recall-tokens", "200",
+        *[part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))],
+    ]  # fmt: skip
+    links: list[Link] = []
+    made = World(folder, redis_process, [], bounded=bounded)
+    try:
+        await redis_process.start()
+        for number in range(replicas):
+            link = Link(redis_process.port)
+            await link.start()
+            links.append(link)
+            flags_of = [*usual, "--data-dir", str(folder / "data" / str(number))]
+            replica = Replica(number, link, flags_of, folder / f"replica{number}.log", nursery)
+            made.replicas.append(replica)
+            await made.restart(replica)
+        yield made
+    finally:
+        nursery.close()
+        for link in links:
+            await link.stop()
+        await redis_process.client.aclose()
+        redis_process.kill()
+        if bounded:
+            _unmount(folder / "spool")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _mount(folder: Path) -> bool:
+    """Puts a small file system there; False if this user may not."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={_SPOOL_BYTES}", "everlong", str(folder)]
+    return (
+        shutil.which("mount") is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    )
+
+
+def _unmount(folder: Path) -> None:
+    subprocess.run(["umount", "--lazy", str(folder)], check=False)

@@ -1,0 +1,62 @@
+"""The campaign of `everlong bench chaos`, bounded: every fault at least once, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from everlong_server.bench.chaos.campaign import Outcome, Plan, campaign, report
+from everlong_server.bench.chaos.faults import FAULTS
+from everlong_server.store.embedded import redis_servers
+
+
+async def tried(plan: Plan, model: Path) -> Outcome:
+    outcome = await campaign(plan, model, print)
+    print(json.dumps(report(outcome, plan).document("test"), indent=1))
+    assert outcome.lost == []
+    assert outcome.stuck == []
+    assert outcome.leaked == []
+    return outcome
+
+
+async def test_a_replica_is_killed_while_it_generates(tiny_model: Path) -> None:
+    plan = Plan(points=1, minutes=4, replicas=2, workers=2, burst=1, faults=["replica killed while generating"])
+    outcome = await tried(plan, tiny_model)
+    assert outcome.points >= 1
+    assert outcome.done["message"] >= 6
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("wheel", [False, True], ids=["first-redis", "last-redis"])
+async def test_every_fault(tiny_model: Path, wheel: bool) -> None:
+    programs = redis_servers()
+    if wheel and len(programs) == 1:
+        pytest.skip("there is one Redis only")
+    plan = Plan(points=8, minutes=4, away=2.0, burst=2, program=programs[-1 if wheel else 0], seed=int(wheel))
+    outcome = await tried(plan, tiny_model)
+    missing = set(FAULTS) - set(outcome.recovery) - ({"disk full"} if not outcome.bounded else set())
+    assert not missing, f"there was no time for {missing}"
+
+
+@pytest.mark.chaos
+async def test_a_rolling_restart_fails_no_request(tiny_model: Path) -> None:
+    outcome = await tried(Plan(points=0, minutes=4, faults=["rolling restart"]), tiny_model)
+    refused = {why for why in outcome.again if not why.startswith(("503 ", "409 "))} - {"ConnectError"}
+    assert not refused, outcome.again  # nothing that was begun was broken off
+
+
+@pytest.mark.chaos
+def test_what_is_lost_is_seen(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks themselves: a Redis that forgets is found out."""
+
+    async def forget(scene) -> float:
+        await scene.world.redis.client.flushall()
+        return asyncio.get_running_loop().time()
+
+    monkeypatch.setitem(FAULTS, "Redis killed", forget)
+    plan = Plan(points=0, minutes=0.5, replicas=1, workers=2, faults=["Redis killed"])
+    outcome = asyncio.run(campaign(plan, tiny_model, print))
+    assert outcome.lost

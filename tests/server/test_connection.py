@@ -1,0 +1,79 @@
+"""Where Redis is, and what its keys are called."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from everlong_server.settings import SettingsError, load_settings
+from everlong_server.store import keys, scripts
+from everlong_server.store.connection import Address, connect
+from everlong_server.store.documents import adopt
+from everlong_server.store.scripts import Scripts
+
+
+def test_where_redis_is() -> None:
+    address = Address.of("rediss+sentinel://ann:p%40ss@a:1,[::1],b:3/main/2")
+    assert address.kind == "sentinel"
+    assert address.hosts == (("a", 1), ("::1", 26379), ("b", 3))
+    assert address.service == "main"
+    assert dict(address.options) == {"ssl": True, "username": "ann", "password": "p@ss", "db": 2}
+    assert Address.of("redis+cluster://:secret@a,b:7/") == Address(
+        "cluster", (("a", 6379), ("b", 7)), "", (("password", "secret"),)
+    )
+    assert Address.of("unix:///tmp/redis.sock").kind == "single"
+    assert [connect(f"redis+{rest}").copies for rest in ("sentinel://a/b", "cluster://a")] == [1, 1]
+    assert connect("redis://a").copies == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("http://secret@a", "redis://"),
+        ("redis+ring://:secret@a", "redis+ring"),
+        ("redis+sentinel://:secret@a:1", "names the service"),
+        ("redis+sentinel://:secret@a:1/main/first", "/SERVICE/NUMBER"),
+        ("redis+cluster://:secret@a:1/1", "one database"),
+        ("redis+cluster://:secret@,b", "HOST:PORT"),
+    ],
+)
+def test_what_is_no_address_is_refused_without_its_password(url: str, complaint: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(redis_url=url)
+    assert complaint in str(caught.value)
+    assert "EVERLONG_REDIS_URL" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_all_keys_are_in_one_slot_of_a_cluster() -> None:
+    tags = {re.search(r"\{(.+?)\}", kind.pattern).group(1) for kind in keys.KEYS}  # type: ignore[union-attr]
+    assert tags == {"everlong"}
+
+
+async def test_keys_of_before_get_their_names_of_today(redis_url: str) -> None:
+    redis = connect(redis_url)
+    await redis.flushall()
+    await redis.hset("everlong:session:ses_1", "id", "ses_1")
+    await redis.xadd("everlong:jobs:m", {"reading": "r"})
+    await redis.set("everlong:fence", 41)
+    await redis.set("somebody:elses", 1)
+    await asyncio.gather(adopt(redis), adopt(connect(redis_url)))
+    await adopt(redis)
+    assert {key async for key in redis.scan_iter("*")} == {
+        b"{everlong}:session:ses_1", b"{everlong}:jobs:m", b"{everlong}:fence", b"somebody:elses",
+    }  # fmt: skip
+    assert await redis.xlen("{everlong}:jobs:m") == 1
+    await redis.flushall()
+    await redis.aclose()
+
+
+async def test_a_write_that_has_no_copy_is_no_answer(redis_url: str) -> None:
+    redis = connect(redis_url, copies=1)
+    await redis.flushall()
+    with pytest.raises(RedisConnectionError, match="0 replicas of Redis have the write, and 1 should"):
+        await Scripts(redis).run(scripts.STORE, ["{everlong}:session:a"], ["", "", "", "id", "a"])
+    await redis.flushall()
+    await redis.aclose()
