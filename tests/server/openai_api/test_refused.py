@@ -17,7 +17,7 @@ from everlong_server.store import keys
 from tests.process import Server
 from tests.server.openai_api.talk import MODEL, of, respond, user
 from tests.server.openai_api.test_node import FOLDER, node  # noqa: F401, the fixture
-from tests.server.test_access import new_key
+from tests.server.tenants import new_key
 
 ASKS: dict[str, Callable[[OpenAI], Any]] = {
     "models": lambda client: client.models.list(),

@@ -1,0 +1,91 @@
+"""Whether keys are asked for, and the first one: a server that others can reach does not start without."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from everlong_server.services import NoKeys, require_keys
+from everlong_server.settings import Settings
+from tests.process import START_SECONDS, Server
+from tests.server.tenants import client, new_key
+
+
+@pytest.mark.parametrize(
+    ("settings", "asks"),
+    [
+        ({}, False),
+        ({"host": "127.0.0.1"}, False),
+        ({"host": "127.9.9.9"}, False),
+        ({"host": "::1"}, False),
+        ({"host": "localhost"}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "::"}, True),
+        ({"host": "192.168.1.7"}, True),
+        ({"host": "localhost.example.org"}, True),
+        ({"host": ""}, True),
+        ({"host": "0.0.0.0", "auth": "off"}, False),
+        ({"auth": "keys"}, True),
+    ],
+)
+def test_keys_are_asked_for_unless_only_this_machine_listens(settings: dict[str, str], asks: bool) -> None:
+    assert Settings(**settings).asks_for_keys is asks
+
+
+def command(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`everlong keys …`."""
+    program = "import sys; from everlong_server.cli.keys import keys; sys.argv[0] = 'everlong keys'; keys()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], env={"EVERLONG_DATA_DIR": str(data), "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_server_that_others_can_reach_wants_a_key_first(new_server: Callable[..., Server]) -> None:
+    server = new_server(host="0.0.0.0")
+    server.launch()
+    assert server.process is not None
+    assert server.process.wait(START_SECONDS) == 1
+    server.process = None
+    said = server.log.read_text()
+    assert "everlong keys create" in said
+    assert "EVERLONG_AUTH=off" in said
+
+    # Its own Redis is not running: the command starts it for a moment.
+    made = command(server._link, "create", "--tenant", "dora", "--expires", "30d", "--name", "for tests")
+    assert made.returncode == 0, made.stderr
+    secret = made.stdout.strip()
+    assert '"event": "key.created"' in made.stderr
+    assert secret not in made.stderr
+    server.start()
+    server.error(server.http.get("/v1/sessions"), 401, "missing_api_key")
+    assert client(server, secret).get("/v1/sessions").json()["data"] == []
+
+    # And while the server runs.
+    listed = command(server._link, "list", "--tenant", "dora")
+    key_id = secret.split("_")[1]
+    assert key_id in listed.stdout
+    assert secret not in listed.stdout + listed.stderr
+    ended = command(server._link, "revoke", key_id)
+    assert ended.returncode == 0, ended.stderr
+    assert '"event": "key.revoked"' in ended.stderr
+    server.error(client(server, secret).get("/v1/sessions"), 401, "api_key_revoked")
+    assert "no key" in command(server._link, "revoke", "0" * 16).stderr
+    assert "--expires" in command(server._link, "create", "--tenant", "dora", "--expires", "soon").stderr
+
+
+def test_whether_a_start_is_refused(locked: Server, new_server: Callable[..., Server]) -> None:
+    url = f"unix://{locked._link}/redis/redis.sock"
+    new_key(locked, "dora")
+    asyncio.run(require_keys(Settings(host="0.0.0.0"), url))
+    spare = url + "?db=1"
+    with pytest.raises(NoKeys, match="everlong keys create"):
+        asyncio.run(require_keys(Settings(host="0.0.0.0"), spare))
+    asyncio.run(require_keys(Settings(host="0.0.0.0", auth="keys"), spare))
+    asyncio.run(require_keys(Settings(host="0.0.0.0", auth="off"), spare))
+    asyncio.run(require_keys(Settings(), spare))
