@@ -28,19 +28,15 @@ from everlong_models.model import MEMORIES, memory_config
 from everlong_models.train.recipe import load_recipe
 from everlong_server.metrics import Metrics
 from everlong_server.settings import PREFIX, Settings, load_settings
+from tests.pages import PAGES as EVERY_PAGE
+from tests.pages import blocks, run_by
 from tests.process import Server
 from tests.tinymodel import DATA
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
-OWN = (DOCS / "own-model.md").read_text()
-
-
-def blocks(text: str, language: str = "") -> list[str]:
-    """What stands in code blocks of that language."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [code for of, code in found if of == language]
+RECIPE, COMMANDS = blocks("docs/own-model.md")
 
 
 @pytest.fixture(scope="module")
@@ -158,22 +154,18 @@ def test_figures_are_measured_ones() -> None:
 
 
 def test_the_quickstart_says_what_the_readme_says() -> None:
-    """Whose commands run in test_docs.py."""
-    quickstart, readme = (DOCS / "quickstart.md").read_text(), (ROOT / "README.md").read_text()
-    assert set(blocks(quickstart, "python")) <= set(blocks(readme, "python"))
-    assert set(blocks(quickstart)) <= set(blocks(readme))
-    assert len(blocks(quickstart)) == 3
+    quickstart, readme = ([block.code for block in blocks(page)] for page in ("docs/quickstart.md", "README.md"))
+    assert len(quickstart) == 5
+    assert set(quickstart) <= set(readme)
 
 
 def commands() -> Iterator[tuple[str, str]]:
     """Every `everlong …` in a code block of README and docs, without its comment."""
-    for path in (ROOT / "README.md", ROOT / "deploy" / "README.md", *PAGES):
-        text = path.read_text()
-        for block in (*blocks(text), *blocks(text, "sh")):
-            for line in block.splitlines():
-                inside = r"docker compose (?:exec server |run .*--entrypoint )"
-                if found := re.match(rf"(?:\S*/|{inside})?everlong (?:server )?(?P<rest>.*?)(?:\s#.*)?$", line):
-                    yield path.name, found["rest"]
+    for page in EVERY_PAGE:
+        for line in "".join(block.code for block in blocks(page) if block.language == "sh").splitlines():
+            inside = r"docker compose (?:exec server |run .*--entrypoint )"
+            if found := re.match(rf"(?:\S*/|{inside})?everlong (?:server )?(?P<rest>.*?)(?:\s#.*)?$", line):
+                yield page, found["rest"]
 
 
 def check_command(arguments: list[str]) -> None:
@@ -206,17 +198,18 @@ def test_commands_that_are_not_ours_are_found_out(wrong: str) -> None:
 
 
 def test_the_recipe_of_ones_own_model_is_one(tmp_path: Path) -> None:
-    (tmp_path / "own.yaml").write_text(blocks(OWN, "yaml")[0])
+    (tmp_path / "own.yaml").write_text(RECIPE.code)
     recipe = load_recipe(str(tmp_path / "own.yaml"), ())
     assert recipe.learner.backbone == "my-model"
 
 
 @pytest.mark.slow
+@pytest.mark.docs
 @pytest.mark.timeout(900)
 def test_ones_own_model_in_four_commands(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are typed, on a tiny backbone with a tiny recipe."""
     monkeypatch.chdir(tmp_path)
-    tree = yaml.safe_load(blocks(OWN, "yaml")[0])
+    tree = yaml.safe_load(RECIPE.code)
     tree["learner"]["options"] |= {"segment_length": 32, "memory_tokens": 2}
     tree["stages"][0]["steps"] = 2
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
@@ -224,8 +217,8 @@ def test_ones_own_model_in_four_commands(tmp_path: Path, tiny_model: Path, monke
     (tmp_path / "data" / "mine").mkdir(parents=True)
     for book in DATA.glob("*-*.md"):
         (tmp_path / "data" / "mine" / book.name).write_text(book.read_text()[:100_000])
-    (block,) = [block for block in blocks(OWN) if block.startswith("everlong train")]
-    train, measure, without, serve = [shlex.split(line)[1:] for line in block.splitlines()]
+    assert run_by("tests/test_site.py") == [COMMANDS]
+    train, measure, without, serve = [shlex.split(line)[1:] for line in COMMANDS.code.splitlines()]
     perplexities = []
     for command in (train, measure, without):
         more = ["--json", str(tmp_path / "figures.json")] if command[0] == "eval" else ["--threads", "1"]

@@ -3,7 +3,7 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import openapiTS, { astToString } from "openapi-typescript";
 
-const OURS = /^\/v1\/(documents|sessions|models)(\/|$)/;
+const OURS = /^\/v1\/(documents|formats|sessions|models|uploads)(\/|$)/;
 export const FILE = fileURLToPath(new URL("src/openapi.ts", import.meta.url));
 
 /** What src/openapi.ts should be. */

@@ -40,8 +40,11 @@ class Backbone(nn.Module):
         self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 30
         self._lean: Llama | None = None
 
-    def optimize(self) -> str | None:
+    def optimize(self, *, quantize: bool = False) -> str | None:
         """Makes `hidden` and `logits` fast, for good: same results, no gradients.
+
+        `quantize`: not quite the same for one position a row (`hidden` of T = 1 with `at`, `logits` of (B, D)), which is
+        what decoding asks for: there the weights are of four or eight bits (`Quantized`), if the processor can.
 
         The weights are taken over in the layout that the machine multiplies fastest and are gone from `model`, whose
         weights can no longer be saved, loaded or trained: what would do so raises `BackboneError` from now on. Returns
@@ -51,7 +54,7 @@ class Backbone(nn.Module):
             if reason := why_not(self.model):
                 return reason
             self.model.eval().requires_grad_(False)
-            self._lean = Llama(self.model)
+            self._lean = Llama(self.model, quantize=quantize)
             self.model.register_state_dict_pre_hook(_refuse_saving)
             self.model.register_load_state_dict_pre_hook(_refuse_loading)
         return None
@@ -112,7 +115,7 @@ class Backbone(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores (…, V) of final hidden states (…, D)."""
-        return self.model.get_output_embeddings()(hidden) if self._lean is None else self._lean.head(hidden)
+        return self.model.get_output_embeddings()(hidden) if self._lean is None else self._lean.logits(hidden)
 
 
 def _refuse_saving(model: nn.Module, prefix: str, keep_vars: bool) -> None:

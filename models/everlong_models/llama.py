@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from everlong_models.linear import Linear, has_onednn, matmul
+from everlong_models.quantized import Quantized, fits
 
 FAMILY = ("llama", "mistral", "qwen2")
 # Kinds of rotary positions whose frequencies do not depend on the length of the text.
@@ -51,23 +52,26 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's matrices."""
+    """One layer's matrices. `before` and `between`: the norms' weights (D,), if they are not folded into the matrices."""
 
-    qkv: Linear
-    o: Linear
-    gate: Linear
-    up: Linear
-    down: Linear
+    qkv: Linear | Quantized
+    o: Linear | Quantized
+    gate: Linear | Quantized
+    up: Linear | Quantized
+    down: Linear | Quantized
+    before: Tensor | None = None
+    between: Tensor | None = None
 
 
 class Llama:
     """The lean twin of `model`, to which `why_not` must have no objection.
 
     It takes the matrices over, one by one, so that no weight is held twice: `model` has none of them afterwards and
-    keeps only its embeddings and norms.
+    keeps only its embeddings and norms. `quantize`: single positions, as decoding asks for, go through `Quantized`
+    matrices, where these fit; nothing else does.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, quantize: bool = False) -> None:
         base, head = model.base_model, model.get_output_embeddings()
         self.heads: int = model.config.num_attention_heads
         self.kv_heads: int = model.config.num_key_value_heads
@@ -75,7 +79,11 @@ class Llama:
         self.eps: float = model.config.rms_norm_eps
         self.rotary: nn.Module = base.rotary_emb
         self.norm: Tensor = base.norm.weight.detach()
+        matrices = [head.weight, *(matrix.weight for layer in base.layers for matrix in _matrices(layer))]
+        quantize = quantize and all(map(fits, matrices))
+        self._decoding = [_quantized(layer) for layer in base.layers] if quantize else None
         self.layers = [_take(layer) for layer in base.layers]
+        self._decoding_head = Quantized(head.weight, head.bias) if quantize else None
         self.head = Linear(head.weight, head.bias)
         if head.weight is not model.get_input_embeddings().weight:
             _drop_weight(head)
@@ -83,6 +91,7 @@ class Llama:
     def hidden(self, x: Tensor, kv: Tensor | None, at: Tensor | None, keep: int | None) -> Tensor:
         """As `Backbone.hidden`."""
         B, T, D = x.shape
+        layers = self._decoding if self._decoding is not None and at is not None and T == 1 else self.layers
         H, G, d = self.heads, self.kv_heads, self.head_dim
         positions = torch.arange(T, device=x.device) + (0 if at is None else at[:, None])  # (T,) or (B, T)
         rotation = _rotation(*self.rotary(x, positions.view(-1, T)))
@@ -96,8 +105,8 @@ class Llama:
             mask = _mask(positions, kv)
         rows = torch.arange(B, device=x.device)[:, None]
         h = x
-        for index, layer in enumerate(self.layers):
-            heads = layer.qkv(F.rms_norm(h, (D,), None, self.eps)).view(B, T, H + 2 * G, d)
+        for index, layer in enumerate(layers):
+            heads = layer.qkv(F.rms_norm(h, (D,), layer.before, self.eps)).view(B, T, H + 2 * G, d)
             _rotate(heads[:, :, : H + G], *rotation)
             queries, new = heads[:, :, :H].unflatten(2, (G, -1)), heads[:, :, H:].unflatten(2, (2, G))
             stored = kv[:, index]  # (B, 2, G, C, d)
@@ -105,14 +114,20 @@ class Llama:
                 stored.copy_(new.permute(0, 2, 3, 1, 4))
             else:
                 stored[rows, :, :, positions] = new
-            if keep is not None and index + 1 == len(self.layers):  # from here on no position needs another
+            if keep is not None and index + 1 == len(layers):  # from here on no position needs another
                 queries, h = queries[:, T - keep :], h[:, T - keep :].contiguous()
             keys, values = stored.unbind(1)
             mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
             h = layer.o(mixed, plus=h)
-            normed = F.rms_norm(h, (D,), None, self.eps)
+            normed = F.rms_norm(h, (D,), layer.between, self.eps)
             h = layer.down(layer.up(normed, times=layer.gate(normed, silu=True)), plus=h)
         return F.rms_norm(h, (D,), self.norm, self.eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As `Backbone.logits`."""
+        return (
+            self._decoding_head(hidden) if self._decoding_head is not None and hidden.dim() == 2 else self.head(hidden)
+        )
 
 
 def _matrices(layer: Any) -> list[Any]:
@@ -136,6 +151,24 @@ def _take(layer: Any) -> Layer:
     for matrix in matrices:
         _drop_weight(matrix)
     return taken
+
+
+def _quantized(layer: Any) -> Layer:
+    """Without the norms folded in, which would take weights off the grid of their group."""
+    q, k, v, o, gate, up, down = _matrices(layer)
+    scale = layer.self_attn.scaling
+    return Layer(
+        qkv=Quantized(
+            torch.cat([q.weight * scale, k.weight, v.weight]),
+            None if q.bias is None else torch.cat([q.bias * scale, k.bias, v.bias]),
+        ),
+        **{
+            name: Quantized(matrix.weight, matrix.bias)
+            for name, matrix in {"o": o, "gate": gate, "up": up, "down": down}.items()
+        },
+        before=layer.input_layernorm.weight.detach(),
+        between=layer.post_attention_layernorm.weight.detach(),
+    )
 
 
 def _drop_weight(matrix: nn.Linear) -> None:

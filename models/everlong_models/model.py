@@ -100,12 +100,13 @@ def load_model(
     options: dict[str, Any] | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
+    quantize: bool = True,
     progress: Progress = lambda message: None,
 ) -> Model:
     """The model `name`: a folder with `everlong.json` (or the name of one in `models_dir` or `PACKAGED`), or a backbone (see `load_backbone`) with an untrained memory.
 
     `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone; a model folder
-    brings its own and refuses others. Raises `BackboneError`, `AdapterError` or `ConfigError`.
+    brings its own and refuses others. `quantize`: see `Backbone.optimize`; it has no effect on anything but a CPU. Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
     folder = _find(name, models_dir)
     manifest: Manifest | None = None
@@ -150,7 +151,7 @@ def load_model(
         module, tokenizer, architecture(backbone) if backbone else "", described, _layout(module)
     )
     if backbone is not None and kind.whole:
-        backbone.optimize()
+        backbone.optimize(quantize=quantize)
     return Model(
         name=folder.name if manifest else _short(name),
         memory_name=memory_name,

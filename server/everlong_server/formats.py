@@ -22,13 +22,6 @@ from urllib.parse import unquote
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 from everlong_server.store.marks import Mark
 
-MEDIA_TYPES = (
-    "application/pdf",
-    "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
-    "application/epub+zip",
-    "application/xhtml+xml",
-)
-"""Beside text/*. What a file is, its first bytes tell."""
 SECONDS = 120
 MEMORY = 2 << 30
 """What a conversion may take: processor seconds, and bytes of address space."""
@@ -41,11 +34,19 @@ Piece = tuple[str, int | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`name`: for people. `needs`: the package that reads it. `pieces`: raises `_Unreadable` for what cannot be read."""
+    """`name`: for people. `needs`: the package that reads it. `pieces`: raises `_Unreadable` for what cannot be read.
+    `extensions`, `media_types`: what such files usually have; what one is, its first bytes tell."""
 
     name: str
     needs: str
     pieces: Callable[[Path], Iterator[Piece]]
+    extensions: tuple[str, ...]
+    media_types: tuple[str, ...]
+
+    @property
+    def readable(self) -> bool:
+        """Whether the package that reads it is here: `everlong[formats]` brings it."""
+        return importlib.util.find_spec(self.needs) is not None
 
 
 class _Unreadable(Exception):
@@ -71,7 +72,7 @@ def convert(file: Path, kind: str, text: Path, limit: int) -> tuple[str, list[Ma
     """
     kind = _in_zip(file) if kind == "zip" else kind
     made = FORMATS[kind]
-    if importlib.util.find_spec(made.needs) is None:
+    if not made.readable:
         raise UnsupportedMedia(
             f"the document is {made.name}, which this server cannot read without pip install 'everlong[formats]'",
             param="file",
@@ -186,11 +187,26 @@ def _docx(file: Path) -> Iterator[Piece]:
 
 
 FORMATS = {
-    "pdf": Format("a PDF file", "pypdfium2", _pdf),
-    "docx": Format("a Word file", "docx", _docx),
-    "epub": Format("an EPUB file", "inscriptis", _epub),
-    "html": Format("an HTML file", "inscriptis", _html),
-}
+    "pdf": Format("a PDF file", "pypdfium2", _pdf, (".pdf",), ("application/pdf",)),
+    "docx": Format(
+        "a Word file", "docx", _docx, (".docx",),
+        ("application/vnd.openxmlformats-officedocument.wordprocessingml.document",),
+    ),
+    "epub": Format("an EPUB file", "inscriptis", _epub, (".epub",), ("application/epub+zip",)),
+    "html": Format("an HTML file", "inscriptis", _html, (".html", ".htm", ".xhtml"), ("text/html", "application/xhtml+xml")),
+}  # fmt: skip
+MEDIA_TYPES = tuple(media_type for made in FORMATS.values() for media_type in made.media_types)
+"""Beside text/*."""
+
+
+def accepted() -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+    """Every format that can be uploaded here: its id, name, extensions and media types. Text of UTF-8 always can."""
+    yield "text", "UTF-8 text", (".txt", ".md"), ("text/*",)
+    for id, made in FORMATS.items():
+        if made.readable:
+            yield id, made.name, made.extensions, made.media_types
+
+
 _TOO_LARGE, _SAID = 3, 4
 
 

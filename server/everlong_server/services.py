@@ -112,6 +112,7 @@ def load(settings: Settings, progress: Progress) -> Model:
         memory=settings.memory,
         options=settings.memory_options,
         device=device,
+        quantize=settings.quantize,
         progress=progress,
     )
 

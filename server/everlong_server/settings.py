@@ -63,6 +63,11 @@ class Settings(BaseSettings):
     )
     device: str = Field("auto", description="cpu, cuda, cuda:1, …; auto takes a GPU if there is one")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads for the model; 0 leaves it to PyTorch")
+    quantize: bool = Field(
+        True,
+        description="on a CPU, generate with weights of 4 bits if the model's were stored so, of 8 if not; "
+        "texts are always read in float32",
+    )
 
     secrets_dir: Path | None = Field(
         None, description="folder of files with values, each named after its variable, such as everlong_redis_url"

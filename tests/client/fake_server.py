@@ -195,6 +195,13 @@ async def get_session(request: Request, id: str) -> Any:
     return session
 
 
+@app.patch("/v1/sessions/{id}")
+async def rename(request: Request, id: str) -> Any:
+    session = await get_session(request, id)
+    session["title"] = (await request.json())["title"]
+    return session
+
+
 @app.delete("/v1/sessions/{id}")
 async def delete_session(request: Request, id: str) -> Any:
     request.app.state.fake.sessions.pop(id, None) or refuse(404, "session_not_found", f"no session {id}")

@@ -6,7 +6,6 @@ Each is installed beside everlong, from requirements.txt and package-lock.json i
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,20 +13,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import blocks, run_by
 from tests.process import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.docs, pytest.mark.timeout(900)]
 
 FOLDER = Path(__file__).parent
-DOCS = FOLDER.parents[1] / "docs" / "openai.md"
+EXAMPLES = {block.heading: block for block in run_by("tests/compat/test_compat.py")}
 MODEL = "tiny-rmt"
 
 
-def example(heading: str, language: str, server: Server) -> str:
-    """The block of that language under that heading, for this server and its model."""
-    (section,) = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", DOCS.read_text(), re.DOTALL | re.MULTILINE)
-    (code,) = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
-    assert "http://127.0.0.1:8080/v1" in code or language == "bash"
+def example(heading: str, server: Server) -> str:
+    """The block under that heading, for this server and its model."""
+    return fitting(EXAMPLES[heading].code, server)
+
+
+def fitting(code: str, server: Server) -> str:
     return code.replace("http://127.0.0.1:8080", server.url).replace("smollm2-135m-instruct", MODEL)
 
 
@@ -69,7 +70,7 @@ def node() -> str:
 
 
 def test_litellm(server: Server, programs: Path) -> None:
-    code = example("LiteLLM", "python", server)
+    code = example("LiteLLM", server)
     assert run(programs / "python", "-c", code)[-1].split()[-1].isdigit()
     typed = code.replace("litellm.completion(**served", 'litellm.completion(**served | {"model": "openai/gpt-5"}')
     with pytest.raises(AssertionError, match="NotFoundError"):
@@ -77,18 +78,19 @@ def test_litellm(server: Server, programs: Path) -> None:
 
 
 def test_llm(server: Server, programs: Path, tmp_path: Path) -> None:
-    (tmp_path / "extra-openai-models.yaml").write_text(example("llm", "yaml", server))
+    (models,) = [block for block in blocks("docs/openai.md") if block.title]
+    (tmp_path / models.title).write_text(fitting(models.code, server))
     home = {"LLM_USER_PATH": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
     assert run("bash", "-c", 'dirname "$(llm logs path)"', **home) == [str(tmp_path)]
     chats = {*server.redis.scan_iter("{everlong}:chat:*")}
-    assert run("bash", "-ec", example("llm", "bash", server), **home)
+    assert run("bash", "-ec", example("llm", server), **home)
     new = [server.redis.hget(key, "messages") for key in {*server.redis.scan_iter("{everlong}:chat:*")} - chats]
     assert sorted(new) == [b"2", b"4"], "the second goes on from the first"
 
 
 def test_langchain(server: Server, programs: Path) -> None:
-    assert run(programs / "python", "-c", example("LangChain", "python", server))
+    assert run(programs / "python", "-c", example("LangChain", server))
 
 
 def test_vercel_ai_sdk(server: Server, node: str) -> None:
-    assert int(run(node, "--input-type=module", "-e", example("Vercel AI SDK", "js", server))[-1]) > 0
+    assert int(run(node, "--input-type=module", "-e", example("Vercel AI SDK", server))[-1]) > 0

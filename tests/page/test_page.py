@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.page.conftest import QUESTION, TEXT, Tab
 from tests.process import Server
@@ -68,6 +67,8 @@ def test_from_a_file_to_an_answer_with_evidence_that_outlives_a_reload(
     assert page.evaluate("window.lengths.size") > 3, "the answer came at once, not word by word"
     session = session_of(page)
     (message,) = answers(server, session)
+    expect(page.locator("h1")).to_have_text(QUESTION)
+    expect(page.get_by_role("link", name=QUESTION)).to_contain_text(book.name)
     assert answer.locator("> .words").text_content() == message["content"]
     first = message["evidence"][0]
 
@@ -130,6 +131,71 @@ def test_a_server_that_is_killed_meanwhile_is_waited_for_and_all_goes_on(
     tab.errors = [error for error in tab.errors if not re.search("ERR_|WebSocket|503", error)]
 
 
+def test_a_large_file_goes_on_where_it_was_cut_off(tab: Tab, server: Server) -> None:
+    """It comes in parts of 8 MiB; the server is killed in the middle."""
+    page, sent = tab.open(), []
+
+    def pass_on(route: Route) -> None:
+        sent.append(route.request.url)
+        if len(sent) == 2:
+            server.kill9()
+        route.continue_()
+
+    page.route("**/v1/uploads/*/parts", pass_on)
+    page.evaluate(
+        """() => {
+          const transfer = new DataTransfer();
+          transfer.items.add(new File(["Alice was. ".repeat(1_600_000)], "large.txt", {type: "text/plain"}));
+          document.body.dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, bubbles: true, cancelable: true}));
+        }"""
+    )
+    expect(page.locator(".banner")).to_contain_text("tries again")
+    expect(page.get_by_role("progressbar", name="Uploading large.txt")).to_be_visible()
+    server.start()
+    expect(page.locator("h1")).to_have_text("large.txt")
+    assert len(set(sent)) == 1, "it was begun anew"
+    assert len(sent) >= 4, "three parts, one of them twice"
+    document, *_ = server.http.get("/v1/documents").json()["data"]
+    assert (document["filename"], document["bytes"]) == ("large.txt", 17_600_000)
+    session = session_of(page)
+    page.goto("about:blank")  # it asks for nothing any more
+    server.http.delete(f"/v1/sessions/{session}")
+    server.http.delete(f"/v1/documents/{document['id']}")
+    tab.errors = [error for error in tab.errors if not re.search("ERR_|503", error)]
+
+
+def test_what_is_older_is_there_too(tab: Tab, server: Server, talk: str) -> None:
+    """Beyond the first hundred of each: reached by the keyboard, and by address."""
+    documents = [server.upload(f"Note {n}.", filename=f"note {n}.txt")["id"] for n in range(101)]
+    oldest, *sessions = [server.session()["id"] for _ in range(102)]
+    page = tab.open()
+    for words, rows in (("Older conversations", ".sidebar li a"), ("Older documents", ".cards input")):
+        button, row = page.get_by_role("button", name=words), page.locator(rows)
+        expect(row).to_have_count(100)
+        assert complaints(page) == []
+        button.focus()
+        page.keyboard.press("Enter")
+        expect(row.nth(100)).to_be_focused()
+        expect(button).to_have_count(0)
+    page = tab.open(oldest)
+    expect(page.locator("h1")).to_have_text("No document")
+    page.get_by_role("link", name="New conversation").click()
+    for document in documents:
+        server.http.delete(f"/v1/documents/{document}")
+    for session in (oldest, *sessions):
+        server.http.delete(f"/v1/sessions/{session}")
+
+
+def test_the_files_that_can_be_chosen_are_those_that_the_server_takes(tab: Tab, server: Server) -> None:
+    page = tab.open()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Choose files").click()
+    accepted = (chooser.value.element.get_attribute("accept") or "").split(",")
+    answer = server.http.get("/v1/formats").json()
+    assert accepted == [kind for each in answer["data"] for kind in (*each["extensions"], *each["media_types"])]
+    expect(page.locator(".drop")).to_contain_text("Text, PDF, Word, EPUB or HTML of up to")
+
+
 def test_an_answer_is_stopped_a_session_is_forked_and_deleted(
     new_tab: Callable[..., Tab], server: Server, talk: str
 ) -> None:
@@ -182,19 +248,19 @@ def test_axe_finds_nothing(new_tab: Callable[..., Tab], server: Server, talk: st
     tab = new_tab(color_scheme=scheme)
     # All but the colours is the same in both.
     rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
-
-    def check(place: str) -> None:
-        tab.page.evaluate(AXE.read_text())
-        found = tab.page.evaluate("(options) => axe.run(document, options)", rules)
-        complaints = [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in found["violations"]]
-        assert complaints == [], f"{place}: {json.dumps(complaints, indent=1)}"
-
     for place in places(server, talk):
         settled(tab.open(place), place)
-        check(place)
+        assert complaints(tab.page, **rules) == [], place
     tab.page.keyboard.press("?")
     expect(tab.page.get_by_role("dialog")).to_be_visible()
-    check("help")
+    assert complaints(tab.page, **rules) == [], "help"
+
+
+def complaints(page: Page, **options: object) -> list[tuple[str, list[str]]]:
+    """What axe finds: rules, and some of what breaks each."""
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("(options) => axe.run(document, options)", options)
+    return [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in found["violations"]]
 
 
 def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: Path) -> None:
@@ -228,7 +294,7 @@ def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: 
     keys.press("m")
     expect(page.locator(".gauge")).to_have_count(0)
     keys.press("j")
-    expect(page.locator("h1")).to_have_text("looking-glass.md")
+    expect(page.locator("h1")).to_have_text(QUESTION)
     expect(page.locator("#question")).to_be_focused()
     keys.press("Escape")
     keys.press("n")

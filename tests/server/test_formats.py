@@ -167,3 +167,27 @@ def test_evidence_names_the_page(new_server: Callable[..., Server]) -> None:
     assert (passage["page"], passage.get("section")) == (3, None)
     server.http.delete(f"/v1/documents/{document['id']}")
     assert not list((server.data / "documents").iterdir())
+
+
+def test_the_server_says_what_it_takes(server: Server) -> None:
+    """Each that it names is one that it reads."""
+    answer = server.http.get("/v1/formats").json()
+    samples = {
+        "text": b"Plain.", "pdf": files.pdf(["A page."]), "docx": files.word(("Normal", "A line.")),
+        "epub": files.epub(["<p>A chapter.</p>"]), "html": HTML.encode(),
+    }  # fmt: skip
+    assert [each["id"] for each in answer["data"]] == list(samples)
+    for each in answer["data"]:
+        for name in each["extensions"]:
+            got = server.http.post(
+                "/v1/documents", content=samples[each["id"]], params={"filename": f"a{name}"},
+                headers={"content-type": each["media_types"][0].replace("*", "plain")},
+            )  # fmt: skip
+            assert got.status_code == 202, got.text
+            assert got.json()["format"] == (None if each["id"] == "text" else each["id"])
+    assert answer["max_bytes"] == 4 << 30
+
+
+def test_without_the_packages_there_is_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name != "docx" else object())
+    assert [id for id, *_ in formats.accepted()] == ["text", "docx"]

@@ -2,7 +2,7 @@
 import { ReadingFailedError } from "./errors.js";
 import { delay, passing, pause } from "./patience.js";
 import { type Transport, path } from "./transport.js";
-import type { CallOptions, Document, DocumentText, List } from "./types.js";
+import type { CallOptions, Document, DocumentText, Formats, List } from "./types.js";
 import { type Source, type UploadOptions, upload } from "./upload.js";
 
 export class Documents {
@@ -15,6 +15,11 @@ export class Documents {
   /** Uploads a text; the server begins to read it when it is there. */
   upload(source: Source, options: UploadOptions = {}): Promise<Document> {
     return upload(this.#transport, source, options);
+  }
+
+  /** The files that the server takes, and how large they may be. */
+  formats(options: CallOptions = {}): Promise<Formats> {
+    return this.#transport.json({ method: "GET", path: path("formats"), ...options });
   }
 
   /** The document as it is now. */

@@ -3,6 +3,7 @@ export { Conversation } from "./conversation.js";
 export type { Documents } from "./documents.js";
 export * from "./errors.js";
 export { newKey } from "./patience.js";
+export type { Begun } from "./parts.js";
 export type { Sessions } from "./sessions.js";
 export type { Options } from "./transport.js";
 export type * from "./types.js";

@@ -2,6 +2,13 @@
 
 export interface components {
     schemas: {
+        /** @description All parts are there. */
+        CompleteUpload: {
+            /** @description of the whole text */
+            md5?: string | null;
+            /** @description in the order of the text */
+            part_ids: string[];
+        };
         /** @description A message to a session, and how its answer is drawn. */
         CreateMessage: {
             /** @description what is said */
@@ -90,6 +97,16 @@ export interface components {
             documents?: string[];
             /** @description the served model's name; default: the served model */
             model?: string | null;
+        };
+        /** @description A file that is about to come. */
+        CreateUpload: {
+            /** @description of all parts together */
+            bytes: number;
+            filename: string;
+            /** @description what counts is what comes: UTF-8 text */
+            mime_type: string;
+            /** @constant */
+            purpose: "user_data";
         };
         /** @description What was deleted. */
         Deleted: {
@@ -195,6 +212,52 @@ export interface components {
             filename?: string | null;
             /** @description http:// or https://, of a host in EVERLONG_FETCH_HOSTS */
             url: string;
+        };
+        /** @description A document under OpenAI's names. */
+        File: {
+            bytes: number;
+            created_at: number;
+            expires_at?: null;
+            filename: string;
+            id: string;
+            /**
+             * @default file
+             * @constant
+             */
+            object: "file";
+            /**
+             * @default user_data
+             * @constant
+             */
+            purpose: "user_data";
+            /** @description uploaded: it is being read; processed; error */
+            status: string;
+            status_details: string | null;
+        };
+        /** @description A kind of file that can be uploaded. What a file is, its content tells, not its name. */
+        Format: {
+            /** @description that such files usually have; text may have any */
+            extensions: string[];
+            /** @enum {string} */
+            id: "text" | "pdf" | "docx" | "epub" | "html";
+            media_types: string[];
+            name: string;
+            /**
+             * @default format
+             * @constant
+             */
+            object: "format";
+        };
+        /** @description What this server makes texts of, and how much of it. */
+        FormatList: {
+            data: components["schemas"]["Format"][];
+            /** @description of a file, and of the text that it becomes */
+            max_bytes: number;
+            /**
+             * @default list
+             * @constant
+             */
+            object: "list";
         };
         /** @description The tokens of the context that are a document's. */
         MemoryDocument: {
@@ -340,6 +403,8 @@ export interface components {
             state_digest: string | null;
             /** @enum {string} */
             status: "reading" | "ready" | "failed";
+            /** @description the first question, in at most 80 characters, or what it was given; null: none yet */
+            title: string | null;
         };
         /** @description Newest first. */
         SessionList: {
@@ -373,6 +438,40 @@ export interface components {
             session: string;
             /** @description read into the memory */
             tokens: number;
+        };
+        /** @description What of a session can be changed. */
+        UpdateSession: {
+            /** @description for people; null: the next question gives one */
+            title: string | null;
+        };
+        /** @description A file that comes in parts, or has come. */
+        Upload: {
+            bytes: number;
+            created_at: number;
+            expires_at: number;
+            file: components["schemas"]["File"] | null;
+            filename: string;
+            id: string;
+            /**
+             * @default upload
+             * @constant
+             */
+            object: "upload";
+            /** @constant */
+            purpose: "user_data";
+            /** @enum {string} */
+            status: "pending" | "completed" | "cancelled";
+        };
+        /** @description A part that is on disk. */
+        UploadPart: {
+            created_at: number;
+            id: string;
+            /**
+             * @default upload.part
+             * @constant
+             */
+            object: "upload.part";
+            upload_id: string;
         };
         /** @description Tokens. `reused_tokens` of the prompt's were held in memory and not read again. */
         Usage: {

@@ -29,6 +29,11 @@ export class Sessions {
     return this.#transport.json({ method: "GET", path: path("sessions"), query: { limit, after }, signal });
   }
 
+  /** Gives the session another title, of at most 200 characters; null: the next question gives it one. */
+  rename(id: string, title: string | null, options: CallOptions = {}): Promise<Session> {
+    return this.#transport.json({ method: "PATCH", path: path("sessions", id), json: { title }, ...options });
+  }
+
   /** Deletes the session and its memory. */
   async delete(id: string, options: CallOptions = {}): Promise<void> {
     await this.#transport.json({ method: "DELETE", path: path("sessions", id), ...options });

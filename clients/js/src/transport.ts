@@ -19,7 +19,7 @@ export interface Options {
 
 /** One request. */
 export interface Call {
-  method: "GET" | "POST" | "DELETE";
+  method: "GET" | "POST" | "PATCH" | "DELETE";
   path: string;
   query?: Record<string, string | number | null | undefined>;
   json?: unknown;
@@ -28,7 +28,7 @@ export interface Call {
   idempotencyKey?: string | undefined;
 }
 
-type Exchange = (url: string, headers: Record<string, string>) => Promise<Response>;
+export type Exchange = (url: string, headers: Record<string, string>) => Promise<Response>;
 
 export class Transport {
   readonly baseUrl: string;

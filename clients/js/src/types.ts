@@ -4,6 +4,10 @@ import type { components } from "./openapi.js";
 type Schemas = components["schemas"];
 
 export type Document = Schemas["Document"];
+/** What this server makes texts of; `max_bytes`: of a file, and of its text. */
+export type Formats = Schemas["FormatList"];
+/** A file that comes in parts, or has come. */
+export type Upload = Schemas["Upload"];
 export type DocumentText = Schemas["DocumentText"];
 export type Session = Schemas["Session"];
 export type SessionMemory = Schemas["SessionMemory"];

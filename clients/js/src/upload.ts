@@ -1,5 +1,6 @@
 /** The body of an upload, and how far it has come. */
-import type { Call, Transport } from "./transport.js";
+import { type Begun, PART, uploadInParts } from "./parts.js";
+import type { Call, Exchange, Transport } from "./transport.js";
 import type { Document, PostOptions } from "./types.js";
 
 export type Source =
@@ -17,11 +18,18 @@ export interface UploadOptions extends PostOptions {
   contentType?: string | undefined;
   /** Called with bytes as they leave; `total` is null for a stream. */
   onProgress?: ((sent: number, total: number | null) => void) | undefined;
+  /** What is larger goes in parts of so many bytes, each sent again by itself. Default: 8 MiB. */
+  partSize?: number | undefined;
+  /** An object of the caller's: an upload in parts notes in it how far it has come, and one that was cut short goes on there. */
+  begun?: Begun | undefined;
 }
 
 /** Uploads `source`. A stream is read once and sent as it comes; a browser, which cannot do that, gathers it first. */
 export async function upload(transport: Transport, source: Source, options: UploadOptions): Promise<Document> {
   const filename = options.filename ?? (source instanceof Blob && "name" in source ? String(source.name) : undefined);
+  const browser = typeof XMLHttpRequest === "function";
+  const blob = blobOf(source) ?? (browser ? await gathered(source as AsyncIterable<Uint8Array | string>) : null);
+  if (blob && blob.size > (options.partSize ?? PART)) return uploadInParts(transport, blob, filename, options);
   const call: Call = {
     method: "POST",
     path: "/v1/documents",
@@ -30,14 +38,20 @@ export async function upload(transport: Transport, source: Source, options: Uplo
     signal: options.signal,
     idempotencyKey: options.idempotencyKey,
   };
-  const browser = typeof XMLHttpRequest === "function";
-  const blob = blobOf(source) ?? (browser ? await gathered(source as AsyncIterable<Uint8Array | string>) : null);
+  const { onProgress, signal } = options;
+  const progress = blob && onProgress && ((sent: number) => onProgress(sent, blob.size));
   const send =
-    browser && blob && options.onProgress
-      ? byXMLHttpRequest(blob, options)
+    browser && blob
+      ? sender(transport, blob, progress ?? undefined, signal)
       : (url: string, headers: Record<string, string>) =>
-          transport.fetch(url, { method: "POST", headers, signal: options.signal ?? null, ...bodyOf(blob, source, options) });
+          transport.fetch(url, { method: "POST", headers, signal: signal ?? null, ...bodyOf(blob, source, options) });
   return transport.upload<Document>(call, send, blob !== null);
+}
+
+/** Sends `body`, and tells how many bytes of it have left, where that can be known: in a browser. */
+export function sender(transport: Transport, body: Blob | FormData, onSent: ((bytes: number) => void) | undefined, signal: AbortSignal | undefined): Exchange {
+  if (typeof XMLHttpRequest === "function" && onSent) return byXMLHttpRequest(body, onSent, signal);
+  return (url, headers) => transport.fetch(url, { method: "POST", headers, signal: signal ?? null, body });
 }
 
 function typeOf(source: Source): string {
@@ -96,13 +110,13 @@ async function* iterated<T>(source: AsyncIterable<T> | ReadableStream<T>): Async
 }
 
 /** The one way in which a browser tells how much of a body has left. */
-function byXMLHttpRequest(blob: Blob, { onProgress, signal }: UploadOptions) {
-  return (url: string, headers: Record<string, string>) =>
+function byXMLHttpRequest(body: Blob | FormData, onSent: (bytes: number) => void, signal: AbortSignal | undefined): Exchange {
+  return (url, headers) =>
     new Promise<Response>((resolve, reject) => {
       const request = new XMLHttpRequest();
       request.open("POST", url);
       for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
-      request.upload.onprogress = (event) => onProgress?.(event.loaded, blob.size);
+      request.upload.onprogress = (event) => onSent(event.loaded);
       const abort = () => request.abort();
       request.onloadend = () => {
         signal?.removeEventListener("abort", abort);
@@ -112,7 +126,7 @@ function byXMLHttpRequest(blob: Blob, { onProgress, signal }: UploadOptions) {
       };
       if (signal?.aborted) return reject(signal.reason);
       signal?.addEventListener("abort", abort, { once: true });
-      onProgress?.(0, blob.size);
-      request.send(blob);
+      onSent(0);
+      request.send(body);
     });
 }

@@ -1,6 +1,6 @@
 import { createHash } from "node:crypto";
 import { expect, test } from "vitest";
-import { Everlong, NotFoundError, ReadingFailedError, UnprocessableEntityError, UnsupportedMediaTypeError } from "../src/index.js";
+import { APIConnectionError, type Begun, Everlong, NotFoundError, ReadingFailedError, UnprocessableEntityError, UnsupportedMediaTypeError } from "../src/index.js";
 import { all } from "./all.js";
 import { Proxy } from "./proxy.js";
 
@@ -35,6 +35,12 @@ test.each(Object.entries(SOURCES))("a %s is uploaded, with and without progress,
   const read = await Promise.all([first, second].map(({ id }) => client.documents.wait(id)));
   expect(read[0]!.state_digest).toBe(read[1]!.state_digest);
   expect(read[0]!.status).toBe("ready");
+});
+
+test("the server says what it takes", async () => {
+  const { data, max_bytes } = await client.documents.formats();
+  expect(data[0]).toMatchObject({ id: "text", media_types: ["text/*"] });
+  expect(max_bytes).toBeGreaterThan(1e9);
 });
 
 test("reading is followed until it is done", async () => {
@@ -88,6 +94,51 @@ test("what cannot be read is refused by name", async () => {
   await expect(client.documents.upload(new Uint8Array([0xff, 0x41]))).rejects.toThrow(UnprocessableEntityError);
   expect(() => client.documents.get("")).toThrow(/must not be empty/);
   expect(new ReadingFailedError("x", "doc_1", null).name).toBe("ReadingFailedError");
+});
+
+test("what is larger than a part comes in parts; one that is lost is sent again, and no other", async () => {
+  const proxy = await Proxy.to(URL);
+  let port = 0;
+  const lost: typeof fetch = async (url, init) => {
+    const third = String(url).endsWith("/parts") && proxy.requests("POST /v1/uploads/") === 2;
+    if (third && port === 0) port = await proxy.pull();
+    else if (port > 0) await proxy.plug(port).then(() => (port = -1));
+    return fetch(url, init);
+  };
+  const seen: number[] = [];
+  const through = new Everlong({ baseUrl: proxy.url, fetch: lost });
+  const options = { partSize: 400, filename: "wind.txt", onProgress: (sent: number, total: number | null) => seen.push(sent) && expect(total).toBe(BYTES.length) };
+  const document = await through.documents.upload(TEXT, options);
+  const parts = Math.ceil(BYTES.length / 400);
+  expect(parts).toBeGreaterThan(3);
+  expect(proxy.requests("POST /v1/uploads/")).toBe(parts + 1); // and its completion: the lost one never came through
+  expect(proxy.requests("POST /v1/documents")).toBe(0);
+  expect(seen).toEqual([...seen].sort((a, b) => a - b));
+  expect([seen[0], seen.at(-1)]).toEqual([0, BYTES.length]);
+  expect(document).toMatchObject({ filename: "wind.txt", bytes: BYTES.length });
+  const whole = await client.documents.upload(TEXT);
+  const [one, other] = await Promise.all([document, whole].map(({ id }) => client.documents.wait(id)));
+  expect(one!.state_digest).toBe(other!.state_digest);
+  await proxy.pull();
+});
+
+test("an upload that was given up goes on where it stood; one that has expired begins anew", async () => {
+  const [proxy, begun]: [Proxy, Begun] = [await Proxy.to(URL), {}];
+  const through = new Everlong({ baseUrl: proxy.url, retries: 0 });
+  const port = proxy.port;
+  const onProgress = (sent: number) => void (sent === 1200 && proxy.pull());
+  await expect(through.documents.upload(TEXT, { partSize: 400, begun, onProgress })).rejects.toThrow(APIConnectionError);
+  const kept: Begun = JSON.parse(JSON.stringify(begun));
+  expect(kept.parts!.length).toBe(3);
+  await proxy.plug(port);
+  const before = proxy.requests("POST /v1/uploads/");
+  const document = await through.documents.upload(TEXT, { begun: kept, partSize: 400 });
+  expect(document.bytes).toBe(BYTES.length);
+  expect(proxy.requests("POST /v1/uploads/") - before).toBe(Math.ceil(BYTES.length / 400) - 3 + 1);
+  const expired = { ...begun, upload: "upload_0123456789abcdef0123456789abcdef" };
+  expect((await through.documents.upload(TEXT, { begun: expired, partSize: 400 })).bytes).toBe(BYTES.length);
+  expect(expired.parts!.length).toBe(Math.ceil(BYTES.length / 400));
+  await proxy.pull();
 });
 
 test("an upload can be aborted", async () => {

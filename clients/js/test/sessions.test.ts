@@ -72,6 +72,15 @@ test("sessions are waited for, listed, forked, looked into and deleted", async (
   expect((await client.models())[0]!.memory).toBe("rmt");
 });
 
+test("a session's title is its first question, or what it is given", async () => {
+  const id = await session();
+  expect((await client.sessions.get(id)).title).toBeNull();
+  await client.sessions.send(id, "Who  is\nmimsy?", GREEDY);
+  expect((await client.sessions.list({ limit: 1 })).data[0]!.title).toBe("Who is mimsy?");
+  expect((await client.sessions.rename(id, "Borogoves")).title).toBe("Borogoves");
+  await expect(client.sessions.rename(id, " ")).rejects.toMatchObject({ param: "title" });
+});
+
 test("errors are typed, over every way", async () => {
   const id = await session();
   await expect(client.sessions.send(id, "x", { temperature: -1 })).rejects.toThrow(UnprocessableEntityError);

@@ -152,6 +152,10 @@ class AsyncSessions:
         """As `Sessions.delete`."""
         await self._transport.call(calls.delete_session(session))
 
+    async def rename(self, session: str, title: str | None) -> Session:
+        """As `Sessions.rename`."""
+        return await self._transport.call(calls.rename_session(session, title))
+
     async def fork(self, session: str) -> Session:
         """As `Sessions.fork`."""
         return await self._transport.call(calls.fork_session(session))

@@ -126,6 +126,11 @@ def delete_session(session: str) -> Call[None]:
     return Call("DELETE", path("sessions", session), _nothing)
 
 
+def rename_session(session: str, title: str | None) -> Call[Session]:
+    """PATCH /v1/sessions/{id}."""
+    return Call("PATCH", path("sessions", session), _one(Session), json={"title": title})
+
+
 def fork_session(session: str) -> Call[Session]:
     """POST /v1/sessions/{id}/fork; the answer is the copy."""
     return Call("POST", path("sessions", session, "fork"), _one(Session))

@@ -159,6 +159,10 @@ class Sessions:
         """Deletes the session and its memory."""
         self._transport.call(calls.delete_session(session))
 
+    def rename(self, session: str, title: str | None) -> Session:
+        """Gives the session another title, of at most 200 characters; None: the next question gives it one."""
+        return self._transport.call(calls.rename_session(session, title))
+
     def fork(self, session: str) -> Session:
         """A new session that remembers what this one does; from here on they go their own ways."""
         return self._transport.call(calls.fork_session(session))

@@ -13,11 +13,12 @@ __all__ = ["Session"]
 class Session:
     """A session on the server.
 
-    `status` is reading, ready or failed; `documents` are their ids. `position` counts the tokens in its memory,
+    `title`: its first question, or what it was given; None before that. `status` is reading, ready or failed; `documents` are their ids. `position` counts the tokens in its memory,
     `messages` those of the dialogue, `state_bytes` what the memory takes up. `created_at` is in Unix seconds.
     """
 
     id: str
+    title: str | None = None
     documents: tuple[str, ...] = ()
     model: str | None = None
     status: str

@@ -2,7 +2,8 @@
 import { signal } from "@preact/signals";
 import { confirmed } from "./dialogs.js";
 import { opened } from "./focus.js";
-import { attempt, begin, documents, drop, loaded, nameOf, removeDocument, take, uploads } from "./library.js";
+import { attempt, begin, documents, drop, formats, loaded, more, nameOf, older, removeDocument, take, uploads } from "./library.js";
+import { More } from "./more.js";
 import { many, size } from "./numbers.js";
 import { ReadingOf } from "./reading.js";
 import { address } from "./route.js";
@@ -33,8 +34,16 @@ export function choose(): void {
   const input = document.createElement("input");
   input.type = "file";
   input.multiple = true;
+  // Files that a browser knows no kind of can still be dropped, or chosen under "all files": the server looks into them.
+  input.accept = (formats.value?.data ?? []).flatMap(({ extensions, media_types }) => [...extensions, ...media_types]).join(",");
   input.onchange = () => void attempt(() => take([...(input.files ?? [])]));
   input.click();
+}
+
+const NAMES = { text: "Text", pdf: "PDF", docx: "Word", epub: "EPUB", html: "HTML" };
+
+function listed(names: readonly string[]): string {
+  return names.length > 1 ? `${names.slice(0, -1).join(", ")} or ${names.at(-1)}` : names.join();
 }
 
 export function Home() {
@@ -51,7 +60,10 @@ export function Home() {
         <button class="main" onClick={choose}>
           Choose files
         </button>
-        <p class="note">Text, PDF, Word, EPUB or HTML, of any length: a memory of fixed size reads it once, and answers come with the passages that they rest on.</p>
+        <p class="note">
+          {formats.value ? `${listed(formats.value.data.map(({ id }) => NAMES[id]))} of up to ${size(formats.value.max_bytes)}` : "Text of any length"}: a
+          memory of fixed size reads it once, and answers come with the passages that they rest on.
+        </p>
       </div>
       {uploads.value.length > 0 && (
         <section aria-label="Uploads">
@@ -134,6 +146,7 @@ export function Home() {
               </li>
             ))}
           </ul>
+          {more.value.documents && <More items=".cards label input" words="Older documents" work={() => attempt(() => older("documents"))} />}
         </section>
       )}
       {!loaded.value && <p class="note">Asking the server what is there…</p>}

@@ -1,6 +1,6 @@
 /** What the server has: documents, being uploaded, being read and read; sessions; the model. */
 import { signal } from "@preact/signals";
-import type { Document, Model, Session } from "everlong-client";
+import type { Document, Formats, List, Model, Session } from "everlong-client";
 import { EverlongError, NotFoundError, newKey } from "everlong-client";
 import { go, place } from "./route.js";
 import { client, surely } from "./server.js";
@@ -18,9 +18,14 @@ export const documents = signal<ReadonlyMap<string, Document>>(new Map());
 export const sessions = signal<readonly Session[]>([]);
 export const uploads = signal<readonly Upload[]>([]);
 export const loaded = signal(false);
+/** What can be uploaded. */
+export const formats = signal<Formats | null>(null);
+/** The id behind which the server has more of each; null: there is no more. */
+export const more = signal<{ documents: string | null; sessions: string | null }>({ documents: null, sessions: null });
 /** What went wrong last, for people; null when they have seen it. */
 export const trouble = signal<string | null>(null);
 
+/** What one request lists: as much as the server gives. */
 const MOST = 100;
 const followed = new Set<string>();
 
@@ -40,15 +45,45 @@ export async function attempt(work: () => Promise<unknown>): Promise<void> {
 
 /** Everything, as the server has it now. */
 export async function refresh(): Promise<void> {
-  const [models, read, talks] = await surely(() =>
-    Promise.all([client.models(), client.documents.list({ limit: MOST }), client.sessions.list({ limit: MOST })]),
+  const [models, readable, read, talks] = await surely(() =>
+    Promise.all([client.models(), client.documents.formats(), client.documents.list({ limit: MOST }), client.sessions.list({ limit: MOST })]),
   );
   model.value = models[0] ?? null;
+  formats.value = readable;
   documents.value = new Map(read.data.map((document) => [document.id, document]));
   sessions.value = talks.data;
+  more.value = { documents: behind(read), sessions: behind(talks) };
   loaded.value = true;
   for (const document of read.data) void follow(document);
   for (const session of talks.data) void awaited(session);
+}
+
+function behind(page: List<{ id: string }>): string | null {
+  return page.has_more ? (page.data.at(-1)?.id ?? null) : null;
+}
+
+/** The next page of what the server has. */
+export async function older(kind: "documents" | "sessions"): Promise<void> {
+  const after = more.value[kind];
+  if (after === null) return;
+  try {
+    if (kind === "documents") {
+      const page = await surely(() => client.documents.list({ limit: MOST, after }));
+      const known = documents.value;
+      documents.value = new Map([...known, ...page.data.filter(({ id }) => !known.has(id)).map((each) => [each.id, each] as const)]);
+      more.value = { ...more.value, documents: behind(page) };
+      for (const document of page.data) void follow(document);
+    } else {
+      const page = await surely(() => client.sessions.list({ limit: MOST, after }));
+      const known = new Set(sessions.value.map(({ id }) => id));
+      sessions.value = [...sessions.value, ...page.data.filter(({ id }) => !known.has(id))];
+      more.value = { ...more.value, sessions: behind(page) };
+      for (const session of page.data) void awaited(session);
+    }
+  } catch (error) {
+    if (!(error instanceof NotFoundError)) throw error;
+    await refresh(); // where the list went on was deleted elsewhere
+  }
 }
 
 function seen(document: Document): void {
@@ -111,6 +146,19 @@ export async function find(id: string): Promise<void> {
   }
 }
 
+/** A session that the list does not have yet: one of many. False: there is none. */
+export async function findSession(id: string): Promise<boolean> {
+  try {
+    const session = await surely(() => client.sessions.get(id));
+    if (!sessions.value.some((each) => each.id === id)) sessions.value = [...sessions.value, session];
+    void awaited(session);
+    return true;
+  } catch (error) {
+    if (error instanceof NotFoundError) return false;
+    throw error;
+  }
+}
+
 let uploaded = 0;
 
 /** Takes an upload from the list. */
@@ -136,6 +184,7 @@ export async function take(files: readonly File[]): Promise<void> {
           // The server looks into it: what a browser makes of a name is a guess.
           contentType: "application/octet-stream",
           idempotencyKey: newKey(),
+          begun: {}, // what is there already is not sent again
           onProgress: (sent: number) => update({ sent }),
         };
         const document = await surely(() => client.documents.upload(file, options));
@@ -187,6 +236,11 @@ export function nameOf(id: string): string {
 }
 
 export function titleOf(session: Session): string {
+  return session.title ?? documentsOf(session);
+}
+
+/** The names of what it is about. */
+export function documentsOf(session: Session): string {
   const names = session.documents.map(nameOf);
   if (names.length === 0) return "No document";
   return names.length > 2 ? `${names[0]} and ${names.length - 1} more` : names.join(" and ");

@@ -1,6 +1,7 @@
 import { signal } from "@preact/signals";
 import { helping } from "./dialogs.js";
-import { loaded, model, sessions, titleOf } from "./library.js";
+import { attempt, documentsOf, loaded, model, more, older, sessions, titleOf } from "./library.js";
+import { More } from "./more.js";
 import { ago, many } from "./numbers.js";
 import { address, place } from "./route.js";
 import { link } from "./server.js";
@@ -28,12 +29,13 @@ export function Sidebar() {
               <a href={address({ session: each.id, panel: null })} onClick={close} aria-current={each.id === session ? "page" : undefined}>
                 <span class="title">{titleOf(each)}</span>
                 <span class="note">
-                  {each.status === "reading" ? "being read" : each.messages ? many(each.messages / 2, "question") : "no questions yet"} · {ago(each.created_at)}
+                  {each.status === "reading" ? "being read" : each.title !== null ? documentsOf(each) : each.messages ? many(each.messages / 2, "question") : "no questions yet"} · {ago(each.created_at)}
                 </span>
               </a>
             </li>
           ))}
         </ul>
+        {more.value.sessions && <More items=".sidebar li a" words="Older conversations" work={() => attempt(() => older("sessions"))} />}
         {loaded.value && sessions.value.length === 0 && <p class="note none">No conversations yet.</p>}
         <footer>
           <span class={`light ${link.value.state}`} aria-hidden="true" />

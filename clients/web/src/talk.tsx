@@ -4,7 +4,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { type Turn, ask, draft, load, said, stop, turns, withdraw } from "./dialogue.js";
 import { confirmed } from "./dialogs.js";
 import { opened } from "./focus.js";
-import { attempt, documents, find, fork, loaded, nameOf, removeSession, sessions, titleOf } from "./library.js";
+import { attempt, documents, find, findSession, fork, loaded, nameOf, removeSession, sessions, titleOf } from "./library.js";
 import { many, percent } from "./numbers.js";
 import { ReadingOf } from "./reading.js";
 import { address, place } from "./route.js";
@@ -14,9 +14,12 @@ export function Dialogue({ session: id }: { session: string }) {
   const session = sessions.value.find((each) => each.id === id);
   const messages = said.value.get(id);
   const turn = turns.value.get(id);
-  useEffect(() => void attempt(() => load(id)), [id, session?.messages]);
+  const [missing, setMissing] = useState(false);
+  const unknown = loaded.value && !session;
+  useEffect(() => void (unknown && attempt(async () => setMissing(!(await findSession(id))))), [unknown]);
+  useEffect(() => void (session && attempt(() => load(id))), [session?.id, session?.messages]);
   useEffect(() => void session?.documents.forEach(find), [session?.id]);
-  if (!session) return <Missing />;
+  if (!session) return <Missing sure={missing} />;
   return (
     <div class="talk">
       <Head session={session} />
@@ -26,14 +29,14 @@ export function Dialogue({ session: id }: { session: string }) {
   );
 }
 
-function Missing() {
+function Missing({ sure }: { sure: boolean }) {
   return (
     <div class="home">
       <header class="bar">
         <Menu />
-        <h1>{loaded.value ? "There is no such conversation" : "…"}</h1>
+        <h1>{sure ? "There is no such conversation" : "…"}</h1>
       </header>
-      {loaded.value && (
+      {sure && (
         <p>
           It was deleted, or belongs to another server. <a href={address({ session: null, panel: null })}>Begin a new one.</a>
         </p>

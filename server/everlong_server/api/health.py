@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz`, `/metrics`, `/v1/models`."""
+"""`/livez`, `/readyz`, `/metrics`, `/v1/models`, `/v1/formats`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from everlong_server.api import schemas
 from everlong_server.api.errors import RESPONSES
-from everlong_server.api.views import Served, model_view, whole
+from everlong_server.api.views import Served, formats_view, model_view, whole
 from everlong_server.errors import NotFound, Unavailable
 from everlong_server.metrics import CONTENT_TYPE_LATEST
 from everlong_server.store import keys
@@ -57,3 +57,9 @@ async def model(model_id: str, services: Served) -> schemas.ServedModel:
     if model_id != services.model.name:
         raise NotFound(f"no model {model_id[:64]!r}", param="model_id", code="model_not_found")
     return model_view(services)
+
+
+@router.get("/v1/formats", tags=["documents"], responses={503: RESPONSES[503]})
+async def formats(services: Served) -> schemas.FormatList:
+    """The files that this server can make texts of, and how large they may be."""
+    return formats_view(services)

@@ -52,6 +52,24 @@ class DocumentText(Wire):
     text: str
 
 
+class Format(Wire):
+    """A kind of file that can be uploaded. What a file is, its content tells, not its name."""
+
+    id: Literal["text", "pdf", "docx", "epub", "html"]
+    object: Literal["format"] = "format"
+    name: str
+    extensions: list[str] = Field(description="that such files usually have; text may have any")
+    media_types: list[str]
+
+
+class FormatList(Wire):
+    """What this server makes texts of, and how much of it."""
+
+    object: Literal["list"] = "list"
+    data: list[Format]
+    max_bytes: int = Field(description="of a file, and of the text that it becomes")
+
+
 class Deleted(Wire):
     """What was deleted."""
 
@@ -67,11 +85,22 @@ class CreateSession(Wire):
     model: str | None = Field(None, max_length=256, description="the served model's name; default: the served model")
 
 
+class UpdateSession(Wire):
+    """What of a session can be changed."""
+
+    title: str | None = Field(
+        min_length=1, max_length=200, pattern=r"\S", description="for people; null: the next question gives one"
+    )
+
+
 class Session(Wire):
     """A fork of its documents' state plus the dialogue."""
 
     id: str
     object: Literal["session"] = "session"
+    title: str | None = Field(
+        description="the first question, in at most 80 characters, or what it was given; null: none yet"
+    )
     documents: list[str]
     model: str
     status: Literal["reading", "ready", "failed"]

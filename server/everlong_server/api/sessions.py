@@ -61,6 +61,12 @@ async def get(session_id: str, services: Served) -> schemas.Session:
     return await session_view(services, await services.sessions.get(session_id))
 
 
+@router.patch("/{session_id}")
+async def update(session_id: str, body: schemas.UpdateSession, services: Served) -> schemas.Session:
+    """Gives the session another title; its memory and its dialogue stay as they are."""
+    return await session_view(services, await services.sessions.rename(session_id, body.title))
+
+
 @router.delete("/{session_id}")
 async def delete(session_id: str, services: Served) -> schemas.Deleted:
     """Deletes the session, its memory and its dialogue."""

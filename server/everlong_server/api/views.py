@@ -10,6 +10,7 @@ from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 from everlong_models.view import LayerView
+from everlong_server import formats
 from everlong_server.api import schemas
 from everlong_server.engine.memories import SessionMemory
 from everlong_server.errors import RateLimited, Unavailable
@@ -71,6 +72,7 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
     """A session."""
     return schemas.Session(
         id=session.id,
+        title=session.title,
         documents=list(session.documents),
         model=session.model_name,
         status=await services.conversations.state_of(session),
@@ -114,6 +116,15 @@ def _layer(layer: LayerView, look: SessionMemory) -> schemas.MemoryLayer:
         attention=None if layer.attention is None else [round(share, 6) for share in layer.attention],
         phrases=phrases,
     )
+
+
+def formats_view(services: Services) -> schemas.FormatList:
+    """What can be uploaded here."""
+    data = [
+        schemas.Format(id=id, name=name, extensions=list(extensions), media_types=list(media_types))
+        for id, name, extensions, media_types in formats.accepted()
+    ]
+    return schemas.FormatList(data=data, max_bytes=services.settings.max_document_bytes)
 
 
 def model_view(services: Services) -> schemas.ServedModel:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
-
+from everlong_server.bench.process import Process
 from everlong_server.bench.report import Report, Target
 from everlong_server.bench.tiny import save_tiny
 
@@ -26,7 +21,7 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         # A tiny model answers in milliseconds, which say more about a process that is still warming up.
         model = ["--model", str(save_tiny(Path(folder) / "model"))] if quick else ["--memory", "rmt"]
-        server = _Process(model, Path(folder) / "data")
+        server = Process.everlong(Path(folder) / "data", *model)
         try:
             progress(
                 f"starting a server with {'a tiny random model' if quick else 'the default model'} and untrained RMT"
@@ -42,12 +37,10 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
             for phase in ("before", "after kill -9 and restart"):
                 if phase != "before":
                     server.kill()
-                    began = time.perf_counter()
-                    server.start()
-                    progress(f"restarted in {time.perf_counter() - began:.1f} s")
+                    progress(f"restarted in {server.start():.1f} s")
                 session = server.http.post("/v1/sessions", json={"documents": [document["id"]]}).json()["id"]
-                server.first_token(session)  # warm
-                seconds = [server.first_token(session) for _ in range(_QUESTIONS)]
+                _first_token(server, session)  # warm
+                seconds = [_first_token(server, session) for _ in range(_QUESTIONS)]
                 first[phase] = statistics.median(seconds)
                 rows.append({"phase": phase, "document_tokens": read["tokens"], "first_token_ms": first[phase] * 1e3})
         finally:
@@ -56,52 +49,19 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
     return Report("restart", rows, [Target("first token after the restart ÷ without", ratio, 1.2, at_most=True)])
 
 
-class _Process:
-    """`everlong serve` on a free port."""
-
-    def __init__(self, model: list[str], data: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self._port = probe.getsockname()[1]
-        self._model, self._data = model, data
-        self._process: subprocess.Popen[bytes] | None = None
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=120)
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [
-                sys.executable, "-m", "everlong_client", "serve", "--port", str(self._port),
-                *self._model, "--data-dir", str(self._data),
-            ],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        while True:
-            if self._process.poll() is not None:
-                raise RuntimeError("the server ended; `everlong doctor` may say why")
-            try:
-                if self.http.get("/readyz").status_code == 200:
-                    return
-            except httpx.TransportError:
-                time.sleep(0.1)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
-
-    def first_token(self, session: str) -> float:
-        """Seconds from the request to the first piece of the answer."""
-        body = {
-            "content": "And then?",
-            "stream": True,
-            "max_tokens": 4,
-            "ignore_eos": True,
-            "temperature": 0,
-            "logprobs": True,
-        }
-        start, first = time.perf_counter(), 0.0
-        with self.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
-            for line in response.iter_lines():
-                if not first and line.startswith("event: response.output_text.delta"):
-                    first = time.perf_counter() - start
-        return first
+def _first_token(server: Process, session: str) -> float:
+    """Seconds from the request to the first piece of the answer."""
+    body = {
+        "content": "And then?",
+        "stream": True,
+        "max_tokens": 4,
+        "ignore_eos": True,
+        "temperature": 0,
+        "logprobs": True,
+    }
+    start, first = time.perf_counter(), 0.0
+    with server.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
+        for line in response.iter_lines():
+            if not first and line.startswith("event: response.output_text.delta"):
+                first = time.perf_counter() - start
+    return first

@@ -45,6 +45,45 @@ def restart(output: Output = None, quick: Quick = False) -> None:
 
 
 @bench.command()
+def peers(
+    lengths: Annotated[str, typer.Option(help="of the document, in tokens, with commas between them")] = "2000,8000",
+    peers: Annotated[
+        str, typer.Option(help="everlong's memories window and rmt, transformers, llama.cpp, recall")
+    ] = "window,rmt,transformers,llama.cpp,recall",
+    output: Output = None,
+) -> None:
+    """The same document and questions with transformers, llama.cpp, and recall alone."""
+    from everlong_server.bench.peers import PEERS, PeerMissing, run
+
+    chosen = [name.strip() for name in peers.split(",")]
+    if unknown := [name for name in chosen if name not in PEERS]:
+        raise fail(f"no peer {unknown[0]!r}; there are {', '.join(PEERS)}")
+    try:
+        sizes = [int(length) for length in lengths.split(",")]
+    except ValueError:
+        raise fail(f"--lengths {lengths}: numbers of tokens with commas between them") from None
+    if wrong := [size for size in sizes if not 500 <= size <= 10_000_000]:
+        raise fail(f"--lengths {wrong[0]}: must be from 500 to 10,000,000 tokens")
+    try:
+        _report(lambda: run(lengths=sizes, peers=chosen, progress=_progress), output)
+    except PeerMissing as error:
+        raise fail(str(error)) from None
+
+
+@bench.command()
+def sessions(
+    sessions: Annotated[int, typer.Option(help="that are made and counted", min=2)] = 200,
+    tokens: Annotated[int, typer.Option(help="of each session's own document", min=1000)] = 100_000,
+    output: Output = None,
+    quick: Quick = False,
+) -> None:
+    """How many sessions with a long document of their own a gigabyte of Redis keeps, and what it takes to bring one back."""
+    from everlong_server.bench import sessions as measured
+
+    _report(lambda: measured.run(count=sessions, tokens=tokens, quick=quick, progress=_progress), output)
+
+
+@bench.command()
 def chaos(
     points: Annotated[int, typer.Option(help="kill replicas in the middle of something so often", min=0)] = 300,
     minutes: Annotated[float, typer.Option(help="end after so long at the latest", min=0)] = 60.0,

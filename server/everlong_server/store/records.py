@@ -167,6 +167,18 @@ class Reading:
         )
 
 
+def title_of(question: str) -> str:
+    """A question in a line of at most 80 characters, cut between words where it has some."""
+    line = " ".join(question.split())
+    if len(line) <= _TITLE:
+        return line
+    end = line.rfind(" ", _TITLE // 2, _TITLE)
+    return line[: end if end >= 0 else _TITLE - 1] + "…"
+
+
+_TITLE = 80
+
+
 @dataclass(frozen=True, slots=True)
 class Said:
     """A message of a dialogue. The first of it may be the system's; then user and assistant take turns."""
@@ -178,7 +190,8 @@ class Said:
 @dataclass(frozen=True, slots=True)
 class Session:
     """A fork of its documents' state plus the dialogue. It has `started` once it has a state: when its documents are
-    read, or at its first message. `state` is that state if it was asked for."""
+    read, or at its first message. `state` is that state if it was asked for. `title`: its first question, or what it was
+    given."""
 
     id: str
     model: str
@@ -193,6 +206,7 @@ class Session:
     state: bytes | None
     state_bytes: int
     state_digest: str | None
+    title: str | None = None
 
     @property
     def reading(self) -> str | None:
@@ -250,4 +264,5 @@ class Session:
             state=stored.get(b"state"),
             state_bytes=int(stored.get(b"state_bytes", 0)),
             state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,
+            title=stored[b"title"].decode() if b"title" in stored else None,
         )

