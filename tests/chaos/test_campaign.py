@@ -30,6 +30,7 @@ async def test_a_replica_is_killed_while_it_generates(tiny_model: Path) -> None:
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(900)  # it ends by itself when every fault has been tried
 @pytest.mark.parametrize("wheel", [False, True], ids=["first-redis", "last-redis"])
 async def test_every_fault(tiny_model: Path, wheel: bool) -> None:
     programs = redis_servers()

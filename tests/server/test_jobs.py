@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,24 @@ async def test_a_sweep_takes_only_our_own_leavings(tmp_path: Path) -> None:
     assert await blobs.sweep(known, untouched=3600) == [partial.name]
     assert await blobs.sweep(known) == [lost]
     assert {path.name for path in tmp_path.iterdir()} == {keep, "thesis.txt", "doc_short", "folder"}
+
+
+@pytest.mark.parametrize("url", ["file", "memory"])
+async def test_a_blob_that_others_delete_too_is_gone(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = Blobs(f"file://{tmp_path}" if url == "file" else "memory://everlong-race")
+    writer = await blobs.create("doc_1")
+    await writer.write(b"text")
+    await writer.commit()
+    there = threading.Barrier(2)
+    remove = blobs._fs.rm_file
+
+    def both_at_once(path: str) -> None:
+        there.wait(10)
+        remove(path)
+
+    monkeypatch.setattr(blobs._fs, "rm_file", both_at_once)
+    await asyncio.gather(blobs.delete("doc_1"), blobs.delete("doc_1"))
+    assert not blobs.exists("doc_1")
 
 
 async def test_blobs_need_no_local_disk() -> None:

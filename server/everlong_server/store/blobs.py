@@ -100,7 +100,7 @@ class Blobs:
         """Removes the blob; no error if there is none."""
         if self._copies is not None:
             await asyncio.to_thread(Path(self._copies.name, name).unlink, missing_ok=True)
-        if await asyncio.to_thread(self._fs.exists, self._path(name)):
+        with contextlib.suppress(FileNotFoundError):  # never there, or another server is deleting it at this moment
             await asyncio.to_thread(self._fs.rm_file, self._path(name))
 
     async def sweep(self, keep: Callable[[], Awaitable[set[str]]], untouched: float = 0.0) -> list[str]:

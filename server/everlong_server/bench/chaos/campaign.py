@@ -101,6 +101,7 @@ async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> 
         start = time.monotonic()
         async with Sampling(here, outcome.samples):
             turn: list[str] = []
+            said = 0
             while time.monotonic() - start < plan.minutes * 60:
                 untried = [name for name in names if name not in outcome.recovery]
                 if outcome.points >= plan.points and not untried:
@@ -113,6 +114,9 @@ async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> 
                 await load.settled()
                 outcome.recovery[name].append(time.monotonic() - moment)
                 load.fault = f"after: {name}"
+                for wrong in load.ledger.lost[said:]:
+                    progress(f"lost: {wrong}")
+                said = len(load.ledger.lost)
                 tried = sum(map(len, outcome.recovery.values()))
                 progress(
                     f"{tried} faults, {outcome.points} of {plan.points} points, {outcome.recovery[name][-1]:.1f} s after {name}; "
