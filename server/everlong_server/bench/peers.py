@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import multiprocessing
+import re
+import sqlite3
 import sys
 import tempfile
 import time
@@ -248,7 +250,6 @@ def _asked(question: str) -> str:
 
 def _generate(pipe: Connection, folder: Path, passages: bool, threads: int) -> None:
     """The process of `Transformers`: hears ("read", text) and ("ask", question)."""
-    import bm25s  # noqa: PLC0415 - of this process only
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
     from transformers.generation.streamers import BaseStreamer  # noqa: PLC0415
 
@@ -268,16 +269,18 @@ def _generate(pipe: Connection, folder: Path, passages: bool, threads: int) -> N
             pass
 
     cache, read = DynamicCache(), torch.empty(1, 0, dtype=torch.int64)
-    pieces: list[str] = []
-    index = bm25s.BM25()
+    index = sqlite3.connect(":memory:")
+    index.execute("CREATE VIRTUAL TABLE pieces USING fts5(text, tokenize='porter unicode61')")
     pipe.send("ready")
     while True:
         what, text = pipe.recv()
         began = time.perf_counter()
         if what == "read" and passages:
             words = text.split()
-            pieces = [" ".join(words[at : at + _PASSAGE_WORDS]) for at in range(0, len(words), _PASSAGE_WORDS)]
-            index.index(bm25s.tokenize(pieces, show_progress=False), show_progress=False)
+            starts = range(0, len(words), _PASSAGE_WORDS)
+            index.executemany(
+                "INSERT INTO pieces VALUES (?)", ((" ".join(words[at : at + _PASSAGE_WORDS]),) for at in starts)
+            )
             pipe.send(len(words))
             continue
         if what == "read":
@@ -287,9 +290,11 @@ def _generate(pipe: Connection, folder: Path, passages: bool, threads: int) -> N
             pipe.send(read.shape[1])
             continue
         if passages:
-            count = min(_PASSAGES, len(pieces))
-            found, _ = index.retrieve(bm25s.tokenize([text], show_progress=False), k=count, show_progress=False)
-            prompt = tokenizer("\n\n".join(pieces[at] for at in found[0]) + _asked(text), return_tensors="pt").input_ids
+            query = " OR ".join(re.findall(r"\w+", text))
+            found = index.execute(
+                "SELECT text FROM pieces WHERE pieces MATCH ? ORDER BY rank LIMIT ?", (query, _PASSAGES)
+            ).fetchall()
+            prompt = tokenizer("\n\n".join(piece for (piece,) in found) + _asked(text), return_tensors="pt").input_ids
         else:
             prompt = torch.cat([read, tokenizer(_asked(text), return_tensors="pt").input_ids], dim=1)
         stamps = Stamps()
