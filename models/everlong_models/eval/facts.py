@@ -26,11 +26,13 @@ def facts(
     *,
     lengths: Sequence[int],
     samples: int,
+    recite: bool = False,
     progress: Callable[[str], None] = lambda message: None,
 ) -> list[dict[str, Any]]:
     """Accuracy of `models`, which differ by their seed, by length in segments: mean, least and most, beside the paper's.
 
-    All models are asked the same `samples` documents of each length. Raises `ConfigError`, `TokenError`.
+    All models are asked the same `samples` documents of each length. `recite`: they say the facts again before they are asked, as
+    those that were trained with `recited` can. Raises `ConfigError`, `TokenError`.
     """
     found: dict[int, list[float]] = {length: [] for length in lengths}
     for number, (model, tokenizer) in enumerate(models, 1):
@@ -38,7 +40,7 @@ def facts(
         groups = [list(lengths)] if kind == "memorize" else [[length] for length in lengths]
         for group in groups:
             progress(f"model {number} of {len(models)}: {', '.join(map(str, group))} segments")
-            for length, accuracy in task.accuracies(model, samples=samples, lengths=group).items():
+            for length, accuracy in task.accuracies(model, samples=samples, lengths=group, recite=recite).items():
                 found[length].append(accuracy)
     S = models[0][0].segment_length
     return [

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from everlong_models.errors import ConfigError, TokenError
 from everlong_models.memory import MemoryModel
+from everlong_models.state import MemoryState
 from everlong_models.tasks import text, vocabulary
 from everlong_models.tasks.task import Batch, Setting, Task, TaskConfig
 
@@ -43,7 +44,9 @@ class FactsConfig(TaskConfig):
     Training only: `distracting`: the share of a document's noise, a segment's length each, that is chosen near a word of
     the facts. `lookalikes`: the share that has a sentence in it that would be a fact, were not one word of the books'.
     `direct`: the share of reasoning's questions that name the direction as the fact does, the others its opposite; of
-    those that are measured it is half."""
+    those that are measured it is half. `recited`: the share of documents of several segments that say the facts again
+    before the question, whose words (places, people, directions) are to be learnt as the answer is: the memory must hold
+    them all, whatever will be asked."""
 
     name: Literal["facts"] = "facts"
     kind: Kind
@@ -52,14 +55,17 @@ class FactsConfig(TaskConfig):
     distracting: float = Field(0.0, ge=0, le=1)
     lookalikes: float = Field(0.0, ge=0, le=1)
     direct: float = Field(0.5, ge=0, le=1)
+    recited: float = Field(0.0, ge=0, le=1)
     vocabulary: int = Field(1024, ge=512)
 
 
 class Documents(NamedTuple):
-    """`tokens` (B, N) that end with the answer; `asked`: each row's question, which stands before it."""
+    """`tokens` (B, N) that end with each row's ending and the answer. `endings`: the facts where they are recited, and
+    the question. `recited` (B, N): whether a token is one of the words of a fact that is said again."""
 
     tokens: Tensor
-    asked: list[list[int]]
+    endings: list[list[int]]
+    recited: Tensor
 
 
 class Facts(Task):
@@ -72,12 +78,14 @@ class Facts(Task):
         self.tokenizer = setting.tokenizer
         self._data = setting.data
         self._answers = {place: self._word(place) for place in PLACES}
+        self._telling = sorted({self.tokenizer.encode(f" {word}")[0] for word in (*PLACES, *PEOPLE, *OPPOSITE)})
         self._words = sorted({self.tokenizer.encode(f" {word}")[0] for word in (*PLACES, *PEOPLE)})
-        longest = max(
-            len(self.tokenizer.encode(_question(config.kind, np.random.default_rng(i))[1])) for i in range(64)
-        )
-        if longest + 1 > self._S:
-            raise ConfigError("segment_length", self._S, f"must hold the question and its answer, {longest + 1} tokens")
+        told = [_question(config.kind, np.random.default_rng(i)) for i in range(64)]
+        ends = ["".join(facts) * (config.recited > 0) + question for facts, question, _ in told]
+        longest = max(len(self.tokenizer.encode(end)) for end in ends) + 1
+        if longest > self._S:
+            what = "the facts, the question and its answer" if config.recited else "the question and its answer"
+            raise ConfigError("segment_length", self._S, f"must hold {what}, {longest} tokens")
 
     @functools.cached_property
     def _books(self) -> list[str]:
@@ -118,20 +126,25 @@ class Facts(Task):
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         random = self.random(self._seed, step)
-        tokens = self._documents(random, rows, segments, self._noise, self.config).tokens
-        targets = torch.zeros(tokens.shape, dtype=torch.bool)
+        tokens, _, recited = self._documents(random, rows, segments, self._noise, self.config)
+        targets = recited.clone()
         targets[:, -1] = True
         return Batch(tokens, torch.full((rows,), tokens.shape[1]), targets)
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
-        """`accuracy`: the share of answers that have the highest probability of the six places."""
-        return {"accuracy": self.accuracies(model, samples=samples, lengths=[segments])[segments]}
+        """`accuracy`: the share of answers that have the highest probability of the six places; `recited`: that of those
+        that the model gives after it has said the facts, if that is what it learns."""
+        ways = {"accuracy": False} | ({"recited": True} if self.config.recited else {})
+        return {
+            name: self.accuracies(model, samples=samples, lengths=[segments], recite=recite)[segments]
+            for name, recite in ways.items()
+        }
 
     @torch.no_grad()
     def accuracies(
-        self, model: MemoryModel, *, samples: int, lengths: Sequence[int], rows: int = 64
+        self, model: MemoryModel, *, samples: int, lengths: Sequence[int], rows: int = 64, recite: bool = False
     ) -> dict[int, float]:
-        """Accuracy by length, in segments.
+        """Accuracy by length, in segments. `recite`: see `_recite`; documents of one segment have no room for it.
 
         One stream of noise is read for all lengths: the memory forks where a question is asked. With `detect` and
         `reasoning` the place of the facts is drawn anew for every length, so each length has streams of its own.
@@ -143,16 +156,16 @@ class Facts(Task):
             for first in range(0, samples, rows):
                 count = min(rows, samples - first)
                 random = self.random(first, group[-1], held_out=True)
-                for length, correct in self._ask(model, random, count, group):
+                for length, correct in self._ask(model, random, count, group, recite):
                     right[length] += correct
         return {length: count / samples for length, count in right.items()}
 
     def _ask(
-        self, model: MemoryModel, random: np.random.Generator, rows: int, lengths: list[int]
+        self, model: MemoryModel, random: np.random.Generator, rows: int, lengths: list[int], recite: bool
     ) -> Iterator[tuple[int, int]]:
         """Right answers of `rows` documents at each of the `lengths`."""
         device = next(iter(model.initial_state(1).tensors.values())).device
-        plain = FactsConfig(kind=self.config.kind)
+        plain = FactsConfig(kind=self.config.kind, recited=float(recite))
         documents = self._documents(random, rows, lengths[-1], self._held_out, plain)
         tokens, answers = documents.tokens[:, :-1].to(device), documents.tokens[:, -1]
         choices = torch.tensor(list(self._answers.values()))
@@ -161,11 +174,20 @@ class Facts(Task):
             state = model.read(tokens[:, done : (length - 1) * self._S], state)
             done = (length - 1) * self._S
             last = tokens[:, done : done + self._S - 1].clone()
-            for row, question in enumerate(documents.asked):
-                last[row, len(last[row]) - len(question) :] = torch.as_tensor(question, device=device)
+            for row, ending in enumerate(documents.endings):
+                last[row, len(last[row]) - len(ending) :] = torch.as_tensor(ending, device=device)
+            self._recite(model, last, state, documents.recited[:, -self._S : -1])
             scores = model.forward(last, state)[:, -1].cpu()
             found = choices[scores[:, choices].argmax(-1)]
             yield length, int((found == answers).sum())
+
+    def _recite(self, model: MemoryModel, last: Tensor, state: MemoryState, recited: Tensor) -> None:
+        """Puts what the model holds for the likeliest, one after the other, in the place of the `recited` words (B, T) of
+        `last` (B, T): it is asked about what it has said itself. The rest of the sentences is given."""
+        for at in range(last.shape[1]):
+            if recited[:, at].any():
+                said = model.forward(last[:, :at], state)[:, -1].argmax(-1)
+                last[:, at] = torch.where(recited[:, at].to(last.device), said, last[:, at])
 
     def _documents(
         self, random: np.random.Generator, rows: int, segments: int, noise: text.Noise, how: FactsConfig
@@ -173,25 +195,29 @@ class Facts(Task):
         """Full documents: facts, noise, question, answer, in exactly `segments` segments."""
         length = segments * self._S
         tokens = np.empty((rows, length), dtype=np.int64)
-        questions = []
+        endings, recited = [], np.zeros((rows, length), dtype=bool)
         for row in range(rows):
             facts, question, answer = _question(how.kind, random, how.direct)
             asked = self.tokenizer.encode(question)
             told = [self.tokenizer.encode(fact) for fact in facts]
-            room = length - len(asked) - 1 - sum(map(len, told))
+            recites = segments > 1 and how.recited > 0 and random.random() < how.recited
+            room = length - (1 + recites) * sum(map(len, told)) - len(asked) - 1
             if room < 0:
                 raise TokenError(f"{segments} segments of {self._S} tokens do not hold the facts and the question")
             line = self._line(random, room, noise, how)
             borders = noise.borders(line)
             at = [0] if how.kind == "memorize" else sorted(_choose(random, borders, room, len(told)))
-            order = random.permutation(len(told))
+            told = [told[fact] for fact in random.permutation(len(told))]
             pieces, done = [], 0
-            for place, fact in zip(at, order, strict=True):
-                pieces += [line[done:place], told[fact]]
+            for place, fact in zip(at, told, strict=True):
+                pieces += [line[done:place], fact]
                 done = place
-            tokens[row] = np.concatenate([*pieces, line[done:], asked, [self._answers[answer]]])
-            questions.append(asked)
-        return Documents(torch.from_numpy(tokens), questions)
+            again = [token for fact in told for token in fact] if recites else []
+            tokens[row] = np.concatenate([*pieces, line[done:], again, asked, [self._answers[answer]]])
+            start = length - 1 - len(asked) - len(again)
+            recited[row, start : start + len(again)] = np.isin(again, self._telling)
+            endings.append(again + asked)
+        return Documents(torch.from_numpy(tokens), endings, torch.from_numpy(recited))
 
     def _line(self, random: np.random.Generator, length: int, noise: text.Noise, how: FactsConfig) -> np.ndarray:
         """Noise of `length` tokens."""

@@ -207,6 +207,9 @@ def facts(
     kind: Annotated[Literal["memorize", "detect", "reasoning"], typer.Option(help="the task")],
     lengths: Annotated[str, typer.Option(help="of documents, in segments")] = "1,7,32,128,512,1024,2048,4096",
     samples: Annotated[int, typer.Option(help="documents of each length for each model", min=1)] = 128,
+    recite: Annotated[
+        bool, typer.Option("--recite", help="the model says the facts again before it is asked, as `recited` trains it to")
+    ] = False,
     plot: Plot = None,
     threads: Threads = None,
     output: Output = None,
@@ -224,6 +227,7 @@ def facts(
             kind,
             lengths=_sizes(lengths, "--lengths", least=1),
             samples=samples,
+            recite=recite,
             progress=lambda message: err.print(f"[dim]{message}[/]"),
         )
     except EverlongModelError as error:

@@ -220,9 +220,89 @@ def test_accuracy_of_who_knows_and_of_who_guesses(make, kind):
     assert task.evaluate(Listener(task), samples=48, segments=4) == {"accuracy": known[4]}
 
 
+def test_facts_are_said_again_before_the_question(make):
+    task = make("reasoning", recited=0.5)
+    words = {f" {word}" for word in (*PLACES, *OPPOSITE)}
+    again = 0
+    for segments in (1, 3):
+        batch = task.batch(0, 48, segments)
+        for tokens, targets in zip(batch.tokens.tolist(), batch.targets, strict=True):
+            line = task.tokenizer.decode(tokens)
+            told = re.findall(rf" The (?:{'|'.join(PLACES)}) is \w+ of the (?:{'|'.join(PLACES)})\.", line)
+            learnt = [
+                task.tokenizer.decode([token]) for token, is_one in zip(tokens, targets.tolist(), strict=True) if is_one
+            ]
+            assert line.endswith(f"? Answer:{learnt[-1]}")
+            if len(learnt) > 1:
+                assert segments == 3
+                assert told == told[:2] * 2, "in the order in which they were told"
+                recital = re.findall(r" \w+", "".join(told[2:]))
+                assert learnt[:-1] == [word for word in recital if word in words]
+                assert re.search(rf"{re.escape(''.join(told[2:]))} What is [\w ]+\? Answer: \w+$", line)
+                again += 1
+            elif segments == 3:
+                assert len(told) == 2
+    assert 12 < again < 36
+
+
+class Scribe:
+    """Remembers everything, and answers from the facts that stand in the open segment; `confused`: it takes every direction
+    for its opposite when it says them."""
+
+    def __init__(self, task, confused=False):
+        self.task = task
+        self.confused = confused
+
+    def initial_state(self, rows):
+        return MemoryState({"line": torch.zeros(rows, 0, dtype=torch.int64)})
+
+    def read(self, tokens, state):
+        return MemoryState({"line": torch.cat([state["line"], tokens], dim=1)})
+
+    def forward(self, tokens, state):
+        logits = torch.zeros(*tokens.shape, self.task.vocab_size)
+        decode = self.task.tokenizer.decode
+        for row, (before, now) in enumerate(zip(state["line"].tolist(), tokens.tolist(), strict=True)):
+            said = decode(now)
+            if asked := re.search(r" What is (.*)\? Answer:$", said):
+                logits[row, -1, self._answer(said, asked[1])] = 1
+            else:
+                logits[row, -1, self._next(decode(before) + said)] = 1
+        return logits
+
+    def _next(self, line):
+        told = "".join(re.findall(rf" The (?:{'|'.join(PLACES)}) is \w+ of the (?:{'|'.join(PLACES)})\.", line)[:2])
+        told = self.task.tokenizer.encode(told)
+        line = self.task.tokenizer.encode(line)
+        done = max(n for n in range(len(told)) if line[len(line) - n :] == told[:n])
+        word = self.task.tokenizer.decode([told[done]]).strip()
+        return self.task.tokenizer.encode(f" {OPPOSITE[word]}" if self.confused and word in OPPOSITE else f" {word}")[0]
+
+    def _answer(self, said, asked):
+        if direct := re.fullmatch(r"(\w+) of the (\w+)", asked):
+            direction, place = direct.groups()
+        else:
+            place, direction = re.fullmatch(r"the (\w+) (\w+) of", asked).groups()
+            direction = OPPOSITE[direction]
+        return self.task._answers[neighbours(said).get((direction, place), PLACES[0])]
+
+
+def test_who_says_the_facts_again_answers_from_its_own_words(make):
+    task = make("reasoning", recited=0.5)
+    clear, confused = Scribe(task), Scribe(task, confused=True)
+    assert task.accuracies(clear, samples=48, lengths=[4], recite=True) == {4: 1.0}
+    assert task.accuracies(confused, samples=48, lengths=[4], recite=True)[4] < 0.3
+    assert task.accuracies(clear, samples=48, lengths=[4])[4] < 0.6, "without, few facts stand in the last segment"
+    scores = task.evaluate(clear, samples=48, segments=4)
+    assert scores["recited"] == 1.0
+    assert scores["accuracy"] < 0.6
+
+
 def test_what_does_not_fit_is_named(make, tmp_path, tokenizer):
     with pytest.raises(ConfigError, match=r"segment_length=4.*must hold the question and its answer"):
         make(segment_length=4)
+    with pytest.raises(ConfigError, match=r"segment_length=16.*must hold the facts, the question and its answer"):
+        make("reasoning", segment_length=16, recited=0.5)
     with pytest.raises(TokenError, match="1 segments of 16 tokens do not hold the facts"):
         make("reasoning", segment_length=16).batch(0, 1, 1)
 
