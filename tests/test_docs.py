@@ -44,7 +44,9 @@ def test_the_python_examples_of_the_readme(server: Server, code: str) -> None:
     assert done.stdout.strip()
 
 
-DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md"]
+DOCUMENTS = [
+    "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md", "deploy/kubernetes/README.md",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
