@@ -29,6 +29,7 @@ ELSEWHERE = {
     "clients/js/README.md": "clients-js.md",
     "clients/python/README.md": "clients-python.md",
     "deploy/README.md": "containers.md",
+    "deploy/kubernetes/README.md": "kubernetes.md",
 }
 """Pages of the site that stand elsewhere in the repository. README.md has a page that it corresponds to."""
 

@@ -12,7 +12,9 @@ from everlong_server.store.keys import KEYS
 ROOT = Path(__file__).parents[1]
 
 
-DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md"]
+DOCUMENTS = [
+    "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md", "deploy/kubernetes/README.md",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,10 @@ class Sampler:
             probabilities = probabilities.where(probabilities >= threshold, 0.0)
         if params.top_p < 1:
             ordered, order = probabilities.sort(descending=True, stable=True)
-            # A token stays if those before it do not reach top_p: the likeliest always does.
+            # A token stays if those before it do not reach top_p: the likeliest always does, also where float32 takes
+            # top_p for 0.
             before = ordered.cumsum(0) - ordered
-            dropped = order[before >= params.top_p * ordered.sum()]
+            dropped = order[1:][before[1:] >= params.top_p * ordered.sum()]
             probabilities = probabilities.index_fill(0, dropped, 0.0)
         if params.min_p > 0:
             probabilities = probabilities.where(probabilities >= params.min_p * probabilities.max(), 0.0)

@@ -16,11 +16,25 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
-from everlong_server.api import access, documents, errors, fetch, health, keys, page, sessions, stream, text, tickets
+from everlong_server import tracing
+from everlong_server.api import (
+    access,
+    documents,
+    errors,
+    fetch,
+    health,
+    keys,
+    named,
+    page,
+    sessions,
+    stream,
+    text,
+    tickets,
+)
 from everlong_server.api.openai import chat, files, responses, responses_socket, uploads
 from everlong_server.metrics import Metrics
-from everlong_server.services import Services, require_keys, running
-from everlong_server.settings import Settings
+from everlong_server.services import Services, require_keys, require_vault, running
+from everlong_server.settings import Settings, traces_wanted
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +49,9 @@ def create_app(
 ) -> FastAPI:
     """The application. It answers at once; `load` (blocking) runs beside it, and `/readyz` is 503 until it is done.
 
-    `on_ready` and `on_failure` are told how that went, on the event loop.
+    `on_ready` and `on_failure` are told how that went, on the event loop. Raises `TracingError`.
     """
-    metrics = Metrics()
+    metrics, traces = Metrics(), tracing.start(traces_wanted())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -46,8 +60,9 @@ def create_app(
         async def serve() -> None:
             try:
                 await require_keys(settings, redis_url)
+                await require_vault(settings, redis_url)
                 model = await _in_daemon(load)
-                async with running(settings, model, redis_url, metrics) as services:
+                async with running(settings, model, redis_url, metrics, traces) as services:
                     app.state.services = services
                     on_ready(services)
                     await ending.wait()
@@ -66,6 +81,7 @@ def create_app(
                 task.cancel()  # it is still loading
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(task, return_exceptions=True)
+            await asyncio.to_thread(traces.shutdown)
 
     app = FastAPI(
         title="everlong",
@@ -85,6 +101,9 @@ def create_app(
     app.mount("/assets", page.Assets())
     app.add_middleware(access.Access, settings=settings, metrics=metrics)
     app.add_middleware(_Guard, limit=settings.max_body_bytes, metrics=metrics)
+    # Around all, what makes answers of errors too, which no middleware of the application's own is.
+    stack = app.build_middleware_stack
+    app.build_middleware_stack = lambda: named.Named(stack(), traces)  # type: ignore[method-assign]
     plain = app.openapi
     app.openapi = lambda: app.openapi_schema or access.describe(plain())  # type: ignore[method-assign]
     return app

@@ -8,24 +8,31 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from redis.exceptions import RedisError
 
 from everlong_models import EverlongModelError
 from everlong_models.loading import DEFAULT_BACKBONE, find_packaged
-from everlong_server.settings import Settings
+from everlong_server.services import NoKeys, key_in
+from everlong_server.settings import Settings, is_loopback, traces_wanted
 from everlong_server.store import keys
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.connection import Address, connect
 from everlong_server.store.embedded import EmbeddedRedisError, redis_server
 from everlong_server.store.passages import SearchMissing, require_search
+from everlong_server.store.rotation import anything
+from everlong_server.store.vault import Vault, VaultError
+from everlong_server.tracing import TracingError, start
 
 _OLDEST_REDIS = (6, 2)
+_SKEW_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,11 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _folder("models_dir", settings.models_dir)
     yield _blobs(settings)
     yield _redis(settings)
+    yield from _way_to_redis(settings)
+    yield from _stored(settings)
+    yield from _administrator(settings)
+    yield _traces()
+    yield _access(settings)
     yield _port(settings)
 
 
@@ -105,8 +117,15 @@ def _folder(name: str, folder: Path) -> Finding:
 
 
 def _blobs(settings: Settings) -> Finding:
+    async def write() -> None:
+        probe = await Blobs(settings.blobs).create("probe")
+        try:
+            await probe.write(b"probe")
+        finally:
+            await probe.abort()
+
     try:
-        Blobs(settings.blobs)
+        asyncio.run(write())
     except (OSError, ValueError, ImportError) as error:
         return Finding("blob store", False, f"{settings.blobs}: {error}")
     return Finding("blob store", True, settings.blobs)
@@ -147,6 +166,96 @@ async def _ask(url: str) -> tuple[dict[str, Any], bool, str]:
         return info, durable["appendonly"] == "yes", policy["maxmemory-policy"]
     finally:
         await client.aclose()
+
+
+def _way_to_redis(settings: Settings) -> Iterator[Finding]:
+    """Who else gets there."""
+    if settings.redis_url is None:
+        return  # a socket in data_dir
+    address = urlsplit(settings.redis_url)
+    open_to = address.hostname is not None and not is_loopback(address.hostname) and not address.password
+    yield Finding(
+        "Redis' password",
+        not open_to,
+        f"none: whoever reaches {address.hostname} can read and write everything; set requirepass, and put it into the URL"
+        if open_to
+        else "there is one" if address.password else "none, and only this machine gets there",
+    )  # fmt: skip
+
+
+def _stored(settings: Settings) -> Iterator[Finding]:
+    """What can only be seen in Redis: its clock, and whether the keys are those of what is stored."""
+    try:
+        vault = Vault.load(settings.encryption_key_file)
+    except VaultError as error:
+        yield Finding("encryption", False, str(error))
+        return
+    found = "on, with the key " + str(vault.first) if vault else "off"
+    if settings.redis_url is None:
+        yield Finding("encryption", True, found)
+        return
+
+    async def ask(url: str) -> tuple[float, bytes | None, bool]:
+        redis = connect(url)
+        try:
+            before = time.time()
+            seconds, micros = await redis.time()
+            behind = seconds + micros / 1e6 - (before + time.time()) / 2
+            mark = await redis.get(keys.VAULT)
+            return behind, mark, mark is not None or not await anything(redis)
+        finally:
+            await redis.aclose()
+
+    try:
+        behind, mark, empty = asyncio.run(ask(settings.redis_url))
+    except (RedisError, OSError, ValueError):
+        return  # it is told above
+    yield Finding(
+        "clock",
+        abs(behind) < _SKEW_SECONDS,
+        f"{abs(behind):.1f} s {'behind' if behind > 0 else 'before'} that of Redis"
+        + (
+            ""
+            if abs(behind) < _SKEW_SECONDS
+            else ": leases, keys and uploads end too early or too late; run NTP on both"
+        ),
+    )
+    try:
+        vault.require(mark, empty=empty)
+        yield Finding("encryption", True, found)
+    except VaultError as error:
+        yield Finding("encryption", False, str(error))
+
+
+def _administrator(settings: Settings) -> Iterator[Finding]:
+    if settings.admin_key_file is not None:
+        try:
+            key_in(settings.admin_key_file)
+            yield Finding("administrator's key", True, str(settings.admin_key_file))
+        except NoKeys as error:
+            yield Finding("administrator's key", False, str(error))
+
+
+def _traces() -> Finding:
+    wanted = traces_wanted()
+    try:
+        start(wanted).shutdown()
+    except TracingError as error:
+        return Finding("traces", False, str(error))
+    return Finding("traces", True, "on" if wanted else "off: no OTEL_… variable says where they go")
+
+
+def _access(settings: Settings) -> Finding:
+    if settings.asks_for_keys:
+        return Finding("access", True, "every request needs an API key")
+    return Finding(
+        "access",
+        settings.is_local,
+        "no keys, and only this machine gets here"
+        if settings.is_local
+        else f"other machines reach {settings.host}, and nobody is asked for a key (EVERLONG_AUTH=off): they can read and delete "
+        "everything; set EVERLONG_AUTH=keys",
+    )
 
 
 def _port(settings: Settings) -> Finding:

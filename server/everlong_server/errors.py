@@ -15,6 +15,8 @@ ServerError
 ├── Overloaded 429            too much for the server
 ├── RateLimited 429           too much for one tenant
 ├── Unavailable 503           loading, draining, or Redis is away
+│   └── KeyMissing 503        it is encrypted with a key that this server has not
+├── Damaged 500               what is stored was changed or cut off
 └── Internal 500
 """
 
@@ -156,6 +158,18 @@ class Unavailable(ServerError):
     status = 503
     type = "service_unavailable_error"
     code = "unavailable"
+
+
+class KeyMissing(Unavailable):
+    """What is stored is encrypted with a key that this server does not have."""
+
+    code = "encryption_key_missing"
+
+
+class Damaged(ServerError):
+    """What is stored is not what was stored."""
+
+    code = "stored_data_damaged"
 
 
 class Internal(ServerError):

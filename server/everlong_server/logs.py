@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import traceback
+from contextvars import ContextVar
 from types import TracebackType
 
 from redis.exceptions import RedisError
@@ -12,6 +14,9 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from everlong_models import EverlongModelError
+
+REQUEST: ContextVar[str | None] = ContextVar("everlong_request", default=None)
+"""The id of the request that is being answered."""
 
 OURS = ("everlong_server", "everlong_models")
 _QUIET = ("httpx", "uvicorn.error")
@@ -34,16 +39,34 @@ class Discreet(logging.Formatter):
         return "\n".join(_lines(error) for error in reversed(chain))
 
 
+class AsJson(Discreet):
+    """A line of JSON a record: when, how grave, from where, what, in which request."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """`record`, with its fields and the traceback of its error, if it has any."""
+        entry = {
+            "at": record.created, "level": record.levelname.lower(), "logger": record.name,
+            "request_id": REQUEST.get(),
+        }  # fmt: skip
+        entry |= getattr(record, "entry", None) or {"message": record.getMessage()}
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
 def _lines(error: BaseException) -> str:
     where = "".join(traceback.format_tb(error.__traceback__))
     said = f": {error}" if isinstance(error, _HARMLESS) else " (its message is not logged)"
     return f"{where}{type(error).__name__}{said}"
 
 
-def configure(level: str, console: Console) -> None:
+def configure(level: str, console: Console, *, as_json: bool = False) -> None:
     """Sends everything to stderr. `level` is for our own loggers: at debug, libraries log what they are sent."""
-    if sys.stderr.isatty():
-        handler: logging.Handler = RichHandler(console=console, show_path=False)
+    if as_json:
+        handler: logging.Handler = logging.StreamHandler()
+        handler.setFormatter(AsJson())
+    elif sys.stderr.isatty():
+        handler = RichHandler(console=console, show_path=False)
         handler.setFormatter(Discreet("%(message)s"))
     else:
         handler = logging.StreamHandler()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -10,6 +11,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
 _LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_LONG = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_SHARE = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1)
 _TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
 
@@ -40,6 +43,54 @@ class Metrics:
             "everlong_segment_seconds", "Reading one segment, waiting included", buckets=_LATENCY, registry=registry
         )
 
+        self.answer_seconds = Histogram(
+            "everlong_answer_seconds", "From request to the end of the answer", buckets=_LONG, registry=registry
+        )
+        self.rows = Gauge("everlong_rows", "Answers in the batch now", registry=registry)
+        self.batch_fill = Histogram(
+            "everlong_batch_fill_ratio",
+            "Share of EVERLONG_MAX_STREAMS that a step generated for",
+            buckets=_SHARE,
+            registry=registry,
+        )
+        self.queued = Gauge(
+            "everlong_queued", "Jobs of this model in Redis, waiting or under way, on all replicas", ["queue"],
+            registry=registry,
+        )  # fmt: skip
+        self.redeliveries = Counter(
+            "everlong_redeliveries_total", "Jobs taken over from a replica that died", ["queue"], registry=registry
+        )
+        self.lease_losses = Counter(
+            "everlong_lease_losses_total", "Writers that lost the right to write", ["of"],
+            registry=registry,
+        )  # fmt: skip
+        self.state_bytes = Gauge("everlong_state_bytes", "A session's memory", registry=registry)
+        self.checkpoint_seconds = Histogram(
+            "everlong_checkpoint_seconds", "Writing a document's state to Redis", buckets=_LATENCY, registry=registry
+        )
+        self.redis_seconds = Histogram(
+            "everlong_redis_seconds",
+            "A round trip to Redis, measured with each heartbeat",
+            buckets=_TOKEN,
+            registry=registry,
+        )
+        # Series that are there from the start: an alert on what never happened yet has something to look at.
+        for queue in ("readings", "responses"):
+            self.redeliveries.labels(queue)
+            self.queued.labels(queue)
+        for of in ("session", "reading"):
+            self.lease_losses.labels(of)
+
+    def follow(self, answering: Callable[[], int], rows: Callable[[], int], state_bytes: int) -> None:
+        """What an engine is at, whenever it is asked for."""
+        self.answering.set_function(answering)
+        self.rows.set_function(rows)
+        self.state_bytes.set(state_bytes)
+
+    def stepped(self, fill: float) -> None:
+        """The answers are a token further."""
+        self.batch_fill.observe(fill)
+
     def pace(self) -> Pace:
         """A clock for one answer."""
         return Pace(self)
@@ -60,9 +111,14 @@ class Pace:
     """Times the tokens of one answer, from the moment that it is made."""
 
     def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._histogram = metrics.first_token_seconds
         self._then = metrics.token_seconds
-        self._last = time.monotonic()
+        self._began = self._last = time.monotonic()
+
+    def end(self) -> None:
+        """The answer is complete."""
+        self._metrics.answer_seconds.observe(time.monotonic() - self._began)
 
     def token(self) -> None:
         """A token is there."""

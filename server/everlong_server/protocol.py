@@ -1,4 +1,7 @@
-"""`BoundedHeads`: HTTP as uvicorn speaks it, for heads of a bounded size. httptools collects them without end."""
+"""`BoundedHeads`: HTTP as uvicorn speaks it, for heads of a bounded size, and with errors as the API's are.
+
+httptools collects heads without end.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MOST = 64 * 1024
 """Bytes that may come without a request, its body or its end having got on. What one read brings may be on top."""
 
-_BODY = json.dumps(
-    {
-        "error": {
-            "message": f"the request's head has more than {MOST} bytes", "type": "invalid_request_error", "param": None,
-            "code": "headers_too_large",
-        }
-    }
-).encode()  # fmt: skip
-_ANSWER = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
+
+def _answer(status: bytes, code: str, message: str) -> bytes:
+    """What ends a connection, as errors of the API look."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    body = json.dumps({"error": error}).encode()
+    head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, len(body)) + body
+
+
+_TOO_LONG = _answer(
+    b"431 Request Header Fields Too Large", "headers_too_large", f"the request's head has more than {MOST} bytes"
 )
+_NO_HTTP = _answer(b"400 Bad Request", "invalid_http", "what was sent is not HTTP/1.1")
 
 
 class BoundedHeads(HttpToolsProtocol):
@@ -33,11 +37,16 @@ class BoundedHeads(HttpToolsProtocol):
         """From the transport."""
         if self._idle > MOST:
             if not self.transport.is_closing():
-                self.transport.write(_ANSWER)
+                self.transport.write(_TOO_LONG)
                 self.transport.close()
             return
         self._idle += len(data)
         super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """Of what cannot be parsed."""
+        self.transport.write(_NO_HTTP)
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         """A request begins."""

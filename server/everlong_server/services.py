@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 from redis.exceptions import RedisError
@@ -33,14 +35,19 @@ from everlong_server.store.attempts import Attempts
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.chats import Chats
 from everlong_server.store.connection import Client, connect
-from everlong_server.store.credentials import Credentials
+from everlong_server.store.credentials import Credentials, KeyTaken, is_secret
 from everlong_server.store.documents import Documents, adopt
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.passages import Passages
 from everlong_server.store.records import DEFAULT_TENANT, now
 from everlong_server.store.responses import Responses
+from everlong_server.store.rotation import anything
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.uploads import Uploads
+from everlong_server.store.vault import Vault
+from everlong_server.tracing import Tracing
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +81,7 @@ class Services:
     responding: Responding
     memories: Memories
     metrics: Metrics
+    tracing: Tracing
     began: float
     """Unix time in seconds."""
     tenant: str = DEFAULT_TENANT
@@ -83,7 +91,7 @@ class Services:
         documents, sessions, chats = self.documents.of(tenant), self.sessions.of(tenant), self.chats.of(tenant)
         allowance, responses = self.allowance.of(tenant), self.responses.of(tenant)
         passages, conversations, dialogues, responding, memories = _around(
-            self.settings, self.engine, self.metrics, allowance, self.blobs, documents, sessions, chats, responses,
+            self.settings, self.engine, self.metrics, self.tracing, allowance, self.blobs, documents, sessions, chats, responses,
             self.unwatched,
         )  # fmt: skip
         return replace(
@@ -122,24 +130,22 @@ class NoKeys(Exception):
 
 
 async def require_keys(settings: Settings, redis_url: str) -> None:
-    """Raises `NoKeys` if requests need keys and there are none, unless it was said that they shall.
+    """Makes the administrator's key, if `settings` name one. Raises `NoKeys` if requests need keys and there are none,
+    unless it was said that they shall.
 
     A Redis that is away is waited for.
     """
+    if settings.admin_key_file is not None:
+        secret = key_in(settings.admin_key_file)
+        try:
+            await _answered(
+                redis_url, settings, lambda redis: Credentials(redis).ensure(secret, by="EVERLONG_ADMIN_KEY_FILE")
+            )
+        except KeyTaken as error:
+            raise NoKeys(f"EVERLONG_ADMIN_KEY_FILE: {error}") from None
     if not settings.asks_for_keys:
         return
-    redis = connect(redis_url, settings.redis_copies)
-    try:
-        while True:
-            try:
-                await adopt(redis)
-                there = await Credentials(redis).usable()
-                break
-            except RedisError as error:
-                log.warning("redis is away, start waits: %s", error)
-                await asyncio.sleep(0.5)
-    finally:
-        await redis.aclose()
+    there = await _answered(redis_url, settings, lambda redis: Credentials(redis).usable())
     make = "`everlong keys create --tenant NAME` makes one"
     if not there and settings.auth is None:
         raise NoKeys(
@@ -148,6 +154,51 @@ async def require_keys(settings: Settings, redis_url: str) -> None:
         )
     if not there:
         log.warning("there is no API key yet, and without one every request is refused: %s", make)
+
+
+def key_in(file: Path) -> str:
+    """The API key in the file. Raises `NoKeys`."""
+    said = f"--admin-key-file (EVERLONG_ADMIN_KEY_FILE)={str(file)!r}"
+    try:
+        secret = file.expanduser().read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NoKeys(f"{said}: {getattr(error, 'strerror', None) or 'it is not ASCII'}") from None
+    if not is_secret(secret):
+        raise NoKeys(f"{said}: there is no API key in it; `everlong keys secret` prints one")
+    return secret
+
+
+async def require_vault(settings: Settings, redis_url: str) -> None:
+    """Raises `VaultError` if what is stored is not encrypted with the keys that `settings` name, or is and should not be.
+
+    A Redis that is away is waited for.
+    """
+    vault = Vault.load(settings.encryption_key_file)
+
+    async def check(redis: Client) -> None:
+        if (mark := await redis.get(keys.VAULT)) is None and vault:
+            empty = not await anything(redis)
+            vault.require(None, empty=empty)
+            await redis.set(keys.VAULT, vault.mark(), nx=True)  # of two servers that start, one is the first
+            mark = await redis.get(keys.VAULT)
+        vault.require(mark, empty=False)
+
+    await _answered(redis_url, settings, check)
+
+
+async def _answered(redis_url: str, settings: Settings, ask: Callable[[Client], Awaitable[T]]) -> T:
+    """What `ask` gets from Redis, as soon as that is there."""
+    redis = connect(redis_url, settings.redis_copies)
+    try:
+        while True:
+            try:
+                await adopt(redis)  # what earlier versions have stored is looked at under its names of today
+                return await ask(redis)
+            except RedisError as error:
+                log.warning("redis is away, start waits: %s", error)
+                await asyncio.sleep(0.5)
+    finally:
+        await redis.aclose()
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -166,6 +217,7 @@ def _around(
     settings: Settings,
     engine: Engine,
     metrics: Metrics,
+    tracing: Tracing,
     allowance: Allowance,
     blobs: Blobs,
     documents: Documents,
@@ -176,32 +228,35 @@ def _around(
 ) -> tuple[Passages, Conversations, Dialogues, Responding, Memories]:
     """What works on one tenant's stores."""
     passages = Passages(blobs, documents)
-    turns = Turns(engine, passages, metrics, allowance, max_message_chars=settings.max_message_chars)
-    conversations = Conversations(turns, engine, sessions, documents, lease_seconds=settings.lease_seconds)
+    turns = Turns(engine, passages, metrics, tracing, allowance, max_message_chars=settings.max_message_chars)
+    conversations = Conversations(turns, engine, sessions, documents, metrics, lease_seconds=settings.lease_seconds)
     dialogues = Dialogues(turns, engine, chats, documents)
-    responding = Responding(dialogues, engine, responses, chats, unwatched)
+    responding = Responding(dialogues, engine, responses, chats, unwatched, allowance)
     return passages, conversations, dialogues, responding, Memories(engine, conversations, sessions, documents, blobs)
 
 
 @asynccontextmanager
-async def running(settings: Settings, model: Model, redis_url: str, metrics: Metrics) -> AsyncIterator[Services]:
+async def running(
+    settings: Settings, model: Model, redis_url: str, metrics: Metrics, tracing: Tracing | None = None
+) -> AsyncIterator[Services]:
     """The services, at work inside the context. `redis_url`: of the Redis to use; one that is away is waited for."""
-    replica = uuid.uuid4().hex
+    tracing = tracing or Tracing()
+    replica, vault = uuid.uuid4().hex, Vault.load(settings.encryption_key_file)
     async with AsyncExitStack() as stack:
         redis = connect(redis_url, settings.redis_copies)
         stack.push_async_callback(redis.aclose)
         jobs = Jobs(redis, model.fingerprint, replica, settings.lease_seconds)
         unwatched = Jobs(redis, model.fingerprint, replica, settings.lease_seconds, keys.responses)
         slots = Slots(redis, replica)
-        attempts = Attempts(redis, DEFAULT_TENANT, replica, settings.idempotency_seconds, [])
+        attempts = Attempts(redis, DEFAULT_TENANT, replica, settings.idempotency_seconds, [], vault)
         allowance = Allowance(redis, DEFAULT_TENANT, limits_of(settings), slots)
-        everybodys = Documents(redis, None, allowance)
+        everybodys = Documents(redis, None, allowance, vault)
         documents = everybodys.of(DEFAULT_TENANT)
-        sessions = Sessions(redis, DEFAULT_TENANT, allowance, replica, settings.lease_seconds)
-        chats = Chats(redis, DEFAULT_TENANT, settings.chat_seconds)
-        uploads = Uploads(redis, None)
-        responses = Responses(redis, None, settings.response_seconds)
-        blobs = Blobs(settings.blobs)
+        sessions = Sessions(redis, DEFAULT_TENANT, allowance, replica, settings.lease_seconds, vault)
+        chats = Chats(redis, DEFAULT_TENANT, settings.chat_seconds, vault)
+        uploads = Uploads(redis, None, vault)
+        responses = Responses(redis, None, settings.response_seconds, vault)
+        blobs = Blobs(settings.blobs, vault, settings.private_dir)
         alone = settings.redis_url is None
         known = partial(_known, everybodys, uploads)
         while True:
@@ -217,17 +272,19 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
                 await asyncio.sleep(0.5)
         engine = Engine(
             model,
+            on_step=metrics.stepped,
             max_streams=settings.max_streams,
             max_queued=settings.max_queued,
             reading_share=settings.reading_share,
         )
         engine.start()
         stack.push_async_callback(engine.stop)
-        metrics.answering.set_function(lambda: engine.answering)
+        metrics.follow(lambda: engine.answering, lambda: engine.rows, model.state_bytes)
         searched, conversations, dialogues, responding, memories = _around(
             settings,
             engine,
             metrics,
+            tracing,
             allowance,
             blobs,
             documents,
@@ -239,20 +296,31 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         services = Services(
             settings, model, redis, Credentials(redis), allowance, attempts, blobs, documents, searched, sessions, chats,
             uploads.of(DEFAULT_TENANT), responses.of(DEFAULT_TENANT), unwatched, engine, conversations, dialogues, responding,
-            memories, metrics, now(),
+            memories, metrics, tracing, now(),
         )  # fmt: skip
         background = Background(
-            engine, lambda tenant: services.of(tenant).responding, responses, unwatched, settings.max_streams
+            engine,
+            lambda tenant: services.of(tenant).responding,
+            responses,
+            unwatched,
+            tracing,
+            metrics,
+            settings.max_streams,
         )
-        tasks = [asyncio.create_task(_beat(jobs, slots, attempts, settings.lease_seconds / 3))]
-        for _ in range(settings.max_readers):
-            reader = Reader(
-                engine, everybodys, blobs, Passages(blobs, everybodys) if settings.recall_passages else None, jobs, metrics,
-                settings.checkpoint_seconds,
-            )  # fmt: skip
-            tasks.append(asyncio.create_task(reader.run()))
-        tasks.append(asyncio.create_task(background.run()))
-        tasks.append(asyncio.create_task(_expire(uploads, blobs, known, settings.upload_seconds)))
+
+        def reader() -> Reader:
+            passages = Passages(blobs, everybodys) if settings.recall_passages else None
+            return Reader(engine, everybodys, blobs, passages, jobs, metrics, tracing, settings.checkpoint_seconds)
+
+        tasks = [
+            asyncio.create_task(work)
+            for work in (
+                _beat(redis, jobs, unwatched, slots, attempts, metrics, settings.lease_seconds / 3),
+                *(reader().run() for _ in range(settings.max_readers)),
+                background.run(),
+                _expire(uploads, blobs, known, settings.upload_seconds),
+            )
+        ]
 
         async def end() -> None:
             for task in tasks:
@@ -266,10 +334,22 @@ async def running(settings: Settings, model: Model, redis_url: str, metrics: Met
         yield services
 
 
-async def _beat(jobs: Jobs, slots: Slots, attempts: Attempts, seconds: float) -> None:
+async def _beat(
+    redis: Client,
+    jobs: Jobs,
+    unwatched: Jobs,
+    slots: Slots,
+    attempts: Attempts,
+    metrics: Metrics,
+    seconds: float,
+) -> None:
     while True:
         with contextlib.suppress(RedisError):  # a replica that cannot reach Redis is rightly taken for dead
             await jobs.beat()
+            with metrics.redis_seconds.time():
+                await redis.ping()
+            metrics.queued.labels("readings").set(await jobs.length())
+            metrics.queued.labels("responses").set(await unwatched.length())
             await slots.settle()
             await attempts.settle()
         await asyncio.sleep(seconds)

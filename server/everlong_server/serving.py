@@ -16,6 +16,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 from rich.console import Console
+from rich.markup import escape
 
 from everlong_models import EverlongModelError, Model
 from everlong_models.window import Window
@@ -28,6 +29,8 @@ from everlong_server.services import NoKeys, Services
 from everlong_server.settings import Settings
 from everlong_server.store.embedded import EmbeddedRedis, EmbeddedRedisError
 from everlong_server.store.passages import SearchMissing, require_search
+from everlong_server.store.vault import VaultError
+from everlong_server.tracing import TracingError
 
 log = logging.getLogger(__name__)
 console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -35,7 +38,7 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def serve_forever(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; the exit status. Says on stderr what it does and what it is."""
-    logs.configure(settings.log_level, console)
+    logs.configure(settings.log_level, console, as_json=settings.log_format == "json")
     redis: EmbeddedRedis | None = None
     try:
         require_search()
@@ -46,8 +49,8 @@ def serve_forever(settings: Settings) -> int:
             embedded.start()
             redis = embedded  # only one that was started here is stopped here
         return _serve(settings, settings.redis_url or (redis.url if redis else ""), redis)
-    except (SearchMissing, EmbeddedRedisError, OSError) as error:
-        console.print(f"[bold red]error:[/] {error}")
+    except (SearchMissing, EmbeddedRedisError, TracingError, OSError) as error:
+        console.print(f"[bold red]error:[/] {escape(str(error))}")
         return 1
     finally:
         if redis is not None:
@@ -66,8 +69,8 @@ def _serve(settings: Settings, redis_url: str, embedded: EmbeddedRedis | None) -
 
     def on_failure(error: BaseException) -> None:
         failed.append(error)
-        if isinstance(error, EverlongModelError | NoKeys):
-            console.print(f"[bold red]error:[/] {error}")
+        if isinstance(error, EverlongModelError | NoKeys | VaultError | TracingError):
+            console.print(f"[bold red]error:[/] {escape(str(error))}")
         else:
             log.error("the server could not start", exc_info=error)
         server.should_exit = True

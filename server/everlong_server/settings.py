@@ -42,6 +42,11 @@ class Settings(BaseSettings):
         description="keys: every request needs an API key; off: whoever reaches the server may read and delete "
         "everything; unset: off on a loopback address, keys elsewhere",
     )
+    admin_key_file: Path | None = Field(
+        None,
+        description="file with an API key that is made at the start, unless it is there: of the tenant default, with all scopes; "
+        "`everlong keys secret` prints one",
+    )
     metrics_port: int | None = Field(
         None, ge=1, le=65535, description="a port of their own for /metrics, /livez and /readyz; /metrics is only there"
     )
@@ -85,6 +90,17 @@ class Settings(BaseSettings):
     )
     blob_url: str | None = Field(None, description="fsspec URL for uploads; unset is a folder in data_dir")
 
+    encryption_key_file: Path | None = Field(
+        None,
+        description="file of keys that what users say and upload is encrypted with before it is stored, a line each: `ID HEX`; "
+        "the first one encrypts, each decrypts; unset: nothing is encrypted",
+    )
+    private_dir: Path | None = Field(
+        None,
+        description="folder for what must be decrypted to be used (indexes of passages, files being converted), while the server "
+        "runs; unset: in memory (/dev/shm) where there is such a folder, else the system's for temporary files",
+    )
+
     max_document_bytes: int = Field(4 * GiB, ge=1, description="largest upload")
     fetch_hosts: tuple[str, ...] = Field(
         (),
@@ -109,7 +125,11 @@ class Settings(BaseSettings):
     tenant_queued: int | None = Field(
         None, ge=1, description="documents of a tenant that are being read or wait for it; unset: any"
     )
-    tenant_bytes: int | None = Field(None, ge=1, description="bytes of documents that a tenant may store; unset: any")
+    tenant_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="bytes that a tenant may store, in documents, uploads in parts and responses; unset: any",
+    )
     tenant_sessions: int | None = Field(None, ge=1, description="sessions that a tenant may have; unset: any")
     tenant_tokens_per_day: int | None = Field(
         None, ge=1, description="tokens that may be read and generated for a tenant in a day (UTC); unset: any"
@@ -140,6 +160,9 @@ class Settings(BaseSettings):
     keepalive_seconds: float = Field(15.0, gt=0, description="comment on idle event streams, ping on WebSockets")
     drain_seconds: float = Field(30.0, ge=0, description="time that running answers get to finish at SIGTERM")
     websocket_idle_seconds: float = Field(3600.0, gt=0, description="a WebSocket without messages is closed after this")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="json: a line of JSON each, with the id of the request that it is about"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
 
     @field_validator("redis_url")
@@ -163,6 +186,15 @@ class Settings(BaseSettings):
     def blobs(self) -> str:
         """Where uploads are kept, as an fsspec URL."""
         return self.blob_url or f"file://{self.data_dir.expanduser().absolute() / 'documents'}"
+
+
+def traces_wanted() -> bool:
+    """Whether the standard variables of OpenTelemetry say where traces go. What else they say, its SDK reads."""
+    off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none"
+    places = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    return not off and (
+        os.environ.get("OTEL_TRACES_EXPORTER") == "otlp" or any(os.environ.get(name) for name in places)
+    )
 
 
 def is_loopback(host: str) -> bool:

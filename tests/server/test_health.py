@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from everlong_server.metrics import Metrics
-from tests.process import Server
+from tests.process import Server, wait_for
 
 
 def test_probes(server: Server) -> None:
@@ -14,8 +14,6 @@ def test_probes(server: Server) -> None:
 
 
 def test_a_server_that_is_loading_is_alive_and_not_ready(new_server) -> None:
-    from tests.process import wait_for
-
     server = new_server()
     server.launch()
 
@@ -64,6 +62,13 @@ def test_metrics_count_what_happens(server: Server) -> None:
     assert value("everlong_rejections_total", code="session_not_found") == refused + 1
     assert value("everlong_requests_total", route="/v1/sessions/{session_id}", status="404") >= 1
     assert value("everlong_first_token_seconds_count") >= 1
+    assert value("everlong_answer_seconds_count") >= 1
+    assert value("everlong_batch_fill_ratio_count") >= 6
+    assert value("everlong_checkpoint_seconds_count") >= 1
+    assert value("everlong_state_bytes") == server.http.get("/v1/models/tiny-rmt").json()["state_bytes"]
+    wait_for(lambda: value("everlong_redis_seconds_count"))
+    assert value("everlong_rows") == 0
+    assert value("everlong_queued", queue="readings") >= 0
 
 
 def test_names_follow_prometheus() -> None:
@@ -71,4 +76,14 @@ def test_names_follow_prometheus() -> None:
         assert family.name.startswith("everlong_")
         assert family.documentation
         if family.type == "histogram":
-            assert family.name.endswith("_seconds")
+            assert family.name.endswith(("_seconds", "_ratio"))
+
+
+def test_what_operators_ask_for_is_measured() -> None:
+    names = {family.name for family in text_string_to_metric_families(Metrics().render().decode())}
+    wanted = """
+        requests answering rows queued tokens_read tokens_generated tokens_reused first_token_seconds token_seconds
+        answer_seconds segment_seconds batch_fill_ratio state_bytes checkpoint_seconds lease_losses redeliveries rejections
+        redis_seconds
+    """
+    assert {f"everlong_{name}" for name in wanted.split()} <= names

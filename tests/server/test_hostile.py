@@ -210,6 +210,17 @@ def test_a_head_that_is_too_long_is_told_so(server: Server) -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
 
 
+@pytest.mark.parametrize(
+    "head", [b"Content-Length: none", b"Content-Length: -1", b"No colon", b"Content-Length: 1\r\nContent-Length: 2"]
+)
+def test_what_is_no_http_is_told_so(server: Server, head: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as peer:
+        peer.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+        answer = b"".join(iter(lambda: peer.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+
+
 def test_long_bodies_in_small_pieces_are_no_heads(server: Server) -> None:
     pieces = [b"word " * 20] * 4000
     assert sum(map(len, pieces)) > 2 * protocol.MOST

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,37 @@ async def test_bytes_are_counted_in_the_step_that_stores_them(redis: Client) -> 
         await store.delete(first.id)
     await store.create(document(15), MODEL)
     assert int(await redis.get(keys.stored("ann"))) == 25
+
+
+async def test_what_ends_by_itself_is_counted_until_it_does(redis: Client) -> None:
+    tenant = allowance(redis, bytes=100)
+    await tenant.hold("resp_1", 60, 1000)
+    await tenant.hold("resp_1", 60, 1000)  # sent again
+    await tenant.hold("upload_1", 40, 1000)
+    for more in (tenant.hold("resp_2", 1, 1000), tenant.hold("upload_1", 41, 1000), tenant.require_bytes(1)):
+        with pytest.raises(RateLimited) as caught:
+            await more
+        assert caught.value.code == "bytes_limit"
+    with pytest.raises(RateLimited):
+        await documents(redis, bytes=100).create(document(1), MODEL)
+    assert int(await redis.get(keys.stored("ann"))) == 100
+    await tenant.hold("resp_1", 70, 1000, limited=False)  # it turned out to be longer
+    assert int(await redis.get(keys.stored("ann"))) == 110
+    await tenant.hold("resp_1", 60, 1000)  # less is always allowed
+    await tenant.of("bob").hold("resp_1", 100, 1000)
+    for _ in range(2):
+        await tenant.release("upload_1")
+    await tenant.require_bytes(40)
+    # An hour later, by Redis' own clock: one was used again meanwhile and one was not.
+    await tenant.hold("resp_3", 30, 1000)
+    await redis.zadd(keys.held("ann"), {"resp_1": 1, "resp_3": 1}, xx=True)
+    await tenant.hold_on("resp_1", 1000)
+    await tenant.hold_on("resp_none", 1000)
+    await tenant.require_bytes(40)
+    assert int(await redis.get(keys.stored("ann"))) == 60
+    assert await redis.hgetall(keys.held_sizes("ann")) == {b"resp_1": b"60"}
+    await tenant.release("resp_1")
+    assert await redis.exists(keys.held("ann"), keys.held_sizes("ann")) == 0
 
 
 async def test_only_as_many_documents_wait(redis: Client) -> None:
@@ -363,6 +394,52 @@ def test_bytes_and_tokens_over_http(limited: Server) -> None:
     message = {"content": "Hi", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
     usage = client.post(f"/v1/sessions/{session}/messages", json=message).json()["usage"]
     assert int(limited.redis.get(keys.tokens("d", today()))) == usage["prompt_tokens"] + 5
+
+
+def test_parts_that_come_twice_are_counted(limited: Server) -> None:
+    client = http(limited, "f")
+    fields = {"bytes": 600, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
+    upload = client.post("/v1/uploads", json=fields).json()["id"]
+    path = f"/v1/uploads/{upload}/parts"
+    part = client.post(path, files={"data": b"x" * 600}).json()["id"]
+    refused = client.post(path, files={"data": b"x" * 500})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "bytes_limit")
+    assert int(limited.redis.get(keys.stored("f"))) == 600
+    assert client.post(path, files={"data": b"x" * 300}).status_code == 200
+    assert int(limited.redis.get(keys.stored("f"))) == 900
+    # Completing it needs no room beside its own.
+    assert client.post(f"/v1/uploads/{upload}/complete", json={"part_ids": [part]}).json()["status"] == "completed"
+    assert int(limited.redis.get(keys.stored("f"))) == 600
+
+
+def test_responses_are_counted_among_the_bytes(new_server: Callable[..., Server]) -> None:
+    server = new_server(auth="keys", tenant_bytes=12_000).start()
+    client, made = http(server, "g"), []
+    body = {"model": "tiny-rmt", "input": "x" * 500, "max_output_tokens": 16}
+    while (answer := client.post("/v1/responses", json=body)).status_code == 200:
+        made.append(answer.json()["id"])
+    refused = answer
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "bytes_limit")
+    assert "EVERLONG_TENANT_BYTES" in refused.json()["error"]["message"]
+    assert refused.headers["x-should-retry"] == "false"
+    assert len(made) >= 2
+    sizes = [sum(len(value) for value in server.redis.hvals(keys.response(id))) for id in made]
+    assert abs(int(server.redis.get(keys.stored("g"))) - sum(sizes)) < 500 * len(made)
+    assert client.post("/v1/responses", json=body | {"background": True}).status_code == 429
+    assert client.post("/v1/responses", json=body | {"stream": True}).status_code == 429
+    upload = client.post("/v1/documents", content=b"x" * 3000, headers={"content-type": "text/plain"})
+    assert upload.status_code == 429
+    # What is not stored takes no room, and what is deleted gives it back.
+    assert client.post("/v1/responses", json=body | {"store": False}).status_code == 200
+    for response in made[:2]:
+        assert client.delete(f"/v1/responses/{response}").status_code == 200
+    response = client.post("/v1/responses", json=body | {"background": True}).json()["id"]
+    over = ("completed", "incomplete")
+    wait_for(lambda: client.get(f"/v1/responses/{response}").json()["status"] in over)
+    for id in (*made[2:], response):
+        assert client.delete(f"/v1/responses/{id}").status_code == 200
+    assert int(server.redis.get(keys.stored("g"))) == 0
+    server.check_keys()
 
 
 def test_messages_over_a_socket_are_requests(limited: Server) -> None:

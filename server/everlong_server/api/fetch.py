@@ -18,6 +18,7 @@ from everlong_server.api.documents import stored
 from everlong_server.api.errors import RESPONSES
 from everlong_server.api.views import Served, document_view
 from everlong_server.errors import InvalidRequest, PermissionDenied
+from everlong_server.tracing import current
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=RESPONSES)
 
@@ -78,9 +79,11 @@ def _allowed(given: str, hosts: tuple[str, ...]) -> httpx.URL:
 async def _page(url: httpx.URL, filename: str | None) -> AsyncIterator[_Page]:
     # Without the environment's proxies and passwords, and nothing that would have to be decompressed.
     async with httpx.AsyncClient(timeout=_TIMEOUT, follow_redirects=False, trust_env=False) as client:
+        traceparent = current().traceparent
+        told = {"traceparent": traceparent} if traceparent else {}
         try:
             request = client.build_request(
-                "GET", url, headers={"accept-encoding": "identity", "user-agent": "everlong"}
+                "GET", url, headers={"accept-encoding": "identity", "user-agent": "everlong"} | told
             )
             answer = await client.send(request, stream=True)
         except httpx.HTTPError as error:

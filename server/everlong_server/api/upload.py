@@ -197,8 +197,8 @@ async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> 
         return received
 
     def convert() -> Received:
-        with blobs.fill(name) as text:
-            made_of, found = formats.convert(blobs.local(name + _UPLOADED), kind, text, limit)
+        with blobs.fill(name) as text, blobs.local(name + _UPLOADED) as uploaded:
+            made_of, found = formats.convert(uploaded, kind, text, limit)
             marks.save(blobs, name, found)
             with text.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -258,7 +258,7 @@ def _generate(pipe: Connection, folder: Path, passages: bool, threads: int) -> N
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model.generation_config.pad_token_id = tokenizer.eos_token_id
 
-    class Stamps(BaseStreamer):
+    class Stamps(BaseStreamer):  # type: ignore[misc] # untyped
         def __init__(self) -> None:
             self.at: list[float] = []
 

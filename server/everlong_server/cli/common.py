@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +15,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from everlong_models.model import Model
+    from everlong_server.settings import Settings
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -37,6 +40,45 @@ def chosen_models_dir(given: Path | None) -> Path:
         return (given or load_settings().models_dir).expanduser()
     except SettingsError as error:
         raise fail(str(error)) from None
+
+
+def settings_or_fail() -> Settings:
+    """The server's settings, from the environment."""
+    from everlong_server.settings import SettingsError, load_settings
+
+    try:
+        return load_settings()
+    except SettingsError as error:
+        raise fail(str(error)) from None
+
+
+def log_to_stderr() -> None:
+    """The audit log's lines go where the server's do."""
+    import logging
+
+    logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
+
+
+@contextmanager
+def redis_of(settings: Settings) -> Iterator[str]:
+    """The Redis of these settings: the one they name, that of a running server, or the server's own, started for now.
+
+    Raises `EmbeddedRedisError` and `OSError`.
+    """
+    from everlong_server.store.embedded import EmbeddedRedis
+
+    if settings.redis_url is not None:
+        yield settings.redis_url
+        return
+    embedded = EmbeddedRedis(settings.data_dir.expanduser().absolute())
+    if embedded.answers():
+        yield embedded.url
+        return
+    embedded.start()
+    try:
+        yield embedded.url
+    finally:
+        embedded.stop()
 
 
 def load(

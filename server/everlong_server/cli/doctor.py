@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from rich.table import Table
 
-from everlong_server.cli.common import fail, out
+from everlong_server.cli.common import out, settings_or_fail
 
 doctor = typer.Typer(add_completion=False)
 
@@ -14,14 +14,9 @@ doctor = typer.Typer(add_completion=False)
 def _doctor() -> None:
     """Check this machine and its settings, and say what is wrong."""
     from everlong_server.doctor import examine
-    from everlong_server.settings import SettingsError, load_settings
 
-    try:
-        settings = load_settings()
-    except SettingsError as error:
-        raise fail(str(error)) from None
     table, bad = Table("check", "", "found"), 0
-    for finding in examine(settings):
+    for finding in examine(settings_or_fail()):
         bad += not finding.ok
         table.add_row(finding.name, "[green]ok[/]" if finding.ok else "[bold red]wrong[/]", finding.detail)
     out.print(table)

@@ -208,7 +208,8 @@ def facts(
     lengths: Annotated[str, typer.Option(help="of documents, in segments")] = "1,7,32,128,512,1024,2048,4096",
     samples: Annotated[int, typer.Option(help="documents of each length for each model", min=1)] = 128,
     recite: Annotated[
-        bool, typer.Option("--recite", help="the model says the facts again before it is asked, as `recited` trains it to")
+        bool,
+        typer.Option("--recite", help="the model says the facts again before it is asked, as `recited` trains it to"),
     ] = False,
     plot: Plot = None,
     threads: Threads = None,

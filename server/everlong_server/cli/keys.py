@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.table import Column, Table
 
-from everlong_server.cli.common import err, fail, out
+from everlong_server.cli.common import err, fail, log_to_stderr, out, redis_of, settings_or_fail
 
 if TYPE_CHECKING:
     from everlong_server.settings import Settings
@@ -37,7 +36,7 @@ def create(
     """Make a key. It is printed once and stored nowhere: only its digest is."""
     seconds = _seconds(expires)
     wanted = [scope.strip() for scope in scopes.split(",")]
-    settings = _settings()
+    settings = settings_or_fail()
     made, secret = _with(settings, lambda c: c.create(tenant, name=name, scopes=wanted, seconds=seconds))
     err.print(f"key {made.id} of tenant {made.tenant} ({', '.join(made.scopes)}), good until {_time(made.expires_at)}; "
               "it is shown only now:")  # fmt: skip
@@ -46,12 +45,20 @@ def create(
         err.print("A server with these settings asks for no key; EVERLONG_AUTH=keys makes it ask.")
 
 
+@keys.command()
+def secret() -> None:
+    """Print a key that is stored nowhere, for the file EVERLONG_ADMIN_KEY_FILE: a server makes it when it starts."""
+    from everlong_server.store.credentials import new_secret
+
+    out.print(new_secret(), soft_wrap=True)
+
+
 @keys.command("list")
 def list_keys(tenant: Annotated[str | None, typer.Option(help="this tenant's only")] = None) -> None:
     """The keys, the newest first; also those that are no longer good."""
     table = Table(Column("id", no_wrap=True), "tenant", "scopes", "name", "made", "ends", "state")
     moment = datetime.now(UTC).timestamp()
-    for key in _with(_settings(), lambda c: c.all(tenant)):
+    for key in _with(settings_or_fail(), lambda c: c.all(tenant)):
         table.add_row(
             key.id, key.tenant, " ".join(key.scopes), key.name, _time(key.created_at), _time(key.expires_at),
             key.state(moment),
@@ -62,7 +69,7 @@ def list_keys(tenant: Annotated[str | None, typer.Option(help="this tenant's onl
 @keys.command()
 def revoke(key_id: Annotated[str, typer.Argument(help="its id, as `keys list` shows it", metavar="ID")]) -> None:
     """End a key: no replica takes it from now on."""
-    revoked = _with(_settings(), lambda c: c.revoke(key_id))
+    revoked = _with(settings_or_fail(), lambda c: c.revoke(key_id))
     err.print(f"key {revoked.id} of tenant {revoked.tenant} is revoked")
 
 
@@ -77,15 +84,6 @@ def _seconds(expires: str | None) -> float | None:
 
 def _time(moment: float | None) -> str:
     return "never" if moment is None else f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _settings() -> Settings:
-    from everlong_server.settings import SettingsError, load_settings
-
-    try:
-        return load_settings()
-    except SettingsError as error:
-        raise fail(str(error)) from None
 
 
 def _with(settings: Settings, work: Callable[[Credentials], Awaitable[T]]) -> T:
@@ -106,37 +104,11 @@ def _with(settings: Settings, work: Callable[[Credentials], Awaitable[T]]) -> T:
         finally:
             await redis.aclose()
 
-    _log_to_stderr()
+    log_to_stderr()
     try:
-        with _redis(settings) as url:
+        with redis_of(settings) as url:
             return asyncio.run(run(url))
     except ServerError as error:
         raise fail(error.message) from None
     except (EmbeddedRedisError, OSError, RedisError, ValueError) as error:
         raise fail(f"the server's Redis: {error}") from None
-
-
-@contextmanager
-def _redis(settings: Settings) -> Iterator[str]:
-    """The Redis of these settings: the one they name, that of a running server, or the server's own, started for now."""
-    from everlong_server.store.embedded import EmbeddedRedis
-
-    if settings.redis_url is not None:
-        yield settings.redis_url
-        return
-    embedded = EmbeddedRedis(settings.data_dir.expanduser().absolute())
-    if embedded.answers():
-        yield embedded.url
-        return
-    embedded.start()
-    try:
-        yield embedded.url
-    finally:
-        embedded.stop()
-
-
-def _log_to_stderr() -> None:
-    """The audit log's lines go where the server's do."""
-    import logging
-
-    logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")

@@ -13,8 +13,10 @@ from redis.exceptions import RedisError, ResponseError
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.responses import Answering, Keep, Responding
 from everlong_server.errors import Conflict, DocumentNotReady, Overloaded, RateLimited, ServerError, Unavailable
+from everlong_server.metrics import Metrics
 from everlong_server.store.jobs import Job, Jobs
 from everlong_server.store.responses import Claim, Response, Responses
+from everlong_server.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +31,15 @@ class Background:
     are answered, or wait for their documents."""
 
     def __init__(
-        self, engine: Engine, responding: Callable[[str], Responding], store: Responses, jobs: Jobs, at_once: int
-    ) -> None:
+        self, engine: Engine, responding: Callable[[str], Responding], store: Responses, jobs: Jobs, tracing: Tracing, metrics: Metrics,
+        at_once: int,
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._responding = responding
         self._store = store
         self._jobs = jobs
+        self._tracing = tracing
+        self._metrics = metrics
         self._places = asyncio.Semaphore(at_once)
 
     async def run(self) -> None:
@@ -46,6 +51,8 @@ class Background:
                 if job is None:
                     self._places.release()
                 else:
+                    if job.redelivered:
+                        self._metrics.redeliveries.labels("responses").inc()
                     tasks.create_task(self._do(job))
             await asyncio.Event().wait()
 
@@ -89,18 +96,8 @@ class Background:
             if claim.attempts > _MAX_ATTEMPTS:
                 raise Conflict(f"given up after {_MAX_ATTEMPTS} tries", code="too_many_attempts")
             response = await self._store.get(response_id)
-            responding = self._responding(response.tenant)
-            previous = await responding.previous(response.previous) if response.previous else None
-            try:
-                answering = await responding.begin(response, previous, self._keep(claim))
-            except (Overloaded, RateLimited, DocumentNotReady) as error:
-                if isinstance(error, RateLimited) and error.code != "streams_limit":
-                    raise  # what is used up for a day, say
-                # Others' jobs are not to wait with it. It was no try.
-                await self._store.write(response_id, claim, {"attempts": 0})
-                await asyncio.sleep(_RETRY_SECONDS)
-                return False
-            await self._through(answering, claim)
+            with self._tracing.span("respond", "consumer", parent=response.trace, everlong__response=response.id):
+                return await self._respond(response, claim)
         except Unavailable:
             raise
         except _Unwanted as error:
@@ -111,8 +108,24 @@ class Background:
             await self._store.write(response_id, claim, {"status": "failed", "error": failure})
         return True
 
-    def _keep(self, claim: Claim) -> Keep:
+    async def _respond(self, response: Response, claim: Claim) -> bool:
+        responding = self._responding(response.tenant)
+        previous = await responding.previous(response.previous) if response.previous else None
+        try:
+            answering = await responding.begin(response, previous, self._keep(responding, claim))
+        except (Overloaded, RateLimited, DocumentNotReady) as error:
+            if isinstance(error, RateLimited) and error.code != "streams_limit":
+                raise  # what is used up for a day, say
+            # Others' jobs are not to wait with it. It was no try.
+            await self._store.write(response.id, claim, {"attempts": 0})
+            await asyncio.sleep(_RETRY_SECONDS)
+            return False
+        await self._through(answering, claim)
+        return True
+
+    def _keep(self, responding: Responding, claim: Claim) -> Keep:
         async def keep(done: Response) -> None:
+            await responding.count(done)
             if not await self._store.write(done.id, claim, done.end()):
                 raise _Unwanted(f"response {done.id!r} is not wanted any more")
 

@@ -15,6 +15,7 @@ from everlong_server.engine.engine import Engine
 from everlong_server.engine.grounding import Recall
 from everlong_server.engine.turn import Event, Place, Turn, Turns, Written, load_state
 from everlong_server.errors import DocumentFailed, DocumentNotReady, ServerError, StateUnusable
+from everlong_server.metrics import Metrics
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import Reading, Session, new_id
 from everlong_server.store.sessions import Lease, Sessions
@@ -24,12 +25,20 @@ class Conversations:
     """Sends messages to sessions."""
 
     def __init__(
-        self, turns: Turns, engine: Engine, sessions: Sessions, documents: Documents, *, lease_seconds: float
+        self,
+        turns: Turns,
+        engine: Engine,
+        sessions: Sessions,
+        documents: Documents,
+        metrics: Metrics,
+        *,
+        lease_seconds: float,
     ) -> None:
         self._turns = turns
         self._engine = engine
         self._sessions = sessions
         self._documents = documents
+        self._metrics = metrics
         self._lease_seconds = lease_seconds
 
     async def state_of(self, session: Session) -> str:
@@ -101,6 +110,7 @@ class Conversations:
                     renewed = time.monotonic()
                 except RedisError:  # away: the lease is ours for as long as it was last promised
                     continue
+            self._metrics.lease_losses.labels("session").inc()
             turn.cancel()
 
         keeper = asyncio.create_task(keep())

@@ -23,10 +23,19 @@ T = TypeVar("T")
 class Engine:
     """One model on one device, for any number of tasks of one event loop."""
 
-    def __init__(self, model: Model, *, max_streams: int, max_queued: int, reading_share: float) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_streams: int,
+        max_queued: int,
+        reading_share: float,
+        on_step: Callable[[float], None] = lambda fill: None,
+    ) -> None:
+        """`on_step`: told on the device's thread, after each step of the answers, which share of the places was taken."""
         self.model = model
         self.grammars = Grammars(model.tokenizer, model.memory.vocab_size)
-        self._runner = Runner(model, max_streams=max_streams, reading_share=reading_share)
+        self._runner = Runner(model, max_streams=max_streams, reading_share=reading_share, on_step=on_step)
         self._max_streams = max_streams
         self._max_queued = max_queued
         self._admitted = 0
@@ -51,6 +60,11 @@ class Engine:
     def answering(self) -> int:
         """Answers that are being generated or wait for it."""
         return self._admitted
+
+    @property
+    def rows(self) -> int:
+        """Answers that are being generated now."""
+        return self._runner.rows
 
     @property
     def usual_seconds(self) -> float:

@@ -22,12 +22,14 @@ from redis.exceptions import RedisError, ResponseError
 from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
 from everlong_models.tokenizer import Tokenizer
 from everlong_server.engine.engine import Engine
+from everlong_server.errors import Damaged
 from everlong_server.metrics import Metrics
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.documents import Claim, Documents, Fenced
 from everlong_server.store.jobs import Job, Jobs
 from everlong_server.store.passages import Passages
 from everlong_server.store.records import Cursor, Document, Reading
+from everlong_server.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class Reader:
         passages: Passages | None,
         jobs: Jobs,
         metrics: Metrics,
+        tracing: Tracing,
         checkpoint_seconds: float,
     ) -> None:
         """`passages`: None if they are not wanted."""
@@ -84,6 +87,7 @@ class Reader:
         self._passages = passages
         self._jobs = jobs
         self._metrics = metrics
+        self._tracing = tracing
         self._checkpoint_seconds = checkpoint_seconds
 
     async def run(self) -> None:
@@ -92,6 +96,8 @@ class Reader:
             try:
                 job = await self._jobs.next(wait_ms=1000)
                 if job is not None:
+                    if job.redelivered:
+                        self._metrics.redeliveries.labels("readings").inc()
                     await self._do(job)
             except RedisError as error:
                 log.warning("redis is away, reading waits: %s", type(error).__name__)
@@ -112,6 +118,7 @@ class Reader:
             except Fenced as reason:
                 log.info("reading stops: %s", reason)
                 if await self._others(job):
+                    self._metrics.lease_losses.labels("reading").inc()
                     self._jobs.drop(job)
                     return
             except RedisError as error:
@@ -143,9 +150,14 @@ class Reader:
         try:
             if claim.attempts > _MAX_ATTEMPTS:
                 raise ReadingError("too_many_attempts", f"given up after {_MAX_ATTEMPTS} tries without progress")
-            await self._advance(reading, claim)
-        except (ReadingError, EverlongModelError, FileNotFoundError, UnicodeDecodeError) as error:
-            code = error.code if isinstance(error, ReadingError) else "reading_failed"
+            with self._tracing.span(
+                "read", "consumer", parent=reading.trace, everlong__document=reading.documents[-1],
+                everlong__model=self._engine.model.name, everlong__attempt=claim.attempts,
+            ) as span:  # fmt: skip
+                read = await self._advance(reading, claim)
+                span.set(everlong__tokens__read=read.tokens, everlong__segments=read.segments)
+        except (ReadingError, EverlongModelError, Damaged, FileNotFoundError, UnicodeDecodeError) as error:
+            code = error.code if isinstance(error, ReadingError | Damaged) else "reading_failed"
             log.warning("reading %s failed: %s", reading_id, error)
             current = await self._documents.reading(reading_id)
             if current is not None:
@@ -181,7 +193,8 @@ class Reader:
             index.cancel()
             await asyncio.gather(index, return_exceptions=True)
 
-    async def _advance(self, reading: Reading, claim: Claim) -> None:
+    async def _advance(self, reading: Reading, claim: Claim) -> Cursor:
+        """To the end of its last document; how far that is."""
         model = self._engine.model
         S = model.segment_length
         document: Document = await self._documents.get(reading.documents[-1])
@@ -193,7 +206,8 @@ class Reader:
             nonlocal reading, saved
             blob = await asyncio.to_thread(encode_state, state, model.fingerprint)
             here = replace(cursor, seconds=began + time.monotonic() - start)
-            version = await self._documents.checkpoint(reading, claim, here, blob, state_bytes=state.nbytes, **end)
+            with self._metrics.checkpoint_seconds.time():
+                version = await self._documents.checkpoint(reading, claim, here, blob, state_bytes=state.nbytes, **end)
             reading = replace(reading, version=version)
             saved = time.monotonic()
 
@@ -238,6 +252,7 @@ class Reader:
                 await asyncio.gather(upcoming, return_exceptions=True)
         cursor = replace(cursor, offset=size, skip=0, bytes=size)
         await save(status="ready", state_digest=state.digest())
+        return cursor
 
 
 class ReadingError(Exception):

@@ -14,10 +14,12 @@ from everlong_server.engine.engine import Engine
 from everlong_server.engine.grounding import Recall
 from everlong_server.engine.turn import Event, Turn, load_state
 from everlong_server.errors import Conflict, NotFound, StateUnusable, Unavailable
+from everlong_server.store.allowance import Allowance
 from everlong_server.store.chats import Chats
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import Said, Session, new_id, now
 from everlong_server.store.responses import OPEN, Response, Responses
+from everlong_server.tracing import current
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +42,11 @@ class Answering:
 class Responding:
     """Makes responses: each is the next answer of a dialogue."""
 
-    def __init__(self, dialogues: Dialogues, engine: Engine, store: Responses, chats: Chats, jobs: Jobs) -> None:
+    def __init__(
+        self, dialogues: Dialogues, engine: Engine, store: Responses, chats: Chats, jobs: Jobs, allowance: Allowance
+    ) -> None:
         """`jobs`: those of the background."""
+        self._allowance = allowance
         self._dialogues = dialogues
         self._engine = engine
         self._store = store
@@ -57,6 +62,7 @@ class Responding:
                 param="previous_response_id",
                 code="response_not_complete",
             )
+        await self._allowance.hold_on(previous.id, self._store.seconds)
         return previous
 
     def ask(
@@ -98,10 +104,16 @@ class Responding:
             },
             status="queued" if background else "in_progress",
             tenant=self._store.tenant,
+            trace=current().traceparent if background else "",
         )  # fmt: skip
 
     async def begin(self, response: Response, previous: Response | None, keep: Keep | None) -> Answering:
-        """The response under way, admitted: its first event is at hand. `keep` stores it once it has its answer."""
+        """The response under way, admitted: its first event is at hand. `keep` stores it once it has its answer.
+
+        Raises `RateLimited` if there is no room for it; one in the background has its room since it was queued.
+        """
+        if keep is not None and not response.background:
+            await self._allowance.require_bytes(self._expected(response))
         params = SamplingParams.model_validate(response.request["params"])
         recall = Recall(*response.request["recall"])
         answering: Answering | None = None
@@ -165,12 +177,23 @@ class Responding:
 
     async def keep(self, response: Response) -> None:
         """Stores one that has its answer."""
+        await self.count(response)
         await self._store.keep(response)
 
+    def _expected(self, response: Response) -> int:
+        """Bytes that one without its answer is going to take, at least."""
+        return response.stored_bytes + self._engine.model.state_bytes
+
+    async def count(self, response: Response) -> None:
+        """Counts the bytes of one that has its answer, in place of those that were expected."""
+        await self._allowance.hold(response.id, response.stored_bytes, self._store.seconds, limited=False)
+
     async def queue(self, response: Response) -> None:
-        """Stores it; it is answered in the background, here or by another replica. Raises `Unavailable`."""
+        """Stores it; it is answered in the background, here or by another replica. Raises `Unavailable`, and `RateLimited` if
+        there is no room for it."""
         if self._engine.draining:
             raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+        await self._allowance.hold(response.id, self._expected(response), self._store.seconds)
         await self._store.queue(response)
 
     async def cancel(self, response_id: str) -> Response:
@@ -189,5 +212,6 @@ class Responding:
         """Deletes it and where the dialogue stood behind it. Raises `NotFound`."""
         response = await self._store.get(response_id)
         await self._store.delete(response_id)
+        await self._allowance.release(response_id)
         if response.session is not None:
             await self._chats.drop(response.session.id)

@@ -52,8 +52,17 @@ Item = Answer | Read | Look
 class Runner:
     """Start with `start`; hand in work with `submit`; end with `stop`, which fails what is unfinished."""
 
-    def __init__(self, model: Model, *, max_streams: int, reading_share: float) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_streams: int,
+        reading_share: float,
+        on_step: Callable[[float], None] = lambda fill: None,
+    ) -> None:
         self._model = model
+        self._max_streams = max_streams
+        self._on_step = on_step
         self._memory = model.memory
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
         self._scheduler = Scheduler(max_streams, reading_share)
@@ -76,6 +85,11 @@ class Runner:
         self._stopping.set()
         self._inbox.put(None)
         self._thread.join()
+
+    @property
+    def rows(self) -> int:
+        """Answers in the batch."""
+        return len(self._batch.rows)
 
     def submit(self, work: Item) -> None:
         """Takes on `work`; its sink hears of it. Thread-safe. To cancel it, set `work.cancelled` and `wake`."""
@@ -263,6 +277,7 @@ class Runner:
             item.state = self._remembered(item)
             item.open = [drawn.pop(item.id)]
             self._batch.enter(item)
+        self._on_step(len(drawn) / self._max_streams)
         self._batch.step(drawn)
 
     def _draw(self, item: Answer) -> int | None:

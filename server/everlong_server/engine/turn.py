@@ -32,6 +32,7 @@ from everlong_server.metrics import Metrics
 from everlong_server.store.allowance import Allowance
 from everlong_server.store.passages import Passage, Passages
 from everlong_server.store.records import Said, Session, new_id, now
+from everlong_server.tracing import Tracing
 
 Event = dict[str, Any]
 Written = dict[str, Any]
@@ -86,6 +87,7 @@ class Turns:
         engine: Engine,
         passages: Passages,
         metrics: Metrics,
+        tracing: Tracing,
         allowance: Allowance,
         *,
         max_message_chars: int,
@@ -95,6 +97,7 @@ class Turns:
         self._allowance = allowance
         self._passages = passages
         self._metrics = metrics
+        self._tracing = tracing
         self._max_message_chars = max_message_chars
         self._template = template
 
@@ -136,6 +139,7 @@ class Turns:
         self._check(content, params)
         grammar = await asyncio.to_thread(self._grammar, params)
         async with AsyncExitStack() as stack:
+            span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
             stack.enter_context(self._engine.admit())
             spent = await stack.enter_async_context(self._allowance.stream(self._engine.usual_seconds))
             place = await stack.enter_async_context(entered)
@@ -174,6 +178,13 @@ class Turns:
             except InterruptedError:  # cancelled before the prompt was read: there is nothing to keep
                 pass
             reused = session.position - len(session.open)
+            span.set(
+                gen_ai__usage__input_tokens=len(prompt),
+                gen_ai__usage__output_tokens=finished.tokens if finished else 0,
+                everlong__tokens__reused=reused,
+                everlong__evidence=len(evidence),
+                everlong__finish_reason=finished.reason if finished else "cancelled",
+            )
             message |= {
                 "content": finished.text if finished else "",
                 "finish_reason": finished.reason if finished else "cancelled",
@@ -187,6 +198,7 @@ class Turns:
                 message["logprobs"] = logprobs
             if finished is not None:
                 await place.keep(message, await self._written(session, finished))
+                pace.end()
                 self._metrics.answered(finished.reason, prompt=len(prompt), generated=finished.tokens, reused=reused)
         # The lease is back before the caller hears of the end, so that its next message finds the session free.
         yield {"type": "response.completed", "message": message}

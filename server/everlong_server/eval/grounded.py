@@ -226,11 +226,16 @@ class _Answers:
         self._services, self._plan, self._recall = services, plan, recall
         self._template = TEMPLATES[plan.template]
         turns = Turns(
-            services.engine, services.passages, services.metrics, services.allowance,
+            services.engine, services.passages, services.metrics, services.tracing, services.allowance,
             max_message_chars=settings.max_message_chars, template=self._template,
         )  # fmt: skip
         self._conversations = Conversations(
-            turns, services.engine, services.sessions, services.documents, lease_seconds=settings.lease_seconds
+            turns,
+            services.engine,
+            services.sessions,
+            services.documents,
+            services.metrics,
+            lease_seconds=settings.lease_seconds,
         )
         self._sampling = SamplingParams(temperature=0, max_tokens=plan.max_tokens, seed=plan.seed)
         self.count = lru_cache(1 << 16)(self._count)

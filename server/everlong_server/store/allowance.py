@@ -129,19 +129,45 @@ class Allowance:
     async def require_room(self, bytes: int, model: str) -> None:
         """Raises `RateLimited` if a document of so many bytes would be refused now; for before it is received."""
         await self.require_tokens()
-        limits, stored, queued = self.limits, 0, 0
-        if limits.bytes is not None:
-            stored = int(await self._redis.get(keys.stored(self._tenant)) or 0)
-        if limits.queued is not None:
-            queued = await self._redis.scard(keys.queued(self._tenant, model))
-        if limits.bytes is not None and stored + bytes > limits.bytes:
-            raise self.no_room()
-        if limits.queued is not None and queued >= limits.queued:
+        await self.require_bytes(bytes)
+        limit = self.limits.queued
+        if limit is not None and await self._redis.scard(keys.queued(self._tenant, model)) >= limit:
             raise self.queue_full()
+
+    async def require_bytes(self, bytes: int) -> None:
+        """Raises `RateLimited` if so many bytes more would be too many."""
+        if self.limits.bytes is None:
+            return
+        await self._hold("", 0, 0, None)  # what has ended counts no more
+        if int(await self._redis.get(keys.stored(self._tenant)) or 0) + bytes > self.limits.bytes:
+            raise self.no_room()
+
+    async def hold(self, id: str, bytes: int, seconds: float, *, limited: bool = True) -> None:
+        """Counts `bytes` of what is stored as `id` for so many seconds, in place of what was counted of it; 0: none any more.
+
+        Raises `RateLimited`, if it is `limited`: what has begun is finished.
+        """
+        if await self._hold(id, bytes, seconds, self.limits.bytes if limited else None) < 0:
+            raise self.no_room()
+
+    async def hold_on(self, id: str, seconds: float) -> None:
+        """What is counted as `id` is counted for `seconds` from now."""
+        await self._scripts.run(scripts.HOLD_ON, [keys.held(self._tenant)], [id, int(seconds * 1000)])
+
+    async def release(self, id: str) -> None:
+        """`id` is stored no more."""
+        await self._hold(id, 0, 0, None)
+
+    async def _hold(self, id: str, bytes: int, seconds: float, most: int | None) -> int:
+        names = [keys.stored(self._tenant), keys.held(self._tenant), keys.held_sizes(self._tenant)]
+        args = [id, bytes, int(seconds * 1000), "" if most is None else most]
+        return int(await self._scripts.run(scripts.HOLD, names, args))
 
     def no_room(self) -> RateLimited:
         """The error for bytes. Waiting makes no room: deleting does."""
-        return exceeded("bytes", self.limits.bytes or 0, "bytes of documents", seconds=None)
+        return exceeded(
+            "bytes", self.limits.bytes or 0, "bytes stored in documents, uploads and responses", seconds=None
+        )
 
     def queue_full(self) -> RateLimited:
         """The error for documents that wait to be read."""

@@ -20,12 +20,16 @@ from everlong_server.errors import Conflict, InvalidRequest, ServerError
 from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
 from everlong_server.store.scripts import Scripts
+from everlong_server.store.vault import Vault
 
 
 class Attempts:
     """Of one tenant. `replica`: this process's id; `seconds`: how long an answer is kept."""
 
-    def __init__(self, redis: Client, tenant: str, replica: str, seconds: float, left: list[Attempt]) -> None:
+    def __init__(
+        self, redis: Client, tenant: str, replica: str, seconds: float, left: list[Attempt], vault: Vault | None = None
+    ) -> None:
+        self._vault = vault or Vault()
         self._scripts = Scripts(redis)
         self._redis = redis
         self._tenant = tenant
@@ -35,7 +39,7 @@ class Attempts:
 
     def of(self, tenant: str) -> Attempts:
         """The same for another tenant."""
-        return Attempts(self._redis, tenant, self._replica, self._seconds, self._left)
+        return Attempts(self._redis, tenant, self._replica, self._seconds, self._left, self._vault)
 
     async def begin(self, key: str | None) -> Attempt:
         """An attempt at what the caller names `key`; None is a request that is made once. Raises `Conflict`: it is under way."""
@@ -51,12 +55,13 @@ class Attempts:
                 "a request with this Idempotency-Key is still running", param="Idempotency-Key",
                 code="idempotency_in_progress", retry_after=1,
             )  # fmt: skip
-        kind, made, fingerprint, answer = (part.decode() for part in found)
-        return Attempt(self, record, owner, made, fingerprint, json.loads(answer or "null"), first=kind == "first")
+        kind, made, fingerprint = (part.decode() for part in found[:3])
+        answer = self._vault.unseal(found[3], "answer") if found[3] else b""
+        return Attempt(self, record, owner, made, fingerprint, json.loads(answer or b"null"), first=kind == "first")
 
     async def write(self, attempt: Attempt, what: str, value: str) -> bool:
         """Changes the record, if it is still the attempt's."""
-        args = [attempt.owner, what, value, int(self._seconds * 1000)]
+        args = [attempt.owner, what, self._vault.sealed({what: value})[what], int(self._seconds * 1000)]
         return bool(await self._scripts.run(scripts.END_ATTEMPT, [attempt.record or ""], args))
 
     async def free(self, attempt: Attempt) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import os
 import re
-import tempfile
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,20 +16,28 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from everlong_server.errors import Damaged
+from everlong_server.store.copies import Copies
+from everlong_server.store.vault import Sealer, Vault
+
 _OURS = re.compile(r"\.?((?:doc|upload)_[0-9a-f]{32})(\.[\w.]+)?")
 
 _PIECE = 1 << 20
 
 
 class Blobs:
-    """Files under one fsspec URL. Methods that are no coroutines block: they are for threads."""
+    """Files under one fsspec URL, sealed by `vault`. Methods that are no coroutines block: they are for threads.
 
-    def __init__(self, url: str) -> None:
+    `private_dir`: where copies lie that are not sealed; None: as `Copies` chooses.
+    """
+
+    def __init__(self, url: str, vault: Vault | None = None, private_dir: Path | None = None) -> None:
         self.url = url.rstrip("/")
         self._fs, self._root = fsspec.core.url_to_fs(self.url)
         self._fs.makedirs(self._root, exist_ok=True)
-        local = isinstance(self._fs, LocalFileSystem)
-        self._copies = None if local else tempfile.TemporaryDirectory(prefix="everlong")
+        self._vault = vault or Vault()
+        self._local = isinstance(self._fs, LocalFileSystem)
+        self._copies = None if self._local and not self._vault else Copies(private_dir, secret=bool(self._vault))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -40,12 +47,17 @@ class Blobs:
         # A name of its own: of two servers that take one request for theirs, each writes its own file.
         partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
         file = await asyncio.to_thread(self._fs.open, partial, "wb")
-        return BlobWriter(self._fs, file, partial, self._path(name), local=self._copies is None)
+        return BlobWriter(self._fs, file, partial, self._path(name), self._vault.sealer(_what(name)), local=self._local)
 
     def open(self, name: str, offset: int = 0) -> IO[bytes]:
-        """The blob for reading, from byte `offset` on. Raises `FileNotFoundError`."""
+        """The blob for reading, from byte `offset` on. Raises `FileNotFoundError`, and `Damaged` or `KeyMissing`."""
         file: IO[bytes] = self._fs.open(self._path(name), "rb")
-        file.seek(offset)
+        try:
+            file = self._vault.reader(file, _what(name))
+            file.seek(offset)
+        except BaseException:
+            file.close()
+            raise
         return file
 
     def exists(self, name: str) -> bool:
@@ -55,11 +67,14 @@ class Blobs:
     def check(self, name: str, size: int, digest: str | None) -> str | None:
         """What is wrong with the blob, which should have so many bytes and that SHA-256; None if nothing is."""
         found, length = hashlib.sha256(), 0
-        with self.open(name) as file:
-            while data := file.read(_PIECE):
-                length += len(data)
-                if digest is not None:
-                    found.update(data)
+        try:
+            with self.open(name) as file:
+                while data := file.read(_PIECE):
+                    length += len(data)
+                    if digest is not None:
+                        found.update(data)
+        except Damaged as error:
+            return error.message
         if length != size:
             return f"it has {length} bytes and should have {size}"
         return "its checksum is wrong" if digest is not None and found.hexdigest() != digest else None
@@ -68,38 +83,72 @@ class Blobs:
     def fill(self, name: str) -> Iterator[Path]:
         """The path of a new local file, which appears as the blob `name` at the end; an exception leaves nothing."""
         partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
-        path = Path(partial) if self._copies is None else Path(self._copies.name, Path(partial).name)
+        path = Path(partial) if self._copies is None else self._copies.new(name)
         try:
             yield path
             if self._copies is None:
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
+                _publish(self._fs, partial, self._path(name), local=True)
             else:
-                self._fs.put_file(str(path), partial)
-            _publish(self._fs, partial, self._path(name), local=self._copies is None)
+                with path.open("rb") as file:
+                    self._write(partial, self._path(name), file, self._vault.sealer(_what(name)))
         finally:
             path.unlink(missing_ok=True)
 
-    def local(self, name: str) -> Path:
-        """The blob as a local file: itself, or a copy that lives as long as this process. For blobs that never change.
+    def _write(self, partial: str, final: str, content: IO[bytes], sealer: Sealer) -> None:
+        """Writes all of `content` beside its place, durable, and then puts it there."""
+        try:
+            with self._fs.open(partial, "wb") as file:
+                while data := content.read(_PIECE):
+                    file.write(sealer.update(data))
+                file.write(sealer.final())
+                file.flush()
+                if self._local:
+                    os.fsync(file.fileno())
+            _publish(self._fs, partial, final, local=self._local)
+        except BaseException:
+            if self._fs.exists(partial):
+                self._fs.rm_file(partial)
+            raise
+
+    @contextlib.contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """The blob as a local file: itself, or a copy, which may go when the context has ended. For blobs that never
+        change.
 
         Raises `FileNotFoundError`.
         """
         if self._copies is None:
             if not self.exists(name):
                 raise FileNotFoundError(name)
-            return Path(self._path(name))
-        copy = Path(self._copies.name, name)
-        if not copy.exists():
-            partial = copy.with_suffix(f".{uuid.uuid4().hex}")
-            self._fs.get_file(self._path(name), str(partial))
-            partial.rename(copy)
-        return copy
+            yield Path(self._path(name))
+            return
+        with self._copies.of(name, lambda: self.open(name)) as path:
+            yield path
+
+    def names(self) -> list[str]:
+        """Every blob of ours that is complete."""
+        entries = self._fs.ls(self._root, detail=True)
+        names = (entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file")
+        return [name for name in names if _OURS.fullmatch(name) and not name.startswith(".")]
+
+    def reseal(self, name: str) -> bool:
+        """Seals the blob with the vault's first key; False if it was. One that was not sealed is. Raises
+        `FileNotFoundError`."""
+        with self._fs.open(self._path(name), "rb") as file:
+            used = self._vault.seals_with(file.read(64))
+        if used == self._vault.first:
+            return False
+        with self._fs.open(self._path(name), "rb") if used is None else self.open(name) as file:
+            partial = self._path(f".{name}.{uuid.uuid4().hex}.part")
+            self._write(partial, self._path(name), file, self._vault.sealer(_what(name)))
+        return True
 
     async def delete(self, name: str) -> None:
         """Removes the blob; no error if there is none."""
         if self._copies is not None:
-            await asyncio.to_thread(Path(self._copies.name, name).unlink, missing_ok=True)
+            await asyncio.to_thread(self._copies.drop, name)
         with contextlib.suppress(FileNotFoundError):  # never there, or another server is deleting it at this moment
             await asyncio.to_thread(self._fs.rm_file, self._path(name))
 
@@ -140,24 +189,29 @@ class Blobs:
 class BlobWriter:
     """Writes one blob. `commit` makes it durable and visible; `abort` leaves nothing behind."""
 
-    def __init__(self, fs: Any, file: IO[bytes], partial: str, final: str, *, local: bool) -> None:
+    def __init__(self, fs: Any, file: IO[bytes], partial: str, final: str, sealer: Sealer, *, local: bool) -> None:
         self._fs = fs
         self._file = file
         self._partial = partial
         self._final = final
+        self._sealer = sealer
         self._local = local
         self.bytes = 0
 
     async def write(self, data: bytes) -> None:
         """Appends `data`."""
-        await asyncio.to_thread(self._file.write, data)
+        await asyncio.to_thread(self._write, data)
         self.bytes += len(data)
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(self._sealer.update(data))
 
     async def commit(self, suffix: str = "") -> None:
         """Flushes to the disk, then puts the blob in its place; `suffix`: behind its name."""
         await asyncio.to_thread(self._commit, suffix)
 
     def _commit(self, suffix: str) -> None:
+        self._file.write(self._sealer.final())
         self._file.flush()
         if self._local:
             os.fsync(self._file.fileno())
@@ -170,6 +224,11 @@ class BlobWriter:
             self._file.close()
         if await asyncio.to_thread(self._fs.exists, self._partial):
             await asyncio.to_thread(self._fs.rm_file, self._partial)
+
+
+def _what(name: str) -> str:
+    """What a blob is sealed as: the document or upload that it is of. What follows comes when it is complete."""
+    return name.split(".", 1)[0]
 
 
 def _publish(fs: Any, partial: str, final: str, *, local: bool) -> None:

@@ -12,10 +12,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from everlong_server.errors import Damaged, KeyMissing
 from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
 from everlong_server.store.records import Said, Session
 from everlong_server.store.scripts import Scripts, flat
+from everlong_server.store.vault import Vault
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +43,9 @@ class Chats:
     What another tenant has said is not known, were it the same words: that it was said is a secret too.
     """
 
-    def __init__(self, redis: Client, tenant: str, seconds: float) -> None:
+    def __init__(self, redis: Client, tenant: str, seconds: float, vault: Vault | None = None) -> None:
         self._redis = redis
+        self._vault = vault or Vault()
         self._scripts = Scripts(redis)
         self._tenant = tenant
         self._seconds = seconds
@@ -50,7 +53,7 @@ class Chats:
 
     def of(self, tenant: str) -> Chats:
         """The same for another tenant."""
-        return Chats(self._redis, tenant, self._seconds)
+        return Chats(self._redis, tenant, self._seconds, self._vault)
 
     async def find(self, digests: Sequence[str]) -> tuple[int, Session] | None:
         """The first of `digests` that is known: its index, and where that dialogue stood."""
@@ -62,8 +65,8 @@ class Chats:
             stored = await self._redis.hgetall(keys.chat(self._tenant, digest)) if known[index] else None
             if stored:  # else it has just expired
                 try:
-                    return index, Session.of(stored)
-                except (LookupError, ValueError) as error:
+                    return index, Session.of(self._vault.opened(stored))
+                except (LookupError, ValueError, Damaged, KeyMissing) as error:
                     log.warning("a chat that cannot be understood is dropped: %r", error)
                     await self.drop(digest)
         return None
@@ -76,7 +79,7 @@ class Chats:
         await self._scripts.run(
             scripts.KEEP_CHAT,
             [keys.chat(self._tenant, stands.id), *map(keys.document, stands.documents)],
-            [self._ms, *flat(stands.whole())],
+            [self._ms, *flat(self._vault.sealed(stands.whole()))],
         )
 
     async def drop(self, digest: str) -> None:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import logging
 import re
 import secrets
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
+from everlong_server.audit import audit, command_line
 from everlong_server.errors import InvalidRequest, NotFound, Unauthenticated
 from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
-from everlong_server.store.records import Hash, now
+from everlong_server.store.records import DEFAULT_TENANT, Hash, now
 from everlong_server.store.scripts import Scripts, flat
 
 SCOPES = ("read", "write", "admin")
@@ -32,8 +32,6 @@ _KEY = re.compile(r"evl_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 _TICKET = re.compile(r"tkt_[A-Za-z0-9_-]{43}")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _NOBODY = "0" * 64
-
-audit = logging.getLogger("everlong_server.audit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +76,17 @@ class Credentials:
 
     async def create(
         self, tenant: str, *, name: str = "", scopes: Collection[str] = ("read", "write"), seconds: float | None = None,
-        by: str = "command line",
+        by: str | None = None,
     ) -> tuple[ApiKey, str]:  # fmt: skip
-        """A new key and its secret, which is nowhere afterwards. `seconds`: its life; None has no end.
+        """A new key and its secret, which is nowhere afterwards. `seconds`: its life; None has no end. `by`: None is who has
+        typed a command.
 
         Raises `InvalidRequest`.
         """
         _check(tenant, name, scopes, seconds)
-        created = now()
+        created, secret = now(), new_secret()
         key = ApiKey(
-            id=secrets.token_hex(8),
+            id=secret.split("_")[1],
             tenant=tenant,
             name=name,
             scopes=tuple(scope for scope in SCOPES if scope in scopes),
@@ -95,10 +94,27 @@ class Credentials:
             expires_at=None if seconds is None else created + seconds,
             revoked_at=None,
         )
-        secret = f"evl_{key.id}_{secrets.token_urlsafe(32)}"
         await self._store(key, secret)
-        _log("key.created", key, by)
+        _log("key.created", key, by or command_line())
         return key, secret
+
+    async def ensure(self, secret: str, *, by: str) -> ApiKey:
+        """The key of that secret: made for the default tenant, with all scopes, unless it is there. One that was revoked
+        stays so.
+
+        Raises `KeyTaken` if there is another key with its id.
+        """
+        form = _KEY.fullmatch(secret)
+        assert form is not None, "a secret is checked before it comes here"
+        stored = await self._redis.hgetall(keys.api_key(form[1]))
+        if not stored:
+            key = ApiKey(form[1], DEFAULT_TENANT, by, SCOPES, now(), None, None)
+            await self._store(key, secret)
+            _log("key.created", key, by)
+            return key
+        if not hmac.compare_digest(stored[b"digest"].decode(), _digest(secret)):
+            raise KeyTaken(f"the key {form[1]} has another secret")
+        return _key(stored)
 
     async def _store(self, key: ApiKey, secret: str) -> None:
         fields = {
@@ -122,13 +138,13 @@ class Credentials:
         """Whether there is a key that opens anything."""
         return any(key.state(now()) == "active" for key in await self.all())
 
-    async def revoke(self, key_id: str, *, tenant: str | None = None, by: str = "command line") -> ApiKey:
+    async def revoke(self, key_id: str, *, tenant: str | None = None, by: str | None = None) -> ApiKey:
         """Ends the key, on every replica from the next request on. Raises `NotFound`, for another tenant's key too."""
         stored = await self._redis.hgetall(keys.api_key(key_id)) if re.fullmatch(r"[0-9a-f]{16}", key_id) else None
         if not stored or (tenant is not None and _key(stored).tenant != tenant):
             raise NotFound(f"no key {key_id[:64]!r}", param="key_id", code="key_not_found")
         if await self._scripts.run(scripts.REVOKE, [keys.api_key(key_id)], [now()]):
-            _log("key.revoked", _key(stored), by)
+            _log("key.revoked", _key(stored), by or command_line())
         return _key(await self._redis.hgetall(keys.api_key(key_id)))
 
     async def authenticate(self, secret: str | None) -> Caller:
@@ -179,6 +195,20 @@ class Credentials:
         return caller
 
 
+class KeyTaken(Exception):
+    """There is another key with that id."""
+
+
+def new_secret() -> str:
+    """A key that is stored nowhere."""
+    return f"evl_{secrets.token_hex(8)}_{secrets.token_urlsafe(32)}"
+
+
+def is_secret(text: str) -> bool:
+    """Whether that can be a key."""
+    return _KEY.fullmatch(text) is not None
+
+
 def is_tenant(name: str) -> bool:
     """Whether a tenant can be called that. Only such names become part of a Redis key."""
     return _TENANT.fullmatch(name) is not None
@@ -221,5 +251,5 @@ def _key(stored: Hash) -> ApiKey:
 
 
 def _log(event: str, key: ApiKey, by: str) -> None:
-    """A line of JSON for each change of who gets in."""
-    audit.info("%s", json.dumps({"event": event, "at": now(), "by": by, **asdict(key)}, ensure_ascii=False))
+    """For each change of who gets in."""
+    audit(event, by, **asdict(key))

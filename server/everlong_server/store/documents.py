@@ -24,6 +24,8 @@ from everlong_server.store.records import (
     reading_id,
 )
 from everlong_server.store.scripts import Scripts, flat
+from everlong_server.store.vault import Vault
+from everlong_server.tracing import current
 
 
 class Fenced(Exception):
@@ -44,25 +46,29 @@ class Documents:
     `tenant` None: everybody's, for those who read and keep what others have uploaded.
     """
 
-    def __init__(self, redis: Client, tenant: str | None, allowance: Allowance) -> None:
+    def __init__(self, redis: Client, tenant: str | None, allowance: Allowance, vault: Vault | None = None) -> None:
         self._redis = redis
+        self._vault = vault or Vault()
         self._scripts = Scripts(redis)
         self._tenant = tenant
         self._allowance = allowance
 
     def of(self, tenant: str) -> Documents:
         """The same for another tenant."""
-        return Documents(self._redis, tenant, self._allowance.of(tenant))
+        return Documents(self._redis, tenant, self._allowance.of(tenant), self._vault)
 
-    async def create(self, document: Document, model: str, *, upload: str | None = None) -> bool:
+    async def create(self, document: Document, model: str, *, upload: str | None = None, held: int = 0) -> bool:
         """Stores the document and queues its reading by `model`, at once. Then it is acknowledged.
 
-        `upload`: the one whose parts it is made of, which is completed with it; False, and nothing is stored, if that
-        is not pending any more. Raises `RateLimited`. One that is there already is left as it is.
+        `upload`: the one whose parts it is made of, which is completed with it, and of which `held` bytes are counted; False, and
+        nothing is stored, if that is not pending any more. Raises `RateLimited`. One that is there already is left as it is.
         """
         assert self._tenant is not None, "a document belongs to somebody"
-        fields = flat(document.fields() | {"tenant": self._tenant})
-        reading, limits = Reading.fields(model, [document.id], self._tenant), self._allowance.limits
+        fields = flat(self._vault.sealed(document.fields()) | {"tenant": self._tenant})
+        reading, limits = (
+            Reading.fields(model, [document.id], self._tenant, current().traceparent),
+            self._allowance.limits,
+        )
         await self._allowance.require_tokens()
         done = await self._scripts.run(
             scripts.CREATE_DOCUMENT,
@@ -74,7 +80,7 @@ class Documents:
             ],
             [
                 document.id, document.created_at, reading["id"], len(fields), document.text_offset + document.bytes,
-                _or_any(limits.bytes), _or_any(limits.queued), *fields, *flat(reading),
+                _or_any(None if limits.bytes is None else limits.bytes + held), _or_any(limits.queued), *fields, *flat(reading),
             ],
         )  # fmt: skip
         if done == MISSING_ROOM:
@@ -88,7 +94,7 @@ class Documents:
         stored = await self._redis.hgetall(keys.document(document_id)) if is_id("doc", document_id) else None
         if not stored or self._foreign(stored.get(b"tenant")):
             raise _no_document(document_id, "document_id")
-        return Document.of(stored)
+        return Document.of(self._vault.opened(stored))
 
     def _foreign(self, tenant: bytes | None) -> bool:
         return self._tenant is not None and belongs(tenant) != self._tenant
@@ -104,7 +110,7 @@ class Documents:
         async with self._redis.pipeline(transaction=False) as pipe:
             for document_id in ids:
                 pipe.hgetall(keys.document(document_id))
-            return [Document.of(stored) for stored in await pipe.execute() if stored], more
+            return [Document.of(self._vault.opened(stored)) for stored in await pipe.execute() if stored], more
 
     async def ids(self) -> set[str]:
         """Every document's id, whoever's it is."""
@@ -141,7 +147,7 @@ class Documents:
             if not there or self._foreign(await self._redis.hget(keys.document(document_id), "tenant")):
                 raise _no_document(document_id, "documents")
         for n in range(1, len(documents) + 1):
-            fields = Reading.fields(model, documents[:n], self._tenant)
+            fields = Reading.fields(model, documents[:n], self._tenant, current().traceparent)
             parent = reading_id(model, documents[: n - 1]) if n > 1 else ""
             pairs = [key for d in documents[:n] for key in (keys.document(d), keys.document_readings(d))]
             done = await self._scripts.run(
@@ -164,10 +170,10 @@ class Documents:
         """The reading, or None; its state only if asked for."""
         if with_state:
             stored = await self._redis.hgetall(keys.reading(id))
-            return Reading.of(stored) if stored else None
+            return Reading.of(self._vault.opened(stored)) if stored else None
         values = await self._redis.hmget(keys.reading(id), _FACTS)
         stored = {field: value for field, value in zip(_FACTS, values, strict=True) if value is not None}
-        return Reading.of(stored) if stored else None
+        return Reading.of(self._vault.opened(stored)) if stored else None
 
     async def claim(self, id: str) -> Claim | None:
         """The right to write the reading from now on, taken from whoever had it; None if it is done or gone."""
@@ -195,7 +201,7 @@ class Documents:
             ],
             [
                 claim.token, reading.version, int("status" in more),
-                "" if self._allowance.limits.tokens is None else cursor.tokens, *flat(fields),
+                "" if self._allowance.limits.tokens is None else cursor.tokens, *flat(self._vault.sealed(fields)),
             ],
         )  # fmt: skip
         if version <= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redis.exceptions import ResponseError
 
@@ -19,6 +19,8 @@ class Job:
 
     entry: str
     id: str
+    redelivered: bool = field(default=False, compare=False)
+    """Whether it was another replica's before."""
 
 
 class Jobs:
@@ -90,8 +92,12 @@ class Jobs:
                 [keys.READERS, self._replica, entry, owner],
             )
             if taken:
-                return Job(entry, taken.decode())
+                return Job(entry, taken.decode(), redelivered=owner != self._replica)
         return None
+
+    async def length(self) -> int:
+        """How many jobs there are, those under way among them."""
+        return int(await self._redis.xlen(self._stream))
 
     async def done(self, job: Job) -> None:
         """Removes the job."""

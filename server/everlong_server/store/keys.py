@@ -46,7 +46,11 @@ KEYS = (
     Key("{everlong}:requests:*", "string", "when a tenant's requests so far would be spread evenly", "a minute", True),
     Key("{everlong}:streams:*", "set", "a tenant's running answers, each with its replica", "members: when they end", False),
     Key("{everlong}:queued:*:*", "set", "a tenant's readings by a model that are not done", "members: when done", False),
-    Key("{everlong}:stored:*", "string", "bytes of a tenant's documents", "none: a count", False),
+    Key("{everlong}:stored:*", "string", "bytes that a tenant has stored: documents, uploads in parts, responses", "none: a count",
+        False),
+    Key("{everlong}:held:*", "zset", "what of these bytes is counted until a time: ids of uploads and responses", "members: then",
+        False),
+    Key("{everlong}:held:*:sizes", "hash", "their bytes", "members: then", False),
     Key("{everlong}:tokens:*:*", "string", "tokens read and generated for a tenant on a day, where they are limited",
         "two days", True),
     Key("{everlong}:attempt:*:*", "hash", "a tenant's request with an Idempotency-Key, by the key's SHA-256: what its result is "
@@ -61,12 +65,15 @@ KEYS = (
     Key("{everlong}:responses:*", "stream", "background responses to be answered by one model; consumer group `readers`",
         "none: entries go when done", False),
     Key("{everlong}:replica:*", "string", "that a server process is alive, and its model", "lease_seconds, renewed by the process", True),
+    Key("{everlong}:vault", "string", "something that is encrypted if all else is, by which a server sees whether its keys are right",
+        "none", False),
     Key("{everlong}:fence", "string", "the last fencing token given out", "none: must only grow", False),
 )  # fmt: skip
 
 API_KEYS = "{everlong}:apikeys"
 UPLOADS = "{everlong}:uploads"
 READERS = "readers"
+VAULT = "{everlong}:vault"
 FENCE = "{everlong}:fence"
 REPLICA = "{everlong}:replica:"
 
@@ -149,6 +156,16 @@ def queued(tenant: str, model: str) -> str:
 def stored(tenant: str) -> str:
     """How many bytes a tenant has stored."""
     return f"{{everlong}}:stored:{tenant}"
+
+
+def held(tenant: str) -> str:
+    """The ids of what a tenant has stored until a time."""
+    return f"{{everlong}}:held:{tenant}"
+
+
+def held_sizes(tenant: str) -> str:
+    """Bytes of what a tenant has stored until a time."""
+    return f"{{everlong}}:held:{tenant}:sizes"
 
 
 def tokens(tenant: str, day: str) -> str:

@@ -172,6 +172,7 @@ class Passages:
             # The file counts only when it is complete: until then there is nothing to journal.
             index.execute("PRAGMA journal_mode = OFF")
             index.execute("PRAGMA synchronous = OFF")
+            index.execute("PRAGMA temp_store = MEMORY")  # no part of a text lies where nobody looks for it
             index.execute("BEGIN")
             index.execute("CREATE TABLE passages (id INTEGER PRIMARY KEY, start, end, start_byte, end_byte)")
             index.execute(f"CREATE VIRTUAL TABLE words {_WORDS}")
@@ -193,7 +194,7 @@ class Passages:
             indexes: list[tuple[Document, Any]] = []
             for document in documents:
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                    path = self._blobs.local(_name(document.id))
+                    path = stack.enter_context(self._blobs.local(_name(document.id)))
                     index = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
                     stack.callback(index.close)
                     indexes.append((document, index))

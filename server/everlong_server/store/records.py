@@ -126,6 +126,8 @@ class Reading:
     state_digest: str | None
     error: dict[str, str] | None
     tenant: str
+    trace: str = ""
+    """The `traceparent` of what asked for it first."""
 
     @property
     def parent(self) -> str | None:
@@ -133,11 +135,11 @@ class Reading:
         return reading_id(self.model, self.documents[:-1]) if len(self.documents) > 1 else None
 
     @staticmethod
-    def fields(model: str, documents: Sequence[str], tenant: str) -> dict[str, str | int | float]:
+    def fields(model: str, documents: Sequence[str], tenant: str, trace: str = "") -> dict[str, str | int | float]:
         """A new one, as it is stored."""
         return {
             "id": reading_id(model, documents), "tenant": tenant, "model": model, "documents": json.dumps(list(documents)),
-            "status": "queued", "version": 0, "fence": 0, "attempts": 0, "created_at": now(),
+            "status": "queued", "version": 0, "fence": 0, "attempts": 0, "created_at": now(), **({"trace": trace} if trace else {}),
         }  # fmt: skip
 
     @staticmethod
@@ -164,6 +166,7 @@ class Reading:
             state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,
             error=json.loads(stored[b"error"]) if stored.get(b"error") else None,
             tenant=belongs(stored.get(b"tenant")),
+            trace=stored.get(b"trace", b"").decode(),
         )
 
 

@@ -16,6 +16,7 @@ from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
 from everlong_server.store.records import DEFAULT_TENANT, Hash, Said, Session, belongs, is_id, now
 from everlong_server.store.scripts import Scripts, flat
+from everlong_server.store.vault import Vault
 
 OPEN = ("queued", "in_progress")
 """The statuses of one that is still to be answered."""
@@ -46,6 +47,8 @@ class Response:
     error: dict[str, Any] | None = None
     session: Session | None = None
     tenant: str = DEFAULT_TENANT
+    trace: str = ""
+    """The `traceparent` of what asked for it, if it is answered in the background."""
 
     @property
     def question(self) -> str:
@@ -61,7 +64,7 @@ class Response:
         """What never changes of it, as it is stored."""
         facts = ("id", "model", "created_at", "background", "previous", "documents", "instructions", "request")
         response = {name: getattr(self, name) for name in facts} | {"said": [asdict(said) for said in self.said]}
-        return {"response": json.dumps(response), "status": self.status, "tenant": self.tenant}
+        return {"response": json.dumps(response), "status": self.status, "tenant": self.tenant, "trace": self.trace}
 
     def end(self) -> dict[str, Any]:
         """What came of it, as it is stored."""
@@ -70,6 +73,11 @@ class Response:
             name: json.dumps(value) for name in ("message", "error") if (value := getattr(self, name)) is not None
         }
         return given | (self.session.whole() if self.session is not None else {})
+
+    @property
+    def stored_bytes(self) -> int:
+        """What it takes in Redis, about."""
+        return sum(len(value) for value in (self.asked() | self.end()).values() if isinstance(value, bytes | str))
 
     @staticmethod
     def of(stored: Hash) -> Response:
@@ -88,6 +96,7 @@ class Response:
             error=given(b"error"),
             session=Session.of(stored) if b"state_bytes" in stored else None,
             tenant=belongs(stored.get(b"tenant")),
+            trace=stored.get(b"trace", b"").decode(),
         )
 
 
@@ -105,8 +114,9 @@ class Responses:
     `tenant` None: everybody's, for those who answer in the background.
     """
 
-    def __init__(self, redis: Client, tenant: str | None, seconds: float) -> None:
+    def __init__(self, redis: Client, tenant: str | None, seconds: float, vault: Vault | None = None) -> None:
         self._redis = redis
+        self._vault = vault or Vault()
         self._scripts = Scripts(redis)
         self._tenant = tenant
         self._seconds = seconds
@@ -118,9 +128,14 @@ class Responses:
         assert self._tenant is not None, "a response belongs to somebody"
         return self._tenant
 
+    @property
+    def seconds(self) -> float:
+        """How long one is kept after its last use."""
+        return self._seconds
+
     def of(self, tenant: str) -> Responses:
         """The same for another tenant."""
-        return Responses(self._redis, tenant, self._seconds)
+        return Responses(self._redis, tenant, self._seconds, self._vault)
 
     async def get(self, response_id: str, *, with_state: bool = False, param: str = "response_id") -> Response:
         """Raises `NotFound`. With its state it is about to be gone on from: it is kept for longer then."""
@@ -133,11 +148,11 @@ class Responses:
             raise no_response(response_id, param)
         if with_state:
             await self._redis.pexpire(key, self._ms)
-        return Response.of(stored)
+        return Response.of(self._vault.opened(stored))
 
     async def keep(self, response: Response) -> None:
         """Stores one that has its answer."""
-        fields = {**response.asked(), **response.end()}
+        fields = self._vault.sealed(response.asked() | response.end())
         await self._scripts.run(scripts.STORE, [keys.response(response.id)], [self._ms, "", "", *flat(fields)])
 
     async def delete(self, response_id: str) -> None:
@@ -153,7 +168,7 @@ class Responses:
         await self._scripts.run(
             scripts.QUEUE_RESPONSE,
             [keys.response(response.id), keys.responses(response.model)],
-            [response.id, self._ms, *flat(response.asked())],
+            [response.id, self._ms, *flat(self._vault.sealed(response.asked()))],
         )
 
     async def claim(self, response_id: str) -> Claim | None:
@@ -163,17 +178,21 @@ class Responses:
 
     async def write(self, response_id: str, claim: Claim, fields: Mapping[str, Any] | None = None) -> bool:
         """Writes `fields` of it; False, and nothing is written, if it was cancelled, deleted or claimed by another."""
-        args = [claim.token, *flat(dict(fields or {}))]
+        args = [claim.token, *flat(self._vault.sealed(fields or {}))]
         return bool(await self._scripts.run(scripts.WRITE_RESPONSE, [keys.response(response_id)], args))
 
     async def end(self, response_id: str, status: str, error: dict[str, Any] | None = None) -> bool:
         """Ends one that is still to be answered, whoever has it; False if there is none, or it is over."""
         fields = {"status": status} | ({} if error is None else {"error": json.dumps(error)})
-        return bool(await self._scripts.run(scripts.END_RESPONSE, [keys.response(response_id)], flat(fields)))
+        return bool(
+            await self._scripts.run(
+                scripts.END_RESPONSE, [keys.response(response_id)], flat(self._vault.sealed(fields))
+            )
+        )
 
 
 _FACTS = (
-    b"response", b"status", b"tenant", b"completed_at", b"message", b"error",
+    b"response", b"status", b"tenant", b"trace", b"completed_at", b"message", b"error",
     b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", b"position", b"open",
     b"state_bytes", b"state_digest",
 )  # fmt: skip

@@ -297,6 +297,38 @@ redis.call('SET', KEYS[1], string.format('%.3f', full + each), 'PX', math.ceil(f
 return {1, math.floor(-over / each + 0.001), 0, math.ceil(full + each - now)}
 """
 
+# KEYS: stored, held, sizes. ARGV: id or '', bytes or '' (none any more), milliseconds, most bytes or ''
+# What is held by that id is so many bytes from now on; what has ended is not counted any more.
+# Returns 1, or -1001 (too many bytes: all is as it was)
+HOLD = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function count(id, bytes)
+  redis.call('INCRBY', KEYS[1], bytes - (redis.call('HGET', KEYS[3], id) or 0))
+  if bytes > 0 then
+    redis.call('HSET', KEYS[3], id, bytes)
+    redis.call('ZADD', KEYS[2], now + ARGV[3], id)
+  else
+    redis.call('HDEL', KEYS[3], id)
+    redis.call('ZREM', KEYS[2], id)
+  end
+end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, 1000)) do count(id, 0) end
+if ARGV[1] == '' then return 1 end
+local bytes, before = tonumber(ARGV[2]), tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0)
+if ARGV[4] ~= '' and bytes > before then
+  if tonumber(redis.call('GET', KEYS[1]) or 0) - before + bytes > tonumber(ARGV[4]) then return -1001 end
+end
+if bytes > 0 or before > 0 then count(ARGV[1], bytes) end
+return 1
+"""
+
+# KEYS: held. ARGV: id, milliseconds. What is held by that id is so for longer.
+HOLD_ON = """
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[1], 'XX', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2], ARGV[1])
+"""
+
 # KEYS: streams. ARGV: member `replica|nonce`, most streams, prefix of replica keys. Returns 1, or 0 (too many).
 OPEN_STREAM = """
 for _, member in ipairs(redis.call('SMEMBERS', KEYS[1])) do

@@ -15,6 +15,7 @@ from everlong_server.store.connection import Client
 from everlong_server.store.documents import page
 from everlong_server.store.records import Session, belongs, is_id, new_id, now, pack_tokens, reading_id, title_of
 from everlong_server.store.scripts import Scripts, flat
+from everlong_server.store.vault import MESSAGES, Vault
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,17 @@ class Sessions:
     `replica`: this process's id, `lease_seconds`: how long a silent writer keeps its lease.
     """
 
-    def __init__(self, redis: Client, tenant: str, allowance: Allowance, replica: str, lease_seconds: float) -> None:
+    def __init__(
+        self,
+        redis: Client,
+        tenant: str,
+        allowance: Allowance,
+        replica: str,
+        lease_seconds: float,
+        vault: Vault | None = None,
+    ) -> None:
         self._redis = redis
+        self._vault = vault or Vault()
         self._scripts = Scripts(redis)
         self._tenant = tenant
         self._allowance = allowance
@@ -42,7 +52,9 @@ class Sessions:
 
     def of(self, tenant: str) -> Sessions:
         """The same for another tenant."""
-        return Sessions(self._redis, tenant, self._allowance.of(tenant), self._replica, self._lease_seconds)
+        return Sessions(
+            self._redis, tenant, self._allowance.of(tenant), self._replica, self._lease_seconds, self._vault
+        )
 
     @property
     def _most(self) -> int | str:
@@ -86,7 +98,7 @@ class Sessions:
         stored = {field: value for field, value in zip(fields, values, strict=False) if value is not None}
         if not stored or belongs(stored.get(b"tenant")) != self._tenant:
             raise _no_session(session_id)
-        return Session.of(stored)
+        return Session.of(self._vault.opened(stored))
 
     async def newest(self, limit: int, after: str | None) -> tuple[list[Session], bool]:
         """Newest first, and whether there are more."""
@@ -102,7 +114,7 @@ class Sessions:
     async def messages(self, session_id: str, *, last: int = 0) -> list[dict[str, Any]]:
         """The dialogue so far, or the `last` of it."""
         stored = await self._redis.lrange(keys.session_messages(session_id), -last, -1)
-        return [json.loads(message) for message in stored]
+        return [json.loads(self._vault.unseal(message, MESSAGES)) for message in stored]
 
     async def message(self, session_id: str, message_id: str) -> dict[str, Any] | None:
         """That message of the dialogue, or None. Looks at all of them: for what is done seldom."""
@@ -130,7 +142,8 @@ class Sessions:
     async def rename(self, session_id: str, title: str | None) -> Session:
         """Gives it another title; None: the next question does. Nothing else changes, also while it answers. Raises `NotFound`."""
         await self._stored(session_id, False)
-        if not await self._scripts.run(scripts.RENAME_SESSION, [keys.session(session_id)], [title or ""]):
+        stored = self._vault.sealed({"title": title})["title"] if title else ""
+        if not await self._scripts.run(scripts.RENAME_SESSION, [keys.session(session_id)], [stored]):
             raise _no_session(session_id)
         return await self.get(session_id)
 
@@ -191,10 +204,12 @@ class Sessions:
             "open": pack_tokens(open), "position": position,
         }  # fmt: skip
         title = title_of(messages[0]["content"]) if messages else ""
+        stored = self._vault.sealed({"title": title})["title"] if title else ""
+        said = [self._vault.seal(json.dumps(message), MESSAGES) for message in messages]
         version = await self._scripts.run(
             scripts.COMMIT_SESSION,
             [keys.session(session.id), keys.session_lease(session.id), keys.session_messages(session.id)],
-            [lease.value, session.version, len(messages), *(json.dumps(m) for m in messages), title, *flat(fields)],
+            [lease.value, session.version, len(said), *said, stored, *flat(self._vault.sealed(fields))],
         )
         if version == 0:
             raise NotFound(f"session {session.id!r} was deleted", param="session_id", code="session_not_found")

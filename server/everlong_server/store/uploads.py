@@ -12,6 +12,7 @@ from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
 from everlong_server.store.records import belongs, is_id, now
 from everlong_server.store.scripts import Scripts, flat
+from everlong_server.store.vault import Vault
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +47,24 @@ class Part:
 class Uploads:
     """A tenant's uploads on all replicas. `tenant` None: everybody's, for those who throw away what has expired."""
 
-    def __init__(self, redis: Client, tenant: str | None) -> None:
+    def __init__(self, redis: Client, tenant: str | None, vault: Vault | None = None) -> None:
         self._redis = redis
+        self._vault = vault or Vault()
         self._scripts = Scripts(redis)
         self._tenant = tenant
 
     def of(self, tenant: str) -> Uploads:
         """The same for another tenant."""
-        return Uploads(self._redis, tenant)
+        return Uploads(self._redis, tenant, self._vault)
 
     async def create(self, upload: Upload) -> None:
         """Stores it."""
         assert self._tenant is not None, "an upload belongs to somebody"
         fields = {name: value for name, value in asdict(upload).items() if value is not None} | {"tenant": self._tenant}
         await self._scripts.run(
-            scripts.STORE, [keys.upload(upload.id), keys.UPLOADS], ["", upload.id, upload.expires_at, *flat(fields)]
+            scripts.STORE,
+            [keys.upload(upload.id), keys.UPLOADS],
+            ["", upload.id, upload.expires_at, *flat(self._vault.sealed(fields))],
         )
 
     async def get(self, upload_id: str) -> Upload:
@@ -73,7 +77,7 @@ class Uploads:
                 param="upload_id",
                 code="upload_not_found",
             )
-        fields: dict[str, Any] = {name.decode(): value.decode() for name, value in stored.items()}
+        fields: dict[str, Any] = {name.decode(): value.decode() for name, value in self._vault.opened(stored).items()}
         numbers = {"bytes": int(fields["bytes"])} | {name: float(fields[name]) for name in ("created_at", "expires_at")}
         return Upload(**(fields | numbers))
 
@@ -96,16 +100,6 @@ class Uploads:
         """Cancels it; False if it is not pending any more."""
         names = [keys.upload(upload_id), keys.upload_parts(upload_id)]
         return bool(await self._scripts.run(scripts.CANCEL_UPLOAD, names, []))
-
-    async def promised(self) -> int:
-        """Bytes of the tenant's pending uploads, whether they have come or not."""
-        async with self._redis.pipeline(transaction=False) as pipe:
-            for upload_id in await self.ids():
-                pipe.hmget(keys.upload(upload_id), b"tenant", b"status", b"bytes")
-            every = await pipe.execute()
-        return sum(
-            int(size) for tenant, status, size in every if status == b"pending" and belongs(tenant) == self._tenant
-        )
 
     async def ids(self) -> set[str]:
         """Every upload's id."""

@@ -96,8 +96,7 @@ async def create(body: CreateUpload, services: Served) -> Upload:
         error = too_large(limit)
         error.param = "bytes"
         raise error
-    promised = await services.uploads.promised() if services.allowance.limits.bytes is not None else 0
-    await services.allowance.require_room(promised + body.bytes, services.model.fingerprint)
+    await services.allowance.require_room(0, services.model.fingerprint)
     moment = now()
     upload = store.Upload(
         new_id("upload"),
@@ -107,6 +106,7 @@ async def create(body: CreateUpload, services: Served) -> Upload:
         moment,
         moment + services.settings.upload_seconds,
     )
+    await services.allowance.hold(upload.id, upload.bytes, services.settings.upload_seconds)
     await services.uploads.create(upload)
     return await _view(services, upload)
 
@@ -127,6 +127,9 @@ async def add(upload_id: str, request: Request, services: Served) -> UploadPart:
     added = False
     try:
         part = store.Part(part_id, upload.id, await receive_part(request, services.blobs, name, room), moment)
+        size = part.bytes + sum(one.bytes for one in there.values())
+        if size > upload.bytes:  # a part came twice
+            await services.allowance.hold(upload.id, size, upload.expires_at - moment)
         added = await services.uploads.add(part)
     except FileNotFoundError:  # what was received was thrown away meanwhile, with the upload
         log.info("part %s has lost its upload", part_id)
@@ -148,7 +151,9 @@ async def complete(upload_id: str, body: CompleteUpload, services: Served) -> Up
         document = await _joined(services, upload, parts, body.md5)
         created = False
         try:
-            created = await services.documents.create(document, services.model.fingerprint, upload=upload.id)
+            created = await services.documents.create(
+                document, services.model.fingerprint, upload=upload.id, held=upload.bytes
+            )
         finally:
             if not created:  # it was cancelled meanwhile, or completed by another request
                 for blob in (document.id, marks.name(document.id)):
@@ -157,6 +162,7 @@ async def complete(upload_id: str, body: CompleteUpload, services: Served) -> Up
         if upload.status != "completed":
             _pending(upload)
         await services.blobs.delete_parts(upload.id)
+        await services.allowance.release(upload.id)
     return await _view(services, upload)
 
 
@@ -170,6 +176,7 @@ async def cancel(upload_id: str, services: Served) -> Upload:
     if upload.status == "completed":
         _pending(upload)
     await services.blobs.delete_parts(upload.id)
+    await services.allowance.release(upload.id)
     return await _view(services, upload)
 
 

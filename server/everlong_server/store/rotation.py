@@ -1,0 +1,90 @@
+"""`rotate`: seals everything that is stored with the vault's first key, whatever it is sealed with, or if it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from everlong_server.store import keys
+from everlong_server.store.blobs import Blobs
+from everlong_server.store.connection import Client
+from everlong_server.store.scripts import Scripts
+from everlong_server.store.vault import FIELDS, MESSAGES, Vault
+
+UNFINISHED = b"unfinished"
+"""The mark of a store of which a part is sealed and a part is not."""
+
+# KEYS: a hash, or a list. ARGV: field or index, value that it has, value that it is to have. Returns 1, or 0: it has another.
+_EXCHANGE = """
+if redis.call('TYPE', KEYS[1])['ok'] == 'list' then
+  if redis.call('LINDEX', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+  redis.call('LSET', KEYS[1], ARGV[1], ARGV[3])
+else
+  if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
+  redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+end
+return 1
+"""
+
+
+@dataclass(slots=True)
+class Rotated:
+    """How many were sealed anew."""
+
+    values: int = 0
+    blobs: int = 0
+
+
+async def anything(redis: Client) -> bool:
+    """Whether anything is stored that a vault would have sealed."""
+    async for key in redis.scan_iter(f"{keys.PREFIX}*", count=1000):
+        kind = await redis.type(key)
+        if kind == b"list" or (kind == b"hash" and any(await redis.hmget(key, *FIELDS))):
+            return True
+    return False
+
+
+async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> Rotated:
+    """Seals what is not sealed with the first key. Servers may run meanwhile that have all keys, if what is stored was
+    sealed before. What breaks off can be begun again. Raises `VaultError`, `Damaged` and `KeyMissing`.
+    """
+    mark = await redis.get(keys.VAULT)
+    if mark is None:
+        await redis.set(keys.VAULT, UNFINISHED)
+    elif mark != UNFINISHED:
+        vault.require(mark, empty=False)
+    done = Rotated()
+    scripts = Scripts(redis)
+
+    async def exchange(key: bytes, place: str | int, value: bytes, what: str) -> None:
+        if vault.seals_with(value) == vault.first:
+            return
+        plain = value if vault.seals_with(value) is None else vault.unseal(value, what)
+        # One that was changed meanwhile was sealed by who changed it.
+        done.values += await scripts.run(_EXCHANGE, [key.decode()], [place, value, vault.seal(plain, what)])
+
+    async for key in redis.scan_iter(f"{keys.PREFIX}*", count=1000):
+        kind = await redis.type(key)
+        if kind == b"hash":
+            for field in FIELDS:
+                if (value := await redis.hget(key, field)) is not None:
+                    await exchange(key, field, value, field)
+        elif kind == b"list":
+            for index in range(await redis.llen(key)):
+                if (value := await redis.lindex(key, index)) is not None:
+                    await exchange(key, index, value, MESSAGES)
+    for name in await asyncio.to_thread(blobs.names):
+        there = await redis.exists(owner := _owner(name))
+        try:
+            done.blobs += await asyncio.to_thread(blobs.reseal, name)
+        except FileNotFoundError:  # deleted since it was listed
+            continue
+        if there and not await redis.exists(owner):  # deleted while it was written
+            await blobs.delete(name)
+    await redis.set(keys.VAULT, vault.mark())
+    return done
+
+
+def _owner(name: str) -> str:
+    id = name.split(".", 1)[0]
+    return keys.upload(id) if id.startswith("upload_") else keys.document(id)
