@@ -130,11 +130,13 @@ class Caller:
                 if method == "POST" and len({answer.json()["id"] for answer in good}) > 1:
                     raise Lost(f"{method} {path}: sent twice, done twice")
                 return good[0].json()
-            for answer in answers:
-                if isinstance(answer, httpx.Response) and not _later(answer):
-                    if missing_is_done and answer.status_code == 404 and tries > 1:
-                        return None
-                    raise Lost(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
+            final = [answer for answer in answers if isinstance(answer, httpx.Response) and not _later(answer)]
+            if final:
+                worst = max(final, key=lambda answer: answer.status_code)
+                # A try that broke off, earlier or at the same time, may have done it.
+                if missing_is_done and worst.status_code == 404 and (tries > 1 or len(final) < len(answers)):
+                    return None
+                raise Lost(f"{method} {path}: {worst.status_code} {worst.text[:300]}")
             self.ledger.again[_why(answers[0])] += 1
             await asyncio.sleep(_AGAIN_SECONDS)
 

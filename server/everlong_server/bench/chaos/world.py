@@ -192,7 +192,8 @@ async def world(
     usual = [
         "--model", str(model), "--blob-url", f"file://{folder / 'spool'}", "--threads", "1",
         "--lease-seconds", str(LEASE_SECONDS), "--checkpoint-seconds", "0.1", "--drain-seconds", "20",
-        "--recall-tokens", "200",
+        "--recall-tokens", "200", "--idempotency-seconds", "300",
+        "--upload-seconds", "30",  # after which the leavings of the killed are removed
         *[part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))],
     ]  # fmt: skip
     links: list[Link] = []
