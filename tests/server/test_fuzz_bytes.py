@@ -229,7 +229,9 @@ def bent(chance: Chance, message: Any) -> Any:
             place = place[key]
         kind = chance.randrange(4)
         if kind == 0 and isinstance(place, dict):
-            place[chance.choice(["x", "", "type", "stream", "response_id", "\ud800", "a" * 300])] = chance.choice(ODD)
+            place[chance.choice(["x", "", "type", "stream", "response_id", "\ud800", "a" * 300])] = copy.deepcopy(
+                chance.choice(ODD)
+            )
         elif kind == 1 and key is not None and key in (place if isinstance(place, dict) else range(len(place))):
             del place[key]
         elif key is not None and (isinstance(place, dict) or key < len(place)):

@@ -1,0 +1,80 @@
+"""everlong on a Ray cluster: the application that `everlong serve` serves, as the ingress of Ray Serve.
+
+    EVERLONG_REDIS_URL=redis://… EVERLONG_BLOB_URL=file:///shared/documents EVERLONG_DEVICE=cuda \
+        serve run ray_serve:app replicas=4 gpus=1
+
+`everlong[ray]` is installed on every node. Replicas get the EVERLONG_* variables of the one who deploys.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field
+from ray import serve
+from ray.serve import Application
+
+from everlong_server import services
+from everlong_server.app import create_app
+from everlong_server.settings import PREFIX, SettingsError, load_settings
+
+log = logging.getLogger("everlong_server.ray")
+
+
+class Scale(BaseModel):
+    """How many replicas, and what each of them takes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    replicas: int = Field(1, ge=1)
+    gpus: float = Field(0, ge=0)
+    cpus: float = Field(1, gt=0)
+    most_on_a_node: int | None = Field(None, ge=1, description="unset: as many as there is room for")
+
+
+@serve.deployment
+@serve.ingress()
+class Everlong:
+    """One server. It counts as started when it has its model."""
+
+    def __init__(self) -> None:
+        # Ray's proxies listen for other machines: without EVERLONG_AUTH=off, requests need a key.
+        self._settings = load_settings(host="0.0.0.0")  # noqa: S104
+        self._failed: BaseException | None = None
+        self._model = services.load(self._settings, log.info)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """The application."""
+        assert self._settings.redis_url is not None, "looked at before this was deployed"
+        return create_app(self._settings, self._settings.redis_url, lambda: self._model, on_failure=self._fail)
+
+    def _fail(self, error: BaseException) -> None:
+        log.error("the server could not start: %s", error)
+        self._failed = error
+
+    def check_health(self) -> None:
+        """Raises what keeps it from serving: Ray starts another one in its place."""
+        if self._failed is not None:
+            raise RuntimeError("the server could not start") from self._failed
+
+
+def app(scale: Scale) -> Application:
+    """What `serve run` and `serve deploy` take. Raises `SettingsError`."""
+    settings = load_settings(host="0.0.0.0")  # noqa: S104 - as each replica
+    if settings.redis_url is None:
+        raise SettingsError("EVERLONG_REDIS_URL is not set: replicas on several nodes share one Redis")
+    if settings.blob_url is None:
+        raise SettingsError("EVERLONG_BLOB_URL is not set: replicas on several nodes share one blob store")
+    variables = {name: value for name, value in os.environ.items() if name.startswith((PREFIX, "OTEL_"))}
+    return Everlong.options(  # type: ignore[attr-defined]
+        num_replicas=scale.replicas,
+        max_replicas_per_node=scale.most_on_a_node,
+        # The server itself says what is too much, with a 429 that says when to come again.
+        max_ongoing_requests=settings.max_streams + settings.max_queued + 1000,
+        graceful_shutdown_timeout_s=settings.drain_seconds + 10,
+        ray_actor_options={
+            "num_cpus": scale.cpus, "num_gpus": scale.gpus, "runtime_env": {"env_vars": variables},
+        },
+    ).bind()  # fmt: skip
