@@ -332,13 +332,13 @@ PEERS: dict[str, Callable[[Path, int], Peer]] = {
 
 def run(*, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str], None]) -> Report:
     """Every one of `peers` at every one of `lengths`, in tokens. Raises `PeerMissing` before anything is measured."""
-    tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir(), progress=progress))
-    whole = tokenizer.encode(packaged())
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         chosen = [
             (length, PEERS[name](Path(folder) / f"{name}-{length}", length)) for length in lengths for name in peers
         ]
+        tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir(), progress=progress))
+        whole = tokenizer.encode(packaged())
         for length, peer in chosen:
             progress(f"{peer.name}: {length:,} tokens")
             text = tokenizer.decode((whole * -(-length // len(whole)))[:length])

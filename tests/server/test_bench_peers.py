@@ -1,0 +1,82 @@
+"""`everlong bench peers` and `sessions`: what is compared with what, and what is said when something is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import pytest
+
+from everlong_server.bench import peers
+from everlong_server.bench.process import Process
+
+
+def row(peer: str, tokens: int, **figures: float) -> dict[str, Any]:
+    return {"peer": peer, "tokens": tokens, "read_s": 1.0, "after_restart_s": 1.0, "ms_per_token": 1.0, "kept_bytes": 0} | figures  # fmt: skip
+
+
+def test_targets_are_ratios_of_what_was_measured_in_this_run():
+    rows = [
+        row("everlong, window", 2_000, ms_per_token=10.0),
+        row("everlong, rmt", 32_000, read_s=20.0, after_restart_s=0.5, kept_bytes=36_864),
+        row("transformers, key/value cache", 2_000, ms_per_token=30.0),
+        row("transformers, key/value cache", 32_000, read_s=120.0),
+        row("llama.cpp server", 32_000, after_restart_s=60.0),
+    ]
+    found = {target.name: target for target in peers._targets(rows)}
+    values = {name: round(target.value, 6) for name, target in found.items()}
+    kept = 36_864 / (32_000 * 30 * 2 * 3 * 64 * 2)
+    assert values == {
+        "reading 32k, rmt: times as fast as transformers": 6.0,
+        "second question after a restart, 32k, rmt: times sooner than llama.cpp": 120.0,
+        "a token at 2k: times as fast as transformers": 3.0,
+        "bytes kept, 32,000 tokens, rmt ÷ a key/value cache's in 16 bits": round(kept, 6),
+    }
+    assert all(target.met for target in found.values())
+    rows[3]["read_s"] = 90.0
+    assert [target.name for target in peers._targets(rows) if not target.met] == [next(iter(values))]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "everlong_client", "bench", *arguments], check=False, capture_output=True, text=True
+    )
+
+
+def test_a_peer_that_is_not_installed_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(peers.PeerMissing, match=r'pip install "llama-cpp-python\[server\]"'):
+        peers.run(lengths=[600], peers=["window", "llama.cpp"], progress=lambda message: None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["peers", "--peers", "window,vllm"], "no peer 'vllm'; there are window, rmt, transformers, llama.cpp, recall"),
+        (["peers", "--lengths", "2000,x"], "--lengths 2000,x: numbers of tokens"),
+        (["peers", "--lengths", "20"], "--lengths 20: must be from 500 to 10,000,000 tokens"),
+    ],
+)
+def test_what_is_asked_wrongly_is_named(arguments, said):
+    done = run(*arguments)
+    assert done.returncode != 0
+    assert said in " ".join(done.stderr.split())
+
+
+def test_a_process_that_ends_says_its_last_words():
+    process = Process([sys.executable, "-c", "raise SystemExit('no model')"], ready="/", what="the peer")
+    with pytest.raises(RuntimeError, match="the peer ended: no model"):
+        process.start()
+
+
+def test_a_process_is_started_measured_and_killed():
+    process = Process([sys.executable, "-m", "http.server", "{port}", "--bind", "127.0.0.1"], ready="/", what="files")
+    try:
+        assert process.start() > 0
+        assert process.resident() > 1 << 20
+    finally:
+        process.kill()
+    with pytest.raises(httpx.TransportError):
+        process.http.get("/")
