@@ -18,7 +18,7 @@ from everlong_server.store.embedded import redis_server
 from tests.deploy.files import ROOT, dockerfile, image_environment, program, run
 
 BASE = "docker-compose.yml"
-GPU = "deploy/compose.gpu.yml"
+CPU = "deploy/compose.cpu.yml"
 TLS = "deploy/compose.tls.yml"
 
 
@@ -70,7 +70,6 @@ def test_settings(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {volume["target"] for volume in server["volumes"]} == {str(folder) for folder in folders}
     assert settings.asks_for_keys
     assert server["depends_on"]["redis"]["condition"] == "service_healthy"
-    assert server["build"]["args"] == {"ACCELERATOR": "cpu", "TORCH_INDEX_URL": ""}
 
 
 def test_env_file_sets_what_make_serve_would(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,16 +152,19 @@ def test_mounts_are_there(project: Project) -> None:
     assert [path for path in bound if not path.exists()] == []
 
 
-def test_gpu_overlay(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = project.config(COMPOSE_FILE=f"{BASE}:{GPU}")
+def test_a_gpu_or_an_overlay_for_the_cpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = project.config(BASE)
     server = config["services"]["server"]
     (device,) = server["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
     assert settings_of(config, monkeypatch).device == "cuda"
-    assert server["build"]["args"]["ACCELERATOR"] == "cuda"
-    cpu = project.config(BASE)["services"]["server"]
+    assert server["build"]["args"] == {"ACCELERATOR": "cuda"}
+    config = project.config(COMPOSE_FILE=f"{BASE}:{CPU}")
+    cpu = config["services"]["server"]
     assert cpu["image"] != server["image"]
     assert "deploy" not in cpu
+    assert settings_of(config, monkeypatch).device == "cpu"
+    assert cpu["build"]["args"] == {"ACCELERATOR": "cpu", "TORCH_INDEX_URL": ""}
 
 
 def test_tls_overlay(project: Project) -> None:
