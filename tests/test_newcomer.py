@@ -24,8 +24,8 @@ BEGIN, AGAIN, CLIENT = run_by("tests/test_newcomer.py")
 
 
 def environment(folder: Path, port: int) -> dict[str, str]:
-    """That of somebody who has never used it; pip's own cache is as it is."""
-    ours = ("EVERLONG_", "PYTHON", "VIRTUAL_ENV", "MAKE", "MFLAGS")
+    """That of somebody who has never used it; pip's own cache is as it is. `make test ARGS=…` hands ARGS on."""
+    ours = ("EVERLONG_", "PYTHON", "VIRTUAL_ENV", "MAKE", "MFLAGS", "ARGS")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {
         "EVERLONG_DATA_DIR": str(folder / "data"),
         "EVERLONG_MODELS_DIR": str(folder / "models"),
