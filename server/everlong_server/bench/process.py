@@ -49,7 +49,7 @@ class Process:
                 time.sleep(0.05)
 
     def kill(self) -> None:
-        """Kills it with -9. What it has started (Redis) is left."""
+        """Kills it with -9."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
