@@ -236,11 +236,25 @@ def test_it_fits_into_360_pixels(new_tab: Callable[..., Tab], server: Server, ta
         )
         assert wide == [], place
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, place
+
+
+@pytest.mark.parametrize("motion", ["reduce", "no-preference"])
+def test_the_sidebar_of_a_small_screen_keeps_the_focus(new_tab: Callable[..., Tab], talk: str, motion: str) -> None:
+    tab = new_tab(viewport={"width": 360, "height": 640}, reduced_motion=motion)
+    page = tab.page
+    late: list[Route] = []
+    page.route(re.compile(r"/v1/sessions\?"), lambda route: late.append(route))  # they come after it was opened
     tab.open(talk)
-    tab.page.get_by_role("button", name="Conversations").click()
-    expect(tab.page.get_by_role("link", name="New conversation")).to_be_focused()
-    tab.page.keyboard.press("Escape")
-    expect(tab.page.get_by_role("link", name="New conversation")).to_be_hidden()
+    menu, first = page.get_by_role("button", name="Conversations"), page.get_by_role("link", name="New conversation")
+    menu.click()
+    expect(first).to_be_focused()
+    for route in late:
+        route.continue_()
+    expect(page.locator(".usage")).to_be_attached()
+    expect(first).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(first).to_be_hidden()
+    expect(menu).to_be_focused()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

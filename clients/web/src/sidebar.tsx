@@ -1,4 +1,5 @@
 import { signal } from "@preact/signals";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { helping } from "./dialogs.js";
 import { attempt, documentsOf, loaded, model, more, older, sessions, titleOf } from "./library.js";
 import { More } from "./more.js";
@@ -11,11 +12,18 @@ export const sidebar = signal(false);
 
 export function Sidebar() {
   const { session } = place.value;
+  const open = sidebar.value;
+  const nav = useRef<HTMLElement>(null);
   const close = () => (sidebar.value = false);
+  useLayoutEffect(() => {
+    if (!open) return;
+    nav.current!.querySelector("a")!.focus();
+    return () => document.querySelector<HTMLElement>(".menu")?.focus();
+  }, [open]);
   return (
     <>
-      <div class={sidebar.value ? "shade" : "shade away"} onClick={close} />
-      <nav class={sidebar.value ? "sidebar open" : "sidebar"} aria-label="Conversations">
+      <div class={open ? "shade" : "shade away"} onClick={close} />
+      <nav ref={nav} class={open ? "sidebar open" : "sidebar"} aria-label="Conversations">
         <div class="brand">
           <img src="/assets/icon.svg" alt="" width="26" height="26" />
           <span>everlong</span>
@@ -67,10 +75,7 @@ export function Menu() {
       class="menu quiet"
       aria-label="Conversations"
       aria-expanded={sidebar.value}
-      onClick={() => {
-        sidebar.value = true;
-        requestAnimationFrame(() => document.querySelector<HTMLElement>(".sidebar a")?.focus());
-      }}
+      onClick={() => (sidebar.value = true)}
     >
       ☰
     </button>

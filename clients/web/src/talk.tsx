@@ -8,7 +8,7 @@ import { attempt, documents, find, findSession, fork, loaded, nameOf, removeSess
 import { many, percent } from "./numbers.js";
 import { ReadingOf } from "./reading.js";
 import { address, place } from "./route.js";
-import { Menu } from "./sidebar.js";
+import { Menu, sidebar } from "./sidebar.js";
 
 export function Dialogue({ session: id }: { session: string }) {
   const session = sessions.value.find((each) => each.id === id);
@@ -253,7 +253,7 @@ function Composer({ session, turn }: { session: Session; turn: Turn | undefined 
   const ready = session.status === "ready";
   const [text, setText] = useState(() => (turn ? "" : draft(session.id)));
   useEffect(() => {
-    if (!document.querySelector("dialog[open]") && !place.value.panel) box.current?.focus({ preventScroll: true });
+    if (!document.querySelector("dialog[open]") && !place.value.panel && !sidebar.value) box.current?.focus({ preventScroll: true });
   }, []);
   useLayoutEffect(() => {
     const element = box.current!;
