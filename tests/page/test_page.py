@@ -243,7 +243,11 @@ def test_the_sidebar_of_a_small_screen_keeps_the_focus(new_tab: Callable[..., Ta
     tab = new_tab(viewport={"width": 360, "height": 640}, reduced_motion=motion)
     page = tab.page
     late: list[Route] = []
-    page.route(re.compile(r"/v1/sessions\?"), lambda route: late.append(route))  # they come after it was opened
+
+    def hold(route: Route) -> None:
+        late.append(route)
+
+    page.route(re.compile(r"/v1/sessions\?"), hold)
     tab.open(talk)
     menu, first = page.get_by_role("button", name="Conversations"), page.get_by_role("link", name="New conversation")
     menu.click()
