@@ -31,11 +31,13 @@ from everlong_server.store.records import Document
 _SHORTEST, _LONGEST = 300, 460
 _BLOCK = 1 << 20
 _AT_ONCE = 512
+# Greedy before it, so that a match ends with the last one. A byte of its own begins each, or all else is tried everywhere.
 _END = re.compile(
-    rb"(?<!\bMr)(?<!\bMrs)(?<!\bDr)(?<!\bSt)[.!?](?:[\"')\]*_]|\xe2\x80[\x99\x9d]|\xc2\xbb)*\s+"
-    rb"|\n\s*\n|\xe3\x80\x82|\xef\xbc[\x81\x9f]|\xe0\xa5\xa4"
+    rb"(?s:.*)(?:"
+    rb"[.!?](?<!\bMr.)(?<!\bMrs.)(?<!\bDr.)(?<!\bSt.)(?:[\"')\]*_]|\xe2\x80[\x99\x9d]|\xc2\xbb)*\s+"
+    rb"|\n\s*\n|\xe3\x80\x82|\xef\xbc[\x81\x9f]|\xe0\xa5\xa4)"
 )
-_SPACE = re.compile(rb"\s+")
+_SPACE = re.compile(rb"(?s:.*)\s")
 _UNSPACED = re.compile("([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])")
 """Scripts that do not tell words apart, or inflect them: each character counts as a word."""
 
@@ -106,9 +108,8 @@ def split(file: IO[bytes], document: str = "") -> Iterator[Passage]:
 
 def _cut(window: bytes) -> int:
     for pattern, shortest in ((_END, _SHORTEST), (_END, _SHORTEST // 2), (_SPACE, 1)):
-        ends = [match.end() for match in pattern.finditer(window, shortest)]
-        if ends:
-            return ends[-1]
+        if last := pattern.match(window, shortest):
+            return last.end()
     cut = len(window) - 1
     while window[cut] & 0xC0 == 0x80:  # inside a character
         cut -= 1
