@@ -40,6 +40,7 @@ from everlong_models.cache import Cache
 from everlong_models.errors import ConfigError
 from everlong_models.layers import Layers
 from everlong_models.memory import MemoryConfig, SegmentReader
+from everlong_models.pause import pause
 from everlong_models.state import MemoryState
 from everlong_models.view import Part, effective_rank, relative_change
 
@@ -214,6 +215,7 @@ class ARMT(SegmentReader):
         memory = list(zip(state["W"].unbind(1), state["z"].unbind(1), strict=True))
         inputs: list[Tensor] = []  # of the diagonal's layers, the lowest first
         for diagonal in range(len(segments) + L - 1):
+            pause()
             low, high = max(0, diagonal - len(segments) + 1), min(L, diagonal + 1)
             if low == 0:
                 first, shared = self.layers.begin(self._framed(segments[diagonal]))  # `shared` is the same every time

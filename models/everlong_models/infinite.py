@@ -31,6 +31,7 @@ from everlong_models.decoder import decoder_of
 from everlong_models.errors import ConfigError
 from everlong_models.long_term import Density, LongTermConfig, LongTermMemory, Look
 from everlong_models.memory import SegmentReader, TrainingSegment
+from everlong_models.pause import pause
 from everlong_models.state import MemoryState
 from everlong_models.view import LayerView, Part
 
@@ -235,6 +236,7 @@ class InfiniteFormer(LongTermReader):
         x, call = self.decoder.begin(self.backbone.embed(tokens), kv, at)
         entering, densities = [], []
         for layer in range(len(self.memory)):
+            pause()
             normed = self.decoder.norm(layer, x)
             queries, context = self.decoder.attend(layer, normed, call)
             recalled, density = self.memory[layer].attend(look(layer), queries)
@@ -272,6 +274,7 @@ class InfiniteFormer(LongTermReader):
         with torch.no_grad():
             x, call = self.decoder.begin(self.backbone.embed(tokens.reshape(B * n, S)))
         for layer in range(layers):
+            pause()
             memory = self.memory[layer]
             with torch.no_grad():
                 normed = self.decoder.norm(layer, x)

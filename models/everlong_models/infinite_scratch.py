@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from everlong_models.errors import ConfigError
 from everlong_models.infinite import LongTermReader, Trace
 from everlong_models.long_term import Contraction, LongTermConfig, LongTermMemory, Look
+from everlong_models.pause import pause
 from everlong_models.state import MemoryState
 from everlong_models.view import Part
 
@@ -148,6 +149,7 @@ class InfiniteScratch(LongTermReader):
         x = self.embedding(tokens)
         entering, densities = [], []
         for layer in range(len(self.memory)):
+            pause()
             block = self._block(layer)
             entering.append(x)
             normed = block.norm(x)

@@ -22,6 +22,7 @@ from torch.func import functional_call
 
 from everlong_models.backbone import Backbone, _KeysValues
 from everlong_models.errors import BackboneError
+from everlong_models.pause import pause
 
 PARTS = {
     "gpt2": ("wpe", "drop", "h", "ln_f"),
@@ -98,6 +99,7 @@ class Layers:
 
     def __call__(self, layer: int, h: Tensor, shared: Pass) -> Tensor:
         """The output (B, T, D) of `layer` for its input `h` (B, T, D)."""
+        pause()
         out: Tensor = self._modules[layer](h, **shared.arguments)
         return out
 

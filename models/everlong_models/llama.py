@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from everlong_models.linear import Linear, has_onednn, matmul
+from everlong_models.pause import pause
 from everlong_models.quantized import Quantized, fits
 
 FAMILY = ("llama", "mistral", "qwen2")
@@ -106,6 +107,7 @@ class Llama:
         rows = torch.arange(B, device=x.device)[:, None]
         h = x
         for index, layer in enumerate(layers):
+            pause()
             heads = layer.qkv(F.rms_norm(h, (D,), layer.before, self.eps)).view(B, T, H + 2 * G, d)
             _rotate(heads[:, :, : H + G], *rotation)
             queries, new = heads[:, :, :H].unflatten(2, (G, -1)), heads[:, :, H:].unflatten(2, (2, G))

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from everlong_models.cache import Cache
 from everlong_models.errors import ConfigError
 from everlong_models.memory import MemoryConfig, SegmentReader
+from everlong_models.pause import pause
 from everlong_models.relative import INITIAL_STD, PositionForm, RelativeAttention, RelativePositions
 from everlong_models.state import MemoryState
 from everlong_models.view import Part
@@ -167,6 +168,7 @@ class ScratchReader(SegmentReader):
     def _layers(self) -> Iterator[tuple[int, Block]]:
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
+            pause()
             yield layer, block
 
     def _visible(self, past: Mapping[str, Tensor], at: Tensor, slots: int) -> Tensor:

@@ -276,6 +276,7 @@ async def running(
             max_streams=settings.max_streams,
             max_queued=settings.max_queued,
             reading_share=settings.reading_share,
+            max_stall=settings.max_decode_stall_ms / 1e3,
         )
         engine.start()
         stack.push_async_callback(engine.stop)

@@ -137,6 +137,12 @@ class Settings(BaseSettings):
     reading_share: float = Field(
         0.3, gt=0, lt=1, description="share of the device's time that documents get while answers are generated"
     )
+    max_decode_stall_ms: float = Field(
+        100.0,
+        ge=0,
+        description="an answer that is being generated waits so long at most for a text that is being read: for its next "
+        "layer, not its next segment",
+    )
     checkpoint_seconds: float = Field(1.0, ge=0, description="a document's state is saved at least this often")
     chat_seconds: float = Field(
         3600.0,

@@ -6,6 +6,8 @@ may differ, and bit for bit where it may not.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from everlong_models.cache import Cache
 from everlong_models.errors import StateNotFinite, StateShape, TokenError
 from everlong_models.memory import MemoryModel
+from everlong_models.pause import pausing
 from everlong_models.state import MemoryState, decode_state, encode_state
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -37,6 +40,9 @@ def assert_same_state(a: MemoryState, b: MemoryState, exactly: bool = False) -> 
 class Laws:
     """Override the fixture `model`: float64, in eval mode, a segment length of at least 8, a vocabulary of at least 32."""
 
+    pauses: ClassVar[int] = 2
+    """How often a pass lets others have the device, at least."""
+
     @pytest.fixture
     def model(self) -> MemoryModel:
         raise AssertionError("a test class of a memory builds its model")
@@ -57,6 +63,28 @@ class Laws:
         for part in text.split([n * model.segment_length for n in chunks], dim=1):
             state = model.read(part, state)
         assert_same_state(state, whole)
+
+    def test_another_answer_goes_on_between_the_layers_of_a_pass(self, model: MemoryModel) -> None:
+        """Neither notices: bit for bit."""
+        S = model.segment_length
+        text, other = tokens(model, 2, 2 * S, 1), tokens(model, 1, S, 2)
+
+        def begin() -> Cache:
+            return model.open(model.initial_state(1), other[:, :1])[0]
+
+        cache = begin()
+        undisturbed = model.read(text, model.initial_state(2)), [model.step(cache, other[:, t]) for t in range(1, S)]
+        cache, steps = begin(), []
+
+        def step() -> None:
+            if len(steps) < S - 1:
+                steps.append(model.step(cache, other[:, len(steps) + 1]))
+
+        with pausing(step):
+            state = model.read(text, model.initial_state(2))
+        assert_same_state(state, undisturbed[0], exactly=True)
+        assert len(steps) >= self.pauses
+        assert all(map(torch.equal, steps, undisturbed[1]))
 
     def test_reading_depends_on_the_text(self, model: MemoryModel) -> None:
         a = model.read(tokens(model, 1, 2 * model.segment_length, 1), model.initial_state())

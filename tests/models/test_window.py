@@ -12,6 +12,8 @@ from tests.models.tiny import FAMILIES, llama
 
 
 class TestWindow(Laws):
+    pauses = 0  # reading is keeping token ids
+
     @pytest.fixture(params=[(f, s, w) for f in FAMILIES for s, w in ((5, 17), (0, 30), (12, 7))], ids=str)
     def model(self, request):
         family, sinks, window = request.param

@@ -11,7 +11,7 @@ import torch
 
 from everlong_models import SamplingParams, load_model
 from everlong_server.engine.batch import Answer, Delta, Failed, Finished
-from everlong_server.engine.runner import Runner
+from everlong_server.engine.runner import Read, Runner
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def last(events: queue.Queue) -> Finished | Failed:
 
 @pytest.mark.parametrize("method", ["open", "step", "read"])
 def test_an_error_in_the_batch_ends_its_answers_and_nothing_else(model, monkeypatch, method: str) -> None:
-    runner = Runner(model, max_streams=4, reading_share=0.3)
+    runner = Runner(model, max_streams=4, reading_share=0.3, max_stall=0.1)
     runner.start()
     real, calls = getattr(model.memory, method), [0]
 
@@ -58,7 +58,7 @@ def test_an_error_in_the_batch_ends_its_answers_and_nothing_else(model, monkeypa
 
 
 def test_stop_fails_what_is_unfinished_and_what_comes_late(model) -> None:
-    runner = Runner(model, max_streams=4, reading_share=0.3)
+    runner = Runner(model, max_streams=4, reading_share=0.3, max_stall=0.1)
     runner.start()
     events: queue.Queue = queue.Queue()
     runner.submit(answer(model, events, 1_000_000))
@@ -74,7 +74,7 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
     """Over segment borders: what the prompt and the answer put into the window stays in sight."""
     options = {"segment_length": 16, "sinks": 4, "window": 64}
     model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
-    memory, runner = model.memory, Runner(model, max_streams=1, reading_share=0.3)
+    memory, runner = model.memory, Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
     text = torch.randint(5, 500, (1, 48), generator=torch.Generator().manual_seed(0))
     state, prompt = memory.read(text, memory.initial_state(1)), list(range(20, 40))
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -100,6 +100,50 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
         runner.stop()
 
 
+@pytest.mark.parametrize("stall", [0.0, 1e9])
+def test_answers_go_on_in_the_middle_of_a_segment_that_is_read(model, monkeypatch, stall: float) -> None:
+    """Between its layers, if they have waited for long enough; what is read and what is answered stays the same."""
+    memory, S = model.memory, model.memory.segment_length
+    text = torch.randint(5, 500, (4 * S,), generator=torch.Generator().manual_seed(0))
+    expected = memory.read(text[None], memory.initial_state(1))
+    real_read, real_step, inside, steps_inside = memory.read, memory.step, [False], [0]
+
+    def read(tokens: torch.Tensor, state: Any) -> Any:
+        inside[0] = True
+        try:
+            return real_read(tokens, state)
+        finally:
+            inside[0] = False
+
+    def step(*args: Any) -> Any:
+        steps_inside[0] += inside[0]
+        return real_step(*args)
+
+    def run(*, beside: bool) -> Finished:
+        runner = Runner(model, max_streams=2, reading_share=0.9, max_stall=stall)
+        answers: queue.Queue = queue.Queue()
+        states: queue.Queue = queue.Queue()
+        runner.submit(answer(model, answers, S - 4))
+        if beside:
+            runner.submit(Read(memory.initial_state(1), text, states.put))
+        runner.start()  # the prompt is read first, and then the text's first segment
+        try:
+            end = last(answers)
+            if beside:
+                assert states.get(timeout=30).digest() == expected.digest()
+            assert isinstance(end, Finished)
+            return end
+        finally:
+            runner.stop()
+
+    alone = run(beside=False)
+    monkeypatch.setattr(memory, "read", read)
+    monkeypatch.setattr(memory, "step", step)
+    beside = run(beside=True)
+    assert (beside.open, beside.text) == (alone.open, alone.text)
+    assert (steps_inside[0] > 0) == (stall == 0.0)
+
+
 def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(model) -> None:
     """Bit for bit: it is what reading the same tokens gives, whatever the batch."""
     S = model.memory.segment_length
@@ -107,7 +151,7 @@ def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(model) -
     params = SamplingParams(temperature=0, max_tokens=3 * S, ignore_eos=True)
 
     def run(at_once: int) -> list[Finished]:
-        runner, ends = Runner(model, max_streams=at_once, reading_share=0.3), []
+        runner, ends = Runner(model, max_streams=at_once, reading_share=0.3, max_stall=0.1), []
         for begin in range(0, len(prompts), at_once):
             events: list[queue.Queue] = []
             for prompt in prompts[begin : begin + at_once]:

@@ -10,11 +10,11 @@ from everlong_server.engine.scheduler import Scheduler, Work
 
 
 def test_nothing_to_do() -> None:
-    assert Scheduler(2, 0.3).next() is None
+    assert Scheduler(2, 0.3, 0.1).next() is None
 
 
 def test_a_document_alone_gets_all_the_time() -> None:
-    scheduler = Scheduler(2, 0.3)
+    scheduler = Scheduler(2, 0.3, 0.1)
     scheduler.add_document(1)
     for _ in range(10):
         work = scheduler.next()
@@ -23,7 +23,7 @@ def test_a_document_alone_gets_all_the_time() -> None:
 
 
 def test_documents_take_turns() -> None:
-    scheduler = Scheduler(2, 0.3)
+    scheduler = Scheduler(2, 0.3, 0.1)
     for document in (1, 2, 3):
         scheduler.add_document(document)
     order = []
@@ -36,7 +36,7 @@ def test_documents_take_turns() -> None:
 
 
 def test_prompts_go_first_and_wait_when_all_places_are_taken() -> None:
-    scheduler = Scheduler(1, 0.3)
+    scheduler = Scheduler(1, 0.3, 0.1)
     scheduler.add_prompt(1)
     scheduler.add_prompt(2)
     assert scheduler.next() == Work("open", 1)
@@ -46,9 +46,19 @@ def test_prompts_go_first_and_wait_when_all_places_are_taken() -> None:
     assert scheduler.next() == Work("open", 2)
 
 
+def test_answers_are_due_when_they_have_waited_for_long_enough() -> None:
+    scheduler = Scheduler(2, 0.3, 0.1)
+    assert not scheduler.due(1.0), "nobody waits"
+    scheduler.opened(1)
+    assert not scheduler.due(0.09)
+    assert scheduler.due(0.1)
+    scheduler.remove(1)
+    assert not scheduler.due(1.0)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7])
 def test_reading_gets_its_share_while_answers_are_generated(share: float) -> None:
-    scheduler = Scheduler(4, share)
+    scheduler = Scheduler(4, share, 0.1)
     scheduler.add_document(1)
     scheduler.streams.add(2)
     spent, between, longest = {"read": 0.0, "step": 0.0}, 0, 0
@@ -77,7 +87,7 @@ def test_whatever_comes_everything_is_done_in_the_end(
     events: list[tuple[str, int, float]], streams: int, share: float
 ) -> None:
     """Every prompt is opened and ends, every document is read, every step has someone to step."""
-    scheduler, left, segments, next_id = Scheduler(streams, share), {}, {}, 0
+    scheduler, left, segments, next_id = Scheduler(streams, share, 0.1), {}, {}, 0
 
     def work_once(seconds: float) -> bool:
         work = scheduler.next()

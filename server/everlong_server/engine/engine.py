@@ -30,12 +30,15 @@ class Engine:
         max_streams: int,
         max_queued: int,
         reading_share: float,
+        max_stall: float,
         on_step: Callable[[float], None] = lambda fill: None,
     ) -> None:
-        """`on_step`: told on the device's thread, after each step of the answers, which share of the places was taken."""
+        """`max_stall`: seconds. `on_step`: told on the device's thread, after each step of the answers, which share of the places was taken."""
         self.model = model
         self.grammars = Grammars(model.tokenizer, model.memory.vocab_size)
-        self._runner = Runner(model, max_streams=max_streams, reading_share=reading_share, on_step=on_step)
+        self._runner = Runner(
+            model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, on_step=on_step
+        )
         self._max_streams = max_streams
         self._max_queued = max_queued
         self._admitted = 0

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from everlong_models import MemoryState, MemoryView, Model, Sampler
+from everlong_models.pause import pausing
 from everlong_models.sampling import StopStrings
 from everlong_server.engine.batch import Answer, Batch, Delta, Failed, Finished
 from everlong_server.engine.scheduler import Scheduler, Work
@@ -58,6 +59,7 @@ class Runner:
         *,
         max_streams: int,
         reading_share: float,
+        max_stall: float,
         on_step: Callable[[float], None] = lambda fill: None,
     ) -> None:
         self._model = model
@@ -65,12 +67,16 @@ class Runner:
         self._on_step = on_step
         self._memory = model.memory
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
-        self._scheduler = Scheduler(max_streams, reading_share)
+        self._scheduler = Scheduler(max_streams, reading_share, max_stall)
         self._inbox: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._work: dict[int, Item] = {}
         self._batch = Batch(model.memory, self._device)
         self._texts: dict[int, tuple[Any, StopStrings]] = {}
         self._last_id = 0
+        self._stepped = 0.0
+        """When the answers were stepped last."""
+        self._between = 0.0
+        """Seconds of steps in the middle of the work at hand."""
         self._thread = threading.Thread(target=self._run, name="everlong-device", daemon=True)
         self._stopping = threading.Event()
         self.dead: BaseException | None = None
@@ -124,9 +130,10 @@ class Runner:
                     self._drop_cancelled()
                     work = self._scheduler.next()
                     if work is not None:
-                        start = time.perf_counter()
+                        start, self._between = time.perf_counter(), 0.0
                         self._do(work)
-                        self._scheduler.record(work, time.perf_counter() - start)
+                        self._scheduler.record(work, time.perf_counter() - start - self._between)
+                        self._scheduler.record(Work("step"), self._between)
         except BaseException as error:  # the thread must not die silently: whoever waits is told
             self.dead = error
             raise
@@ -168,24 +175,36 @@ class Runner:
 
     def _do(self, work: Work) -> None:
         if work.kind == "step":
-            try:
-                self._step()
-            except Exception as error:
-                self._break(error)
+            self._step_all()
             return
         item = self._work[work.id] if work.id is not None else None
         try:
-            if isinstance(item, Read):
-                self._read(item)
-            elif isinstance(item, Look):
-                self._look(item)
-            elif item is not None and work.kind == "read":
-                self._read_prompt(item)
-            elif item is not None:
-                self._open(item)
+            with pausing(self._step_if_due):
+                if isinstance(item, Read):
+                    self._read(item)
+                elif isinstance(item, Look):
+                    self._look(item)
+                elif item is not None and work.kind == "read":
+                    self._read_prompt(item)
+                elif item is not None:
+                    self._open(item)
         except Exception as error:  # the fault of this row (a damaged state, say): the others go on
             assert item is not None
             self._fail(item, error)
+
+    def _step_if_due(self) -> None:
+        """In the middle of something long: the answers go on if they have waited for long enough."""
+        start = time.perf_counter()
+        if self._scheduler.due(start - self._stepped):
+            self._step_all()
+            self._between += time.perf_counter() - start
+
+    def _step_all(self) -> None:
+        try:
+            self._step()
+        except Exception as error:
+            self._break(error)
+        self._stepped = time.perf_counter()
 
     def _break(self, error: Exception) -> None:
         """The batch is lost (out of memory, say): every answer in it fails, what waits goes on."""
