@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from everlong_models.model import Model
     from everlong_server.settings import Settings
 
-out = Console(highlight=False)
+# Into a file or a pipe, nothing is cut off to fit a window.
+out = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
 err = Console(stderr=True, highlight=False)
 
 ModelsDir = Annotated[Path | None, typer.Option(help="folder of pulled and converted models")]
