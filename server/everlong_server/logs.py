@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.logging import RichHandler
 
-from everlong_models import EverlongModelError
+from everlong_models.errors import EverlongModelError
 
 REQUEST: ContextVar[str | None] = ContextVar("everlong_request", default=None)
 """The id of the request that is being answered."""

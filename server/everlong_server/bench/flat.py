@@ -27,7 +27,7 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
     for name in ("rmt", *(name for name in MEMORIES if name != "rmt" and not quick)):
         lengths = (1_000, 10_000, 100_000, 1_000_000) if name == "rmt" else (1_000, 10_000, 30_000)
         if quick:
-            lengths = lengths[:3]
+            lengths = (1_000, 10_000, 30_000)
         memory = tiny_memory(name, tiny_backbone() if MEMORIES[name].around else None)
         figures, ratio = _measure(name, memory, lengths, progress)
         rows += figures
