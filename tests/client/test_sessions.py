@@ -70,7 +70,7 @@ def test_create_wait_fork_delete(client: Any):
     client.documents.wait(id)
     session = client.sessions.create(documents=[id])
     assert (session.status, session.documents) == ("reading", (id,))
-    assert client.sessions.wait(session.id, timeout=5).status == "ready"
+    assert client.sessions.wait(session.id, timeout=60).status == "ready"
     assert (session.title, client.sessions.rename(session.id, "Mine").title) == (None, "Mine")
     assert client.sessions.rename(session.id, None).title is None
     fork = client.sessions.fork(session.id)

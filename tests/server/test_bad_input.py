@@ -157,7 +157,7 @@ def test_paths_and_methods_that_are_not_there(server: Server) -> None:
     ],
 )
 def test_what_is_not_http(server: Server, raw: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as peer:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
         peer.sendall(raw)
         assert b" 400 " in peer.recv(4096).split(b"\r\n")[0]
     assert server.http.get("/livez").status_code == 200
