@@ -5,7 +5,8 @@ export default defineConfig({
     globalSetup: "test/server.ts",
     // Node 20 has a WebSocket, but hides it.
     execArgv: process.versions.node.startsWith("20.") ? ["--experimental-websocket"] : [],
-    testTimeout: 20_000,
+    testTimeout: 120_000,
+    hookTimeout: 120_000,
     fileParallelism: false,
   },
 });

@@ -150,7 +150,7 @@ test("an answer that was complete when the connection was lost is not asked for 
   const events = conversation.send("Who?", { ...GREEDY, max_tokens: 40 });
   expect((await events.next()).value.type).toBe("response.created");
   // Nothing more is taken until the answer stands in the session.
-  await expect.poll(async () => (await client.sessions.messages(id)).length, { timeout: 10_000 }).toBe(2);
+  await expect.poll(async () => (await client.sessions.messages(id)).length, { timeout: 60_000 }).toBe(2);
   const asked = proxy.requests("GET /v1/sessions/" + id + "/stream");
   const rest = all(events);
   await proxy.plug(await proxy.pull());
