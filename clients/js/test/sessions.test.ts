@@ -104,7 +104,7 @@ test("an answer that is left or aborted leaves no trace; one that is cancelled i
   for (const events of left) {
     await speaking(events);
     await events.return(undefined);
-    await expect.poll(async () => (await fetch(`${URL}/metrics`)).text()).toContain("everlong_answering 0.0");
+    await expect.poll(async () => (await fetch(`${URL}/metrics`)).text(), { timeout: 60_000 }).toContain("everlong_answering 0.0");
   }
   for (const events of [
     client.sessions.stream(id, "Talk.", ENDLESS, { signal: controller.signal }),
