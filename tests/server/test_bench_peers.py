@@ -55,8 +55,8 @@ def test_a_peer_that_is_not_installed_says_how_to_install_it(monkeypatch):
     ("arguments", "said"),
     [
         (["peers", "--peers", "window,vllm"], "no peer 'vllm'; there are window, rmt, transformers, llama.cpp, recall"),
-        (["peers", "--lengths", "2000,x"], "--lengths 2000,x: numbers of tokens"),
-        (["peers", "--lengths", "20"], "--lengths 20: must be from 500 to 10,000,000 tokens"),
+        (["peers", "--lengths", "2000,x"], "--lengths 2000,x: numbers with commas"),
+        (["peers", "--lengths", "20"], "--lengths 20: must be from 500 to 10,000,000"),
     ],
 )
 def test_what_is_asked_wrongly_is_named(arguments, said):

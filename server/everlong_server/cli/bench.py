@@ -58,15 +58,34 @@ def peers(
     chosen = [name.strip() for name in peers.split(",")]
     if unknown := [name for name in chosen if name not in PEERS]:
         raise fail(f"no peer {unknown[0]!r}; there are {', '.join(PEERS)}")
-    try:
-        sizes = [int(length) for length in lengths.split(",")]
-    except ValueError:
-        raise fail(f"--lengths {lengths}: numbers of tokens with commas between them") from None
-    if wrong := [size for size in sizes if not 500 <= size <= 10_000_000]:
-        raise fail(f"--lengths {wrong[0]}: must be from 500 to 10,000,000 tokens")
+    sizes = _numbers("--lengths", lengths, 500)
     try:
         _report(lambda: run(lengths=sizes, peers=chosen, progress=_progress), output)
     except PeerMissing as error:
+        raise fail(str(error)) from None
+
+
+@bench.command()
+def serve(
+    memory: Annotated[str, typer.Option(help="around the default backbone")] = "rmt",
+    lengths: Annotated[str, typer.Option(help="of documents that were read, in tokens")] = "1000,10000,100000",
+    streams: Annotated[str, typer.Option(help="requests at a time")] = "1,4,16,32,64",
+    rounds: Annotated[int, typer.Option(help="requests of a stream", min=1)] = 2,
+    written: Annotated[int, typer.Option(help="tokens of an answer", min=2)] = 32,
+    first_ms: Annotated[float, typer.Option(help="goodput: for the first token", min=0)] = 5000.0,
+    token_ms: Annotated[float, typer.Option(help="goodput: for each further token", min=0)] = 200.0,
+    recall: Annotated[bool, typer.Option(help="passages before the questions")] = False,
+    guidellm: Annotated[str, typer.Option(help="the load generator's program")] = "guidellm",
+    output: Output = None,
+) -> None:
+    """Many at once, by a load generator that is not ours: first tokens, tokens per second, goodput; beside the engine alone."""
+    from everlong_server.bench.serve import LoadGeneratorMissing, Plan, run
+
+    sizes, at_once = _numbers("--lengths", lengths, 500), _numbers("--streams", streams, 1)
+    plan = Plan(memory, sizes, at_once, rounds, written, first_ms, token_ms, recall, guidellm)
+    try:
+        _report(lambda: run(plan, progress=_progress), output)
+    except LoadGeneratorMissing as error:
         raise fail(str(error)) from None
 
 
@@ -110,6 +129,16 @@ def chaos(
     report = _report(lambda: run(plan, _progress, plot), output)
     if not all(target.met for target in report.targets[1:]):  # what was lost; not whether there was time for all points
         raise typer.Exit(1)
+
+
+def _numbers(name: str, given: str, least: int) -> list[int]:
+    try:
+        numbers = [int(number) for number in given.split(",")]
+    except ValueError:
+        raise fail(f"{name} {given}: numbers with commas between them") from None
+    if wrong := [number for number in numbers if not least <= number <= 10_000_000]:
+        raise fail(f"{name} {wrong[0]}: must be from {least:,} to 10,000,000")
+    return numbers
 
 
 def _report(measure: Callable[[], Report], output: Path | None) -> Report:

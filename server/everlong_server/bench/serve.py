@@ -1,0 +1,205 @@
+"""`everlong bench serve`: many people ask at once about documents that were read. The load is guidellm's, over OpenAI's API.
+
+A document is read and answered about once, over HTTP; every request of the load goes on from that answer by its id
+(`previous_response_id`), which forks it: each is a session of its own behind a long document. Beside it, the engine without
+HTTP and Redis on the same prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from everlong_models import SamplingParams, load_model
+from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
+from everlong_models.tasks.text import packaged
+from everlong_server.bench.process import Process
+from everlong_server.bench.report import Report, Target
+from everlong_server.engine.batch import Answer, Delta, Failed, Finished
+from everlong_server.engine.runner import Runner
+from everlong_server.settings import load_settings
+
+_PROMPT = 24
+"""Tokens of a question, as guidellm makes them up."""
+
+
+class LoadGeneratorMissing(Exception):
+    """guidellm is not there, or could not do its work; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured: documents of `lengths` tokens, `streams` requests at a time (`rounds` times as many in all), answers
+    of `written` tokens. `first_ms`, `token_ms`: what an answer may take for its first token, and for each further one, to
+    count as goodput. `recall`: passages go before the questions, as the server does it by itself."""
+
+    memory: str
+    lengths: Sequence[int]
+    streams: Sequence[int]
+    rounds: int
+    written: int
+    first_ms: float
+    token_ms: float
+    recall: bool
+    guidellm: str
+
+
+def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
+    """Raises `LoadGeneratorMissing` before anything is measured if guidellm is not there."""
+    if shutil.which(plan.guidellm) is None:
+        raise LoadGeneratorMissing(
+            f"no program {plan.guidellm!r}: python -m venv load && load/bin/pip install torch guidellm, "
+            "then --guidellm load/bin/guidellm (an environment of its own: it brings its own versions)"
+        )
+    backbone = find_backbone(DEFAULT_BACKBONE, models_dir=load_settings().models_dir.expanduser(), progress=progress)
+    tokenizer = load_tokenizer(backbone)
+    whole = tokenizer.encode(packaged())
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+        server = Process.everlong(
+            Path(folder) / "data", "--memory", plan.memory, "--max-streams", str(max(plan.streams))
+        )
+        server.start()
+        try:
+            for length in plan.lengths:
+                progress(f"reading {length:,} tokens")
+                answered = _answered(server, tokenizer.decode((whole * -(-length // len(whole)))[:length]))
+                for streams in plan.streams:
+                    progress(f"{length:,} tokens, {streams} at a time")
+                    found = _load(plan, server, answered, streams, backbone, Path(folder) / "load.json")
+                    rows.append({"tokens": length, "streams": streams} | figures(found, plan.first_ms, plan.token_ms))
+        finally:
+            server.kill()
+    progress(f"the engine alone, {max(plan.streams)} streams and fewer")
+    alone = {streams: _engine_alone(plan, streams) for streams in plan.streams}
+    for row in rows:
+        row["engine_alone_tokens_per_second"] = alone[row["streams"]]
+    return Report("serve", rows, targets(rows), _notes(plan))
+
+
+def figures(found: dict[str, Any], first_ms: float, token_ms: float) -> dict[str, Any]:
+    """Of one benchmark in guidellm's document. `errors`: requests that failed."""
+    metrics, requests = found["metrics"], found["requests"]
+    first, between = (
+        metrics[name]["successful"]["percentiles"] for name in ("time_to_first_token_ms", "inter_token_latency_ms")
+    )
+    good = sum(
+        each["time_to_first_token_ms"] <= first_ms and each["inter_token_latency_ms"] <= token_ms
+        for each in requests["successful"]
+    )
+    return {
+        "first_token_ms_p50": first["p50"],
+        "first_token_ms_p95": first["p95"],
+        "ms_per_token_p50": between["p50"],
+        "ms_per_token_p95": between["p95"],
+        "tokens_per_second": sum(each["output_tokens"] for each in requests["successful"]) / found["duration"],
+        "requests_per_second": len(requests["successful"]) / found["duration"],
+        "goodput_per_second": good / found["duration"],
+        "errors": len(requests["errored"]),
+    }
+
+
+def targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
+    """Of 32 streams, where they were measured; and that nothing failed."""
+    of_32 = [
+        Target(
+            f"{row['tokens']:,} tokens, 32 streams: tokens/s through HTTP ÷ of the engine alone",
+            row["tokens_per_second"] / row["engine_alone_tokens_per_second"],
+            0.95,
+            at_most=False,
+        )
+        for row in rows
+        if row["streams"] == 32
+    ]
+    return [*of_32, Target("requests that failed", float(sum(row["errors"] for row in rows)), 0.0, at_most=True)]
+
+
+def _answered(server: Process, text: str) -> str:
+    """The id of a response about a document of `text`."""
+    made = server.http.post("/v1/documents", content=text.encode(), headers={"content-type": "text/plain"})
+    made.raise_for_status()
+    document = made.json()
+    while document["status"] != "ready":
+        if document["status"] == "failed":
+            raise RuntimeError(f"reading failed: {document['error']}")
+        time.sleep(0.05)
+        document = server.http.get(f"/v1/documents/{document['id']}").json()
+    content = [{"type": "input_file", "file_id": document["id"]}, {"type": "input_text", "text": "Who is the Count?"}]
+    while True:
+        response = server.http.post(
+            "/v1/responses", json={"input": [{"role": "user", "content": content}], "max_output_tokens": 16}
+        )
+        if response.status_code != 409:  # else the chat's own reading goes on
+            response.raise_for_status()
+            return str(response.json()["id"])
+        time.sleep(0.05)
+
+
+def _load(plan: Plan, server: Process, answered: str, streams: int, tokenizer: Path, file: Path) -> dict[str, Any]:
+    """guidellm's figures for so many streams. Raises `LoadGeneratorMissing` with its last words."""
+    body: dict[str, Any] = {"previous_response_id": answered, "store": False}
+    if not plan.recall:
+        body["recall"] = False
+    options = {
+        "backend": {
+            "kind": "openai_http", "target": str(server.http.base_url), "model": DEFAULT_BACKBONE, "request_format": "/v1/responses",
+            "validate_backend": False, "http2": False, "extras": {"body": body},
+        },
+        "tokenizer": {"kind": "huggingface_auto", "model": str(tokenizer)},
+        "profile": {"kind": "concurrent", "streams": streams},
+        "constraint": {"kind": "max_requests", "count": plan.rounds * streams},
+        "data": {"kind": "synthetic_text", "prompt_tokens": _PROMPT, "output_tokens": plan.written},
+        "output": {"kind": "json", "path": str(file)},
+    }  # fmt: skip
+    command = [plan.guidellm, "run", "--disable-console"]
+    for name, value in options.items():
+        command += [f"--{name}", json.dumps(value)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode or not file.is_file():
+        words = (done.stderr or done.stdout).strip().splitlines()
+        raise LoadGeneratorMissing(f"guidellm ended with {done.returncode}: {words[-1] if words else 'without a word'}")
+    (found,) = json.loads(file.read_text())["benchmarks"]
+    file.unlink()
+    return dict(found)
+
+
+def _engine_alone(plan: Plan, streams: int) -> float:
+    """Tokens per second of the runner by itself: as many answers behind as many tokens of prompt, at most `streams` at once."""
+    settings = load_settings()
+    model = load_model(memory=plan.memory, models_dir=settings.models_dir.expanduser(), quantize=settings.quantize)
+    runner = Runner(model, max_streams=streams, reading_share=settings.reading_share, max_stall=1.0)
+    params = SamplingParams(temperature=0, max_tokens=plan.written, ignore_eos=True)
+    prompt = model.tokenizer.encode(packaged())[: _PROMPT + 16]  # and what the chat's format puts around it
+    events: list[queue.SimpleQueue[Delta | Finished | Failed]] = []
+    for _ in range(plan.rounds * streams):
+        events.append(queue.SimpleQueue())
+        runner.submit(Answer(model.memory.initial_state(1), [], prompt, params, 0, events[-1].put))
+    began = time.perf_counter()
+    runner.start()
+    try:
+        for each in events:
+            while isinstance(event := each.get(), Delta):
+                pass
+            if isinstance(event, Failed):
+                raise RuntimeError("the engine failed") from event.error
+        return len(events) * plan.written / (time.perf_counter() - began)
+    finally:
+        runner.stop()
+
+
+def _notes(plan: Plan) -> list[str]:
+    return [
+        f"load: guidellm, /v1/responses, streamed; {plan.rounds} requests a stream, prompts of {_PROMPT} made-up tokens, "
+        f"answers of {plan.written}; each forks one answer behind the document",
+        f"memory {plan.memory}, recall {'as the server has it' if plan.recall else 'off'}; goodput: requests per second with a "
+        f"first token within {plan.first_ms:g} ms and {plan.token_ms:g} ms for each further one",
+        "the load generator runs on the same machine and takes its share of it",
+    ]

@@ -1,0 +1,56 @@
+"""`everlong bench serve`: what is made of the load generator's figures, and the engine that they are held against."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from everlong_server.bench import serve
+from everlong_server.cli.bench import bench
+
+
+def found(*requests: tuple[float, float], errors: int = 0) -> dict:
+    """A benchmark of guidellm's document: 2 s, requests of 32 tokens with first token and time between tokens in ms."""
+    percentiles = {"successful": {"percentiles": {"p50": 10.0, "p95": 20.0}}}
+    return {
+        "duration": 2.0,
+        "metrics": {"time_to_first_token_ms": percentiles, "inter_token_latency_ms": percentiles},
+        "requests": {
+            "successful": [
+                {"output_tokens": 32, "time_to_first_token_ms": first, "inter_token_latency_ms": each}
+                for first, each in requests
+            ],
+            "errored": [{}] * errors,
+        },
+    }
+
+
+def test_figures_are_per_second_and_goodput_is_what_was_quick_enough() -> None:
+    figures = serve.figures(found((900, 50), (1100, 50), (900, 150), errors=1), first_ms=1000, token_ms=100)
+    assert figures["tokens_per_second"] == 48
+    assert figures["requests_per_second"] == 1.5
+    assert figures["goodput_per_second"] == 0.5
+    assert (figures["first_token_ms_p50"], figures["first_token_ms_p95"]) == (10.0, 20.0)
+    assert figures["errors"] == 1
+
+
+def test_thirty_two_streams_are_held_against_the_engine_and_nothing_may_fail() -> None:
+    row = {"tokens": 1000, "errors": 0, "tokens_per_second": 90.0, "engine_alone_tokens_per_second": 100.0}
+    of_32, failed = serve.targets([row | {"streams": 4}, row | {"streams": 32}])
+    assert (of_32.value, of_32.met) == (0.9, False)
+    assert failed.met
+    (failed,) = serve.targets([row | {"streams": 4, "errors": 1}])
+    assert not failed.met
+
+
+def test_without_the_load_generator_it_says_how_to_get_it() -> None:
+    done = CliRunner().invoke(bench, ["serve", "--guidellm", "no-such-program"])
+    assert done.exit_code == 1
+    assert "pip install torch guidellm" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [["--streams", "0"], ["--streams", "many"], ["--lengths", "20"]])
+def test_numbers_that_are_none_are_named(arguments: list[str]) -> None:
+    done = CliRunner().invoke(bench, ["serve", *arguments])
+    assert done.exit_code == 1
+    assert " ".join(arguments) in " ".join(done.stderr.split())
