@@ -17,7 +17,12 @@ def found(*requests: tuple[float, float], errors: int = 0) -> dict:
         "metrics": {"time_to_first_token_ms": percentiles, "inter_token_latency_ms": percentiles},
         "requests": {
             "successful": [
-                {"output_tokens": 32, "time_to_first_token_ms": first, "inter_token_latency_ms": each}
+                {
+                    "prompt_tokens": 600,
+                    "output_tokens": 32,
+                    "time_to_first_token_ms": first,
+                    "inter_token_latency_ms": each,
+                }
                 for first, each in requests
             ],
             "errored": [{}] * errors,
@@ -31,7 +36,7 @@ def test_figures_are_per_second_and_goodput_is_what_was_quick_enough() -> None:
     assert figures["requests_per_second"] == 1.5
     assert figures["goodput_per_second"] == 0.5
     assert (figures["first_token_ms_p50"], figures["first_token_ms_p95"]) == (10.0, 20.0)
-    assert figures["errors"] == 1
+    assert (figures["prompt_tokens"], figures["errors"]) == (600, 1)
 
 
 def test_thirty_two_streams_are_held_against_the_engine_and_nothing_may_fail() -> None:

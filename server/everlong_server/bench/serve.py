@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from everlong_models import SamplingParams, load_model
+from everlong_models import Model, SamplingParams, load_model
 from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
 from everlong_models.tasks.text import packaged
 from everlong_server.bench.process import Process
@@ -78,10 +78,14 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
                     rows.append({"tokens": length, "streams": streams} | figures(found, plan.first_ms, plan.token_ms))
         finally:
             server.kill()
-    progress(f"the engine alone, {max(plan.streams)} streams and fewer")
-    alone = {streams: _engine_alone(plan, streams) for streams in plan.streams}
+    progress("the engine alone")
+    settings = load_settings()
+    model = load_model(memory=plan.memory, models_dir=settings.models_dir.expanduser(), quantize=settings.quantize)
     for row in rows:
-        row["engine_alone_tokens_per_second"] = alone[row["streams"]]
+        progress(f"the engine alone: {row['tokens']:,} tokens, {row['streams']} at a time")
+        # What lies before an answer's segment is in the state; what of the segment was there, is read for every answer.
+        prompt = whole[: 1 + row["prompt_tokens"] % model.segment_length]
+        row["engine_alone_tokens_per_second"] = _engine_alone(plan, model, row["streams"], prompt)
     return Report("serve", rows, targets(rows), _notes(plan))
 
 
@@ -95,7 +99,9 @@ def figures(found: dict[str, Any], first_ms: float, token_ms: float) -> dict[str
         each["time_to_first_token_ms"] <= first_ms and each["inter_token_latency_ms"] <= token_ms
         for each in requests["successful"]
     )
+    prompts = [each["prompt_tokens"] for each in requests["successful"]]
     return {
+        "prompt_tokens": round(sum(prompts) / max(1, len(prompts))),
         "first_token_ms_p50": first["p50"],
         "first_token_ms_p95": first["p95"],
         "ms_per_token_p50": between["p50"],
@@ -171,13 +177,12 @@ def _load(plan: Plan, server: Process, answered: str, streams: int, tokenizer: P
     return dict(found)
 
 
-def _engine_alone(plan: Plan, streams: int) -> float:
-    """Tokens per second of the runner by itself: as many answers behind as many tokens of prompt, at most `streams` at once."""
+def _engine_alone(plan: Plan, model: Model, streams: int, prompt: list[int]) -> float:
+    """Tokens per second of the runner by itself: as many answers, each behind `prompt`, at most `streams` at once."""
     settings = load_settings()
-    model = load_model(memory=plan.memory, models_dir=settings.models_dir.expanduser(), quantize=settings.quantize)
-    runner = Runner(model, max_streams=streams, reading_share=settings.reading_share, max_stall=1.0)
+    stall = settings.max_decode_stall_ms / 1e3
+    runner = Runner(model, max_streams=streams, reading_share=settings.reading_share, max_stall=stall)
     params = SamplingParams(temperature=0, max_tokens=plan.written, ignore_eos=True)
-    prompt = model.tokenizer.encode(packaged())[: _PROMPT + 16]  # and what the chat's format puts around it
     events: list[queue.SimpleQueue[Delta | Finished | Failed]] = []
     for _ in range(plan.rounds * streams):
         events.append(queue.SimpleQueue())
