@@ -81,21 +81,24 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
     runner.start()
     try:
         ends = []
-        for newest in (None, 0, 48):
+        for newest, skipped in ((None, 0), (0, 0), (48, 0), (0, 2)):
             events: queue.Queue = queue.Queue()
-            runner.submit(Answer(state, [9, 9], prompt, params, 0, events.put, newest))
+            runner.submit(Answer(state, [9, 9], prompt, params, 0, events.put, newest, skipped))
             ends.append(last(events))
-        whole, alone, all_of_it = ends
+        whole, alone, all_of_it, without_open = ends
         assert all_of_it.state.digest() == whole.state.digest()
         assert all_of_it.open == whole.open
         # Again by hand: the backbone over sinks, prompt and answer.
-        context, drawn = [*text[0, :4].tolist(), 9, 9, *prompt], []
-        for _ in range(4):
-            drawn.append(int(model.memory.backbone.logits(memory.backbone.hidden(
-                memory.backbone.embed(torch.tensor([context + drawn])), keep=1))[0, -1].argmax()))  # fmt: skip
-        kept = [*memory.kept(alone.state), *alone.open]
-        assert kept[-12:-8] == drawn
-        assert kept[: len(kept) - 34] == text[0].tolist()[-(len(kept) - 34) :] != [], "the text is still in the window"
+        for end, seen in ((alone, [9, 9]), (without_open, [])):
+            context, drawn = [*text[0, :4].tolist(), *seen, *prompt], []
+            for _ in range(4):
+                drawn.append(int(model.memory.backbone.logits(memory.backbone.hidden(
+                    memory.backbone.embed(torch.tensor([context + drawn])), keep=1))[0, -1].argmax()))  # fmt: skip
+            kept = [*memory.kept(end.state), *end.open]
+            assert kept[-12:-8] == drawn
+            behind = [*text[0].tolist(), 9, 9, *prompt]
+            assert kept[:-12] == behind[-len(kept[:-12]) :], "what was not looked at is in the window all the same"
+            assert len(kept) > 34
     finally:
         runner.stop()
 

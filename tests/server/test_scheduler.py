@@ -48,12 +48,14 @@ def test_prompts_go_first_and_wait_when_all_places_are_taken() -> None:
 
 def test_answers_are_due_when_they_have_waited_for_long_enough() -> None:
     scheduler = Scheduler(2, 0.3, 0.1)
-    assert not scheduler.due(1.0), "nobody waits"
+    assert not scheduler.due(1.0, 0.01), "nobody waits"
     scheduler.opened(1)
-    assert not scheduler.due(0.09)
-    assert scheduler.due(0.1)
+    assert not scheduler.due(0.09, 0.01)
+    assert scheduler.due(0.1, 0.01)
+    assert not scheduler.due(0.4, 1.0), "reading has less than its 0.3"
+    assert scheduler.due(0.43, 1.0)
     scheduler.remove(1)
-    assert not scheduler.due(1.0)
+    assert not scheduler.due(1.0, 0.01)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7])

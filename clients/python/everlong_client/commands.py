@@ -19,7 +19,7 @@ from everlong_client.terminal import fail
 __all__ = ["Commands"]
 
 GROUP = "everlong.commands"
-OF_THE_SERVER = ("serve", "keys", "models", "doctor", "bench", "eval")
+OF_THE_SERVER = ("serve", "keys", "encryption", "models", "doctor", "bench", "train", "eval")
 
 
 class Commands(TyperGroup):

@@ -18,9 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from everlong_models import Model, SamplingParams, load_model
+import torch
+
+from everlong_models import MemoryState, Model, SamplingParams
 from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
 from everlong_models.tasks.text import packaged
+from everlong_server import services
 from everlong_server.bench.process import Process
 from everlong_server.bench.report import Report, Target
 from everlong_server.engine.batch import Answer, Delta, Failed, Finished
@@ -65,7 +68,13 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
     rows = []
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         server = Process.everlong(
-            Path(folder) / "data", "--memory", plan.memory, "--max-streams", str(max(plan.streams))
+            Path(folder) / "data",
+            "--model",
+            DEFAULT_BACKBONE,
+            "--memory",
+            plan.memory,
+            "--max-streams",
+            str(max(plan.streams)),
         )
         server.start()
         try:
@@ -79,13 +88,18 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
         finally:
             server.kill()
     progress("the engine alone")
-    settings = load_settings()
-    model = load_model(memory=plan.memory, models_dir=settings.models_dir.expanduser(), quantize=settings.quantize)
+    settings = load_settings().model_copy(update={"model": DEFAULT_BACKBONE, "memory": plan.memory})
+    model = services.load(settings, progress)
     for row in rows:
         progress(f"the engine alone: {row['tokens']:,} tokens, {row['streams']} at a time")
         # What lies before an answer's segment is in the state; what of the segment was there, is read for every answer.
-        prompt = whole[: 1 + row["prompt_tokens"] % model.segment_length]
-        row["engine_alone_tokens_per_second"] = _engine_alone(plan, model, row["streams"], prompt)
+        S = model.segment_length
+        text = torch.tensor([(whole * -(-row["tokens"] // len(whole)))[: row["tokens"] // S * S]])
+        with torch.inference_mode():
+            device = next(iter(model.memory.initial_state(1).tensors.values())).device
+            state = model.memory.read(text.to(device), model.memory.initial_state(1))
+        prompt = whole[: 1 + row["prompt_tokens"] % S]
+        row["engine_alone_tokens_per_second"] = _engine_alone(plan, model, row["streams"], state, prompt)
     return Report("serve", rows, targets(rows), _notes(plan))
 
 
@@ -143,10 +157,11 @@ def _answered(server: Process, text: str) -> str:
         response = server.http.post(
             "/v1/responses", json={"input": [{"role": "user", "content": content}], "max_output_tokens": 16}
         )
-        if response.status_code != 409:  # else the chat's own reading goes on
-            response.raise_for_status()
-            return str(response.json()["id"])
-        time.sleep(0.05)
+        if response.status_code == 409 and response.json()["error"]["code"] == "document_not_ready":
+            time.sleep(0.05)  # a chat's documents are read anew, behind each other
+            continue
+        response.raise_for_status()
+        return str(response.json()["id"])
 
 
 def _load(plan: Plan, server: Process, answered: str, streams: int, tokenizer: Path, file: Path) -> dict[str, Any]:
@@ -177,8 +192,8 @@ def _load(plan: Plan, server: Process, answered: str, streams: int, tokenizer: P
     return dict(found)
 
 
-def _engine_alone(plan: Plan, model: Model, streams: int, prompt: list[int]) -> float:
-    """Tokens per second of the runner by itself: as many answers, each behind `prompt`, at most `streams` at once."""
+def _engine_alone(plan: Plan, model: Model, streams: int, state: MemoryState, prompt: list[int]) -> float:
+    """Tokens per second of the runner by itself: as many answers, each behind `state` and `prompt`, at most `streams` at once."""
     settings = load_settings()
     stall = settings.max_decode_stall_ms / 1e3
     runner = Runner(model, max_streams=streams, reading_share=settings.reading_share, max_stall=stall)
@@ -186,7 +201,7 @@ def _engine_alone(plan: Plan, model: Model, streams: int, prompt: list[int]) -> 
     events: list[queue.SimpleQueue[Delta | Finished | Failed]] = []
     for _ in range(plan.rounds * streams):
         events.append(queue.SimpleQueue())
-        runner.submit(Answer(model.memory.initial_state(1), [], prompt, params, 0, events[-1].put))
+        runner.submit(Answer(state, [], prompt, params, 0, events[-1].put))
     began = time.perf_counter()
     runner.start()
     try:

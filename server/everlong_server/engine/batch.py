@@ -51,7 +51,8 @@ class Answer:
     """An answer to be generated: behind `state` and the open segment, the prompt.
 
     `newest`: of the tokens that the state holds as they are, the answer looks at so many; None: at all. What comes into
-    the state meanwhile is looked at besides. `grammar`: what the answer may be.
+    the state meanwhile is looked at besides. `skipped`: nor does it look at so many of `open`, the first; they are a part of
+    the segment all the same, and go into the state with it. `grammar`: what the answer may be.
     """
 
     state: MemoryState
@@ -61,6 +62,7 @@ class Answer:
     seed: int
     sink: Sink
     newest: int | None = None
+    skipped: int = 0
     grammar: Grammar | None = None
     id: int = -1
     cancelled: bool = False
@@ -85,7 +87,7 @@ class Batch:
 
     def enter(self, item: Answer) -> None:
         """Reads the answer's open segment (1 … S tokens) into a row, and has the logits of what follows."""
-        tokens = torch.tensor([item.open], dtype=torch.int64, device=self._device)
+        tokens = torch.tensor([item.open[item.skipped :]], dtype=torch.int64, device=self._device)
         if item.newest is None:
             cache, logits = self._memory.open(item.state, tokens)
         else:
@@ -97,9 +99,12 @@ class Batch:
     def leave(self, item: Answer) -> None:
         """Without the answer's row."""
         row = self.rows.index(item)
-        del self.rows[row]
         assert self._cache is not None
-        self._cache = self._cache.select([r for r in range(len(self.rows) + 1) if r != row]) if self.rows else None
+        others = [r for r in range(len(self.rows)) if r != row]
+        cache = self._cache.select(others) if others else None
+        # Together: were there no room for the copy, rows would be given others' keys and values.
+        self._cache = cache
+        del self.rows[row]
 
     def step(self, drawn: Mapping[int, int]) -> None:
         """One token further for every answer whose id is in `drawn`; the others sit out and get the last rows."""

@@ -75,6 +75,8 @@ class Runner:
         self._last_id = 0
         self._stepped = 0.0
         """When the answers were stepped last."""
+        self._took = 0.0
+        """Seconds of that step."""
         self._between = 0.0
         """Seconds of steps in the middle of the work at hand."""
         self._thread = threading.Thread(target=self._run, name="everlong-device", daemon=True)
@@ -160,14 +162,18 @@ class Runner:
             else:
                 self._scheduler.add_prompt(item.id)
 
+    def _end_cancelled(self) -> None:
+        """Answers of the batch that nobody wants to go on."""
+        for item in [item for item in self._batch.rows if item.cancelled]:
+            try:
+                self._finish(item, "cancelled")
+            except Exception as error:
+                self._break(error)
+
     def _drop_cancelled(self) -> None:
+        self._end_cancelled()
         for item in [item for item in self._work.values() if item.cancelled]:
-            if isinstance(item, Answer) and item in self._batch.rows:
-                try:
-                    self._finish(item, "cancelled")
-                except Exception as error:
-                    self._break(error)
-            elif isinstance(item, Answer) and item.sampler is None:
+            if isinstance(item, Answer) and item.sampler is None:
                 # Its prompt was not read: nothing has happened to the session.
                 self._fail(item, InterruptedError("cancelled before it began"))
             else:
@@ -195,26 +201,32 @@ class Runner:
     def _step_if_due(self) -> None:
         """In the middle of something long: the answers go on if they have waited for long enough."""
         start = time.perf_counter()
-        if self._scheduler.due(start - self._stepped):
+        if self._scheduler.due(start - self._stepped, self._took):
             self._step_all()
             self._between += time.perf_counter() - start
 
     def _step_all(self) -> None:
+        self._end_cancelled()
+        start = time.perf_counter()
         try:
             self._step()
         except Exception as error:
             self._break(error)
         self._stepped = time.perf_counter()
+        self._took = self._stepped - start
 
     def _break(self, error: Exception) -> None:
         """The batch is lost (out of memory, say): every answer in it fails, what waits goes on."""
+        lost = {*self._batch.rows, *(self._work[id] for id in self._scheduler.streams if id in self._work)}
         self._batch.clear()
-        for id in list(self._scheduler.streams):
-            self._fail(self._work[id], error)
+        for item in lost:
+            self._fail(item, error)
 
     def _fail(self, item: Item, error: BaseException) -> None:
-        self._forget(item)
-        item.sink(Failed(error))
+        try:
+            self._forget(item)
+        finally:
+            item.sink(Failed(error))
 
     def _forget(self, item: Item) -> None:
         self._scheduler.remove(item.id)
@@ -276,7 +288,8 @@ class Runner:
     def _moved(self, item: Answer) -> None:
         """A segment has gone into the answer's state."""
         if item.newest is not None:
-            item.newest += self._memory.segment_length
+            item.newest += self._memory.segment_length - item.skipped
+        item.skipped = 0
 
     def _step(self) -> None:
         """Draws a token for every row and reads it: one token further for every answer."""

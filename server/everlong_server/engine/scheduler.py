@@ -69,9 +69,11 @@ class Scheduler:
             return Work("read", self.documents[-1])
         return Work("step") if self.streams else None
 
-    def due(self, waited: float) -> bool:
-        """Whether there are answers that wait longer than they should, `waited` seconds after the last step."""
-        return bool(self.streams) and waited >= self.max_stall
+    def due(self, waited: float, took: float) -> bool:
+        """Whether there are answers that wait longer than they should, `waited` seconds after the last step, which took
+        `took`: reading keeps its share where a step takes long."""
+        share = self.reading_share / (1 - self.reading_share)
+        return bool(self.streams) and waited >= max(self.max_stall, took * share)
 
     def record(self, work: Work, seconds: float) -> None:
         """`work` has taken so many seconds of the device."""

@@ -146,9 +146,11 @@ class Turns:
             session = place.session
             found = await self._recall(place, content, recall)
             # Work that takes long in proportion to the message is not for the event loop.
-            prompt, evidence, newest = await asyncio.to_thread(self._prompt, place, content, found, recall)
+            prompt, evidence, newest, skipped = await asyncio.to_thread(self._prompt, place, content, found, recall)
             seed = params.seed if params.seed is not None else secrets.randbits(53)
-            answer = Answer(place.state, list(session.open), prompt, params, seed, lambda event: None, newest, grammar)
+            answer = Answer(
+                place.state, list(session.open), prompt, params, seed, lambda event: None, newest, skipped, grammar
+            )
             turn._answer, turn._engine = answer, self._engine
             message: dict[str, Any] = {
                 "id": turn.id, "object": "message", "role": "assistant", "session": session.id,
@@ -234,11 +236,17 @@ class Turns:
 
     def _prompt(
         self, place: Place, content: str, found: list[Passage], recall: Recall
-    ) -> tuple[list[int], list[dict[str, Any]], int | None]:
-        """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`Answer.newest`)."""
+    ) -> tuple[list[int], list[dict[str, Any]], int | None, int]:
+        """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`Answer.newest`,
+        `Answer.skipped`)."""
         memory, chat, tokenizer = self._engine.model.memory, self._engine.model.chat, self._engine.model.tokenizer
         session = place.session
-        seen = tokenizer.decode([*memory.kept(place.state)[-BESIDE:], *session.open]) if found else ""
+        kept, open = memory.kept(place.state), session.open
+        if session.messages:
+            beside, skipped = BESIDE, 0
+        else:  # a text that fits into the open segment is seen whole
+            beside, skipped = 0, len(open) if kept else 0
+        seen = tokenizer.decode([*kept[max(0, len(kept) - beside) :], *open[skipped:]]) if found else ""
 
         def count(text: str) -> int:
             return len(tokenizer.encode(text))
@@ -254,7 +262,9 @@ class Turns:
         ):
             text = self._template.nothing if count(self._template.nothing) <= recall.tokens else ""
         prompt = [*self._before(place), *tokenizer.encode(text), *tokenizer.encode(content), *chat.ask]
-        return prompt, [evidence_view(passage) for passage in evidence], BESIDE if evidence or text else None
+        if not (evidence or text):
+            return prompt, [], None, 0
+        return prompt, [evidence_view(passage) for passage in evidence], beside, skipped
 
     def _before(self, place: Place) -> list[int]:
         """What stands between all that the session has read and the words of the question."""

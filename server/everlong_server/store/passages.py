@@ -35,7 +35,7 @@ _AT_ONCE = 512
 _END = re.compile(
     rb"(?s:.*)(?:"
     rb"[.!?](?<!\bMr.)(?<!\bMrs.)(?<!\bDr.)(?<!\bSt.)(?:[\"')\]*_]|\xe2\x80[\x99\x9d]|\xc2\xbb)*\s+"
-    rb"|\n\s*\n|\xe3\x80\x82|\xef\xbc[\x81\x9f]|\xe0\xa5\xa4)"
+    rb"|\n\s*\n\s*|\xe3\x80\x82|\xef\xbc[\x81\x9f]|\xe0\xa5\xa4)"
 )
 _SPACE = re.compile(rb"(?s:.*)\s")
 _UNSPACED = re.compile("([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])")
