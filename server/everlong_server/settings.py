@@ -140,8 +140,8 @@ class Settings(BaseSettings):
     max_decode_stall_ms: float = Field(
         100.0,
         ge=0,
-        description="an answer that is being generated waits so long at most for a text that is being read: for its next "
-        "layer, not its next segment",
+        description="answers that have waited so long go on before the next layer of what is being read, not after its "
+        "segment (after it, where a backbone cannot be driven layer by layer)",
     )
     checkpoint_seconds: float = Field(1.0, ge=0, description="a document's state is saved at least this often")
     chat_seconds: float = Field(

@@ -39,14 +39,23 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
                     server.kill()
                     progress(f"restarted in {server.start():.1f} s")
                 session = server.http.post("/v1/sessions", json={"documents": [document["id"]]}).json()["id"]
-                _first_token(server, session)  # warm
+                very_first = _first_token(server, session)  # in the median's place it would be one of five
                 seconds = [_first_token(server, session) for _ in range(_QUESTIONS)]
                 first[phase] = statistics.median(seconds)
-                rows.append({"phase": phase, "document_tokens": read["tokens"], "first_token_ms": first[phase] * 1e3})
+                rows.append(
+                    {
+                        "phase": phase,
+                        "document_tokens": read["tokens"],
+                        "first_token_ms": first[phase] * 1e3,
+                        "very_first_ms": very_first * 1e3,
+                    }
+                )
         finally:
             server.kill()
     ratio = first["after kill -9 and restart"] / first["before"]
-    return Report("restart", rows, [Target("first token after the restart ÷ without", ratio, 1.2, at_most=True)])
+    targets = [Target("first token after the restart ÷ without", ratio, 1.2, at_most=True)]
+    notes = [f"first token: median of {_QUESTIONS} questions, after one that is not counted, the very first"]
+    return Report("restart", rows, targets, notes)
 
 
 def _first_token(server: Process, session: str) -> float:
