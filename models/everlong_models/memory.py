@@ -127,9 +127,9 @@ class SegmentReader(nn.Module, ABC):
         """So many of the newest tokens can be seen as they are: a segment, or more in a memory that keeps tokens."""
         return self.segment_length
 
-    def open_near(self, state: MemoryState, tokens: Tensor, newest: int) -> tuple[Cache, Tensor]:
-        """As `open`, but of what `kept` gives only the `newest` tokens are to be looked at. The state loses nothing: what
-        `close` returns is as after `open`. A memory that keeps no tokens looks at all that it has."""
+    def open_near(self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True) -> tuple[Cache, Tensor]:
+        """As `open`, but of what `kept` gives only the `newest` tokens are to be looked at, and `sinks`, the very first
+        that were read, if there are any. The state loses nothing: what `close` returns is as after `open`. A memory that keeps no tokens looks at all that it has."""
         return self.open(state, tokens)
 
     def kept(self, state: MemoryState) -> list[int]:

@@ -87,15 +87,16 @@ class Window(SegmentReader):
         window = torch.cat([state["window"], tokens], dim=1)[:, -self.config.window :]
         return MemoryState({"sinks": sinks, "window": window, "seen": seen + T})
 
-    def _context(self, state: MemoryState, newest: int) -> list[Tensor]:
+    def _context(self, state: MemoryState, newest: int, *, sinks: bool = True) -> list[Tensor]:
         """Each row's sinks and at most so many of its `newest` tokens, without those that were never seen; a list, as
         rows differ in length."""
         rows = []
         for row in state.split():
             seen = int(row["seen"])
-            sinks = min(seen, self.config.sinks)
-            tail = min(seen - sinks, self.config.window, newest)
-            rows.append(torch.cat([row["sinks"][:, :sinks], row["window"][:, self.config.window - tail :]], dim=1))
+            first = min(seen, self.config.sinks)
+            tail = min(seen - first, self.config.window, newest)
+            begin = row["sinks"][:, : first if sinks else 0]
+            rows.append(torch.cat([begin, row["window"][:, self.config.window - tail :]], dim=1))
         return rows
 
     def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
@@ -111,7 +112,7 @@ class Window(SegmentReader):
         """Encodes [kept tokens ; tokens]."""
         return self.open_near(state, tokens, self.config.window)
 
-    def open_near(self, state: MemoryState, tokens: Tensor, newest: int) -> tuple[Cache, Tensor]:
+    def open_near(self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True) -> tuple[Cache, Tensor]:
         """Encodes [sinks ; `newest` tokens of the window ; tokens]. Rows are prefilled one by one, as their contexts may
         differ in length."""
         self.check_segment(tokens, state)
@@ -119,7 +120,7 @@ class Window(SegmentReader):
         held = torch.zeros(state.rows, self.segment_length, dtype=torch.int64, device=tokens.device)
         held[:, : tokens.shape[1]] = tokens
         last, before = [], []
-        for row, context in enumerate(self._context(state, newest)):
+        for row, context in enumerate(self._context(state, newest, sinks=sinks)):
             x = self.backbone.embed(torch.cat([context, tokens[row : row + 1]], dim=1))
             last.append(self.backbone.hidden(x, kv=kv[row : row + 1], keep=1))
             before.append(context.shape[1])

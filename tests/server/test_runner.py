@@ -81,16 +81,16 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
     runner.start()
     try:
         ends = []
-        for newest, skipped in ((None, 0), (0, 0), (48, 0), (0, 2)):
+        for newest, by_itself in ((None, False), (0, False), (48, False), (48, True)):
             events: queue.Queue = queue.Queue()
-            runner.submit(Answer(state, [9, 9], prompt, params, 0, events.put, newest, skipped))
+            runner.submit(Answer(state, [9, 9], prompt, params, 0, events.put, newest, by_itself))
             ends.append(last(events))
-        whole, alone, all_of_it, without_open = ends
+        whole, alone, all_of_it, anew = ends
         assert all_of_it.state.digest() == whole.state.digest()
         assert all_of_it.open == whole.open
         # Again by hand: the backbone over sinks, prompt and answer.
-        for end, seen in ((alone, [9, 9]), (without_open, [])):
-            context, drawn = [*text[0, :4].tolist(), *seen, *prompt], []
+        for end, seen in ((alone, [*text[0, :4].tolist(), 9, 9]), (anew, [])):
+            context, drawn = [*seen, *prompt], []
             for _ in range(4):
                 drawn.append(int(model.memory.backbone.logits(memory.backbone.hidden(
                     memory.backbone.embed(torch.tensor([context + drawn])), keep=1))[0, -1].argmax()))  # fmt: skip

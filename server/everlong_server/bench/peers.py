@@ -305,7 +305,7 @@ def _generate(pipe: Connection, folder: Path, passages: bool, threads: int) -> N
                 max_new_tokens=_WRITTEN, min_new_tokens=_WRITTEN, **({} if passages else {"past_key_values": cache}),
             )  # fmt: skip
         if not passages:
-            cache.crop(read.shape[1])
+            cache.crop(read.shape[1] - cache.get_seq_length())
         first, *rest = stamps.at[1:]  # the prompt is put first
         pipe.send((first - began, (rest[-1] - first) / len(rest)))
 

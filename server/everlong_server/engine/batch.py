@@ -51,8 +51,8 @@ class Answer:
     """An answer to be generated: behind `state` and the open segment, the prompt.
 
     `newest`: of the tokens that the state holds as they are, the answer looks at so many; None: at all. What comes into
-    the state meanwhile is looked at besides. `skipped`: nor does it look at so many of `open`, the first; they are a part of
-    the segment all the same, and go into the state with it. `grammar`: what the answer may be.
+    the state meanwhile is looked at besides. `alone`: where the state keeps tokens, the answer looks at its prompt and at
+    nothing before it; what is in `open` goes into the state with the segment all the same. `grammar`: what the answer may be.
     """
 
     state: MemoryState
@@ -62,11 +62,13 @@ class Answer:
     seed: int
     sink: Sink
     newest: int | None = None
-    skipped: int = 0
+    alone: bool = False
     grammar: Grammar | None = None
     id: int = -1
     cancelled: bool = False
     # What follows is the runner's own.
+    skipped: int = 0
+    """Tokens of `open` that it does not look at, the first."""
     at: int = 0
     """Tokens of the prompt that are in the memory."""
     sampler: Sampler | None = None
@@ -91,7 +93,7 @@ class Batch:
         if item.newest is None:
             cache, logits = self._memory.open(item.state, tokens)
         else:
-            cache, logits = self._memory.open_near(item.state, tokens, item.newest)
+            cache, logits = self._memory.open_near(item.state, tokens, item.newest, sinks=not item.alone)
         item.logits = logits[0]
         self._cache = cache if self._cache is None else Cache.join([self._cache, cache])
         self.rows.append(item)

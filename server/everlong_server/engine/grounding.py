@@ -50,8 +50,8 @@ _NEAR = 0.3
 """The share of the best passage's score that others must have."""
 BESIDE = 256
 """Tokens before the open segment that a later answer with evidence looks at besides, where the memory keeps tokens: the
-dialogue. The first answer looks at nothing of the document but its evidence: its end, which a question is hardly about,
-distracts from the passages (docs/results.md), and encoding it takes as long as they do."""
+dialogue. The first answer looks at nothing but its evidence, as if the chat began there: the document's end, which a question
+is hardly about, distracts from the passages (docs/results.md), and encoding it takes as long as they do."""
 
 
 @dataclass(frozen=True, slots=True)

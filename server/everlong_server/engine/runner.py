@@ -157,6 +157,8 @@ class Runner:
             self._last_id += 1
             item.id = self._last_id
             self._work[item.id] = item
+            if isinstance(item, Answer) and item.alone:
+                item.newest, item.skipped = 0, len(item.open)
             if not isinstance(item, Answer) or len(item.open) + len(item.prompt) > self._memory.segment_length:
                 self._scheduler.add_document(item.id)
             else:

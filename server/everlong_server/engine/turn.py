@@ -146,10 +146,10 @@ class Turns:
             session = place.session
             found = await self._recall(place, content, recall)
             # Work that takes long in proportion to the message is not for the event loop.
-            prompt, evidence, newest, skipped = await asyncio.to_thread(self._prompt, place, content, found, recall)
+            prompt, evidence, newest, alone = await asyncio.to_thread(self._prompt, place, content, found, recall)
             seed = params.seed if params.seed is not None else secrets.randbits(53)
             answer = Answer(
-                place.state, list(session.open), prompt, params, seed, lambda event: None, newest, skipped, grammar
+                place.state, list(session.open), prompt, params, seed, lambda event: None, newest, alone, grammar
             )
             turn._answer, turn._engine = answer, self._engine
             message: dict[str, Any] = {
@@ -236,17 +236,14 @@ class Turns:
 
     def _prompt(
         self, place: Place, content: str, found: list[Passage], recall: Recall
-    ) -> tuple[list[int], list[dict[str, Any]], int | None, int]:
+    ) -> tuple[list[int], list[dict[str, Any]], int | None, bool]:
         """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`Answer.newest`,
-        `Answer.skipped`)."""
+        `Answer.alone`)."""
         memory, chat, tokenizer = self._engine.model.memory, self._engine.model.chat, self._engine.model.tokenizer
         session = place.session
         kept, open = memory.kept(place.state), session.open
-        if session.messages:
-            beside, skipped = BESIDE, 0
-        else:  # a text that fits into the open segment is seen whole
-            beside, skipped = 0, len(open) if kept else 0
-        seen = tokenizer.decode([*kept[max(0, len(kept) - beside) :], *open[skipped:]]) if found else ""
+        alone = bool(kept) and not session.messages  # a text that fits into the open segment is seen whole
+        seen = "" if alone or not found else tokenizer.decode([*kept[-BESIDE:], *open])
 
         def count(text: str) -> int:
             return len(tokenizer.encode(text))
@@ -261,19 +258,20 @@ class Turns:
             and self._engine.model.trained is None
         ):
             text = self._template.nothing if count(self._template.nothing) <= recall.tokens else ""
-        prompt = [*self._before(place), *tokenizer.encode(text), *tokenizer.encode(content), *chat.ask]
-        if not (evidence or text):
-            return prompt, [], None, 0
-        return prompt, [evidence_view(passage) for passage in evidence], beside, skipped
+        alone = alone and bool(evidence or text)
+        prompt = [*self._before(place, anew=alone), *tokenizer.encode(text), *tokenizer.encode(content), *chat.ask]
+        newest = BESIDE if evidence or text else None
+        return prompt, [evidence_view(passage) for passage in evidence], newest, alone
 
-    def _before(self, place: Place) -> list[int]:
-        """What stands between all that the session has read and the words of the question."""
+    def _before(self, place: Place, *, anew: bool) -> list[int]:
+        """What stands between all that the session has read and the words of the question; `anew`: as if it were nothing."""
         chat, encode = self._engine.model.chat, self._engine.model.tokenizer.encode
-        lead = chat.turn if place.session.messages else chat.separator if place.session.position else chat.head
+        begins = anew or not place.session.position
+        lead = chat.turn if place.session.messages else chat.head if begins else chat.separator
         tokens: list[int] = []
         for said in place.earlier:
             behind = {"system": chat.separator, "user": chat.ask, "assistant": chat.turn}[said.role]
-            if said.role == "system" and not place.session.position and chat.system is not None:
+            if said.role == "system" and begins and chat.system is not None:
                 lead, behind = chat.system
             tokens += [*lead, *encode(said.content)]
             lead = behind
