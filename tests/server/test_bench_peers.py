@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -49,6 +50,23 @@ def test_a_peer_that_is_not_installed_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(peers.PeerMissing, match="pip install xllamacpp"):
         peers.run(lengths=[600], peers=["window", "llama.cpp"], progress=lambda message: None)
+
+
+def test_a_peer_that_breaks_is_named_and_the_others_go_on(monkeypatch, tiny_model):
+    def measured(peer: Any, text: str) -> dict[str, Any]:
+        if peer.name == "broken":
+            raise RuntimeError("out of room")
+        return {"read_s": 1.0, "after_restart_s": 1.0, "ms_per_token": 1.0, "kept_bytes": 0}
+
+    monkeypatch.setattr(peers, "find_backbone", lambda *_, **__: tiny_model / "backbone")
+    monkeypatch.setattr(peers, "_measure", measured)
+    made = {name: lambda folder, length, name=name: SimpleNamespace(name=name) for name in ("broken", "whole")}
+    monkeypatch.setattr(peers, "PEERS", made)
+    report = peers.run(lengths=[600], peers=["broken", "whole"], progress=lambda message: None)
+    assert [each["peer"] for each in report.rows] == ["whole"]
+    assert report.notes[-1] == "broken broke at 600 tokens: RuntimeError: out of room"
+    with pytest.raises(peers.PeerMissing, match="out of room"):
+        peers.run(lengths=[600], peers=["broken"], progress=lambda message: None)
 
 
 @pytest.mark.parametrize(

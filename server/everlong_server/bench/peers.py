@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import torch
 
@@ -334,6 +335,7 @@ PEERS: dict[str, Callable[[Path, int], Peer]] = {
 def run(*, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str], None]) -> Report:
     """Every one of `peers` at every one of `lengths`, in tokens. Raises `PeerMissing` before anything is measured."""
     rows: list[dict[str, Any]] = []
+    broken: list[str] = []
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         chosen = [
             (length, PEERS[name](Path(folder) / f"{name}-{length}", length)) for length in lengths for name in peers
@@ -343,8 +345,18 @@ def run(*, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str
         for length, peer in chosen:
             progress(f"{peer.name}: {length:,} tokens")
             text = tokenizer.decode((whole * -(-length // len(whole)))[:length])
-            rows.append({"peer": peer.name, "tokens": length, **_measure(peer, text)})
-    return Report("peers", rows, _targets(rows), _NOTES)
+            try:
+                rows.append({"peer": peer.name, "tokens": length, **_measure(peer, text)})
+            except (
+                httpx.HTTPError,
+                RuntimeError,
+                EOFError,
+            ) as error:  # what it broke at is a finding; the others go on
+                broken.append(f"{peer.name} broke at {length:,} tokens: {type(error).__name__}: {error}")
+                progress(broken[-1])
+    if not rows:
+        raise PeerMissing("; ".join(broken))
+    return Report("peers", rows, _targets(rows), [*_NOTES, *broken])
 
 
 _NOTES = [
