@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +17,11 @@ if TYPE_CHECKING:
     from everlong_models.model import Model
     from everlong_server.settings import Settings
 
-# Into a file or a pipe, nothing is cut off to fit a window.
-out = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+out = Console(highlight=False)
+if (
+    not out.is_terminal and out.width == 80
+):  # which is what it takes for want of a window: a file or a pipe cuts nothing off
+    out.width = 200
 err = Console(stderr=True, highlight=False)
 
 ModelsDir = Annotated[Path | None, typer.Option(help="folder of pulled and converted models")]
