@@ -129,7 +129,8 @@ class SegmentReader(nn.Module, ABC):
 
     def open_near(self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True) -> tuple[Cache, Tensor]:
         """As `open`, but of what `kept` gives only the `newest` tokens are to be looked at, and `sinks`, the very first
-        that were read, if there are any. The state loses nothing: what `close` returns is as after `open`. A memory that keeps no tokens looks at all that it has."""
+        that were read, if there are any. The state loses nothing: what `close` returns is as after `open`. A memory that
+        keeps no tokens looks at all that it has."""
         return self.open(state, tokens)
 
     def kept(self, state: MemoryState) -> list[int]:

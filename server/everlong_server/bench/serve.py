@@ -65,7 +65,7 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
     backbone = find_backbone(DEFAULT_BACKBONE, models_dir=load_settings().models_dir.expanduser(), progress=progress)
     tokenizer = load_tokenizer(backbone)
     whole = tokenizer.encode(packaged())
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         server = Process.everlong(
             Path(folder) / "data",
@@ -90,16 +90,20 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
     progress("the engine alone")
     settings = load_settings().model_copy(update={"model": DEFAULT_BACKBONE, "memory": plan.memory})
     model = services.load(settings, progress)
-    for row in rows:
-        progress(f"the engine alone: {row['tokens']:,} tokens, {row['streams']} at a time")
-        # What lies before an answer's segment is in the state; what of the segment was there, is read for every answer.
-        S = model.segment_length
-        text = torch.tensor([(whole * -(-row["tokens"] // len(whole)))[: row["tokens"] // S * S]])
+    S, empty = model.segment_length, model.memory.initial_state(1)
+    device = next(iter(empty.tensors.values())).device
+    # What lies before an answer's segment is in the state; what of the segment was there, is read for every answer.
+    for length in plan.lengths:
+        text = torch.tensor([(whole * -(-length // len(whole)))[: length // S * S]])
         with torch.inference_mode():
-            device = next(iter(model.memory.initial_state(1).tensors.values())).device
-            state = model.memory.read(text.to(device), model.memory.initial_state(1))
-        prompt = whole[: 1 + row["prompt_tokens"] % S]
-        row["engine_alone_tokens_per_second"] = _engine_alone(plan, model, row["streams"], state, prompt)
+            state = model.memory.read(text.to(device), empty)
+        _engine_alone(
+            plan, model, 1, state, whole[:S]
+        )  # a process's first passes are slow; the server's were its first answer
+        for row in (row for row in rows if row["tokens"] == length):
+            progress(f"the engine alone: {length:,} tokens, {row['streams']} at a time")
+            prompt = whole[: 1 + row["prompt_tokens"] % S]
+            row["engine_alone_tokens_per_second"] = _engine_alone(plan, model, row["streams"], state, prompt)
     return Report("serve", rows, targets(rows), _notes(plan))
 
 

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from everlong_server.settings import Settings
 
 out = Console(highlight=False)
-if (
-    not out.is_terminal and out.width == 80
-):  # which is what it takes for want of a window: a file or a pipe cuts nothing off
+# 80 is what it takes for want of a window: into a file or a pipe, nothing is to be cut off.
+if not out.is_terminal and out.width == 80:
     out.width = 200
 err = Console(stderr=True, highlight=False)
 
