@@ -83,21 +83,43 @@ def _knows(watcher: Node) -> bool:
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[tuple[str, list[Node]]]:
-    """The URL, and the nodes: three, each with a third of the slots. The first URL's node does not have ours."""
-    flags = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", *AOF)
-    nodes = [Node(folder / str(number), *flags).start() for number in range(3)]
+def cluster(folder: Path, replicas: int = 0) -> Iterator[tuple[str, list[Node]]]:
+    """The URL, and the nodes: three masters, each with a third of the slots, of which the first URL's does not have ours;
+    and `replicas` of the one that has."""
+    flags = (
+        "--cluster-enabled",
+        "yes",
+        "--cluster-node-timeout",
+        "2000",
+        "--cluster-replica-validity-factor",
+        "0",
+        *AOF,
+    )
+    nodes = [Node(folder / str(number), *flags).start() for number in range(3 + replicas)]
+    masters = nodes[:3]
     try:
-        for number, node in enumerate(nodes):
+        for number, node in enumerate(masters):
             node.client.execute_command("CLUSTER ADDSLOTS", *range(number * 16384 // 3, (number + 1) * 16384 // 3))
+        for number, node in enumerate(nodes):
             node.client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
         for node in nodes[1:]:
             nodes[0].client.execute_command("CLUSTER MEET", "127.0.0.1", node.port)
         for node in nodes:
             wait_for(lambda node=node: node.client.cluster("INFO")["cluster_state"] == "ok", 30, "for the cluster")
-        slot = nodes[0].client.execute_command("CLUSTER KEYSLOT", keys.FENCE)
-        other = nodes[0] if slot * 3 // 16384 else nodes[1]
+        slot = masters[0].client.execute_command("CLUSTER KEYSLOT", keys.FENCE)
+        ours = masters[slot * 3 // 16384]
+        for node in nodes[3:]:
+            master = ours.client.execute_command("CLUSTER MYID").decode()
+            wait_for(lambda node=node, master=master: _follows(node, master), 30, "for a node to know its master")
+        wait_for(lambda: ours.client.info("replication")["connected_slaves"] == replicas, 30, "for the replicas")
+        other = next(node for node in masters if node is not ours)
         yield f"redis+cluster://127.0.0.1:{other.port}", nodes
     finally:
         for node in nodes:
             node.kill()
+
+
+def _follows(node: Node, master: str) -> bool:
+    with contextlib.suppress(redis.ResponseError):  # it has not heard of the master yet
+        return bool(node.client.execute_command("CLUSTER REPLICATE", master))
+    return False

@@ -107,3 +107,13 @@ def test_bench_flat_says_the_same_to_people_and_programs(tmp_path: Path) -> None
         assert target.keys() >= {"name", "value", "target", "met"}
         assert target["name"] in done.stdout
     assert everlong("bench", "nothing").returncode == 2
+
+
+def test_bench_chaos_names_what_there_is_not() -> None:
+    done = everlong("bench", "chaos", "--fault", "bad weather")
+    assert done.returncode == 1
+    assert "no fault 'bad weather'" in done.stderr
+    assert "clock of a replica jumps" in done.stderr
+    done = everlong("bench", "chaos", "--redis-program", "no-such-server")
+    assert done.returncode == 1
+    assert "no-such-server" in done.stderr

@@ -7,11 +7,14 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
 
+from everlong_server.store import blobs as blobs_module
 from everlong_server.store import keys
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.connection import connect
@@ -79,6 +82,25 @@ async def test_a_sweep_takes_only_our_own_leavings(tmp_path: Path) -> None:
     assert await blobs.sweep(known, untouched=3600) == [partial.name]
     assert await blobs.sweep(known) == [lost]
     assert {path.name for path in tmp_path.iterdir()} == {keep, "thesis.txt", "doc_short", "folder"}
+
+
+async def test_a_sweep_goes_by_the_clock_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose clock is an hour ahead must not take what another one receives at this moment for old."""
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) + timedelta(hours=2)
+
+    async def known() -> set[str]:
+        return set()
+
+    monkeypatch.setattr(blobs_module, "datetime", Ahead)
+    monkeypatch.setattr(time, "time", lambda: Ahead.now(UTC).timestamp())
+    fresh = tmp_path / f"doc_{'a' * 32}"
+    fresh.write_text("x")
+    assert await Blobs(f"file://{tmp_path}").sweep(known, untouched=3600) == []
+    assert list(tmp_path.iterdir()) == [fresh]
 
 
 @pytest.mark.parametrize("url", ["file", "memory"])

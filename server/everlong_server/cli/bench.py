@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -117,6 +118,9 @@ def chaos(
     fault: Annotated[
         list[str] | None, typer.Option(help="only this one, by its name in the report; may be repeated")
     ] = None,
+    redis_program: Annotated[
+        str | None, typer.Option(help="redis-server or valkey-server; default: the one that the server would start")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="a picture of memory and open files over the time")] = None,
     output: Output = None,
 ) -> None:
@@ -125,7 +129,9 @@ def chaos(
 
     if unknown := set(fault or ()) - set(FAULTS):
         raise fail(f"no fault {unknown.pop()!r}; there are: {'; '.join(FAULTS)}")
-    plan = Plan(points, minutes, seed, replicas, workers, away, burst, model, fault or None)
+    if redis_program and shutil.which(redis_program) is None:
+        raise fail(f"--redis-program {redis_program}: there is no such program")
+    plan = Plan(points, minutes, seed, replicas, workers, away, burst, model, fault or None, redis_program)
     report = _report(lambda: run(plan, _progress, plot), output)
     if not all(target.met for target in report.targets[1:]):  # what was lost; not whether there was time for all points
         raise typer.Exit(1)

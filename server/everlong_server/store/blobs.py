@@ -159,13 +159,23 @@ class Blobs:
         `untouched`: only what has not been written for so many seconds, where others may be uploading. A file is listed
         before `keep` is asked, so that what becomes a document meanwhile is in it.
         """
-        latest = datetime.now(UTC) - timedelta(seconds=untouched)
-        old = await asyncio.to_thread(self._ours, latest)
+        latest = await asyncio.to_thread(self._moment)
+        old = await asyncio.to_thread(self._ours, latest - timedelta(seconds=untouched))
         kept = await keep() if old else set()
         lost = [match[0] for match in old if match[0].startswith(".") or match[1] not in kept]
         for name in lost:
             await self.delete(name)
         return lost
+
+    def _moment(self) -> datetime:
+        """Now, by the clock that the files' times are of: a server's own may be wrong, and take new files for old ones."""
+        name = f".doc_{uuid.uuid4().hex}.part"
+        self._fs.pipe_file(self._path(name), b"")  # there is room for that on a full disk, too
+        try:
+            return _in_utc(self._fs.modified(self._path(name)))
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(self._path(name))
 
     def _ours(self, latest: datetime) -> list[re.Match[str]]:
         """Our files that were written by then."""
@@ -175,15 +185,18 @@ class Blobs:
 
     def _written(self, name: str) -> datetime:
         try:
-            moment: datetime = self._fs.modified(self._path(name))
+            return _in_utc(self._fs.modified(self._path(name)))
         except FileNotFoundError:  # complete or deleted since it was listed
             return datetime.max.replace(tzinfo=UTC)
-        return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
     async def delete_parts(self, upload: str) -> None:
         """Removes all that was received for an upload, also what is still being written."""
         for path in await asyncio.to_thread(self._fs.glob, self._path(f"*{upload}.*")):
             await self.delete(path.rsplit("/", 1)[-1])
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 class BlobWriter:

@@ -37,6 +37,9 @@ redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3])
 return 1
 """
 
+# KEYS: any of ours. Returns Redis's time of day, seconds and microseconds.
+MOMENT = "return redis.call('TIME')"
+
 # KEYS: reading, jobs, queued, then n pairs document, document_readings, then the parent reading and its children, if any
 # ARGV: reading id, most queued or '', n, fields and values of the reading
 # Returns 1 (created), 0 (there already), -k (the k-th document is gone), -1002 (too many queued)

@@ -10,7 +10,7 @@ from typing import Any
 from everlong_server.errors import NotFound
 from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
-from everlong_server.store.records import belongs, is_id, now
+from everlong_server.store.records import belongs, is_id
 from everlong_server.store.scripts import Scripts, flat
 from everlong_server.store.vault import Vault
 
@@ -57,6 +57,11 @@ class Uploads:
         """The same for another tenant."""
         return Uploads(self._redis, tenant, self._vault)
 
+    async def moment(self) -> float:
+        """Now, by Redis's clock: an upload's time is the same for all servers, and none whose clock is wrong ends it."""
+        seconds, micros = await self._scripts.run(scripts.MOMENT, [keys.UPLOADS], [])
+        return int(seconds) + int(micros) / 1e6
+
     async def create(self, upload: Upload) -> None:
         """Stores it."""
         assert self._tenant is not None, "an upload belongs to somebody"
@@ -71,7 +76,7 @@ class Uploads:
         """Raises `NotFound`, also of one that has expired."""
         stored = await self._redis.hgetall(keys.upload(upload_id)) if is_id("upload", upload_id) else None
         foreign = stored and self._tenant not in (None, belongs(stored.pop(b"tenant", None)))
-        if not stored or foreign or float(stored[b"expires_at"]) <= now():
+        if not stored or foreign or float(stored[b"expires_at"]) <= await self.moment():
             raise NotFound(
                 f"no upload {upload_id[:64]!r}: it was never made, or it has expired",
                 param="upload_id",
@@ -107,7 +112,8 @@ class Uploads:
 
     async def expired(self) -> list[str]:
         """The ids of those whose time is up."""
-        return [member.decode() for member in await self._redis.zrangebyscore(keys.UPLOADS, "-inf", now())]
+        late = await self._redis.zrangebyscore(keys.UPLOADS, "-inf", await self.moment())
+        return [member.decode() for member in late]
 
     async def remove(self, upload_id: str) -> None:
         """Forgets it. Its parts' blobs are to be deleted before."""

@@ -97,7 +97,7 @@ async def create(body: CreateUpload, services: Served) -> Upload:
         error.param = "bytes"
         raise error
     await services.allowance.require_room(0, services.model.fingerprint)
-    moment = now()
+    moment = await services.uploads.moment()
     upload = store.Upload(
         new_id("upload"),
         body.bytes,
@@ -122,7 +122,7 @@ async def add(upload_id: str, request: Request, services: Served) -> UploadPart:
         raise InvalidRequest(f"the upload has {len(there)} parts, the limit is {MAX_PARTS}", param="upload_id")
     # Room for all of it twice: a part may come again whose answer was lost.
     room = min(upload.bytes, 2 * upload.bytes - sum(part.bytes for part in there.values()))
-    part_id, moment = new_id("part"), now()
+    part_id, moment = new_id("part"), await services.uploads.moment()
     name = store.Part(part_id, upload.id, 0, moment).name
     added = False
     try:
