@@ -147,6 +147,20 @@ def test_answers_go_on_in_the_middle_of_a_segment_that_is_read(model, monkeypatc
     assert (steps_inside[0] > 0) == (stall == 0.0)
 
 
+def test_one_document_of_a_tenant_does_not_wait_for_all_of_anothers(model) -> None:
+    memory, ended = model.memory, queue.Queue()
+    text = torch.arange(5, 5 + 2 * memory.segment_length)
+    runner = Runner(model, max_streams=2, reading_share=0.5, max_stall=0.1)
+    for number in range(4):
+        owner = "one" if number == 3 else "many"
+        runner.submit(Read(memory.initial_state(1), text, lambda state, number=number: ended.put(number), owner))
+    runner.start()
+    try:
+        assert [ended.get(timeout=30) for _ in range(4)] == [3, 0, 1, 2]
+    finally:
+        runner.stop()
+
+
 def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(model) -> None:
     """Bit for bit: it is what reading the same tokens gives, whatever the batch."""
     S = model.memory.segment_length

@@ -46,6 +46,53 @@ def test_prompts_go_first_and_wait_when_all_places_are_taken() -> None:
     assert scheduler.next() == Work("open", 2)
 
 
+def test_owners_take_turns_however_much_each_of_them_wants() -> None:
+    scheduler = Scheduler(1, 0.3, 0.1)
+    for document in (1, 2, 3):
+        scheduler.add_document(document, "many")
+    scheduler.add_document(4, "one")
+    order = []
+    for _ in range(6):
+        work = scheduler.next()
+        assert work is not None
+        order.append(work.id)
+        scheduler.record(work, 1.0)
+    assert order == [1, 4, 2, 4, 3, 4]
+    for prompt in (5, 6, 7):
+        scheduler.add_prompt(prompt, "many")
+    scheduler.add_prompt(8, "one")
+    opened = []
+    while scheduler.prompts:
+        work = scheduler.next()
+        assert work is not None
+        assert work.kind == "open"
+        opened.append(work.id)
+        scheduler.opened(opened[-1])
+        scheduler.remove(opened[-1])
+    assert opened == [5, 8, 6, 7]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=60))
+def test_nobody_is_served_twice_while_somebody_waits(wants: list[tuple[int, bool]]) -> None:
+    """Between two documents' segments of one owner, every other owner with documents has one."""
+    scheduler, owners = Scheduler(1, 0.3, 0.1), {}
+    for id, (owner, gone) in enumerate(wants):
+        scheduler.add_document(id, str(owner))
+        owners[id] = owner
+        if gone:
+            scheduler.remove(id)
+            del owners[id]
+    waiting = set(owners.values())
+    served = []
+    for _ in range(4 * len(waiting)):
+        work = scheduler.next()
+        assert work is not None
+        served.append(owners[work.id])
+        scheduler.record(work, 1.0)
+    for start in range(0, len(served), max(1, len(waiting))):
+        assert set(served[start : start + len(waiting)]) == waiting
+
+
 def test_answers_are_due_when_they_have_waited_for_long_enough() -> None:
     scheduler = Scheduler(2, 0.3, 0.1)
     assert not scheduler.due(1.0, 0.01), "nobody waits"

@@ -53,6 +53,7 @@ class Answer:
     `newest`: of the tokens that the state holds as they are, the answer looks at so many; None: at all. What comes into
     the state meanwhile is looked at besides. `alone`: where the state keeps tokens, the answer looks at its prompt and at
     nothing before it; what is in `open` goes into the state with the segment all the same. `grammar`: what the answer may be.
+    `owner`: the tenant whose turn it takes.
     """
 
     state: MemoryState
@@ -64,6 +65,7 @@ class Answer:
     newest: int | None = None
     alone: bool = False
     grammar: Grammar | None = None
+    owner: str = ""
     id: int = -1
     cancelled: bool = False
     # What follows is the runner's own.

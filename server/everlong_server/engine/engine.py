@@ -96,9 +96,10 @@ class Engine:
         finally:
             self._admitted -= 1
 
-    async def read(self, state: MemoryState, tokens: Tensor) -> MemoryState:
-        """The state after full segments `tokens` (n·S,), n ≥ 1. Cancelling the task stops it after the segment at hand."""
-        return await self._done(lambda sink: Read(state, tokens, sink))
+    async def read(self, state: MemoryState, tokens: Tensor, owner: str = "") -> MemoryState:
+        """The state after full segments `tokens` (n·S,), n ≥ 1. Cancelling the task stops it after the segment at hand.
+        `owner`: the tenant whose turns it takes."""
+        return await self._done(lambda sink: Read(state, tokens, sink, owner))
 
     async def look(self, state: MemoryState, open: list[int], read: int) -> MemoryView:
         """What there is to say about `state`, which has read `read` tokens, and the `open` segment."""

@@ -235,7 +235,7 @@ class Reader:
                         tokens, full = list(cursor.open) + taken, (len(cursor.open) + len(taken)) // S * S
                         if full:
                             begin = time.perf_counter()
-                            state = await self._engine.read(state, torch.tensor(tokens[:full]))
+                            state = await self._engine.read(state, torch.tensor(tokens[:full]), reading.tenant)
                             self._metrics.segment_seconds.observe((time.perf_counter() - begin) * S / full)
                         done += len(taken)
                         self._metrics.tokens_read.inc(len(taken))

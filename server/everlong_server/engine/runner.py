@@ -30,6 +30,7 @@ class Read:
     state: MemoryState
     tokens: Tensor
     sink: Callable[[MemoryState | Failed], None]
+    owner: str = ""
     id: int = -1
     cancelled: bool = False
     at: int = 0
@@ -43,6 +44,7 @@ class Look:
     open: list[int]
     read: int
     sink: Callable[[MemoryView | Failed], None]
+    owner: str = ""
     id: int = -1
     cancelled: bool = False
 
@@ -160,9 +162,9 @@ class Runner:
             if isinstance(item, Answer) and item.alone:
                 item.newest, item.skipped = 0, len(item.open)
             if not isinstance(item, Answer) or len(item.open) + len(item.prompt) > self._memory.segment_length:
-                self._scheduler.add_document(item.id)
+                self._scheduler.add_document(item.id, item.owner)
             else:
-                self._scheduler.add_prompt(item.id)
+                self._scheduler.add_prompt(item.id, item.owner)
 
     def _end_cancelled(self) -> None:
         """Answers of the batch that nobody wants to go on."""
@@ -266,7 +268,7 @@ class Runner:
         item.open = []
         if len(tokens) - S <= S:
             self._scheduler.remove(item.id)
-            self._scheduler.add_prompt(item.id)
+            self._scheduler.add_prompt(item.id, item.owner)
 
     def _open(self, item: Answer) -> None:
         """Reads the last 1 … S tokens before the answer into a cache, which joins the batch."""

@@ -149,7 +149,16 @@ class Turns:
             prompt, evidence, newest, alone = await asyncio.to_thread(self._prompt, place, content, found, recall)
             seed = params.seed if params.seed is not None else secrets.randbits(53)
             answer = Answer(
-                place.state, list(session.open), prompt, params, seed, lambda event: None, newest, alone, grammar
+                place.state,
+                list(session.open),
+                prompt,
+                params,
+                seed,
+                lambda event: None,
+                newest,
+                alone,
+                grammar,
+                self._allowance.tenant,
             )
             turn._answer, turn._engine = answer, self._engine
             message: dict[str, Any] = {

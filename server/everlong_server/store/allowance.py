@@ -74,7 +74,7 @@ class Allowance:
     def __init__(self, redis: Client, tenant: str, limits: Limits, slots: Slots) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
-        self._tenant = tenant
+        self.tenant = tenant
         self._slots = slots
         self.limits = limits
 
@@ -87,7 +87,7 @@ class Allowance:
         limit = self.limits.requests
         if limit is None:
             return {}
-        let, left, wait, reset = await self._scripts.run(scripts.COUNT_REQUEST, [keys.requests(self._tenant)], [limit])
+        let, left, wait, reset = await self._scripts.run(scripts.COUNT_REQUEST, [keys.requests(self.tenant)], [limit])
         if not let:
             raise exceeded("requests", limit, "requests a minute", "PER_MINUTE", seconds=wait / 1000)
         return _headers("requests", limit, int(left), reset / 1000)
@@ -101,7 +101,7 @@ class Allowance:
         await self.require_tokens()
         limit, member = self.limits.streams, f"{self._slots.replica}|{uuid.uuid4().hex}"
         if limit is not None and not await self._scripts.run(
-            scripts.OPEN_STREAM, [keys.streams(self._tenant)], [member, limit, keys.REPLICA]
+            scripts.OPEN_STREAM, [keys.streams(self.tenant)], [member, limit, keys.REPLICA]
         ):
             raise exceeded("streams", limit, "answers at once", seconds=usual / limit)
         spent = Spent()
@@ -109,21 +109,21 @@ class Allowance:
             yield spent
         finally:
             if limit is not None:
-                await self._slots.give_back(self._tenant, member)
+                await self._slots.give_back(self.tenant, member)
             with contextlib.suppress(RedisError):  # what cannot be charged is a gift
                 await self._spend(spent.tokens)
 
     async def _spend(self, tokens: int) -> None:
         if self.limits.tokens is not None and tokens:
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.incrby(keys.tokens(self._tenant, today()), tokens)
-                pipe.expire(keys.tokens(self._tenant, today()), 2 * _DAY)
+                pipe.incrby(keys.tokens(self.tenant, today()), tokens)
+                pipe.expire(keys.tokens(self.tenant, today()), 2 * _DAY)
                 await pipe.execute()
 
     async def require_tokens(self) -> None:
         """Raises `RateLimited` if today's tokens are used up. What has begun is finished: it may go over."""
         limit = self.limits.tokens
-        if limit is not None and int(await self._redis.get(keys.tokens(self._tenant, today())) or 0) >= limit:
+        if limit is not None and int(await self._redis.get(keys.tokens(self.tenant, today())) or 0) >= limit:
             raise exceeded("tokens", limit, "tokens a day", "PER_DAY", seconds=_DAY - now() % _DAY)
 
     async def require_room(self, bytes: int, model: str) -> None:
@@ -131,7 +131,7 @@ class Allowance:
         await self.require_tokens()
         await self.require_bytes(bytes)
         limit = self.limits.queued
-        if limit is not None and await self._redis.scard(keys.queued(self._tenant, model)) >= limit:
+        if limit is not None and await self._redis.scard(keys.queued(self.tenant, model)) >= limit:
             raise self.queue_full()
 
     async def require_bytes(self, bytes: int) -> None:
@@ -139,7 +139,7 @@ class Allowance:
         if self.limits.bytes is None:
             return
         await self._hold("", 0, 0, None)  # what has ended counts no more
-        if int(await self._redis.get(keys.stored(self._tenant)) or 0) + bytes > self.limits.bytes:
+        if int(await self._redis.get(keys.stored(self.tenant)) or 0) + bytes > self.limits.bytes:
             raise self.no_room()
 
     async def hold(self, id: str, bytes: int, seconds: float, *, limited: bool = True) -> None:
@@ -152,14 +152,14 @@ class Allowance:
 
     async def hold_on(self, id: str, seconds: float) -> None:
         """What is counted as `id` is counted for `seconds` from now."""
-        await self._scripts.run(scripts.HOLD_ON, [keys.held(self._tenant)], [id, int(seconds * 1000)])
+        await self._scripts.run(scripts.HOLD_ON, [keys.held(self.tenant)], [id, int(seconds * 1000)])
 
     async def release(self, id: str) -> None:
         """`id` is stored no more."""
         await self._hold(id, 0, 0, None)
 
     async def _hold(self, id: str, bytes: int, seconds: float, most: int | None) -> int:
-        names = [keys.stored(self._tenant), keys.held(self._tenant), keys.held_sizes(self._tenant)]
+        names = [keys.stored(self.tenant), keys.held(self.tenant), keys.held_sizes(self.tenant)]
         args = [id, bytes, int(seconds * 1000), "" if most is None else most]
         return int(await self._scripts.run(scripts.HOLD, names, args))
 
