@@ -106,7 +106,8 @@ def asks(message: str) -> bool:
 def choose(
     found: Sequence[Passage], seen: str, budget: int, count: Callable[[str], int], template: Template = TEMPLATE
 ) -> tuple[list[Passage], str]:
-    """What an answer rests on, the best first, and the text that goes before the question.
+    """What an answer rests on, the best first, and the text that goes before the question, where the best stands last: a
+    small model answers from what it has read a moment ago (docs/results.md).
 
     `found`: passages, the best first. `seen`: text that the model has before it anyway; what stands there is not
     repeated. `budget`: tokens that the text may take, by `count`; one that holds not even a word of the best passage
@@ -127,8 +128,9 @@ def choose(
                 fresh = more
     if not fresh and (first := next((p for p in good if p not in there), None)) is not None:
         fresh = _cut(first, lambda some: count(before([some])) <= budget)
-    evidence = sorted([*_merged(there), *fresh], key=lambda p: -p.score)  # stable: equals in the order of the text
-    return [_bare(p) for p in evidence], before(fresh)
+    fresh.sort(key=lambda p: -p.score)  # stable: equals in the order of the text
+    evidence = sorted([*_merged(there), *fresh], key=lambda p: -p.score)
+    return [_bare(p) for p in evidence], before(fresh[::-1])
 
 
 def evidence_view(passage: Passage) -> dict[str, Any]:
