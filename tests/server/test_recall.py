@@ -216,7 +216,7 @@ def test_neighbours_are_merged_and_offsets_are_exact() -> None:
 
 
 def test_the_best_passage_is_the_first_piece_of_evidence_and_stands_next_to_the_question() -> None:
-    a, b, c = (replace(p, score=score) for p, score in zip(passages_of(ALICE)[:5:2], (2.0, 3.0, 1.0), strict=True))
+    a, b, c = (replace(p, score=score) for p, score in zip(passages_of(ALICE)[:5:2], (2.0, 3.0, 1.5), strict=True))
     evidence, before = choose([b, a, c], "", 10_000, len)
     assert [e.start for e in evidence] == [b.start, a.start, c.start]
     assert before == TEMPLATE.before([c.text, a.text, b.text])
