@@ -23,7 +23,7 @@ _BROUGHT_BACK = 5
 
 def run(*, count: int, tokens: int, quick: bool, progress: Callable[[str], None]) -> Report:
     """Makes `count` sessions (quick: 5), each with an own document of `tokens`, with the default model and each of two
-    memories; what they add to Redis is what INFO says. RMT, whose reading costs a pass through the model, gets a tenth of them."""
+    memories; what they add to Redis is what INFO says. RMT, whose reading costs a pass through the model, gets a hundredth of them, two at least."""
     tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=load_settings().models_dir.expanduser()))
     ids = tokenizer.encode(packaged())
     ids = (ids * -(-2 * tokens // len(ids)))[: 2 * tokens]
