@@ -147,6 +147,46 @@ def test_answers_go_on_in_the_middle_of_a_segment_that_is_read(model, monkeypatc
     assert (steps_inside[0] > 0) == (stall == 0.0)
 
 
+def test_what_was_said_of_a_cancelled_answer_is_the_beginning_of_the_whole(model) -> None:
+    """Also in the middle of a character, or of what may become a stop string."""
+    params = SamplingParams(temperature=1, max_tokens=24, ignore_eos=True, stop=("no such words",))
+    state = model.memory.initial_state(1)
+    runner = Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
+    runner.start()
+
+    def run(most: int | None) -> tuple[str, Finished]:
+        events: queue.Queue = queue.Queue()
+        said: list[str] = []
+        item = Answer(state, [], [5, 6, 7], params, 3, events.put)
+
+        def sink(event: Delta | Finished | Failed) -> None:
+            if isinstance(event, Delta):
+                said.append(event.text)
+                item.cancelled = len(said) == most
+            else:
+                events.put(event)
+
+        item.sink = sink
+        runner.submit(item)
+        finished = events.get(timeout=30)
+        assert isinstance(finished, Finished)
+        assert finished.text == "".join(said)
+        return finished.text, finished
+
+    try:
+        whole, _ = run(None)
+        held_back = 0
+        for most in range(1, 24):
+            said, finished = run(most)
+            assert finished.reason == "cancelled"
+            assert finished.tokens == most
+            assert whole.startswith(said)
+            held_back += len(said) < len(model.tokenizer.decode(finished.open[3:]))
+        assert held_back, "no answer was cancelled in the middle of a character"
+    finally:
+        runner.stop()
+
+
 def test_one_document_of_a_tenant_does_not_wait_for_all_of_anothers(model) -> None:
     memory, ended = model.memory, queue.Queue()
     text = torch.arange(5, 5 + 2 * memory.segment_length)

@@ -8,6 +8,7 @@ import json
 import httpx
 import pytest
 
+from everlong_server.store import keys
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY
 
@@ -252,3 +253,41 @@ def test_overload_is_refused_at_once_with_a_time_to_come_back(new_server) -> Non
         with httpx.Client(base_url=server.url) as other:
             server.error(other.post(f"/v1/sessions/{two}/messages", json={"content": "?"}), 429, "overloaded")
     server.check_keys()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_whose_lease_is_lost_while_it_waits_is_refused_and_can_be_sent_again(
+    new_server, stream: bool
+) -> None:
+    """It was said to be answered, with nothing, and was not kept."""
+    server = new_server(max_streams=1, lease_seconds=1.5).start()
+    document = server.read(TEXT)["id"]
+    busy, other = server.session(document)["id"], server.session(document)["id"]
+    headers = {"Idempotency-Key": "once"}
+    path, body = f"/v1/sessions/{other}/messages", {"content": "Who?", "stream": stream, **GREEDY}
+    with (
+        server.http.stream(
+            "POST",
+            f"/v1/sessions/{busy}/messages",
+            json={"content": "Go on.", "stream": True, **GREEDY, "max_tokens": 100_000},
+        ) as going,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):
+        lines = going.iter_lines()  # kept: httpx closes a stream whose iterator is dropped
+        next(line for line in lines if "output_text.delta" in line)
+        waiting = pool.submit(server.http.post, path, json=body, headers=headers)
+        lease = keys.session_lease(other)
+        wait_for(lambda: server.redis.exists(lease))
+        server.redis.set(lease, "another's", px=60_000)
+        answer = waiting.result(30)
+    if stream:
+        assert [event["type"] for event in events_of(answer)][-1] == "error"
+        assert events_of(answer)[-1]["error"]["code"] == "conflict"
+    else:
+        server.error(answer, 409, "conflict")
+    assert server.get_session(other)["messages"] == 0
+    server.redis.delete(lease)
+    body["stream"] = False
+    said = wait_for(lambda: (again := server.http.post(path, json=body, headers=headers)).status_code == 200 and again)
+    assert said.json()["usage"]["completion_tokens"] == 24
+    assert server.get_session(other)["messages"] == 2

@@ -18,7 +18,7 @@ from everlong_server.errors import DocumentFailed, DocumentNotReady, ServerError
 from everlong_server.metrics import Metrics
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import Reading, Session, new_id
-from everlong_server.store.sessions import Lease, Sessions
+from everlong_server.store.sessions import Lease, Sessions, unchanged
 
 
 class Conversations:
@@ -97,7 +97,7 @@ class Conversations:
 
     @asynccontextmanager
     async def _lease(self, turn: Turn, session_id: str) -> AsyncIterator[Lease]:
-        """The session's lease, renewed meanwhile and given back. If it is lost the answer ends, and its commit fails."""
+        """The session's lease, renewed meanwhile and given back. If it is lost the answer ends with `Conflict`."""
         lease = await self._sessions.acquire(session_id)
 
         async def keep() -> None:
@@ -111,7 +111,7 @@ class Conversations:
                 except RedisError:  # away: the lease is ours for as long as it was last promised
                     continue
             self._metrics.lease_losses.labels("session").inc()
-            turn.cancel()
+            turn.lose(unchanged(session_id, "the lease was lost"))
 
         keeper = asyncio.create_task(keep())
         try:

@@ -46,7 +46,7 @@ _BEFORE = 0.5
 """What these weigh."""
 _ENOUGH = 0.25
 """The share of what was asked for that a passage must have for any to be taken. With less, the text has nothing about it."""
-_NEAR = 0.4
+_NEAR = 0.3
 """The share of the best passage's score that others must have."""
 BESIDE = 256
 """Tokens before the open segment that a later answer with evidence looks at besides, where the memory keeps tokens: the

@@ -339,9 +339,13 @@ class Runner:
         return token
 
     def _finish(self, item: Answer, reason: str, last: int | None = None) -> None:
-        """Ends an answer. `last`: a token that belongs to it and was not read yet."""
+        """Ends an answer. `last`: a token that belongs to it and was not read yet.
+
+        What is held back, half a character or what may become a stop string, is said at the end. Of a cancelled answer it
+        is not: had it gone on, or is it made again because a server was lost, it says what it says then.
+        """
         stream, stop = self._texts[item.id]
-        if not stop.found:
+        if not stop.found and reason != "cancelled":
             rest = stop.feed(stream.finish())
             rest += "" if stop.found else stop.finish()
             if rest:

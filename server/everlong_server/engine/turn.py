@@ -41,17 +41,24 @@ Written = dict[str, Any]
 
 @dataclass(slots=True)
 class Turn:
-    """A message and its answer under way. `events` yields what the caller is sent; `cancel` ends the answer and keeps it."""
+    """A message and its answer under way. `events` yields what the caller is sent; `cancel` ends the answer and keeps it,
+    `lose` ends it and keeps nothing."""
 
     id: str
     events: AsyncGenerator[Event, None] = field(init=False)
     _answer: Answer | None = None
     _engine: Engine | None = None
+    _lost: Exception | None = None
 
     def cancel(self) -> None:
         """The answer ends within one step, with `finish_reason` "cancelled"; what was said is kept."""
         if self._answer is not None and self._engine is not None:
             self._engine.cancel(self._answer)
+
+    def lose(self, error: Exception) -> None:
+        """The place is somebody else's: the answer ends with `error`."""
+        self._lost = error
+        self.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +195,8 @@ class Turns:
                 raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
             except InterruptedError:  # cancelled before the prompt was read: there is nothing to keep
                 pass
+            if turn._lost is not None:
+                raise turn._lost
             reused = session.position - len(session.open)
             span.set(
                 gen_ai__usage__input_tokens=len(prompt),

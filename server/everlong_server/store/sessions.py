@@ -215,13 +215,18 @@ class Sessions:
             raise NotFound(f"session {session.id!r} was deleted", param="session_id", code="session_not_found")
         if version < 0:
             reason = "the lease was lost" if version == -1 else "another writer was quicker"
-            raise Conflict(f"session {session.id!r} was not changed: {reason}", param="session_id")
+            raise unchanged(session.id, reason)
 
 
 _FACTS = (
     b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", b"position", b"open",
     b"state_bytes", b"state_digest", b"tenant", b"title",
 )  # fmt: skip
+
+
+def unchanged(session_id: str, reason: str) -> Conflict:
+    """The error for what was said and is not kept."""
+    return Conflict(f"session {session_id[:64]!r} was not changed: {reason}", param="session_id")
 
 
 def _no_session(session_id: str) -> NotFound:
