@@ -66,6 +66,24 @@ async def test_a_job_whose_delivery_got_lost_comes_again(url: str) -> None:
     await redis.aclose()
 
 
+async def test_takers_that_are_dead_and_hold_nothing_are_forgotten(url: str) -> None:
+    """Every start of a server has a name of its own."""
+    redis = connect(url)
+    await redis.flushall()
+    for name in ("idle", "alive", "holds"):
+        jobs = Jobs(redis, MODEL, name, 60.0)
+        await jobs.prepare(alone=False)
+        if name == "holds":
+            await redis.xadd(keys.jobs(MODEL), {"reading": "r1"})
+        await jobs.next(10)
+        if name != "alive":
+            await jobs.leave()
+    await Jobs(redis, MODEL, "new", 60.0).prepare(alone=False)
+    takers = {taker["name"]: taker["pending"] for taker in await redis.xinfo_consumers(keys.jobs(MODEL), keys.READERS)}
+    assert takers == {b"holds": 1, b"alive": 0}
+    await redis.aclose()
+
+
 async def test_a_sweep_takes_only_our_own_leavings(tmp_path: Path) -> None:
     blobs = Blobs(f"file://{tmp_path}")
     keep, lost = f"doc_{'a' * 32}", f"doc_{'b' * 32}"

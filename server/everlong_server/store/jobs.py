@@ -49,6 +49,7 @@ class Jobs:
             async for key in self._redis.scan_iter(f"{keys.REPLICA}*"):
                 await self._redis.delete(key)
         await self.beat()
+        await self._scripts.run(scripts.FORGET_TAKERS, [self._stream], [keys.READERS, keys.REPLICA])
 
     async def beat(self) -> None:
         """This replica is alive for another `lease_seconds`."""

@@ -37,6 +37,17 @@ redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3])
 return 1
 """
 
+# KEYS: jobs. ARGV: group, prefix of replicas' keys. Forgets the takers that are dead and hold nothing
+FORGET_TAKERS = """
+for _, taker in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  local facts = {}
+  for i = 1, #taker, 2 do facts[taker[i]] = taker[i + 1] end
+  if facts.pending == 0 and redis.call('EXISTS', ARGV[2] .. facts.name) == 0 then
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], facts.name)
+  end
+end
+"""
+
 # KEYS: any of ours. Returns Redis's time of day, seconds and microseconds.
 MOMENT = "return redis.call('TIME')"
 
