@@ -73,9 +73,11 @@ async def test_takers_that_are_dead_and_hold_nothing_are_forgotten(url: str) -> 
     for name in ("idle", "alive", "holds"):
         jobs = Jobs(redis, MODEL, name, 60.0)
         await jobs.prepare(alone=False)
-        if name == "holds":
-            await redis.xadd(keys.jobs(MODEL), {"reading": "r1"})
-        await jobs.next(10)
+        await redis.xadd(keys.jobs(MODEL), {"reading": name})
+        job = await jobs.next(10)
+        assert job is not None
+        if name != "holds":
+            await jobs.done(job)
         if name != "alive":
             await jobs.leave()
     await Jobs(redis, MODEL, "new", 60.0).prepare(alone=False)
