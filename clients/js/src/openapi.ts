@@ -189,8 +189,8 @@ export interface components {
             type: string;
         };
         /**
-         * @description A passage to check an answer by, word for word: `text[start:end]` of the document's text, counted in characters, or
-         *     in bytes of its UTF-8; a byte-order mark does not count.
+         * @description A passage that the model had before it, word for word: `text[start:end]` of the document's text, counted in
+         *     characters, or in bytes of its UTF-8; a byte-order mark does not count.
          */
         Evidence: {
             document: string;
@@ -198,11 +198,6 @@ export interface components {
             end_byte: number;
             /** @description where it begins, in a PDF */
             page?: number | null;
-            /**
-             * @description whether the model had it before it; it reads the best of what was found
-             * @default true
-             */
-            read: boolean;
             /** @description BM25 */
             score: number;
             /** @description the heading that it stands under, in Word, EPUB and HTML */

@@ -38,9 +38,9 @@ class Sampling(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """A passage to check an answer by, word for word: characters `start` to `end` of the document, or bytes of its UTF-8; a
-    byte-order mark does not count. The higher the `score`, the more it has of what was asked for. `read`: the model had it
-    before it. `page` (of a PDF) or `section` (a heading): where it begins."""
+    """A passage that an answer was given, word for word: characters `start` to `end` of the document, or bytes of its
+    UTF-8; a byte-order mark does not count. The higher the `score`, the more it has of what was asked for. `page` (of a
+    PDF) or `section` (a heading): where it begins."""
 
     document: str
     start: int
@@ -49,7 +49,6 @@ class Evidence:
     end_byte: int
     text: str
     score: float = 0
-    read: bool = True
     page: int | None = None
     section: str | None = None
 

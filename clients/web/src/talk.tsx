@@ -203,7 +203,7 @@ function Asked({ session, turn }: { session: string; turn: Turn }) {
 
 const FEW = 3;
 
-/** What an answer can be checked by. */
+/** What an answer could rest on. */
 function Passages({ evidence }: { evidence: readonly Evidence[] }) {
   const [all, setAll] = useState(false);
   if (evidence.length === 0) return <p class="note">It rests on no passage of the text.</p>;
@@ -232,7 +232,6 @@ function Passages({ evidence }: { evidence: readonly Evidence[] }) {
                 <span class="note">
                   {several && <span class="title">{name}</span>}
                   {passage.page ? `page ${passage.page}` : bytes ? `at ${percent(passage.start_byte / bytes)}` : ""}
-                  {passage.read === false && " · found, not read for the answer"}
                 </span>
               </a>
             </li>

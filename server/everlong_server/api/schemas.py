@@ -137,8 +137,8 @@ class Usage(Wire):
 
 
 class Evidence(Wire):
-    """A passage to check an answer by, word for word: `text[start:end]` of the document's text, counted in characters, or
-    in bytes of its UTF-8; a byte-order mark does not count."""
+    """A passage that the model had before it, word for word: `text[start:end]` of the document's text, counted in
+    characters, or in bytes of its UTF-8; a byte-order mark does not count."""
 
     document: str
     start: int
@@ -147,7 +147,6 @@ class Evidence(Wire):
     end_byte: int
     text: str
     score: float = Field(description="BM25")
-    read: bool = Field(True, description="whether the model had it before it; it reads the best of what was found")
     page: int | None = Field(None, description="where it begins, in a PDF")
     section: str | None = Field(None, description="the heading that it stands under, in Word, EPUB and HTML")
 

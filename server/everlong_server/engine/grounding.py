@@ -48,9 +48,6 @@ _ENOUGH = 0.25
 """The share of what was asked for that a passage must have for any to be taken. With less, the text has nothing about it."""
 _NEAR = 0.3
 """The share of the best passage's score that others must have."""
-_READ = 0.6
-"""The share of it that those must have which the model reads: what people check an answer by may be more than what a small
-model can read without being led astray (docs/results.md)."""
 BESIDE = 256
 """Tokens before the open segment that a later answer with evidence looks at besides, where the memory keeps tokens: the
 dialogue. The first answer looks at nothing but its evidence, as if the chat began there: the document's end, which a question
@@ -106,22 +103,14 @@ def asks(message: str) -> bool:
     return "?" in message and any(word not in STOP_WORDS for word in _words(message))
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What an answer can be checked by. `read`: the model had it before it, word for word."""
-
-    passage: Passage
-    read: bool
-
-
 def choose(
     found: Sequence[Passage], seen: str, budget: int, count: Callable[[str], int], template: Template = TEMPLATE
-) -> tuple[list[Evidence], str]:
-    """Evidence, the best first, and the text that goes before the question: the best of it, and the very best last, as a
-    small model answers from what it has read a moment ago.
+) -> tuple[list[Passage], str]:
+    """What an answer rests on, the best first, and the text that goes before the question, where the best stands last: a
+    small model answers from what it has read a moment ago (docs/results.md).
 
     `found`: passages, the best first. `seen`: text that the model has before it anyway; what stands there is not
-    repeated. `budget`: tokens that all evidence may take, by `count`; one that holds not even a word of the best passage
+    repeated. `budget`: tokens that the text may take, by `count`; one that holds not even a word of the best passage
     beside the template gives no passages.
     """
 
@@ -139,23 +128,17 @@ def choose(
                 fresh = more
     if not fresh and (first := next((p for p in good if p not in there), None)) is not None:
         fresh = _cut(first, lambda some: count(before([some])) <= budget)
-    read = [p for p in fresh if p.score >= _READ * found[0].score]
-    evidence = [
-        *(Evidence(_bare(p), read=True) for p in _merged(there)),
-        *(Evidence(_bare(p), p in read) for p in fresh),
-    ]
-    read.sort(key=lambda p: p.score)
-    evidence.sort(key=lambda e: -e.passage.score)  # stable: equals in the order of the text
-    return evidence, before(read)
+    fresh.sort(key=lambda p: -p.score)  # stable: equals in the order of the text
+    evidence = sorted([*_merged(there), *fresh], key=lambda p: -p.score)
+    return [_bare(p) for p in evidence], before(fresh[::-1])
 
 
-def evidence_view(evidence: Evidence) -> dict[str, Any]:
+def evidence_view(passage: Passage) -> dict[str, Any]:
     """As callers see it."""
-    passage = evidence.passage
     place = {"page": passage.page, "section": passage.section}
     return {
         "document": passage.document, "start": passage.start, "end": passage.end, "start_byte": passage.start_byte,
-        "end_byte": passage.end_byte, "text": passage.text, "score": passage.score, "read": evidence.read,
+        "end_byte": passage.end_byte, "text": passage.text, "score": passage.score,
         **{name: value for name, value in place.items() if value is not None},
     }  # fmt: skip
 

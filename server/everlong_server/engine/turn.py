@@ -255,7 +255,7 @@ class Turns:
     def _prompt(
         self, place: Place, content: str, found: list[Passage], recall: Recall
     ) -> tuple[list[int], list[dict[str, Any]], int | None, bool]:
-        """The message's tokens, the passages that its answer can be checked by, and what it looks at besides (`Answer.newest`,
+        """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`Answer.newest`,
         `Answer.alone`)."""
         memory, chat, tokenizer = self._engine.model.memory, self._engine.model.chat, self._engine.model.tokenizer
         session = place.session
@@ -279,7 +279,7 @@ class Turns:
         alone = alone and bool(evidence or text)
         prompt = [*self._before(place, anew=alone), *tokenizer.encode(text), *tokenizer.encode(content), *chat.ask]
         newest = BESIDE if evidence or text else None
-        return prompt, [evidence_view(one) for one in evidence], newest, alone
+        return prompt, [evidence_view(passage) for passage in evidence], newest, alone
 
     def _before(self, place: Place, *, anew: bool) -> list[int]:
         """What stands between all that the session has read and the words of the question; `anew`: as if it were nothing."""

@@ -86,9 +86,6 @@ class Cell:
     length: int
     tokens: list[int] = field(default_factory=list)
     ranks: list[int | None] = field(default_factory=list)
-    """The first piece of evidence with which all up to it hold the answer."""
-    read: list[bool] = field(default_factory=list)
-    """Whether what the model reads of the evidence holds it."""
     shares: dict[str, list[float]] = field(default_factory=dict)
     """By kind of question, the share of each that the best passage has. `asked`: of this document; `elsewhere`: of the
     document before; `impossible`: of this document's passages, which don't hold the answer."""
@@ -187,13 +184,13 @@ async def _measure(
     answers = _Answers(services, plan, recall)
     wanted = max(plan.samples if plan.ways else 0, plan.searches)
 
-    async def search(kind: str, document: Document, question: str) -> list[tuple[Span, bool]]:
+    async def search(kind: str, document: Document, question: str) -> list[Span]:
         words = words_of(question, None)
         passages = await shelf.passages.search([document.id], words, recall.passages) if words else []
         evidence, _ = choose(passages, "", recall.tokens, answers.count, template)
         cell.shares.setdefault(kind, []).append(max((passage.share for passage in passages), default=0.0))
         cell.refused.setdefault(kind, []).append(float(not evidence and asks(question)))
-        return [((one.passage.start, one.passage.end), one.read) for one in evidence]
+        return [(passage.start, passage.end) for passage in evidence]
 
     before: tuple[Asked, ...] = ()
     found = documents(of, novels, cell.length, answers.count, plan.seed, answerable=True)
@@ -203,9 +200,7 @@ async def _measure(
         document = await shelf.put(hidden.text)
         cell.tokens.append(hidden.tokens)
         for question in asked:
-            evidence = await search("asked", document, question.question)
-            cell.ranks.append(rank(hidden, question, [span for span, _ in evidence]))
-            cell.read.append(rank(hidden, question, [span for span, read in evidence if read]) is not None)
+            cell.ranks.append(rank(hidden, question, await search("asked", document, question.question)))
         for question in before:
             await search("elsewhere", document, question.question)
         before = asked
@@ -308,8 +303,7 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
     for cell in cells:
         hit = mean([float(found is not None) for found in cell.ranks], plan.seed)
         first = mean([1 / found if found else 0.0 for found in cell.ranks], plan.seed)
-        read = mean([float(held) for held in cell.read], plan.seed)
-        rows.append(_row(cell, "evidence", hit=hit, read=read, mrr=first) | {"documents": len(cell.tokens)})
+        rows.append(_row(cell, "evidence", hit=hit, mrr=first) | {"documents": len(cell.tokens)})
         for way, scores in cell.scores.items():
             columns = zip(("f1", "exact", "within"), zip(*scores, strict=True), strict=True)
             rows.append(_row(cell, way, **{name: mean(values, plan.seed) for name, values in columns}))
@@ -339,6 +333,6 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
 
 def _row(cell: Cell, way: str, **figures: Mean) -> dict[str, Any]:
     shown = {name: f"{mean.value:.3f} ({mean.low:.2f}–{mean.high:.2f})" for name, mean in figures.items()}
-    columns = dict.fromkeys(("f1", "exact", "within", "hit", "read", "mrr", "refused"), "") | shown
+    columns = dict.fromkeys(("f1", "exact", "within", "hit", "mrr", "refused"), "") | shown
     counts = {"n": next(iter(figures.values())).count, "documents": ""}
     return {"questions": cell.name, "length": cell.length, "way": way} | columns | counts
