@@ -81,6 +81,11 @@ def _serve(settings: Settings, redis_url: str, embedded: EmbeddedRedis | None) -
     return 1 if failed or not server.started else 0
 
 
+# Longer than clients (httpx: 5 s) and proxies (nginx: 60 s) keep a connection that is not used: whoever ends it first must be
+# them, or a request meets a connection that the server is just closing.
+_IDLE_SECONDS = 75
+
+
 class _Server(uvicorn.Server):
     """Drains before it ends: at the first signal new work is refused and running answers may finish."""
 
@@ -98,6 +103,7 @@ class _Server(uvicorn.Server):
                 ws_per_message_deflate=False,  # nothing to gain with a few bytes a frame, and no bombs
                 ws_ping_interval=settings.keepalive_seconds,
                 ws_ping_timeout=settings.keepalive_seconds,
+                timeout_keep_alive=_IDLE_SECONDS,
                 timeout_graceful_shutdown=5,
                 server_header=False,
             )

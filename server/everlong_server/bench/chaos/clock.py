@@ -14,7 +14,7 @@ def _library() -> Path | None:
 
 
 class Clock:
-    """Of a process that is started with `environment`. Without libfaketime on this machine it stays as it is.
+    """Of a process whose command begins with `prefix`. Without libfaketime on this machine it stays as it is.
 
     Its monotonic clock goes on as ever, as when an administrator, NTP or a resumed virtual machine sets the time.
     """
@@ -28,12 +28,12 @@ class Clock:
         self._file.write_text(f"{seconds:+.3f}", encoding="ascii")
 
     @property
-    def environment(self) -> dict[str, str]:
-        """Of the process. What is loaded is inherited; a forked process may choose another clock by `own`."""
+    def prefix(self) -> list[str]:
+        """Of a command. What is loaded is inherited; a forked process may choose another clock by `own`."""
         library = _library()
         if library is None:
-            return {}
-        return {
+            return []
+        variables = {
             "LD_PRELOAD": str(library),
             "FAKETIME_CACHE_DURATION": str(_SEEN_SECONDS),
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
@@ -41,6 +41,7 @@ class Clock:
             "FAKETIME_FORCE_MONOTONIC_FIX": "0",
             **self.own,
         }
+        return ["env", *(f"{name}={value}" for name, value in variables.items())]
 
     @property
     def own(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ from typing import Any
 class Nursery:
     """Forks servers until it is closed, which ends them with -9."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """`environment`: of all servers, beside this process's own."""
+    def __init__(self, prefix: Sequence[str]) -> None:
+        """`prefix`: of the command that is started (`Clock.prefix`)."""
         self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {__name__} import main; main()"],
-            env=os.environ | environment,
+            [*prefix, sys.executable, "-c", f"from {__name__} import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -57,7 +56,8 @@ def main() -> None:
         flags, log, environment = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            os.environ.update(environment)
+            for name, value in environment.items():
+                os.putenv(name, value)  # for libraries: nothing of ours reads it
             _serve(flags, log)
         print(pid, flush=True)  # noqa: T201 - to the parent
 

@@ -106,12 +106,8 @@ class RedisProcess:
         return self._process is not None and self._process.poll() is None
 
     def _launch(self) -> None:
-        self._process = subprocess.Popen(
-            self._command,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | (self.clock.environment if self.clock_settable else {}),
-        )
+        command = [*(self.clock.prefix if self.clock_settable else []), *self._command]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def kill(self) -> None:
         """kill -9."""
@@ -222,7 +218,7 @@ async def world(
     for name in ("redis", "spool", "data"):
         (folder / name).mkdir()
     bounded = _mount(folder / "spool")
-    nursery = Nursery(Clock(folder / "clock").environment)
+    nursery = Nursery(Clock(folder / "clock").prefix)
     redis_process = RedisProcess(folder / "redis", program)
     usual = [
         "--model", str(model), "--blob-url", f"file://{folder / 'spool'}", "--threads", "1",
