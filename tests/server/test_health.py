@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import http.client
 import time
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -35,11 +35,12 @@ def test_a_server_that_is_loading_is_alive_and_not_ready(new_server) -> None:
 
 def test_an_idle_connection_outlives_the_clients_patience(server: Server) -> None:
     """httpx gives an idle connection up after five seconds; a server that did so, too, would break requests off."""
-    with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        for pause in (0, 6.5):
-            time.sleep(pause)
-            connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    for pause in (0, 6.5):
+        time.sleep(pause)
+        connection.request("GET", "/livez")  # does not connect again
+        assert connection.getresponse().read() == b"ok"
+    connection.close()
 
 
 def test_models_say_what_they_are(server: Server) -> None:
