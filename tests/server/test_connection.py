@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
+import uvloop
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from everlong_server.settings import SettingsError, load_settings
 from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Address, connect
 from everlong_server.store.documents import adopt
+from everlong_server.store.embedded import EmbeddedRedis
 from everlong_server.store.scripts import Scripts
 
 
@@ -77,3 +81,26 @@ async def test_a_write_that_has_no_copy_is_no_answer(redis_url: str) -> None:
         await Scripts(redis).run(scripts.STORE, ["{everlong}:session:a"], ["", "", "", "id", "a"])
     await redis.flushall()
     await redis.aclose()
+
+
+def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
+    """uvloop's RuntimeError for it was an error of the server's own, 500, while a cluster failed over."""
+    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+        embedded = EmbeddedRedis(Path(folder))
+        embedded.start()
+
+        async def closed() -> None:
+            client = connect(embedded.url)
+            connection = await client.connection_pool.get_connection()
+            connection._writer.transport.abort()
+            await asyncio.sleep(0)
+            with pytest.raises(RedisConnectionError, match="closed"):
+                await connection.send_command("PING")
+            await client.connection_pool.release(connection)
+            assert await client.ping()
+            await client.aclose()
+
+        try:
+            uvloop.run(closed())
+        finally:
+            embedded.stop()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import functools
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.connection import parse_url
+from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialBackoff, NoBackoff
@@ -104,6 +105,23 @@ def _master(address: Address, options: dict[str, Any]) -> _Single:
     asking |= {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
     sentinel: Any = Sentinel(list(address.hosts), sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]
     return sentinel.master_for(address.service, redis_class=_Single)
+
+
+def _send(send: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """`send` of a connection, that was closed meanwhile: uvloop says so with a RuntimeError, which redis-py does not know."""
+
+    @functools.wraps(send)
+    async def sent(*args: Any, **kwargs: Any) -> None:
+        try:
+            await send(*args, **kwargs)
+        except RuntimeError as error:
+            raise RedisConnectionError(str(error)) from error
+
+    return sent
+
+
+# The class that all kinds of connections have in common; which of them is made, redis-py decides by URL and cluster.
+AbstractConnection.send_packed_command = _send(AbstractConnection.send_packed_command)  # type: ignore[method-assign, assignment]
 
 
 class _Single(Redis):
