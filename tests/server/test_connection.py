@@ -83,8 +83,9 @@ async def test_a_write_that_has_no_copy_is_no_answer(redis_url: str) -> None:
     await redis.aclose()
 
 
-def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
-    """uvloop's RuntimeError for it was an error of the server's own, 500, while a cluster failed over."""
+@pytest.mark.parametrize("by", ["uvloop", "another task"])
+def test_a_connection_that_was_closed_meanwhile_is_made_anew(by: str) -> None:
+    """A RuntimeError of uvloop's, or an AttributeError, was an error of the server's own, 500, as a cluster failed over."""
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         embedded = EmbeddedRedis(Path(folder))
         embedded.start()
@@ -92,10 +93,15 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
         async def closed() -> None:
             client = connect(embedded.url)
             connection = await client.connection_pool.get_connection()
-            connection._writer.transport.abort()
-            await asyncio.sleep(0)
+            if by == "uvloop":
+                connection._writer.transport.abort()
+                await asyncio.sleep(0)
+            sending = asyncio.ensure_future(connection.send_command("PING"))
+            if by == "another task":
+                await asyncio.sleep(0)
+                await connection.disconnect(nowait=True)
             with pytest.raises(RedisConnectionError, match="closed"):
-                await connection.send_command("PING")
+                await sending
             await client.connection_pool.release(connection)
             assert await client.ping()
             await client.aclose()

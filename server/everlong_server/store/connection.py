@@ -108,14 +108,17 @@ def _master(address: Address, options: dict[str, Any]) -> _Single:
 
 
 def _send(send: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """`send` of a connection, that was closed meanwhile: uvloop says so with a RuntimeError, which redis-py does not know."""
+    """`send` of a connection that was closed meanwhile. redis-py does not know what that looks like: from uvloop a
+    RuntimeError; an AttributeError where another task, which saw the node gone, took the writer away."""
 
     @functools.wraps(send)
-    async def sent(*args: Any, **kwargs: Any) -> None:
+    async def sent(connection: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            await send(*args, **kwargs)
-        except RuntimeError as error:
-            raise RedisConnectionError(str(error)) from error
+            await send(connection, *args, **kwargs)
+        except (RuntimeError, AttributeError) as error:
+            if isinstance(error, AttributeError) and connection._writer is not None:
+                raise
+            raise RedisConnectionError("the connection was closed") from error
 
     return sent
 
