@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +13,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisAway
 
 from everlong_server.errors import Conflict, InvalidRequest, NotFound
-from everlong_server.store import keys
+from everlong_server.store import keys, scripts
 from everlong_server.store.attempts import Attempt, Attempts
 from everlong_server.store.connection import Client, connect
 from tests.process import Server
@@ -112,6 +113,33 @@ async def test_a_record_that_could_not_be_freed_is_when_redis_is_back(
 
 
 # Over HTTP
+
+
+@pytest.mark.parametrize("error", [RedisAway("cut off"), asyncio.CancelledError()], ids=["cut off", "caller gone"])
+async def test_a_beginning_whose_answer_got_lost_does_not_hold_the_key(
+    redis: Client, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """It was "still running" until the record ended, by default a day, as long as the replica lived."""
+    left: list[Attempt] = []
+    store = attempts(redis, left=left)
+    run = store._scripts.run
+
+    async def deaf(script: str, *arguments: Any) -> None:
+        if script == scripts.BEGIN_ATTEMPT:
+            await run(script, *arguments)
+        raise error if script == scripts.BEGIN_ATTEMPT else RedisAway("still away")
+
+    with monkeypatch.context() as context:
+        context.setattr(store._scripts, "run", deaf)
+        with pytest.raises(type(error)):
+            await store.begin("k")
+    with pytest.raises(Conflict):
+        await attempts(redis, replica="r2").begin("k")
+    await store.settle()
+    assert left == []
+    again = await attempts(redis, replica="r2").begin("k")
+    assert not again.first
+    await again.finish("good")
 
 
 def test_an_upload(server: Server) -> None:

@@ -7,6 +7,7 @@ effect and its record that a kill could hit.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -47,9 +48,13 @@ class Attempts:
             return Attempt(self, None, "", uuid.uuid4().hex, "", None, first=True)
         record = keys.attempt(self._tenant, hashlib.sha256(key.encode()).hexdigest())
         owner = f"{self._replica}|{uuid.uuid4().hex}"
-        found = await self._scripts.run(
-            scripts.BEGIN_ATTEMPT, [record], [owner, uuid.uuid4().hex, int(self._seconds * 1000), keys.REPLICA]
-        )
+        try:
+            found = await self._scripts.run(
+                scripts.BEGIN_ATTEMPT, [record], [owner, uuid.uuid4().hex, int(self._seconds * 1000), keys.REPLICA]
+            )
+        except (RedisError, asyncio.CancelledError):  # Redis may have it down all the same
+            await self.free(Attempt(self, record, owner, "", "", None, first=True))
+            raise
         if not found:
             raise Conflict(
                 "a request with this Idempotency-Key is still running", param="Idempotency-Key",
