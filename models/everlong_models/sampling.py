@@ -117,11 +117,12 @@ class Sampler:
         if self.params.temperature == 0:
             return int(scores.argmax())
         probabilities = self.filter(scores)
-        # Inverse transform on the float64 cumulative sum: one uniform number a token, whatever the vocabulary.
-        cumulative = probabilities.double().cumsum(0)
-        uniform = torch.rand((), generator=self._generator, dtype=torch.float64) * cumulative[-1]
-        token = int(torch.searchsorted(cumulative, uniform, right=True))
-        return min(token, int(probabilities.nonzero()[-1]))
+        kept = probabilities.nonzero()[:, 0]
+        # The likeliest after each is divided by a number of its own from Exp(1) (an exponential race, the Gumbel-max trick).
+        # By a cumulative sum, the last bits of any logit, which depend on the rows beside it, would move the borders of
+        # all tokens, and one that top_p lets in or out by a hair would move all places.
+        uniform = torch.rand(len(probabilities), generator=self._generator, dtype=torch.float64)
+        return int(kept[(probabilities[kept] / -torch.log1p(-uniform[kept])).argmax()])
 
     def filter(self, scores: Tensor) -> Tensor:
         """Probabilities (V,), not normalised, of what temperature, top_k, top_p and min_p leave of `scores` (V,)."""

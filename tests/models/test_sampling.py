@@ -120,10 +120,17 @@ class TestDraw:
         assert answer(2**63 - 1) == answer(2**63 - 1)
         assert len({tuple(answer(seed)) for seed in range(8)}) == 8
 
-    def test_a_draw_costs_one_random_number_whatever_the_vocabulary(self):
-        a, b = sampler(3, vocab=4), sampler(3, vocab=5000)
-        a.draw(torch.zeros(4)), b.draw(torch.zeros(5000))
-        assert torch.equal(a._generator.get_state(), b._generator.get_state())
+    @pytest.mark.parametrize("kept", [{}, {"top_p": 0.9}, {"top_k": 100}, {"min_p": 0.05}], ids=str)
+    def test_the_last_bits_of_the_logits_hardly_ever_matter(self, kept):
+        """What a token depends on by rounding must not show: with a cumulative sum it were 27 to 47 of these."""
+        random, noise, draws = torch.Generator().manual_seed(0), 1e-3, 2000
+        params = {"temperature": 1.0, "top_p": 1.0} | kept
+        changed = 0
+        for seed in range(draws):
+            logits = torch.randn(500, generator=random)
+            other = logits + noise * torch.randn(500, generator=random)
+            changed += sampler(seed, vocab=500, **params).draw(logits) != sampler(seed, vocab=500, **params).draw(other)
+        assert changed <= 10
 
     def test_the_last_token_can_be_drawn_and_none_beyond(self):
         s = sampler(vocab=2)
@@ -131,10 +138,10 @@ class TestDraw:
         assert s.draw(torch.tensor([-math.inf, 0.0])) == 1
         assert s.draw(torch.tensor([0.0, -math.inf])) == 0
 
-    @pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.499, 1), (0.501, 3), (1.0, 3)])
-    def test_impossible_tokens_are_not_drawn_at_the_edges(self, uniform, token, monkeypatch):
-        monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(uniform, dtype=torch.float64))
-        assert sampler(vocab=5).draw(torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])) == token
+    @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
+    def test_impossible_tokens_are_not_drawn_at_the_edges(self, uniform, monkeypatch):
+        monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), uniform, dtype=torch.float64))
+        assert sampler(vocab=5).draw(torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])) in (1, 3)
 
     def test_logits_are_left_alone(self):
         logits = torch.randn(8)
