@@ -35,6 +35,8 @@ _START_SECONDS = 120.0
 _SPOOL_BYTES = 64 << 20
 _PROBE_SECONDS = 1000.0
 _PROBE_WAIT_SECONDS = 10.0
+_FOLLOWS_CLOCK: dict[str, bool] = {}
+"""By program: what was found out, as some take their time."""
 
 
 def free_port() -> int:
@@ -76,6 +78,13 @@ class RedisProcess:
     async def try_clock(self) -> None:
         """Finds out whether this program goes by `clock`: linked statically, or with an allocator that asks for the time,
         some don't. Before the first `start`."""
+        program = self._command[0]
+        if program not in _FOLLOWS_CLOCK:
+            await self._probe()
+            _FOLLOWS_CLOCK[program] = self.clock_settable
+        self.clock_settable = _FOLLOWS_CLOCK[program]
+
+    async def _probe(self) -> None:
         self.clock_settable = clock.settable()
         if not self.clock_settable:
             return
