@@ -66,6 +66,7 @@ def test_what_is_lost_is_seen(tiny_model: Path, monkeypatch: pytest.MonkeyPatch)
         return asyncio.get_running_loop().time()
 
     monkeypatch.setitem(FAULTS, "Redis killed", forget)
+    monkeypatch.setattr("everlong_server.bench.chaos.campaign._CALM_SECONDS", 0.0)  # files are left, of course
     plan = Plan(points=0, minutes=0.2, replicas=1, workers=2, faults=["Redis killed"])
     outcome = asyncio.run(campaign(plan, tiny_model, print))
     assert outcome.lost
