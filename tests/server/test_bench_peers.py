@@ -14,7 +14,7 @@ import pytest
 from gguf import GGUFReader, GGUFWriter
 
 from everlong_server.bench import peers
-from everlong_server.bench.llama import with_positions
+from everlong_server.bench.positions import with_positions
 from everlong_server.bench.process import Process
 
 

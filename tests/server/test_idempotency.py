@@ -112,9 +112,6 @@ async def test_a_record_that_could_not_be_freed_is_when_redis_is_back(
     assert (await attempts(redis, replica="r2").begin("k")).id == first.id
 
 
-# Over HTTP
-
-
 @pytest.mark.parametrize("error", [RedisAway("cut off"), asyncio.CancelledError()], ids=["cut off", "caller gone"])
 async def test_a_beginning_whose_answer_got_lost_does_not_hold_the_key(
     redis: Client, monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -140,6 +137,9 @@ async def test_a_beginning_whose_answer_got_lost_does_not_hold_the_key(
     again = await attempts(redis, replica="r2").begin("k")
     assert not again.first
     await again.finish("good")
+
+
+# Over HTTP
 
 
 def test_an_upload(server: Server) -> None:

@@ -27,7 +27,7 @@ import torch
 
 from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, find_packaged, load_tokenizer
 from everlong_models.tasks.text import packaged
-from everlong_server.bench.llama import with_positions
+from everlong_server.bench.positions import with_positions
 from everlong_server.bench.process import Process
 from everlong_server.bench.report import Report, Target
 from everlong_server.settings import load_settings
@@ -348,7 +348,7 @@ def run(*, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str
             progress(f"{peer.name}: {length:,} tokens")
             text = tokenizer.decode((whole * -(-length // len(whole)))[:length])
             try:
-                rows.append({"peer": peer.name, "tokens": length, **_measure(peer, text)})
+                rows.append({"peer": peer.name, "tokens": length, **_measure(peer, text, progress)})
             except (
                 httpx.HTTPError,
                 RuntimeError,
@@ -372,11 +372,17 @@ _NOTES = [
 ]
 
 
-def _measure(peer: Peer, text: str) -> dict[str, Any]:
+def _measure(peer: Peer, text: str, progress: Callable[[str], None]) -> dict[str, Any]:
     try:
         peer.start()
         read = peer.read(text)
-        answers = [peer.ask(question) for question in QUESTIONS]
+        progress(f"{peer.name}: read in {read:.4g} s")
+        answers = []
+        for question in QUESTIONS:
+            answers.append(peer.ask(question))
+            progress(
+                f"{peer.name}: first token after {answers[-1].first:.4g} s, then {answers[-1].each * 1e3:.4g} ms each"
+            )
         resident, kept = peer.resident(), peer.kept()
         again = peer.ask(QUESTIONS[1]).first if peer.restart() else read + answers[0].first
     finally:

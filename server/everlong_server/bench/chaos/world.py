@@ -35,8 +35,6 @@ _START_SECONDS = 120.0
 _SPOOL_BYTES = 64 << 20
 _PROBE_SECONDS = 1000.0
 _PROBE_WAIT_SECONDS = 10.0
-_FOLLOWS_CLOCK: dict[str, bool] = {}
-"""By program: what was found out, as some take their time."""
 
 
 def free_port() -> int:
@@ -78,13 +76,6 @@ class RedisProcess:
     async def try_clock(self) -> None:
         """Finds out whether this program goes by `clock`: linked statically, or with an allocator that asks for the time,
         some don't. Before the first `start`."""
-        program = self._command[0]
-        if program not in _FOLLOWS_CLOCK:
-            await self._probe()
-            _FOLLOWS_CLOCK[program] = self.clock_settable
-        self.clock_settable = _FOLLOWS_CLOCK[program]
-
-    async def _probe(self) -> None:
         self.clock_settable = clock.settable()
         if not self.clock_settable:
             return
@@ -222,9 +213,10 @@ class World:
 
 @asynccontextmanager
 async def world(
-    model: Path | str, replicas: int, *, program: str | None = None, **flags: object
+    model: Path | str, replicas: int, *, program: str | None = None, redis_clock: bool = False, **flags: object
 ) -> AsyncIterator[World]:
-    """A world in a temporary folder, which is gone afterwards. `flags`: more of `everlong serve`."""
+    """A world in a temporary folder, which is gone afterwards. `redis_clock`: Redis's can be set, if there is a way; to find out
+    may take ten seconds. `flags`: more of `everlong serve`."""
     folder = Path(tempfile.mkdtemp(prefix="evl"))
     for name in ("redis", "spool", "data"):
         (folder / name).mkdir()
@@ -241,7 +233,8 @@ async def world(
     links: list[Link] = []
     made = World(folder, redis_process, [], bounded=bounded)
     try:
-        await redis_process.try_clock()
+        if redis_clock:
+            await redis_process.try_clock()
         await redis_process.start()
         for number in range(replicas):
             link = Link(redis_process.port)
