@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -56,19 +55,50 @@ def test_a_peer_that_is_not_installed_says_how_to_install_it(monkeypatch):
         peers.run(lengths=[600], peers=["window", "llama.cpp"], progress=lambda message: None)
 
 
-def test_a_peer_that_breaks_is_named_and_the_others_go_on(monkeypatch, tiny_model):
-    def measured(peer: Any, text: str) -> dict[str, Any]:
-        if peer.name == "broken":
-            raise RuntimeError("out of room")
-        return {"read_s": 1.0, "after_restart_s": 1.0, "ms_per_token": 1.0, "kept_bytes": 0}
+class FakePeer:
+    """Answers once, and a second time if it is not `broken`."""
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._asked = 0
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def read(self, text: str) -> float:
+        return 12.5
+
+    def ask(self, question: str) -> peers.Answered:
+        self._asked += 1
+        if self.name == "broken" and self._asked == 2:
+            raise RuntimeError("out of room")
+        return peers.Answered(0.5, 0.01)
+
+    def resident(self) -> float:
+        return 1e6
+
+    def kept(self) -> int:
+        return 0
+
+    def restart(self) -> bool:
+        return False
+
+
+def test_a_peer_that_breaks_is_named_with_what_it_had_done_and_the_others_go_on(monkeypatch, tiny_model):
     monkeypatch.setattr(peers, "find_backbone", lambda *_, **__: tiny_model / "backbone")
-    monkeypatch.setattr(peers, "_measure", measured)
-    made = {name: lambda folder, length, name=name: SimpleNamespace(name=name) for name in ("broken", "whole")}
+    made = {name: lambda folder, length, name=name: FakePeer(name) for name in ("broken", "whole")}
     monkeypatch.setattr(peers, "PEERS", made)
-    report = peers.run(lengths=[600], peers=["broken", "whole"], progress=lambda message: None)
-    assert [each["peer"] for each in report.rows] == ["whole"]
+    told: list[str] = []
+    report = peers.run(lengths=[600], peers=["broken", "whole"], progress=told.append)
+    assert [(each["peer"], each["after_restart_s"]) for each in report.rows] == [("whole", 13.0)]
     assert report.notes[-1] == "broken broke at 600 tokens: RuntimeError: out of room"
+    assert told[:4] == [
+        "broken: 600 tokens",
+        "broken: read in 12.5 s",
+        "broken: first token after 0.5 s, then 10 ms each",
+        report.notes[-1],
+    ]
     with pytest.raises(peers.PeerMissing, match="out of room"):
         peers.run(lengths=[600], peers=["broken"], progress=lambda message: None)
 
