@@ -5,6 +5,7 @@ Order of operations, as in vLLM and transformers: logit bias, penalties, grammar
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -63,7 +64,7 @@ class SamplingParams(BaseModel):
 
 
 class Sampler:
-    """Draws the tokens of one answer. Holds the random generator and the counts that penalties need.
+    """Draws the tokens of one answer. Holds what that depends on beside the logits: how many were drawn, and which.
 
     `context`: token ids that repetition_penalty looks at beside what is generated. `seed` is always given, so that the
     same request on the same state gives the same tokens on any replica and after any restart. `grammar`: what the answer
@@ -74,8 +75,9 @@ class Sampler:
         self, params: SamplingParams, seed: int, context: list[int], vocab_size: int, grammar: Grammar | None = None
     ) -> None:
         self.params = params
+        self.seed = seed
+        self.drawn = 0
         self.grammar = grammar
-        self._generator = torch.Generator().manual_seed(seed)
         self._counts: Tensor | None = None
         self._seen: Tensor | None = None
         if params.presence_penalty or params.frequency_penalty:
@@ -90,60 +92,143 @@ class Sampler:
 
     def draw(self, logits: Tensor) -> int:
         """The next token id from `logits` (V,)."""
-        token = self._draw(self.adjust(logits))
+        (token,) = choose([self], self.adjust(logits)[None])
+        self.take(token)
+        return token
+
+    def adjust(self, logits: Tensor) -> Tensor:
+        """`logits` (V,) in float32 with bias and penalties; -∞ where the grammar allows no token."""
+        params, scores = self.params, logits.detach().float()
+        if self._bias is not None:
+            ids, bias = self._bias
+            scores = scores.index_add(0, ids.to(scores.device), bias.to(scores.device))
+        if self._seen is not None:
+            self._seen = self._seen.to(scores.device)
+            r = params.repetition_penalty
+            scores = torch.where(self._seen, torch.where(scores > 0, scores / r, scores * r), scores)
+        if self._counts is not None:
+            self._counts = self._counts.to(scores.device)
+            scores = scores - params.frequency_penalty * self._counts - params.presence_penalty * (self._counts > 0)
+        if self.grammar is not None:
+            scores = scores.masked_fill(~self.grammar.allowed().to(scores.device), -torch.inf)
+        return scores
+
+    def take(self, token: int) -> None:
+        """`token` was drawn."""
+        self.drawn += 1
         if self._counts is not None:
             self._counts[token] += 1
         if self._seen is not None:
             self._seen[token] = True
         if self.grammar is not None:
             self.grammar.take(token)
-        return token
 
-    def adjust(self, logits: Tensor) -> Tensor:
-        """`logits` (V,) in float32 on the CPU, with bias and penalties; -∞ where the grammar allows no token."""
-        params, scores = self.params, logits.detach().float().cpu()
-        if self._bias is not None:
-            scores = scores.index_add(0, *self._bias)
-        if self._seen is not None:
-            r = params.repetition_penalty
-            scores = torch.where(self._seen, torch.where(scores > 0, scores / r, scores * r), scores)
-        if self._counts is not None:
-            scores = scores - params.frequency_penalty * self._counts - params.presence_penalty * (self._counts > 0)
-        if self.grammar is not None:
-            scores = scores.masked_fill(~self.grammar.allowed(), -torch.inf)
-        return scores
 
-    def _draw(self, scores: Tensor) -> int:
-        if self.params.temperature == 0:
-            return int(scores.argmax())
-        probabilities = self.filter(scores)
-        kept = probabilities.nonzero()[:, 0]
+def choose(samplers: Sequence[Sampler], scores: Tensor) -> list[int]:
+    """A token id for each row of `scores` (B, V), which its sampler has adjusted.
+
+    A row's token does not depend on the rows beside it, nor on the device.
+    """
+    chosen = scores.argmax(-1)
+    random = [row for row, sampler in enumerate(samplers) if sampler.params.temperature > 0]
+    if random:
+        rows = torch.tensor(random, device=scores.device)
+        chosen[rows] = _draw([samplers[row] for row in random], scores[rows])
+    return chosen.tolist()
+
+
+def _draw(samplers: list[Sampler], scores: Tensor) -> Tensor:
+    """Token ids (B,) by chance."""
+    seeds, drawn = (
+        torch.tensor(n, device=scores.device) for n in zip(*((s.seed, s.drawn) for s in samplers), strict=True)
+    )
+    tokens = torch.empty_like(seeds)
+    for rows, ids, probabilities in candidates([sampler.params for sampler in samplers], scores):
         # The likeliest after each is divided by a number of its own from Exp(1) (an exponential race, the Gumbel-max trick).
         # By a cumulative sum, the last bits of any logit, which depend on the rows beside it, would move the borders of
         # all tokens, and one that top_p lets in or out by a hair would move all places.
-        uniform = torch.rand(len(probabilities), generator=self._generator, dtype=torch.float64)
-        return int(kept[(probabilities[kept] / -torch.log1p(-uniform[kept])).argmax()])
+        exponential = -torch.log1p(-uniform(seeds[rows], drawn[rows], ids))
+        winner = (probabilities / exponential).argmax(-1, keepdim=True)
+        tokens[rows] = ids.gather(1, winner)[:, 0]
+    return tokens
 
-    def filter(self, scores: Tensor) -> Tensor:
-        """Probabilities (V,), not normalised, of what temperature, top_k, top_p and min_p leave of `scores` (V,)."""
-        params = self.params
-        # The largest score goes to 0 first, so that a tiny temperature cannot overflow; one that float32 does not know
-        # would be 0.
-        temperature = max(params.temperature, torch.finfo(torch.float32).tiny)
-        probabilities = torch.softmax((scores - scores.max()) / temperature, dim=0)
-        if 0 < params.top_k < probabilities.numel():
-            threshold = probabilities.topk(params.top_k).values[-1]
-            probabilities = probabilities.where(probabilities >= threshold, 0.0)
-        if params.top_p < 1:
-            ordered, order = probabilities.sort(descending=True, stable=True)
-            # A token stays if those before it do not reach top_p: the likeliest always does, also where float32 takes
-            # top_p for 0.
-            before = ordered.cumsum(0) - ordered
-            dropped = order[1:][before[1:] >= params.top_p * ordered.sum()]
-            probabilities = probabilities.index_fill(0, dropped, 0.0)
-        if params.min_p > 0:
-            probabilities = probabilities.where(probabilities >= params.min_p * probabilities.max(), 0.0)
-        return probabilities
+
+_LIKELIEST = (256, 4096)
+"""So many tokens are looked at first: they are mostly enough, and putting a whole vocabulary in order takes as long as a
+step of a small model."""
+
+
+def candidates(params: Sequence[SamplingParams], scores: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """What temperature, top_k, top_p and min_p leave of `scores` (B, V).
+
+    For some rows (b,) at a time: token ids (b, K) and their probabilities (b, K), not normalised, 0 for those that are
+    left out. Each row comes once.
+    """
+    vocabulary, device = scores.shape[1], scores.device
+
+    def column(name: str) -> Tensor:
+        return torch.tensor([float(getattr(p, name)) for p in params], dtype=torch.float64, device=device)[:, None]
+
+    # The largest score goes to 0 first, so that a tiny temperature cannot overflow; one that float32 does not know
+    # would be 0.
+    temperature = column("temperature").float().clamp(min=torch.finfo(torch.float32).tiny)
+    probabilities = torch.softmax((scores - scores.amax(-1, keepdim=True)) / temperature, dim=-1)
+    top_k, top_p, min_p = column("top_k").long(), column("top_p"), column("min_p")
+    top_k = torch.where(top_k == 0, vocabulary, top_k).clamp(max=vocabulary)
+    left = torch.arange(len(params), device=device)
+    all_stay = ((top_k == vocabulary) & (top_p == 1) & (min_p == 0))[:, 0]
+    if bool(all_stay.any()):
+        rows = left[all_stay]
+        yield rows, torch.arange(vocabulary, device=device).expand(len(rows), -1), probabilities[rows].double()
+        left = left[~all_stay]
+    for size in (*(size for size in _LIKELIEST if size < vocabulary), vocabulary):
+        if not len(left):
+            return
+        p, k = probabilities[left], top_k[left]
+        best, ids = p.topk(size)
+        ids, order = ids.sort()  # of equals the first, whatever order topk has given them
+        best, by_size = best.gather(1, order).double().sort(descending=True, stable=True)
+        ids = ids.gather(1, by_size)
+        # As likely as the k-th; where there is none, see below.
+        stays = best >= best.gather(1, (k - 1).clamp(max=size - 1))
+        whole = torch.where(k[:, 0] < vocabulary, (best * stays).sum(-1), p.double().sum(-1))[:, None]
+        # A token stays if those before it do not reach top_p: the likeliest always does, also where top_p is as good as 0.
+        before = best.cumsum(-1) - best
+        stays &= (top_p[left] == 1) | (before < top_p[left] * whole)
+        stays &= best >= min_p[left] * best[:, :1]
+        stays[:, 0] = True
+        # Nothing that was not looked at could stay: the least of the looked at does not, nor does what is as likely. And
+        # what top_k leaves, of which top_p takes its share, was looked at as a whole.
+        last = best.gather(1, stays.sum(-1, keepdim=True) - 1)
+        seen = (k <= size) | (k == vocabulary)
+        known = (seen & ~stays[:, -1:] & (last > best[:, -1:]))[:, 0] | (size == vocabulary)
+        if bool(known.any()):
+            yield left[known], ids[known], (best * stays)[known]
+        left = left[~known]
+
+
+def uniform(seeds: Tensor, drawn: Tensor, ids: Tensor) -> Tensor:
+    """Numbers in ]0, 1[ (b, K) in float64 for the tokens `ids` (b, K), of generators with `seeds` (b,) that have `drawn`
+    (b,) tokens: output id + 1 of SplitMix64 (Steele, Lea, Flood 2014) from a state that is mixed from both. So a token's
+    number follows from these alone, and only those that are wanted are computed, where they are wanted."""
+    state = _mixed(_mixed(seeds) + drawn * _GOLDEN)
+    bits = _mixed(state[:, None] + (ids + 1) * _GOLDEN)
+    return (_shifted(bits, 12).double() + 0.5) * 2.0**-52
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser of 64 bits, which int64 holds as they are; its products wrap."""
+    x = (x ^ _shifted(x, 30)) * -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
+    x = (x ^ _shifted(x, 27)) * -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """To the right, with zeros from the left."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
+_GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
 
 
 class StopStrings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from everlong_models.sampling import MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, Sampler, SamplingParams
+from everlong_models import sampling
+from everlong_models.sampling import MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, Sampler, SamplingParams, choose
 from everlong_models.sampling import StopStrings as Stops
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
@@ -19,6 +21,13 @@ NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
 
 def sampler(seed: int = 0, context: list[int] | None = None, vocab: int = 8, **params: object) -> Sampler:
     return Sampler(SamplingParams(**(NEUTRAL | params)), seed, context or [], vocab)
+
+
+def left(scores: torch.Tensor, **params: object) -> torch.Tensor:
+    """Probabilities (V,), 0 for what is left out."""
+    ((rows, ids, probabilities),) = sampling.candidates([SamplingParams(**(NEUTRAL | params))], scores[None])
+    assert rows.tolist() == [0]
+    return torch.zeros(len(scores), dtype=torch.float64).index_add(0, ids[0], probabilities[0])
 
 
 def naive_filter(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> list[float]:
@@ -52,14 +61,18 @@ class TestFilter:
         st.sampled_from([0.03, 0.371, 0.777, 0.953, 1.0]),
         st.sampled_from([0.0, 0.0123, 0.31, 1.0]),
     )
-    def test_equals_the_naive_twin(self, logits, temperature, top_k, top_p, min_p):
-        s = sampler(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        expected = torch.tensor(naive_filter(logits, temperature, top_k, top_p, min_p))
-        torch.testing.assert_close(s.filter(torch.tensor(logits)), expected, rtol=1e-4, atol=1e-7)
+    @pytest.mark.parametrize("sizes", [(), (1, 2), (3,), (6, 11)], ids=str)
+    def test_equals_the_naive_twin_however_many_are_looked_at_first(
+        self, sizes, logits, temperature, top_k, top_p, min_p
+    ):
+        params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        expected = torch.tensor(naive_filter(logits, **params), dtype=torch.float64)
+        with mock.patch.object(sampling, "_LIKELIEST", sizes):
+            torch.testing.assert_close(left(torch.tensor(logits), **params), expected, rtol=1e-4, atol=1e-7)
 
     def test_each_by_hand(self):
         scores = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-        for params, left in (
+        for params, stays in (
             ({"top_k": 2}, [0.4, 0.3, 0, 0]),
             ({"top_p": 0.69}, [0.4, 0.3, 0, 0]),
             ({"top_p": 0.71}, [0.4, 0.3, 0.2, 0]),
@@ -69,30 +82,28 @@ class TestFilter:
             ({"top_k": 3, "top_p": 0.7}, [0.4, 0.3, 0, 0]),  # 0.7 of the 0.9 that top_k left
             ({"temperature": 0.5}, [0.16 / 0.3, 0.09 / 0.3, 0.04 / 0.3, 0.01 / 0.3]),
         ):
-            torch.testing.assert_close(sampler(**params).filter(scores), torch.tensor(left), msg=str(params))
+            expected = torch.tensor(stays, dtype=torch.float64)
+            torch.testing.assert_close(left(scores, **params), expected, msg=str(params), rtol=1e-6, atol=0)
 
     @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 0}])
     def test_the_narrowest_of_each_is_greedy(self, params):
         logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
         assert {sampler(seed, vocab=50, **params).draw(logits) for seed in range(20)} == {int(logits.argmax())}
 
-    def test_ties(self):
+    @pytest.mark.parametrize("sizes", [(), (1,), (2,), (3,)], ids=str)
+    def test_ties(self, sizes, monkeypatch):
+        monkeypatch.setattr(sampling, "_LIKELIEST", sizes)
         tied = torch.tensor([1.0, 3.0, 3.0, 3.0])
         assert sampler(temperature=0).draw(tied) == 1
-        assert (sampler(top_k=2).filter(tied) > 0).tolist() == [
-            False,
-            True,
-            True,
-            True,
-        ]  # none is likelier than another
-        assert (sampler(top_p=0.5).filter(tied) > 0).tolist() == [False, True, True, False]  # the first ones
+        assert (left(tied, top_k=2) > 0).tolist() == [False, True, True, True]  # none is likelier than another
+        assert (left(tied, top_p=0.5) > 0).tolist() == [False, True, True, False]  # the first ones
 
     @pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-38, 1e-45, 1e-60, 5e-324])
     def test_a_tiny_temperature_is_greedy_and_never_nan(self, temperature):
         logits = torch.tensor([-40.0, 90.0, 80.0, 1e30, -math.inf])
-        s = sampler(temperature=temperature, top_k=3, top_p=0.9, min_p=0.1)
-        assert s.filter(logits).tolist() == [0, 0, 0, 1, 0]
-        assert s.draw(logits) == 3
+        params = {"temperature": temperature, "top_k": 3, "top_p": 0.9, "min_p": 0.1}
+        assert left(logits, **params).tolist() == [0, 0, 0, 1, 0]
+        assert sampler(**params).draw(logits) == 3
 
     def test_half_precision_logits_are_drawn_in_float32(self):
         assert sampler().adjust(torch.zeros(4, dtype=torch.bfloat16)).dtype == torch.float32
@@ -138,10 +149,46 @@ class TestDraw:
         assert s.draw(torch.tensor([-math.inf, 0.0])) == 1
         assert s.draw(torch.tensor([0.0, -math.inf])) == 0
 
-    @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
-    def test_impossible_tokens_are_not_drawn_at_the_edges(self, uniform, monkeypatch):
-        monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), uniform, dtype=torch.float64))
+    @pytest.mark.parametrize("edge", [2**-53, 0.5, 1 - 2**-53])
+    def test_impossible_tokens_are_not_drawn_at_the_edges(self, edge, monkeypatch):
+        monkeypatch.setattr(
+            sampling, "uniform", lambda seeds, drawn, ids: torch.full(ids.shape, edge, dtype=torch.float64)
+        )
         assert sampler(vocab=5).draw(torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])) in (1, 3)
+
+    def test_numbers_are_those_of_splitmix64(self):
+        """Its authors' generator from the state 1234567: its first outputs, as published."""
+        outputs = sampling._mixed(1234567 + torch.arange(1, 6) * sampling._GOLDEN)
+        expected = (
+            6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821
+        )  # fmt: skip
+        assert [int(x) % 2**64 for x in outputs] == list(expected)
+
+    def test_numbers_of_seeds_steps_and_tokens_have_nothing_to_do_with_each_other(self):
+        n = 64
+        seeds, drawn = (axis.flatten() for axis in torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij"))
+        numbers = sampling.uniform(seeds, drawn, torch.arange(n).expand(n * n, -1)).reshape(n, n, n) - 0.5
+        assert abs(float(numbers.mean())) < 4 * (1 / 12 / n**3) ** 0.5
+        assert abs(float(numbers.var()) - 1 / 12) < 0.001
+        for axis in range(3):
+            neighbours = (numbers * numbers.roll(1, axis)).mean() * 12
+            assert abs(float(neighbours)) < 4 / n**1.5, axis
+
+    def test_a_rows_token_does_not_depend_on_the_rows_beside_it(self):
+        logits = torch.randn(7, 5000, generator=torch.Generator().manual_seed(0)) * 3
+        how: list[dict[str, object]] = [
+            {}, {"temperature": 0}, {"top_p": 0.9, "temperature": 0.2}, {"top_p": 0.99, "temperature": 2.0}, {"top_k": 5},
+            {"top_k": 1000, "min_p": 0.01}, {"logit_bias": {3: 4.0}, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        ]  # fmt: skip
+
+        def fresh() -> list[Sampler]:
+            return [sampler(seed, [1, 2], 5000, **params) for seed, params in enumerate(how)]
+
+        alone = [s.draw(row) for s, row in zip(fresh(), logits, strict=True)]
+        for order in (range(7), [6, 3, 1], [2, 4, 0, 5]):
+            rows = [fresh()[row] for row in order]
+            scores = torch.stack([s.adjust(logits[row]) for s, row in zip(rows, order, strict=True)])
+            assert choose(rows, scores) == [alone[row] for row in order]
 
     def test_logits_are_left_alone(self):
         logits = torch.randn(8)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from everlong_models import MemoryState, MemoryView, Model, Sampler
 from everlong_models.pause import pausing
-from everlong_models.sampling import StopStrings
+from everlong_models.sampling import StopStrings, choose
 from everlong_server.engine.batch import Answer, Batch, Delta, Failed, Finished
 from everlong_server.engine.scheduler import Scheduler, Work
 
@@ -298,14 +298,12 @@ class Runner:
     def _step(self) -> None:
         """Draws a token for every row and reads it: one token further for every answer."""
         drawn: dict[int, int] = {}
-        for item in list(self._batch.rows):
+        for item, token in self._chosen():
             try:
-                token = self._draw(item)
-            except Exception as error:  # a sink or a sampler that fails ends its own answer only
+                if self._say(item, token):
+                    drawn[item.id] = token
+            except Exception as error:  # a sink or a grammar that fails ends its own answer only
                 self._fail(item, error)
-                continue
-            if token is not None:
-                drawn[item.id] = token
         S = self._memory.segment_length
         for item in [item for item in self._batch.rows if len(item.open) == S]:
             # The segment is full: it goes into the memory, and the token just drawn begins the next one.
@@ -316,17 +314,31 @@ class Runner:
         self._on_step(len(drawn) / self._max_streams)
         self._batch.step(drawn)
 
-    def _draw(self, item: Answer) -> int | None:
-        """The next token of an answer, told to its sink; None if that was its end."""
+    def _chosen(self) -> list[tuple[Answer, int]]:
+        """The next token of every answer."""
+        rows, scores = [], []
+        for item in list(self._batch.rows):
+            assert item.sampler is not None
+            assert item.logits is not None
+            try:
+                scores.append(item.sampler.adjust(item.logits))
+            except Exception as error:  # as above
+                self._fail(item, error)
+            else:
+                rows.append(item)
+        samplers = [item.sampler for item in rows if item.sampler is not None]
+        return list(zip(rows, choose(samplers, torch.stack(scores)), strict=True)) if rows else []
+
+    def _say(self, item: Answer, token: int) -> bool:
+        """Tells the sink of an answer its next token. False if that was its end."""
         assert item.sampler is not None
-        assert item.logits is not None
         params, tokenizer, grammar = item.params, self._model.tokenizer, item.grammar
-        token = item.sampler.draw(item.logits)
+        item.sampler.take(token)
         # An answer that follows a grammar can have come to the one end that it allows.
         ends = not params.ignore_eos or grammar is not None
         if token in params.stop_token_ids or (ends and token in tokenizer.eos_ids):
             self._finish(item, "stop")
-            return None
+            return False
         item.generated += 1
         stream, stop = self._texts[item.id]
         text = stop.feed(stream.feed(token))
@@ -335,8 +347,8 @@ class Runner:
         over = stop.found or (grammar is not None and grammar.over)
         if over or item.generated >= params.max_tokens:
             self._finish(item, "stop" if over else "length", token)
-            return None
-        return token
+            return False
+        return True
 
     def _finish(self, item: Answer, reason: str, last: int | None = None) -> None:
         """Ends an answer. `last`: a token that belongs to it and was not read yet.
