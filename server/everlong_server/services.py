@@ -277,6 +277,7 @@ async def running(
             max_queued=settings.max_queued,
             reading_share=settings.reading_share,
             max_stall=settings.max_decode_stall_ms / 1e3,
+            reading_rows=settings.reading_rows,
         )
         engine.start()
         stack.push_async_callback(engine.stop)
@@ -311,13 +312,15 @@ async def running(
 
         def reader() -> Reader:
             passages = Passages(blobs, everybodys) if settings.recall_passages else None
-            return Reader(engine, everybodys, blobs, passages, jobs, metrics, tracing, settings.checkpoint_seconds)
+            return Reader(
+                engine, everybodys, blobs, passages, jobs, metrics, tracing, settings.checkpoint_seconds, settings.turn_seconds
+            )  # fmt: skip
 
         tasks = [
             asyncio.create_task(work)
             for work in (
                 _beat(redis, jobs, unwatched, slots, attempts, metrics, settings.lease_seconds / 3),
-                *(reader().run() for _ in range(settings.max_readers)),
+                *(reader().run() for _ in range(settings.max_readers or (2 if engine.on_cpu else 64))),
                 background.run(),
                 _expire(uploads, blobs, known, settings.upload_seconds),
             )

@@ -117,7 +117,15 @@ class Settings(BaseSettings):
     max_session_documents: int = Field(64, ge=1, description="documents in one session")
     max_streams: int = Field(8, ge=1, le=4096, description="answers generated at once")
     max_queued: int = Field(64, ge=0, description="answers that wait for their turn; more get 429")
-    max_readers: int = Field(2, ge=1, le=256, description="documents read at once")
+    max_readers: int | None = Field(
+        None, ge=1, le=256, description="documents read at once; unset: 2 on a CPU, else 64"
+    )
+    reading_rows: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="of these, so many have their next segments read in one pass; unset: 1 on a CPU, where more are no faster, else 64",
+    )
     tenant_requests_per_minute: int | None = Field(
         None, ge=1, description="requests that a tenant may make; unset: any"
     )
@@ -142,6 +150,9 @@ class Settings(BaseSettings):
         ge=0,
         description="answers that have waited so long go on before the next layer of what is being read, not after its "
         "segment (after it, where a backbone cannot be driven layer by layer)",
+    )
+    turn_seconds: float = Field(
+        10.0, ge=0, description="after so long a document lets others be read that wait for it, and goes on behind them"
     )
     checkpoint_seconds: float = Field(1.0, ge=0, description="a document's state is saved at least this often")
     chat_seconds: float = Field(

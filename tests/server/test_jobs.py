@@ -66,6 +66,45 @@ async def test_a_job_whose_delivery_got_lost_comes_again(url: str) -> None:
     await redis.aclose()
 
 
+async def test_tenants_take_turns_and_their_own_jobs_are_done_as_they_came(url: str) -> None:
+    redis = connect(url)
+    await redis.flushall()
+    a, b = (Jobs(redis, MODEL, name, 60.0) for name in "ab")
+    for jobs in (a, b):
+        await jobs.prepare(alone=False)
+    for job in ("m1", "m2", "m3", "m4", "x1", "x2", "y1"):
+        await redis.xadd(keys.jobs(MODEL), {"reading": job, "tenant": {"m": "many", "x": "x", "y": "y"}[job[0]]})
+    assert await a.waiting()
+    taken = []
+    for jobs in (a, b, b, a):
+        taken.append(await jobs.next(10))
+    assert [job.id for job in taken if job] == ["m1", "x1", "y1", "m2"]
+    assert taken[1] is not None
+    await b.again(taken[1])  # behind x2 now, and still of x
+    rest = [await a.next(10) for _ in range(4)]
+    assert [job.id for job in rest if job] == ["x2", "m3", "x1", "m4"]
+    assert not await a.waiting(), "all are taken"
+    assert await a.next(10) is None
+    assert 0 < await redis.ttl(keys.turns(keys.jobs(MODEL))) <= 86400
+    await redis.aclose()
+
+
+async def test_whoever_waits_for_a_job_has_it_when_it_comes(url: str) -> None:
+    redis, other = connect(url), connect(url)
+    await redis.flushall()
+    jobs = Jobs(redis, MODEL, "a", 60.0)
+    await jobs.prepare(alone=False)
+    waits = asyncio.create_task(jobs.next(60_000))
+    while not any("xread" in client["cmd"] for client in await other.client_list()):
+        await asyncio.sleep(0.01)
+    await other.xadd(keys.jobs(MODEL), {"reading": "r1", "tenant": "t"})
+    job = await asyncio.wait_for(waits, 10)
+    assert job is not None
+    assert job.id == "r1"
+    await redis.aclose()
+    await other.aclose()
+
+
 async def test_takers_that_are_dead_and_hold_nothing_are_forgotten(url: str) -> None:
     """Every start of a server has a name of its own."""
     redis = connect(url)

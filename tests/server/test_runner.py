@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from everlong_models import SamplingParams, load_model
-from everlong_server.engine.batch import Answer, Delta, Failed, Finished
-from everlong_server.engine.runner import Read, Runner
+from everlong_models import MemoryState, SamplingParams, load_model
+from everlong_models.errors import StateNotFinite
+from everlong_server.engine.items import Answer, Delta, Failed, Finished, Read
+from everlong_server.engine.runner import Runner
 
 
 @pytest.fixture
@@ -199,6 +200,68 @@ def test_one_document_of_a_tenant_does_not_wait_for_all_of_anothers(model) -> No
         assert [ended.get(timeout=30) for _ in range(4)] == [3, 0, 1, 2]
     finally:
         runner.stop()
+
+
+@pytest.mark.parametrize("rows", [2, 7, 32])
+def test_segments_that_are_read_side_by_side_give_the_states_of_those_read_alone(model, monkeypatch, rows: int) -> None:
+    """Documents of 1 to 5 segments that come and go, and answers' prompts among them."""
+    memory, S = model.memory, model.memory.segment_length
+    texts = [torch.arange(S * (1 + n % 5)) * (n + 3) % 250 + 5 for n in range(rows)]
+    prompt = [(7 * n) % 250 + 5 for n in range(2 * S + 20)]
+    together: list[int] = []
+    real = memory.read
+
+    def read(tokens: torch.Tensor, state: Any) -> Any:
+        together.append(len(tokens))
+        return real(tokens, state)
+
+    monkeypatch.setattr(memory, "read", read)
+
+    def run(at_once: int) -> tuple[list[Any], Finished]:
+        runner = Runner(model, max_streams=1, reading_share=0.5, max_stall=0.1, reading_rows=at_once)
+        states: list[queue.Queue] = [queue.Queue() for _ in texts]
+        events: queue.Queue = queue.Queue()
+        for text, sink in zip(texts, states, strict=True):
+            runner.submit(Read(memory.initial_state(1), text, sink.put))
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        runner.submit(Answer(memory.initial_state(1), [9, 8], prompt, params, 0, events.put))
+        runner.start()
+        try:
+            end = last(events)
+            assert isinstance(end, Finished)
+            return [sink.get(timeout=30) for sink in states], end
+        finally:
+            runner.stop()
+
+    alone, end_alone = run(1)
+    assert set(together) == {1}
+    passes = len(together)
+    together.clear()
+    states, end = run(rows)
+    assert max(together) == rows
+    assert len(together) < passes
+    assert (end.text, end.open) == (end_alone.text, end_alone.open)
+    for a, b in zip([*states, end.state], [*alone, end_alone.state], strict=True):
+        for name in a:
+            torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-5)
+
+
+def test_one_damaged_state_does_not_harm_what_is_read_beside_it(model) -> None:
+    memory, S = model.memory, model.memory.segment_length
+    good = memory.initial_state(1)
+    bad = MemoryState({name: torch.full_like(tensor, torch.nan) for name, tensor in good.tensors.items()})
+    runner = Runner(model, max_streams=1, reading_share=0.5, max_stall=0.1, reading_rows=4)
+    ends: list[queue.Queue] = [queue.Queue() for _ in range(3)]
+    for state, sink in zip((good, bad, good), ends, strict=True):
+        runner.submit(Read(state, torch.arange(2 * S) + 5, sink.put))
+    runner.start()
+    try:
+        first, failed, third = (sink.get(timeout=30) for sink in ends)
+    finally:
+        runner.stop()
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, StateNotFinite)
+    assert first.digest() == third.digest()
 
 
 def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(model) -> None:

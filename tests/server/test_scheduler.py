@@ -18,7 +18,7 @@ def test_a_document_alone_gets_all_the_time() -> None:
     scheduler.add_document(1)
     for _ in range(10):
         work = scheduler.next()
-        assert work == Work("read", 1)
+        assert work == Work("read", (1,))
         scheduler.record(work, 1.0)
 
 
@@ -30,7 +30,7 @@ def test_documents_take_turns() -> None:
     for _ in range(6):
         work = scheduler.next()
         assert work is not None
-        order.append(work.id)
+        order.append(work.ids[0])
         scheduler.record(work, 1.0)
     assert order == [1, 2, 3, 1, 2, 3]
 
@@ -39,11 +39,11 @@ def test_prompts_go_first_and_wait_when_all_places_are_taken() -> None:
     scheduler = Scheduler(1, 0.3, 0.1)
     scheduler.add_prompt(1)
     scheduler.add_prompt(2)
-    assert scheduler.next() == Work("open", 1)
+    assert scheduler.next() == Work("open", (1,))
     scheduler.opened(1)
     assert scheduler.next() == Work("step")
     scheduler.remove(1)
-    assert scheduler.next() == Work("open", 2)
+    assert scheduler.next() == Work("open", (2,))
 
 
 def test_owners_take_turns_however_much_each_of_them_wants() -> None:
@@ -55,7 +55,7 @@ def test_owners_take_turns_however_much_each_of_them_wants() -> None:
     for _ in range(6):
         work = scheduler.next()
         assert work is not None
-        order.append(work.id)
+        order.append(work.ids[0])
         scheduler.record(work, 1.0)
     assert order == [1, 4, 2, 4, 3, 4]
     for prompt in (5, 6, 7):
@@ -66,7 +66,7 @@ def test_owners_take_turns_however_much_each_of_them_wants() -> None:
         work = scheduler.next()
         assert work is not None
         assert work.kind == "open"
-        opened.append(work.id)
+        opened.append(work.ids[0])
         scheduler.opened(opened[-1])
         scheduler.remove(opened[-1])
     assert opened == [5, 8, 6, 7]
@@ -87,10 +87,29 @@ def test_nobody_is_served_twice_while_somebody_waits(wants: list[tuple[int, bool
     for _ in range(4 * len(waiting)):
         work = scheduler.next()
         assert work is not None
-        served.append(owners[work.id])
+        served.append(owners[work.ids[0]])
         scheduler.record(work, 1.0)
     for start in range(0, len(served), max(1, len(waiting))):
         assert set(served[start : start + len(waiting)]) == waiting
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=20),
+    st.integers(1, 8),
+)
+def test_side_by_side_nobody_is_read_twice_and_nobody_is_forgotten(owners: list[int], rows: int) -> None:
+    scheduler = Scheduler(1, 0.3, 0.1, rows)
+    for id, owner in enumerate(owners):
+        scheduler.add_document(id, str(owner))
+    last = dict.fromkeys(range(len(owners)), -1)
+    for turn in range(3 * len(owners)):
+        work = scheduler.next()
+        assert work is not None
+        assert len(set(work.ids)) == len(work.ids) == min(rows, len(owners))
+        assert {owners[id] for id in work.ids} == set(owners) or len(set(owners)) > rows
+        last |= dict.fromkeys(work.ids, turn)
+        scheduler.record(work, 1.0)
+    assert all(turn >= 0 for turn in last.values())
 
 
 def test_answers_are_due_when_they_have_waited_for_long_enough() -> None:
@@ -145,14 +164,14 @@ def test_whatever_comes_everything_is_done_in_the_end(
             assert not segments
             return False
         if work.kind == "open":
-            assert work.id in left
+            assert work.ids[0] in left
             assert len(scheduler.streams) < streams
-            scheduler.opened(work.id)
+            scheduler.opened(work.ids[0])
         elif work.kind == "read":
-            segments[work.id] -= 1
-            if segments[work.id] == 0:
-                del segments[work.id]
-                scheduler.remove(work.id)
+            segments[work.ids[0]] -= 1
+            if segments[work.ids[0]] == 0:
+                del segments[work.ids[0]]
+                scheduler.remove(work.ids[0])
         else:
             assert scheduler.streams
             for stream in list(scheduler.streams):

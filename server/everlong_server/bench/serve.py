@@ -26,8 +26,8 @@ from everlong_models.tasks.text import packaged
 from everlong_server import services
 from everlong_server.bench.process import Process
 from everlong_server.bench.report import Report, Target
-from everlong_server.engine.batch import Answer, Delta, Failed, Finished
 from everlong_server.engine.grounding import BESIDE
+from everlong_server.engine.items import Answer, Delta, Failed, Finished
 from everlong_server.engine.runner import Runner
 from everlong_server.settings import load_settings
 

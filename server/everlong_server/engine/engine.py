@@ -13,8 +13,8 @@ from typing import TypeVar
 from torch import Tensor
 
 from everlong_models import Grammars, MemoryState, MemoryView, Model
-from everlong_server.engine.batch import Answer, Delta, Failed, Finished
-from everlong_server.engine.runner import Look, Read, Runner
+from everlong_server.engine.items import Answer, Delta, Failed, Finished, Look, Read
+from everlong_server.engine.runner import Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
 
 T = TypeVar("T")
@@ -31,14 +31,17 @@ class Engine:
         max_queued: int,
         reading_share: float,
         max_stall: float,
+        reading_rows: int | None = None,
         on_step: Callable[[float], None] = lambda fill: None,
     ) -> None:
-        """`max_stall`: seconds. `on_step`: told on the device's thread, after each step of the answers, which share of the places was taken."""
+        """`max_stall`: seconds. `reading_rows`: see `Runner`. `on_step`: told on the device's thread, after each step of the
+        answers, which share of the places was taken."""
         self.model = model
         self.grammars = Grammars(model.tokenizer, model.memory.vocab_size)
         self._runner = Runner(
-            model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, on_step=on_step
-        )
+            model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
+            on_step=on_step,
+        )  # fmt: skip
         self._max_streams = max_streams
         self._max_queued = max_queued
         self._admitted = 0
@@ -58,6 +61,11 @@ class Engine:
     def alive(self) -> bool:
         """False once the device thread has died."""
         return self._runner.dead is None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the model is on a CPU."""
+        return self._runner.on_cpu
 
     @property
     def answering(self) -> int:

@@ -79,8 +79,10 @@ class Reader:
         metrics: Metrics,
         tracing: Tracing,
         checkpoint_seconds: float,
+        turn_seconds: float,
     ) -> None:
-        """`passages`: None if they are not wanted."""
+        """`passages`: None if they are not wanted. `turn_seconds`: after so long a document lets others be read that wait,
+        and goes on behind them: short ones don't wait for long ones."""
         self._engine = engine
         self._documents = documents
         self._blobs = blobs
@@ -89,6 +91,7 @@ class Reader:
         self._metrics = metrics
         self._tracing = tracing
         self._checkpoint_seconds = checkpoint_seconds
+        self._turn_seconds = turn_seconds
 
     async def run(self) -> None:
         """Until cancelled. Redis being away is waited out."""
@@ -111,9 +114,8 @@ class Reader:
         while self._engine.alive:
             try:
                 claim = await self._documents.claim(job.id)
-                if claim is not None:
-                    await self._read(job.id, claim)
-                await self._jobs.done(job)
+                over = claim is None or await self._read(job.id, claim)
+                await (self._jobs.done(job) if over else self._jobs.again(job))
                 return
             except Fenced as reason:
                 log.info("reading stops: %s", reason)
@@ -143,10 +145,11 @@ class Reader:
             return False
         return reading is not None and reading.status == "reading"
 
-    async def _read(self, reading_id: str, claim: Claim) -> None:
+    async def _read(self, reading_id: str, claim: Claim) -> bool:
+        """Whether it is over; False if it has to go on later."""
         reading = await self._documents.reading(reading_id, with_state=True)
         if reading is None:
-            return
+            return True
         try:
             if claim.attempts > _MAX_ATTEMPTS:
                 raise ReadingError("too_many_attempts", f"given up after {_MAX_ATTEMPTS} tries without progress")
@@ -154,8 +157,9 @@ class Reader:
                 "read", "consumer", parent=reading.trace, everlong__document=reading.documents[-1],
                 everlong__model=self._engine.model.name, everlong__attempt=claim.attempts,
             ) as span:  # fmt: skip
-                read = await self._advance(reading, claim)
+                read, over = await self._advance(reading, claim)
                 span.set(everlong__tokens__read=read.tokens, everlong__segments=read.segments)
+                return over
         except (ReadingError, EverlongModelError, Damaged, FileNotFoundError, UnicodeDecodeError) as error:
             code = error.code if isinstance(error, ReadingError | Damaged) else "reading_failed"
             log.warning("reading %s failed: %s", reading_id, error)
@@ -163,6 +167,7 @@ class Reader:
             if current is not None:
                 failure = {"message": str(error), "code": code}
                 await self._documents.checkpoint(current, claim, current.cursor, None, status="failed", error=failure)
+            return True
 
     async def _begin(self, reading: Reading) -> tuple[MemoryState, Cursor]:
         """Where this reading stands, or starts: behind the documents before the last, or the chat format's head."""
@@ -193,8 +198,8 @@ class Reader:
             index.cancel()
             await asyncio.gather(index, return_exceptions=True)
 
-    async def _advance(self, reading: Reading, claim: Claim) -> Cursor:
-        """To the end of its last document; how far that is."""
+    async def _advance(self, reading: Reading, claim: Claim) -> tuple[Cursor, bool]:
+        """To the end of its last document, or until its turn is over and others wait. How far; whether that is the end."""
         model = self._engine.model
         S = model.segment_length
         document: Document = await self._documents.get(reading.documents[-1])
@@ -247,12 +252,14 @@ class Reader:
                         )  # fmt: skip
                         if time.monotonic() - saved >= self._checkpoint_seconds:
                             await save()
+                            if saved - start >= self._turn_seconds and await self._jobs.waiting():
+                                return cursor, False
             finally:
                 upcoming.cancel()
                 await asyncio.gather(upcoming, return_exceptions=True)
         cursor = replace(cursor, offset=size, skip=0, bytes=size)
         await save(status="ready", state_digest=state.digest())
-        return cursor
+        return cursor, True
 
 
 class ReadingError(Exception):

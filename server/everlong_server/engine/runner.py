@@ -6,50 +6,25 @@ its own thread: they must be quick and thread-safe.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from everlong_models import MemoryState, MemoryView, Model, Sampler
+from everlong_models import MemoryState, Model, Sampler
 from everlong_models.pause import pausing
 from everlong_models.sampling import StopStrings, choose
-from everlong_server.engine.batch import Answer, Batch, Delta, Failed, Finished
+from everlong_server.engine.batch import Batch
+from everlong_server.engine.items import Answer, Delta, Failed, Finished, Item, Look, Read
 from everlong_server.engine.scheduler import Scheduler, Work
 
-
-@dataclass(slots=True, eq=False)
-class Read:
-    """Full segments (n·S,) to be read behind `state`."""
-
-    state: MemoryState
-    tokens: Tensor
-    sink: Callable[[MemoryState | Failed], None]
-    owner: str = ""
-    id: int = -1
-    cancelled: bool = False
-    at: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Look:
-    """A view of `state`, which has read `read` tokens, and of the open segment."""
-
-    state: MemoryState
-    open: list[int]
-    read: int
-    sink: Callable[[MemoryView | Failed], None]
-    owner: str = ""
-    id: int = -1
-    cancelled: bool = False
-
-
-Item = Answer | Read | Look
+log = logging.getLogger(__name__)
 
 
 class Runner:
@@ -62,14 +37,17 @@ class Runner:
         max_streams: int,
         reading_share: float,
         max_stall: float,
+        reading_rows: int | None = None,
         on_step: Callable[[float], None] = lambda fill: None,
     ) -> None:
+        """`reading_rows`: documents whose segments are read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64."""
         self._model = model
         self._max_streams = max_streams
         self._on_step = on_step
         self._memory = model.memory
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
-        self._scheduler = Scheduler(max_streams, reading_share, max_stall)
+        rows = reading_rows or (1 if self.on_cpu else 64)
+        self._scheduler = Scheduler(max_streams, reading_share, max_stall, rows)
         self._inbox: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._work: dict[int, Item] = {}
         self._batch = Batch(model.memory, self._device)
@@ -95,6 +73,11 @@ class Runner:
         self._stopping.set()
         self._inbox.put(None)
         self._thread.join()
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the model is on a CPU."""
+        return self._device.type == "cpu"
 
     @property
     def rows(self) -> int:
@@ -187,19 +170,21 @@ class Runner:
         if work.kind == "step":
             self._step_all()
             return
-        item = self._work[work.id] if work.id is not None else None
+        items = [self._work[id] for id in work.ids]
+        with pausing(self._step_if_due):
+            if work.kind == "read":
+                for item in items:
+                    if isinstance(item, Look):
+                        self._try(self._look, item)
+                self._read_segments([item for item in items if not isinstance(item, Look)])
+            else:
+                for item in items:
+                    self._try(self._open, item)
+
+    def _try(self, do: Callable[[Any], None], item: Item) -> None:
         try:
-            with pausing(self._step_if_due):
-                if isinstance(item, Read):
-                    self._read(item)
-                elif isinstance(item, Look):
-                    self._look(item)
-                elif item is not None and work.kind == "read":
-                    self._read_prompt(item)
-                elif item is not None:
-                    self._open(item)
+            do(item)
         except Exception as error:  # the fault of this row (a damaged state, say): the others go on
-            assert item is not None
             self._fail(item, error)
 
     def _step_if_due(self) -> None:
@@ -241,14 +226,48 @@ class Runner:
 
     # Documents
 
-    def _read(self, item: Read) -> None:
+    def _read_segments(self, items: list[Read | Answer]) -> None:
+        """Reads the next segment of each, side by side."""
+        if len(items) > 1:
+            try:
+                segments = torch.stack([self._segment(item) for item in items]).to(self._device)
+                states = MemoryState.stack([item.state.to(self._device) for item in items])
+                read = self._memory.read(segments, states).split()
+            except Exception as error:  # whose fault it is (a damaged state, say) shows when each is read alone
+                log.warning("%d segments could not be read side by side: %s", len(items), error)
+            else:
+                for item, state in zip(items, read, strict=True):
+                    self._try(partial(self._keep, state=state), item)
+                return
+        for item in items:
+            self._try(self._read_alone, item)
+
+    def _read_alone(self, item: Read | Answer) -> None:
+        segment = self._segment(item)[None].to(self._device)
+        self._keep(item, self._memory.read(segment, item.state.to(self._device)))
+
+    def _segment(self, item: Read | Answer) -> Tensor:
+        """The next S tokens: of a document, or of what lies before an answer, where there is more than one segment."""
         S = self._memory.segment_length
-        segment = item.tokens[item.at : item.at + S]
-        item.state = self._memory.read(segment[None].to(self._device), item.state.to(self._device))
-        item.at += S
-        if item.at >= len(item.tokens):
-            self._forget(item)
-            item.sink(item.state.to("cpu"))
+        if isinstance(item, Read):
+            return item.tokens[item.at : item.at + S]
+        return torch.tensor((item.open + item.prompt[item.at : item.at + S])[:S], dtype=torch.int64)
+
+    def _keep(self, item: Read | Answer, state: MemoryState) -> None:
+        """`state` has the item's next segment."""
+        S, item.state = self._memory.segment_length, state
+        if isinstance(item, Read):
+            item.at += S
+            if item.at >= len(item.tokens):
+                self._forget(item)
+                item.sink(item.state.to("cpu"))
+            return
+        item.at += S - len(item.open)
+        self._moved(item)
+        item.open = []
+        if len(item.prompt) - item.at <= S:
+            self._scheduler.remove(item.id)
+            self._scheduler.add_prompt(item.id, item.owner)
 
     def _look(self, item: Look) -> None:
         """At most a pass over one segment: its turn comes as a document's does, so that answers do not wait for it."""
@@ -257,18 +276,6 @@ class Runner:
         item.sink(view)
 
     # Answers
-
-    def _read_prompt(self, item: Answer) -> None:
-        """Reads the first segment of what lies before the answer, if there is more than one: as with a document."""
-        S = self._memory.segment_length
-        tokens = item.open + item.prompt[item.at :]
-        item.state = self._memory.read(self._tensor(tokens[:S]), item.state.to(self._device))
-        item.at += S - len(item.open)
-        self._moved(item)
-        item.open = []
-        if len(tokens) - S <= S:
-            self._scheduler.remove(item.id)
-            self._scheduler.add_prompt(item.id, item.owner)
 
     def _open(self, item: Answer) -> None:
         """Reads the last 1 … S tokens before the answer into a cache, which joins the batch."""

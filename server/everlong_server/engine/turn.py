@@ -24,9 +24,9 @@ from everlong_models import (
     decode_state,
     encode_state,
 )
-from everlong_server.engine.batch import Answer, Finished
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.grounding import BESIDE, TEMPLATE, Recall, Template, asks, choose, evidence_view, words_of
+from everlong_server.engine.items import Answer, Finished
 from everlong_server.errors import InvalidRequest, StateUnusable, TooLarge
 from everlong_server.metrics import Metrics
 from everlong_server.store.allowance import Allowance

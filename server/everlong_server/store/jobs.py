@@ -1,4 +1,7 @@
-"""`Jobs`: a stream of what is to be done, shared by all replicas; and the keys that say which replicas live."""
+"""`Jobs`: a stream of what is to be done, shared by all replicas; and the keys that say which replicas live.
+
+Tenants take turns, however many jobs each of them has waiting; a tenant's own jobs are done as they came.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,17 @@ from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
 from everlong_server.store.scripts import Scripts
 
+_MOST_LOOKED_AT = 10_000
+"""Of what waits, so many of the oldest entries are looked at for a tenant whose turn it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An entry of the stream, and the id of what is to be done: a reading, a response."""
+    """An entry of the stream, and the id of what is to be done: a reading, a response. `fields`: the whole entry."""
 
     entry: str
     id: str
+    fields: tuple[bytes, ...] = field(default=(), compare=False)
     redelivered: bool = field(default=False, compare=False)
     """Whether it was another replica's before."""
 
@@ -69,17 +76,28 @@ class Jobs:
     async def next(self, wait_ms: int) -> Job | None:
         """A job, first those that their takers have left behind; None if there is none within `wait_ms`."""
         async with self._polling:  # one at a time, so that `_held` knows of every entry that was delivered
-            job = await self._reclaim() or await self._receive(wait_ms)
+            job = await self._reclaim() or await self._take(wait_ms)
             if job is not None:
                 self._held.add(job.entry)
             return job
 
-    async def _receive(self, wait_ms: int) -> Job | None:
-        answer = await self._redis.xreadgroup(keys.READERS, self._replica, {self._stream: ">"}, count=1, block=wait_ms)
-        if not answer:
-            return None
-        entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
-        return next((Job(entry.decode(), next(iter(fields.values())).decode()) for entry, fields in entries), None)
+    async def _take(self, wait_ms: int) -> Job | None:
+        job, newest = await self._next()
+        if job is None:
+            # What comes meanwhile ends the wait. It is taken as everything is, and by one of those that have waited.
+            if not await self._redis.xread({self._stream: newest}, count=1, block=wait_ms):
+                return None
+            job, _ = await self._next()
+        return job
+
+    async def _next(self) -> tuple[Job | None, bytes]:
+        """A job that nobody has, now; and the newest entry of all."""
+        newest, *found = await self._scripts.run(
+            scripts.NEXT_JOB,
+            [self._stream, keys.turns(self._stream)],
+            [keys.READERS, self._replica, _MOST_LOOKED_AT],
+        )
+        return (_job(found[0].decode(), found[1]) if found else None), newest
 
     async def _reclaim(self) -> Job | None:
         """A job of a dead replica, or one that was delivered here although its answer got lost."""
@@ -93,12 +111,20 @@ class Jobs:
                 [keys.READERS, self._replica, entry, owner],
             )
             if taken:
-                return Job(entry, taken.decode(), redelivered=owner != self._replica)
+                return _job(entry, taken, redelivered=owner != self._replica)
         return None
 
     async def length(self) -> int:
         """How many jobs there are, those under way among them."""
         return int(await self._redis.xlen(self._stream))
+
+    async def waiting(self) -> bool:
+        """Whether there is a job that nobody has taken."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.xlen(self._stream)
+            pipe.xpending(self._stream, keys.READERS)
+            length, held = await pipe.execute()
+        return int(length) > int(held["pending"])
 
     async def done(self, job: Job) -> None:
         """Removes the job."""
@@ -111,7 +137,7 @@ class Jobs:
     async def again(self, job: Job) -> None:
         """Puts the job behind all others."""
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.xadd(self._stream, {"id": job.id})
+            pipe.xadd(self._stream, dict(zip(job.fields[::2], job.fields[1::2], strict=True)))
             pipe.xack(self._stream, keys.READERS, job.entry)
             pipe.xdel(self._stream, job.entry)
             await pipe.execute()
@@ -120,3 +146,8 @@ class Jobs:
     def drop(self, job: Job) -> None:
         """Leaves the job to whoever has it now."""
         self._held.discard(job.entry)
+
+
+def _job(entry: str, fields: list[bytes], *, redelivered: bool = False) -> Job:
+    """The first field says what is to be done, the second whose it is."""
+    return Job(entry, fields[1].decode(), tuple(fields), redelivered)

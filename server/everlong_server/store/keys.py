@@ -33,6 +33,8 @@ KEYS = (
     Key("{everlong}:reading:*:children", "set", "readings that wait for this one", "deleted when it ends", False),
     Key("{everlong}:jobs:*", "stream", "readings to be done by one model; consumer group `readers`",
         "none: entries go when done", False),
+    Key("{everlong}:turns:*:*", "hash", "when each tenant's turn was last in the stream of jobs or responses of a model",
+        "a day after the last turn", True),
     Key("{everlong}:sessions:*", "zset", "a tenant's session ids by time of creation", "none: an index", False),
     Key("{everlong}:session:*", "hash", "a session's state, open segment and position", "none: until DELETE", False),
     Key("{everlong}:session:*:messages", "list", "the dialogue as JSON", "none: until DELETE of its session", False),
@@ -201,6 +203,11 @@ def responses(model: str) -> str:
 def jobs(model: str) -> str:
     """The stream of readings that a model (fingerprint) is to do."""
     return f"{{everlong}}:jobs:{model}"
+
+
+def turns(stream: str) -> str:
+    """Whose turn was when in the stream of `jobs` or `responses`."""
+    return f"{PREFIX}turns:{stream.removeprefix(PREFIX)}"
 
 
 def replica(replica_id: str) -> str:

@@ -33,7 +33,7 @@ redis.call('HSET', KEYS[1], unpack(ARGV, 8, 7 + n))
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
 redis.call('SADD', KEYS[3], ARGV[3])
 redis.call('HSET', KEYS[4], unpack(ARGV, 8 + n))
-redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3])
+redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3], 'tenant', redis.call('HGET', KEYS[4], 'tenant'))
 return 1
 """
 
@@ -68,7 +68,7 @@ local parent = KEYS[last + 1] and redis.call('HGET', KEYS[last + 1], 'status')
 if parent == 'queued' or parent == 'reading' then
   redis.call('SADD', KEYS[last + 2], ARGV[1])
 else
-  redis.call('XADD', KEYS[2], '*', 'reading', ARGV[1])
+  redis.call('XADD', KEYS[2], '*', 'reading', ARGV[1], 'tenant', redis.call('HGET', KEYS[1], 'tenant'))
 end
 return 1
 """
@@ -101,20 +101,53 @@ end
 redis.call('HSET', KEYS[1], 'attempts', 0, unpack(ARGV, 5))
 if ARGV[3] == '1' then
   redis.call('SREM', KEYS[4], redis.call('HGET', KEYS[1], 'id'))
-  for _, child in ipairs(redis.call('SMEMBERS', KEYS[2])) do redis.call('XADD', KEYS[3], '*', 'reading', child) end
+  local tenant = redis.call('HGET', KEYS[1], 'tenant')
+  for _, child in ipairs(redis.call('SMEMBERS', KEYS[2])) do
+    redis.call('XADD', KEYS[3], '*', 'reading', child, 'tenant', tenant)
+  end
   redis.call('DEL', KEYS[2])
 end
 return redis.call('HINCRBY', KEYS[1], 'version', 1)
 """
 
+# KEYS: jobs, turns. ARGV: group, replica id, how many of the entries are looked at
+# Gives the taker the oldest waiting job of the tenant whose turn was longest ago. Returns {newest entry, entry, fields}, or
+# {newest entry} if none waits. A tenant that is not in the entry is of a version before there were turns.
+NEXT_JOB = """
+local taken = {}
+for _, held in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', ARGV[3])) do taken[held[1]] = true end
+local turns, found, whose = {}, nil, nil
+local from, looked = '-', 0
+repeat
+  local entries = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', 1000)
+  for _, entry in ipairs(entries) do
+    if not taken[entry[1]] then
+      local tenant = entry[2][4] or ''
+      turns[tenant] = turns[tenant] or tonumber(redis.call('HGET', KEYS[2], tenant) or 0)
+      if not found or turns[tenant] < turns[whose] then found, whose = entry, tenant end
+      if turns[whose] == 0 then break end
+    end
+  end
+  looked = looked + #entries
+  from = #entries > 0 and '(' .. entries[#entries][1]
+until #entries < 1000 or looked >= tonumber(ARGV[3]) or (whose and turns[whose] == 0)
+local newest = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
+newest = newest[1] and newest[1][1] or '0-0'
+if not found then return {newest} end
+redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, found[1], 'FORCE', 'JUSTID')
+redis.call('HSET', KEYS[2], whose, redis.call('HINCRBY', KEYS[2], 'turns:', 1))
+redis.call('EXPIRE', KEYS[2], 86400)
+return {newest, found[1], found[2]}
+"""
+
 # KEYS: jobs, the owner's replica. ARGV: group, replica id, entry, owner
-# Returns the reading of an entry that was taken over, or nothing: its owner lives, or somebody was quicker.
+# Returns the fields of an entry that was taken over, or nothing: its owner lives, or somebody was quicker.
 TAKE_JOB = """
 if ARGV[4] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1 then return nil end
 local pending = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)
 if not pending[1] or pending[1][2] ~= ARGV[4] then return nil end
 local taken = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3])
-return taken[1] and taken[1][2] and taken[1][2][2]
+return taken[1] and taken[1][2]
 """
 
 # KEYS: document, documents, document_readings, stored
@@ -178,7 +211,7 @@ QUEUE_RESPONSE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end -- sent again: its answer was lost
 redis.call('HSET', KEYS[1], unpack(ARGV, 3))
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
-redis.call('XADD', KEYS[2], '*', 'response', ARGV[1])
+redis.call('XADD', KEYS[2], '*', 'response', ARGV[1], 'tenant', redis.call('HGET', KEYS[1], 'tenant'))
 return 1
 """
 
