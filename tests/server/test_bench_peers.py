@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import torch
 from gguf import GGUFReader, GGUFWriter
 
-from everlong_server.bench import peers
+from everlong_server.bench import generate, peers
 from everlong_server.bench.positions import with_positions
 from everlong_server.bench.process import Process
 
@@ -53,6 +55,29 @@ def test_a_peer_that_is_not_installed_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(peers.PeerMissing, match="pip install xllamacpp"):
         peers.run(lengths=[600], peers=["window", "llama.cpp"], progress=lambda message: None)
+
+
+def test_sampled_reading_is_the_integral_over_its_pieces(monkeypatch):
+    """Of a model that takes a second for a piece, and one more for each thousand tokens before it."""
+    from transformers import DynamicCache
+
+    now = [0.0]
+    monkeypatch.setattr(generate.time, "perf_counter", lambda: now[0])
+
+    class Model:
+        config = SimpleNamespace(num_key_value_heads=1, head_dim=2, num_hidden_layers=2)
+
+        def __call__(self, tokens: torch.Tensor, past_key_values: Any, logits_to_keep: int) -> None:
+            now[0] += 1 + past_key_values.get_seq_length() / 1000
+            more = torch.zeros(1, 1, tokens.shape[1], 2)
+            for layer in range(2):
+                past_key_values.update(more, more, layer)
+
+    cache, length = DynamicCache(), 10_000
+    seconds = generate._sampled(Model(), torch.zeros(1, length, dtype=torch.int64), cache)
+    pieces = length / 512
+    assert seconds == pytest.approx(pieces * (1 + (length - 512) / 2 / 1000), rel=1e-3)
+    assert cache.get_seq_length() == length
 
 
 class FakePeer:
@@ -106,7 +131,10 @@ def test_a_peer_that_breaks_is_named_with_what_it_had_done_and_the_others_go_on(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["peers", "--peers", "window,vllm"], "no peer 'vllm'; there are window, rmt, transformers, llama.cpp, recall"),
+        (
+            ["peers", "--peers", "window,vllm"],
+            "no peer 'vllm'; there are window, rmt, transformers, llama.cpp, transformers-sampled, recall",
+        ),
         (["peers", "--lengths", "2000,x"], "--lengths 2000,x: numbers with commas"),
         (["peers", "--lengths", "20"], "--lengths 20: must be from 500 to 10,000,000"),
     ],

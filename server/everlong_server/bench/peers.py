@@ -9,17 +9,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import multiprocessing
-import re
-import sqlite3
 import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import psutil
@@ -27,15 +24,13 @@ import torch
 
 from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, find_packaged, load_tokenizer
 from everlong_models.tasks.text import packaged
+from everlong_server.bench.generate import WRITTEN, asked, generate
 from everlong_server.bench.positions import with_positions
 from everlong_server.bench.process import Process
 from everlong_server.bench.report import Report, Target
 from everlong_server.settings import load_settings
 
 QUESTIONS = ("Who is the Count?", "What happened at the castle?")
-_WRITTEN = 32
-_PASSAGE_WORDS = 80
-_PASSAGES = 12
 
 
 class PeerMissing(Exception):
@@ -65,7 +60,7 @@ class Peer(ABC):
 
     @abstractmethod
     def ask(self, question: str) -> Answered:
-        """Answers in `_WRITTEN` tokens, greedily."""
+        """Answers in `WRITTEN` tokens, greedily."""
 
     @abstractmethod
     def restart(self) -> bool:
@@ -109,7 +104,7 @@ class Everlong(Peer):
         return time.perf_counter() - began
 
     def ask(self, question: str) -> Answered:
-        body = {"content": question, "stream": True, "max_tokens": _WRITTEN, "ignore_eos": True, "temperature": 0}
+        body = {"content": question, "stream": True, "max_tokens": WRITTEN, "ignore_eos": True, "temperature": 0}
         began, stamps, tokens = time.perf_counter(), [], 0
         with self._server.http.stream("POST", f"/v1/sessions/{self._session['id']}/messages", json=body) as response:
             event = ""
@@ -173,8 +168,8 @@ class LlamaCpp(Peer):
 
     def ask(self, question: str) -> Answered:
         body = {
-            "prompt": self._text + _asked(question),
-            "max_tokens": _WRITTEN,
+            "prompt": self._text + asked(question),
+            "max_tokens": WRITTEN,
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
@@ -202,18 +197,19 @@ class LlamaCpp(Peer):
 
 
 class Transformers(Peer):
-    """transformers' own generate. `passages`: with the passages that BM25 finds, instead of a cache of all that was read."""
+    """transformers' own generate, with a cache of all that was read. "passages": with those that BM25 finds instead.
+    "sampled": what reading would take is told from parts of it (see `_sampled`)."""
 
-    def __init__(self, *, passages: bool = False) -> None:
-        self.name = "transformers, recall only" if passages else "transformers, key/value cache"
-        self._passages = passages
+    def __init__(self, way: Literal["whole", "sampled", "passages"] = "whole") -> None:
+        self.name = _TRANSFORMERS[way]
+        self._way = way
         self._tokens = 0
 
     def start(self) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
         folder = find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir())
         worker = multiprocessing.get_context("spawn").Process(
-            target=_generate, args=(theirs, folder, self._passages, torch.get_num_threads()), daemon=True
+            target=generate, args=(theirs, folder, self._way, torch.get_num_threads()), daemon=True
         )
         worker.start()
         self._worker = worker
@@ -227,9 +223,8 @@ class Transformers(Peer):
         return self._pipe.recv()
 
     def read(self, text: str) -> float:
-        began = time.perf_counter()
-        self._tokens = self._call("read", text)
-        return time.perf_counter() - began
+        self._tokens, seconds = self._call("read", text)
+        return float(seconds)
 
     def ask(self, question: str) -> Answered:
         return Answered(*self._call("ask", question))
@@ -241,76 +236,18 @@ class Transformers(Peer):
         return int(psutil.Process(self._worker.pid).memory_info().rss)
 
     def kept(self) -> int:
-        return 0 if self._passages else self._tokens * _position_bytes()
+        return 0 if self._way == "passages" else self._tokens * _position_bytes()
 
     def stop(self) -> None:
         self._worker.kill()
         self._worker.join()
 
 
-def _asked(question: str) -> str:
-    return f"\n\nQuestion: {question}\nAnswer:"
-
-
-def _generate(pipe: Connection, folder: Path, passages: bool, threads: int) -> None:
-    """The process of `Transformers`: hears ("read", text) and ("ask", question)."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
-    from transformers.generation.streamers import BaseStreamer  # noqa: PLC0415
-
-    torch.set_num_threads(threads)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model.generation_config.pad_token_id = tokenizer.eos_token_id
-
-    class Stamps(BaseStreamer):  # type: ignore[misc] # untyped
-        def __init__(self) -> None:
-            self.at: list[float] = []
-
-        def put(self, value: torch.Tensor) -> None:
-            self.at.append(time.perf_counter())
-
-        def end(self) -> None:
-            pass
-
-    cache, read = DynamicCache(), torch.empty(1, 0, dtype=torch.int64)
-    index = sqlite3.connect(":memory:")
-    index.execute("CREATE VIRTUAL TABLE pieces USING fts5(text, tokenize='porter unicode61')")
-    pipe.send("ready")
-    while True:
-        what, text = pipe.recv()
-        began = time.perf_counter()
-        if what == "read" and passages:
-            words = text.split()
-            starts = range(0, len(words), _PASSAGE_WORDS)
-            index.executemany(
-                "INSERT INTO pieces VALUES (?)", ((" ".join(words[at : at + _PASSAGE_WORDS]),) for at in starts)
-            )
-            pipe.send(len(words))
-            continue
-        if what == "read":
-            cache, read = DynamicCache(), tokenizer(text, return_tensors="pt").input_ids
-            with torch.inference_mode():
-                model(read, past_key_values=cache, logits_to_keep=1)
-            pipe.send(read.shape[1])
-            continue
-        if passages:
-            query = " OR ".join(re.findall(r"\w+", text))
-            found = index.execute(
-                "SELECT text FROM pieces WHERE pieces MATCH ? ORDER BY rank LIMIT ?", (query, _PASSAGES)
-            ).fetchall()
-            prompt = tokenizer("\n\n".join(piece for (piece,) in found) + _asked(text), return_tensors="pt").input_ids
-        else:
-            prompt = torch.cat([read, tokenizer(_asked(text), return_tensors="pt").input_ids], dim=1)
-        stamps = Stamps()
-        with torch.inference_mode():
-            model.generate(
-                prompt, attention_mask=torch.ones_like(prompt), do_sample=False, streamer=stamps,
-                max_new_tokens=_WRITTEN, min_new_tokens=_WRITTEN, **({} if passages else {"past_key_values": cache}),
-            )  # fmt: skip
-        if not passages:
-            cache.crop(read.shape[1] - cache.get_seq_length())
-        first, *rest = stamps.at[1:]  # the prompt is put first
-        pipe.send((first - began, (rest[-1] - first) / len(rest)))
+_TRANSFORMERS = {
+    "whole": "transformers, key/value cache",
+    "sampled": "transformers, key/value cache, sampled",
+    "passages": "transformers, recall only",
+}
 
 
 def _position_bytes() -> int:
@@ -329,7 +266,8 @@ PEERS: dict[str, Callable[[Path, int], Peer]] = {
     "rmt": lambda folder, length: Everlong(folder, "rmt"),
     "transformers": lambda folder, length: Transformers(),
     "llama.cpp": lambda folder, length: LlamaCpp(folder, length + 256),
-    "recall": lambda folder, length: Transformers(passages=True),
+    "transformers-sampled": lambda folder, length: Transformers("sampled"),
+    "recall": lambda folder, length: Transformers("passages"),
 }
 """By name, of a folder for its data and the document's length in tokens."""
 
@@ -367,6 +305,8 @@ _NOTES = [
     "a key/value cache is gone after a restart: its figure is reading again and the first question, as they were",
     "kept: for a session, beside weights and text; for a key/value cache as it would be in 16 bits. window keeps no memory "
     "of the text but its passages' index, and what it sees of the text's end",
+    "sampled: reading is nine pieces of 512 tokens, each behind a cache of its place's length, and the integral over them; "
+    "what is generated is behind a made-up cache of the whole length",
     "SmolLM2's positions end at 8,192: what a cache says beyond is no language, only its time counts",
     "everlong puts passages before a question, up to 1,000 tokens, and its first token waits for them; a cache has read all",
 ]
@@ -401,11 +341,12 @@ def _measure(peer: Peer, text: str, progress: Callable[[str], None]) -> dict[str
 def _targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
     """Those of which both sides were measured."""
     found = {(row["peer"], row["tokens"]): row for row in rows}
-    cached, llama = "transformers, key/value cache", LlamaCpp.name
+    cached, sampled, llama = _TRANSFORMERS["whole"], _TRANSFORMERS["sampled"], LlamaCpp.name
     asked = [
         # (what, theirs, ours, column, length, at least)
         ("reading 32k, rmt: times as fast as transformers", cached, "everlong, rmt", "read_s", 32_000, 5),
         ("reading 128k, rmt: times as fast as transformers", cached, "everlong, rmt", "read_s", 128_000, 15),
+        ("reading 128k, rmt: times as fast as transformers (sampled)", sampled, "everlong, rmt", "read_s", 128_000, 15),
         ("second question after a restart, 32k, window: times sooner than llama.cpp", llama, "everlong, window", "after_restart_s", 32_000, 100),
         ("second question after a restart, 32k, rmt: times sooner than llama.cpp", llama, "everlong, rmt", "after_restart_s", 32_000, 100),
         ("a token at 2k: times as fast as transformers", cached, "everlong, window", "ms_per_token", 2_000, 2),

@@ -24,7 +24,10 @@ class Process:
         self._command = [part.replace("{port}", str(self._port)) for part in command]
         self._ready, self._what = ready, what
         self._process: psutil.Popen | None = None
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self._port}", timeout=3600)
+        # A connection for each request: llama.cpp's server ends one that has been idle for seconds just as it is used again.
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self._port}", timeout=3600, limits=httpx.Limits(max_keepalive_connections=0)
+        )
 
     @classmethod
     def everlong(cls, data: Path, *arguments: str) -> Process:

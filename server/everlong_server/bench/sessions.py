@@ -19,6 +19,7 @@ from everlong_server.settings import GiB, load_settings
 from everlong_server.store.embedded import EmbeddedRedis
 
 _BROUGHT_BACK = 5
+_SAY_SECONDS = 10
 
 
 def run(*, count: int, tokens: int, quick: bool, progress: Callable[[str], None]) -> Report:
@@ -54,14 +55,19 @@ _NOTES = [
 
 def _measure(server: Process, url: str, texts: Iterable[str], progress: Callable[[str], None]) -> dict[str, Any]:
     database = redis.Redis.from_url(url)
-    before, sessions = database.info("memory")["used_memory"], []
+    before = database.info("memory")["used_memory"]
+    sessions: list[str] = []
     for text in texts:
         document = _post(server, "/v1/documents", content=text.encode())
+        said = time.monotonic()
         while document["status"] != "ready":
             if document["status"] == "failed":
                 raise RuntimeError(f"reading failed: {document['error']}")
             time.sleep(0.02)
             document = server.http.get(f"/v1/documents/{document['id']}").json()
+            if time.monotonic() - said >= _SAY_SECONDS:
+                progress(f"session {len(sessions) + 1}: {document['progress']:.0%} read")
+                said = time.monotonic()
         sessions.append(_post(server, "/v1/sessions", json={"documents": [document["id"]]})["id"])
         if len(sessions) % 20 == 0:
             progress(f"{len(sessions)} sessions")
