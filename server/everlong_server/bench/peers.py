@@ -92,14 +92,7 @@ class Everlong(Peer):
 
     def read(self, text: str) -> float:
         began = time.perf_counter()
-        document = self._server.http.post(
-            "/v1/documents", content=text.encode(), headers={"content-type": "text/plain"}
-        ).json()
-        while document["status"] != "ready":
-            if document["status"] == "failed":
-                raise RuntimeError(f"reading failed: {document['error']}")
-            time.sleep(0.01)
-            document = self._server.http.get(f"/v1/documents/{document['id']}").json()
+        document = self._server.read(text)
         self._session = self._server.http.post("/v1/sessions", json={"documents": [document["id"]]}).json()
         return time.perf_counter() - began
 
@@ -150,6 +143,7 @@ class LlamaCpp(Peer):
             [*program, str(file), "{port}", str(positions), str(torch.get_num_threads())],
             ready="/health",
             what="llama.cpp's server",
+            fresh=True,  # it ends a connection that has been idle for seconds just as it is used again
         )
         self._text = ""
         self._tokens = 0

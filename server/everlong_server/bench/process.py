@@ -8,25 +8,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 
 
 class Process:
-    """`command` with "{port}" where the port belongs; `ready`: the path that answers 200 once it can be used."""
+    """`command` with "{port}" where the port belongs; `ready`: the path that answers 200 once it can be used. `fresh`: each
+    request has a connection of its own."""
 
-    def __init__(self, command: Sequence[str], *, ready: str, what: str) -> None:
+    def __init__(self, command: Sequence[str], *, ready: str, what: str, fresh: bool = False) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self._port = probe.getsockname()[1]
         self._command = [part.replace("{port}", str(self._port)) for part in command]
         self._ready, self._what = ready, what
         self._process: psutil.Popen | None = None
-        # A connection for each request: llama.cpp's server ends one that has been idle for seconds just as it is used again.
         self.http = httpx.Client(
-            base_url=f"http://127.0.0.1:{self._port}", timeout=3600, limits=httpx.Limits(max_keepalive_connections=0)
+            base_url=f"http://127.0.0.1:{self._port}",
+            timeout=3600,
+            limits=httpx.Limits(max_keepalive_connections=0 if fresh else None),
         )
 
     @classmethod
@@ -50,6 +53,21 @@ class Process:
                     return time.perf_counter() - began
             except httpx.TransportError:
                 time.sleep(0.05)
+
+    def read(self, text: str, progress: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
+        """Of `everlong serve`: the document of `text`, once it is read. `progress`: told now and then which share is read."""
+        began = time.perf_counter()
+        made = self.http.post("/v1/documents", content=text.encode(), headers={"content-type": "text/plain"})
+        made.raise_for_status()
+        document: dict[str, Any] = made.json()
+        while document["status"] != "ready":
+            if document["status"] == "failed":
+                raise RuntimeError(f"reading failed: {document['error']}")
+            progress(document["progress"])
+            # Asking costs what is measured: seldom enough for that, and often enough for a hundredth of the time.
+            time.sleep(max(0.005, (time.perf_counter() - began) / 100))
+            document = self.http.get(f"/v1/documents/{document['id']}").json()
+        return document
 
     def kill(self) -> None:
         """Kills it with -9."""

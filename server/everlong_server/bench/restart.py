@@ -27,18 +27,14 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
                 f"starting a server with {'a tiny random model' if quick else 'the default model'} and untrained RMT"
             )
             server.start()
-            document = server.http.post(
-                "/v1/documents", content=b"All in the golden afternoon. " * (tokens // (29 if quick else 6) + 1)
-            ).json()
-            while (read := server.http.get(f"/v1/documents/{document['id']}").json())["status"] != "ready":
-                time.sleep(0.05)
+            read = server.read("All in the golden afternoon. " * (tokens // (29 if quick else 6) + 1))
             progress(f"read {read['tokens']:,} tokens")
             rows, first = [], {}
             for phase in ("before", "after kill -9 and restart"):
                 if phase != "before":
                     server.kill()
                     progress(f"restarted in {server.start():.1f} s")
-                session = server.http.post("/v1/sessions", json={"documents": [document["id"]]}).json()["id"]
+                session = server.http.post("/v1/sessions", json={"documents": [read["id"]]}).json()["id"]
                 very_first = _first_token(server, session)  # in the median's place it would be one of five
                 seconds = [_first_token(server, session) for _ in range(_QUESTIONS)]
                 first[phase] = statistics.median(seconds)

@@ -152,14 +152,7 @@ def targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
 
 def _answered(server: Process, text: str) -> str:
     """The id of a response about a document of `text`."""
-    made = server.http.post("/v1/documents", content=text.encode(), headers={"content-type": "text/plain"})
-    made.raise_for_status()
-    document = made.json()
-    while document["status"] != "ready":
-        if document["status"] == "failed":
-            raise RuntimeError(f"reading failed: {document['error']}")
-        time.sleep(0.05)
-        document = server.http.get(f"/v1/documents/{document['id']}").json()
+    document = server.read(text)
     content = [{"type": "input_file", "file_id": document["id"]}, {"type": "input_text", "text": "Who is the Count?"}]
     while True:
         response = server.http.post(
