@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import IO
+from typing import IO, Any, Self
 
 import torch
 from redis.exceptions import RedisError, ResponseError
@@ -34,7 +34,8 @@ from everlong_server.tracing import Tracing
 log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 16
-_SEGMENTS_AT_ONCE = 4
+_MOST_SEGMENTS = 64
+"""Handed to the engine at once, where they are read quickly: each time costs a round through the event loop."""
 _MAX_ATTEMPTS = 8
 _RETRY_SECONDS = 0.5
 _LONGEST_PAUSE = 30.0
@@ -204,17 +205,8 @@ class Reader:
         S = model.segment_length
         document: Document = await self._documents.get(reading.documents[-1])
         state, cursor = await self._begin(reading)
-        began = cursor.seconds
         start = saved = time.monotonic()
-
-        async def save(**end: object) -> None:
-            nonlocal reading, saved
-            blob = await asyncio.to_thread(encode_state, state, model.fingerprint)
-            here = replace(cursor, seconds=began + time.monotonic() - start)
-            with self._metrics.checkpoint_seconds.time():
-                version = await self._documents.checkpoint(reading, claim, here, blob, state_bytes=state.nbytes, **end)
-            reading = replace(reading, version=version)
-            saved = time.monotonic()
+        began, at_once = cursor.seconds - start, 1
 
         size = document.text_offset + document.bytes
         if reading.state is None and (
@@ -225,6 +217,7 @@ class Reader:
         async with AsyncExitStack() as stack:
             file = stack.enter_context(await asyncio.to_thread(self._blobs.open, document.id, offset))
             await stack.enter_async_context(self._indexed(document))
+            checkpoints = await stack.enter_async_context(_Checkpoints(self._documents, self._metrics, reading, claim))
             source = pieces(file, model.tokenizer, offset)
             skip = cursor.skip
             # The next piece is encoded while the device reads this one.
@@ -235,13 +228,16 @@ class Reader:
                     todo = deque(piece.tokens[skip:])
                     done, skip = skip, max(0, skip - len(piece.tokens))
                     while todo:
-                        room = _SEGMENTS_AT_ONCE * S - len(cursor.open)
+                        room = at_once * S - len(cursor.open)
                         taken = [todo.popleft() for _ in range(min(room, len(todo)))]
                         tokens, full = list(cursor.open) + taken, (len(cursor.open) + len(taken)) // S * S
                         if full:
                             begin = time.perf_counter()
                             state = await self._engine.read(state, torch.tensor(tokens[:full]), reading.tenant)
-                            self._metrics.segment_seconds.observe((time.perf_counter() - begin) * S / full)
+                            each = (time.perf_counter() - begin) * S / full
+                            self._metrics.segment_seconds.observe(each)
+                            # Of what may be lost and read again, a quarter.
+                            at_once = max(1, min(_MOST_SEGMENTS, int(self._checkpoint_seconds / 4 / each)))
                         done += len(taken)
                         self._metrics.tokens_read.inc(len(taken))
                         cursor = replace(
@@ -249,17 +245,60 @@ class Reader:
                             tokens=cursor.tokens + len(taken), position=cursor.position + len(taken),
                             segments=cursor.segments + full // S,
                             bytes=piece.offset + (piece.end - piece.offset) * done // len(piece.tokens),
+                            seconds=began + time.monotonic(),
                         )  # fmt: skip
                         if time.monotonic() - saved >= self._checkpoint_seconds:
-                            await save()
+                            await checkpoints.add(state, cursor)
+                            saved = time.monotonic()
                             if saved - start >= self._turn_seconds and await self._jobs.waiting():
+                                await checkpoints.written()
                                 return cursor, False
+                await checkpoints.written()
             finally:
                 upcoming.cancel()
                 await asyncio.gather(upcoming, return_exceptions=True)
-        cursor = replace(cursor, offset=size, skip=0, bytes=size)
-        await save(status="ready", state_digest=state.digest())
+        cursor = replace(cursor, offset=size, skip=0, bytes=size, seconds=began + time.monotonic())
+        await checkpoints.add(state, cursor, status="ready", state_digest=state.digest())
+        await checkpoints.written()
         return cursor, True
+
+
+class _Checkpoints:
+    """Writes where a reading stands, one after the other, while the device goes on."""
+
+    def __init__(self, documents: Documents, metrics: Metrics, reading: Reading, claim: Claim) -> None:
+        self._documents = documents
+        self._metrics = metrics
+        self._reading = reading
+        self._claim = claim
+        self._writing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """What is not written by then is not wanted."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+    async def add(self, state: MemoryState, cursor: Cursor, **end: object) -> None:
+        """Begins to write, once the one before is written. Raises what that has failed with, as `Fenced`."""
+        await self.written()
+        self._writing = asyncio.create_task(self._write(state, cursor, end))
+
+    async def written(self) -> None:
+        """All that was added is in Redis. Raises as `add` does."""
+        if self._writing is not None:
+            await self._writing
+
+    async def _write(self, state: MemoryState, cursor: Cursor, end: dict[str, Any]) -> None:
+        blob = await asyncio.to_thread(encode_state, state, self._reading.model)
+        with self._metrics.checkpoint_seconds.time():
+            version = await self._documents.checkpoint(
+                self._reading, self._claim, cursor, blob, state_bytes=state.nbytes, **end
+            )
+        self._reading = replace(self._reading, version=version)
 
 
 class ReadingError(Exception):
