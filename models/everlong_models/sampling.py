@@ -129,8 +129,10 @@ def choose(samplers: Sequence[Sampler], scores: Tensor) -> list[int]:
 
     A row's token does not depend on the rows beside it, nor on the device.
     """
-    chosen = scores.argmax(-1)
     random = [row for row, sampler in enumerate(samplers) if sampler.params.temperature > 0]
+    if len(random) == len(samplers):
+        return _draw(list(samplers), scores).tolist()
+    chosen = scores.argmax(-1)
     if random:
         rows = torch.tensor(random, device=scores.device)
         chosen[rows] = _draw([samplers[row] for row in random], scores[rows])
@@ -184,14 +186,14 @@ def candidates(params: Sequence[SamplingParams], scores: Tensor) -> Iterator[tup
     for size in (*(size for size in _LIKELIEST if size < vocabulary), vocabulary):
         if not len(left):
             return
-        p, k = probabilities[left], top_k[left]
+        p, k = probabilities if len(left) == len(params) else probabilities[left], top_k[left]
         best, ids = p.topk(size)
         ids, order = ids.sort()  # of equals the first, whatever order topk has given them
         best, by_size = best.gather(1, order).double().sort(descending=True, stable=True)
         ids = ids.gather(1, by_size)
         # As likely as the k-th; where there is none, see below.
         stays = best >= best.gather(1, (k - 1).clamp(max=size - 1))
-        whole = torch.where(k[:, 0] < vocabulary, (best * stays).sum(-1), p.double().sum(-1))[:, None]
+        whole = torch.where(k[:, 0] < vocabulary, (best * stays).sum(-1), p.sum(-1, dtype=torch.float64))[:, None]
         # A token stays if those before it do not reach top_p: the likeliest always does, also where top_p is as good as 0.
         before = best.cumsum(-1) - best
         stays &= (top_p[left] == 1) | (before < top_p[left] * whole)

@@ -1,7 +1,8 @@
-"""`everlong bench peers` and `sessions`: what is compared with what, and what is said when something is missing."""
+"""`everlong bench peers`, `sessions` and `crowd`: what is compared with what, and what is said when something is missing."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -177,3 +178,19 @@ def test_llama_cpp_is_given_weights_that_know_enough_positions(tmp_path: Path) -
     assert longer.fields["llama.context_length"].contents() == 32_256
     assert longer.tensors[0].data.tolist() == list(range(8))
     assert GGUFReader(file).fields["llama.context_length"].contents() == 8192
+
+
+def test_a_crowd_hangs_on_to_a_server_while_it_answers(tmp_path: Path) -> None:
+    """Small: whether all of them are there, and what is said of it; not how fast it is."""
+    report = tmp_path / "crowd.json"
+    done = run("crowd", "--quick", "--sockets", "3", "--uploads", "2", "--written", "64", "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(report.read_text())
+    assert [(row["sockets"], row["uploads"]) for row in found["rows"]] == [(0, 0), (3, 2)] * 3
+    assert all(row["ms_per_token"] > 0 for row in found["rows"])
+    (target,) = found["targets"]
+    assert target["target"] == 1.1
+    assert target["comparison"] == "<="
+    nobody = run("crowd", "--sockets", "0", "--uploads", "0")
+    assert nobody.returncode != 0
+    assert "0 of both are no crowd" in " ".join(nobody.stderr.split())

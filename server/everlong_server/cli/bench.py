@@ -104,6 +104,24 @@ def sessions(
 
 
 @bench.command()
+def crowd(
+    sockets: Annotated[int, typer.Option(help="WebSockets that say nothing", min=0)] = 200,
+    uploads: Annotated[int, typer.Option(help="uploads that go on and on", min=0)] = 64,
+    written: Annotated[int, typer.Option(help="tokens of an answer", min=32)] = 128,
+    output: Output = None,
+    quick: Quick = False,
+) -> None:
+    """An answer alone, and beside many idle connections and uploads."""
+    from everlong_server.bench import crowd
+
+    if not sockets + uploads:
+        raise fail("--sockets and --uploads: 0 of both are no crowd")
+    _report(
+        lambda: crowd.run(sockets=sockets, uploads=uploads, written=written, quick=quick, progress=_progress), output
+    )
+
+
+@bench.command()
 def chaos(
     points: Annotated[int, typer.Option(help="kill replicas in the middle of something so often", min=0)] = 300,
     minutes: Annotated[float, typer.Option(help="end after so long at the latest", min=0)] = 60.0,
