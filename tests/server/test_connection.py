@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from everlong_server.settings import SettingsError, load_settings
 from everlong_server.store import keys, scripts
-from everlong_server.store.connection import Address, connect
+from everlong_server.store.connection import Address, Client, connect
 from everlong_server.store.documents import adopt
 from everlong_server.store.embedded import EmbeddedRedis
 from everlong_server.store.scripts import Scripts
@@ -110,3 +110,50 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew(by: str) -> None:
             uvloop.run(closed())
         finally:
             embedded.stop()
+
+
+def test_a_task_that_is_cancelled_while_it_asks_redis_ends(redis_url: str) -> None:
+    """Whenever that is. On Python 3.11 some went on for ever: they had just sent their command."""
+    tasks_at_once, rounds = 20, 40
+
+    async def asks(client: Client) -> None:
+        while True:
+            await client.ping()
+
+    async def scenario() -> list[bool]:
+        client, ended = connect(redis_url), []
+        for number in range(rounds):
+            tasks = [asyncio.create_task(asks(client)) for _ in range(tasks_at_once)]
+            await asyncio.sleep(0.001 + 0.0003 * number)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=0.5)
+            ended += [task.cancelled() for task in tasks]
+            for task in tasks:  # those that went on
+                while not task.done():
+                    task.cancel()
+                    await asyncio.sleep(0)
+        await client.aclose()
+        return ended
+
+    for run in (asyncio.run, uvloop.run):
+        ended = run(scenario())
+        assert len(ended) == rounds * tasks_at_once
+        assert all(ended), f"{ended.count(False)} of {len(ended)} went on"
+
+
+async def test_redis_is_asked_in_the_end_of_a_task_that_was_cancelled(redis_url: str) -> None:
+    client, said = connect(redis_url), []
+
+    async def works() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            said.append(await client.ping())
+
+    task = asyncio.create_task(works())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert said == [True]
+    await client.aclose()

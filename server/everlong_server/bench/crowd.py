@@ -110,6 +110,8 @@ async def _answer(http: httpx.AsyncClient, written: int) -> float:
             elif line.startswith("data: ") and event == "response.completed":
                 tokens = json.loads(line.removeprefix("data: "))["message"]["usage"]["completion_tokens"]
     if len(stamps) < 2:
-        raise RuntimeError(f"an answer of {written} tokens came as one piece: it says nothing about the time of a token")
+        raise RuntimeError(
+            f"an answer of {written} tokens came as one piece: it says nothing about the time of a token"
+        )
     # A piece of text may be of several tokens; the last one ends with the last token.
     return (stamps[-1] - stamps[0]) / (tokens - 1) * 1e3

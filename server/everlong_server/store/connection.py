@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -109,12 +110,20 @@ def _master(address: Address, options: dict[str, Any]) -> _Single:
 
 def _send(send: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     """`send` of a connection that was closed meanwhile. redis-py does not know what that looks like: from uvloop a
-    RuntimeError; an AttributeError where another task, which saw the node gone, took the writer away."""
+    RuntimeError; an AttributeError where another task, which saw the node gone, took the writer away.
+
+    And a task that is cancelled while it sends ends. With Python 3.11 it would go on if it had just sent all: redis-py sends
+    within `asyncio.wait_for`, which returns then as if nothing had been. Loops around Redis went on for ever."""
 
     @functools.wraps(send)
     async def sent(connection: Any, *args: Any, **kwargs: Any) -> None:
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task else 0
         try:
             await send(connection, *args, **kwargs)
+            if task and task.cancelling() > cancelled:
+                await connection.disconnect(nowait=True)  # nobody waits for the answer
+                raise asyncio.CancelledError
         except (RuntimeError, AttributeError) as error:
             if isinstance(error, AttributeError) and connection._writer is not None:
                 raise
