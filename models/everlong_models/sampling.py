@@ -191,7 +191,7 @@ def candidates(params: Sequence[SamplingParams], scores: Tensor) -> Iterator[tup
         ids, order = ids.sort()  # of equals the first, whatever order topk has given them
         best, by_size = best.gather(1, order).double().sort(descending=True, stable=True)
         ids = ids.gather(1, by_size)
-        # As likely as the k-th; where there is none, see below.
+        # As likely as the k-th. (Where k is more than is looked at, the row is looked at again: see `seen`.)
         stays = best >= best.gather(1, (k - 1).clamp(max=size - 1))
         whole = torch.where(k[:, 0] < vocabulary, (best * stays).sum(-1), p.sum(-1, dtype=torch.float64))[:, None]
         # A token stays if those before it do not reach top_p: the likeliest always does, also where top_p is as good as 0.
