@@ -188,12 +188,12 @@ def test_what_is_older_is_there_too(tab: Tab, server: Server, talk: str) -> None
 
 def test_the_files_that_can_be_chosen_are_those_that_the_server_takes(tab: Tab, server: Server) -> None:
     page = tab.open()
+    expect(page.locator(".drop")).to_contain_text("Text, PDF, Word, EPUB or HTML of up to")  # the server has said so
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Choose files").click()
     accepted = (chooser.value.element.get_attribute("accept") or "").split(",")
     answer = server.http.get("/v1/formats").json()
     assert accepted == [kind for each in answer["data"] for kind in (*each["extensions"], *each["media_types"])]
-    expect(page.locator(".drop")).to_contain_text("Text, PDF, Word, EPUB or HTML of up to")
 
 
 def test_an_answer_is_stopped_a_session_is_forked_and_deleted(
