@@ -127,7 +127,7 @@ class Sampler:
 def choose(samplers: Sequence[Sampler], scores: Tensor) -> list[int]:
     """A token id for each row of `scores` (B, V), which its sampler has adjusted.
 
-    A row's token does not depend on the rows beside it, nor on the device.
+    A row's token depends on nothing but its scores and its sampler: not on the rows beside it.
     """
     random = [row for row, sampler in enumerate(samplers) if sampler.params.temperature > 0]
     if len(random) == len(samplers):
@@ -156,8 +156,8 @@ def _draw(samplers: list[Sampler], scores: Tensor) -> Tensor:
 
 
 _LIKELIEST = (256, 4096)
-"""So many tokens are looked at first: they are mostly enough, and putting a whole vocabulary in order takes as long as a
-step of a small model."""
+"""So many tokens are looked at first: they are mostly enough, and putting a whole vocabulary in order is, on a CPU, a good
+part of a small model's step."""
 
 
 def candidates(params: Sequence[SamplingParams], scores: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import statistics
 import tempfile
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from websockets.asyncio.client import connect
 
 from everlong_server.bench.process import Process
 from everlong_server.bench.report import Report, Target
+from everlong_server.bench.streamed import Streamed
 from everlong_server.bench.tiny import save_tiny
 
 _ROUNDS = 3
@@ -100,18 +99,8 @@ async def _answer(http: httpx.AsyncClient, written: int) -> float:
     """Milliseconds per token of an answer, after its first one."""
     session = (await http.post("/v1/sessions", json={})).raise_for_status().json()["id"]
     body = {"content": "Tell me a story.", "stream": True, "max_tokens": written, "ignore_eos": True, "temperature": 0}
-    stamps, tokens, event = [], 0, ""
+    streamed = Streamed()
     async with http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
         async for line in response.aiter_lines():
-            if line.startswith("event: "):
-                event = line.removeprefix("event: ")
-            elif line.startswith("data: ") and event == "response.output_text.delta":
-                stamps.append(time.perf_counter())
-            elif line.startswith("data: ") and event == "response.completed":
-                tokens = json.loads(line.removeprefix("data: "))["message"]["usage"]["completion_tokens"]
-    if len(stamps) < 2:
-        raise RuntimeError(
-            f"an answer of {written} tokens came as one piece: it says nothing about the time of a token"
-        )
-    # A piece of text may be of several tokens; the last one ends with the last token.
-    return (stamps[-1] - stamps[0]) / (tokens - 1) * 1e3
+            streamed.feed(line)
+    return streamed.each * 1e3

@@ -28,6 +28,7 @@ from everlong_server.bench.generate import WRITTEN, asked, generate
 from everlong_server.bench.positions import with_positions
 from everlong_server.bench.process import Process
 from everlong_server.bench.report import Report, Target
+from everlong_server.bench.streamed import Streamed
 from everlong_server.settings import load_settings
 
 QUESTIONS = ("Who is the Count?", "What happened at the castle?")
@@ -98,18 +99,11 @@ class Everlong(Peer):
 
     def ask(self, question: str) -> Answered:
         body = {"content": question, "stream": True, "max_tokens": WRITTEN, "ignore_eos": True, "temperature": 0}
-        began, stamps, tokens = time.perf_counter(), [], 0
+        began, streamed = time.perf_counter(), Streamed()
         with self._server.http.stream("POST", f"/v1/sessions/{self._session['id']}/messages", json=body) as response:
-            event = ""
             for line in response.iter_lines():
-                if line.startswith("event: "):
-                    event = line.removeprefix("event: ")
-                elif line.startswith("data: ") and event == "response.output_text.delta":
-                    stamps.append(time.perf_counter())
-                elif line.startswith("data: ") and event == "response.completed":
-                    tokens = json.loads(line.removeprefix("data: "))["message"]["usage"]["completion_tokens"]
-        # A piece of text may be of several tokens; the last one ends with the last token.
-        return Answered(stamps[0] - began, (stamps[-1] - stamps[0]) / (tokens - 1))
+                streamed.feed(line)
+        return Answered(streamed.stamps[0] - began, streamed.each)
 
     def restart(self) -> bool:
         self._server.kill()
@@ -190,6 +184,13 @@ class LlamaCpp(Peer):
         self._server.kill()
 
 
+_TRANSFORMERS = {
+    "whole": "transformers, key/value cache",
+    "sampled": "transformers, key/value cache, sampled",
+    "passages": "transformers, recall only",
+}
+
+
 class Transformers(Peer):
     """transformers' own generate, with a cache of all that was read. "passages": with those that BM25 finds instead.
     "sampled": what reading would take is told from parts of it (see `_sampled`)."""
@@ -235,13 +236,6 @@ class Transformers(Peer):
     def stop(self) -> None:
         self._worker.kill()
         self._worker.join()
-
-
-_TRANSFORMERS = {
-    "whole": "transformers, key/value cache",
-    "sampled": "transformers, key/value cache, sampled",
-    "passages": "transformers, recall only",
-}
 
 
 def _position_bytes() -> int:

@@ -23,7 +23,7 @@ class Delta:
 class Finished:
     """The end of an answer. `tokens`: all that was generated, without the end-of-text token.
 
-    `state`, `open`: the memory and the open segment behind the answer; `read`: tokens of the prompt.
+    `state`, `open`: the memory and the open segment behind the answer; `prompt`: tokens of the prompt.
     """
 
     reason: str

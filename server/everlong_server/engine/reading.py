@@ -10,7 +10,6 @@ import asyncio
 import codecs
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -225,11 +224,9 @@ class Reader:
             try:
                 while (piece := await upcoming) is not None:
                     upcoming = asyncio.create_task(asyncio.to_thread(next, source, None))
-                    todo = deque(piece.tokens[skip:])
                     done, skip = skip, max(0, skip - len(piece.tokens))
-                    while todo:
-                        room = at_once * S - len(cursor.open)
-                        taken = [todo.popleft() for _ in range(min(room, len(todo)))]
+                    while done < len(piece.tokens):
+                        taken = piece.tokens[done : done + at_once * S - len(cursor.open)]
                         tokens, full = list(cursor.open) + taken, (len(cursor.open) + len(taken)) // S * S
                         if full:
                             begin = time.perf_counter()

@@ -1,0 +1,36 @@
+"""What is measured of an answer that comes as server-sent events."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Streamed:
+    """Fed with the lines of a message's stream, in the moment that each of them comes. `stamps`: seconds
+    (`time.perf_counter`) of the pieces of text. `tokens`: of the whole answer, once it is over."""
+
+    stamps: list[float] = field(default_factory=list)
+    tokens: int = 0
+    _event: str = ""
+
+    def feed(self, line: str) -> None:
+        """The next line."""
+        if line.startswith("event: "):
+            self._event = line.removeprefix("event: ")
+        elif line.startswith("data: ") and self._event == "response.output_text.delta":
+            self.stamps.append(time.perf_counter())
+        elif line.startswith("data: ") and self._event == "response.completed":
+            self.tokens = json.loads(line.removeprefix("data: "))["message"]["usage"]["completion_tokens"]
+
+    @property
+    def each(self) -> float:
+        """Seconds for each token after the first. A piece may be of several tokens; the last one ends with the last token.
+        Raises `RuntimeError` if all came as one piece."""
+        if len(self.stamps) < 2:
+            raise RuntimeError(
+                f"an answer of {self.tokens} tokens came as one piece: it says nothing about the time of a token"
+            )
+        return (self.stamps[-1] - self.stamps[0]) / (self.tokens - 1)
