@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import io
 import json
 import random
+import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -14,11 +16,14 @@ from typer.testing import CliRunner
 
 from everlong_models import load_model
 from everlong_models.eval.wording import squad
+from everlong_models.tasks.reading import REFUSAL
 from everlong_server.cli.eval import eval as command
-from everlong_server.eval import grounded
-from everlong_server.eval.hiding import Asked, Hidden, Novels, documents, rank
+from everlong_server.engine.grounding import TEMPLATE
+from everlong_server.eval import grounded, prompts
+from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank
 from everlong_server.eval.questions import texts
-from everlong_server.eval.scores import holds, mean
+from everlong_server.eval.scores import declines, holds, mean
+from everlong_server.eval.shelf import Shelf
 from everlong_server.settings import Settings
 
 FACTS = [
@@ -26,6 +31,7 @@ FACTS = [
     ("Harbours", "Ferries from Tolvik leave at dawn and carry mostly salted herring.", "What do Tolvik ferries carry?", "salted herring"),
     ("Bridges", "The rope bridge at Vangra fell down after three weeks of rain.", "What did the Vangra bridge do?", "fell down"),
     ("Bridges", "Engineer Malo built seven bridges and was afraid of water.", "How many bridges did Malo build?", "seven"),
+    ("Ferries", "The ferryman Ansgar Lund sold his boat to a travelling circus.", "Who sold his boat?", "Ansgar Lund"),
 ]  # fmt: skip
 
 
@@ -43,20 +49,37 @@ def make_squad(folder: Path) -> None:
     (folder / "dev-v2.0.json").write_text(json.dumps({"data": data}))
 
 
+def make_xquad(folder: Path) -> None:
+    """Articles of their own, ten of them, of which some are held out."""
+    data = []
+    for n in range(10):
+        text = f"The keeper of mill {n} was Tilde Varga {n}, who counted sacks at night."
+        answers = [{"text": f"Tilde Varga {n}", "answer_start": text.index("Tilde")}]
+        asked = [{"id": "1", "question": f"Who was the keeper of mill {n}?", "answers": answers}]
+        data.append({"title": f"Mill {n}", "paragraphs": [{"context": text, "qas": asked}]})
+    folder.mkdir(parents=True)
+    (folder / "xquad.en.json").write_text(json.dumps({"data": data}))
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
 def write_csv(file: Path, *rows: tuple) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", newline="") as stream:
         csv.writer(stream).writerows(rows)
 
 
-def make_story(folder: Path) -> None:
+def make_story(folder: Path, part: str = "test") -> None:
     base = folder / "fairytaleqa" / "data-by-train-split"
     write_csv(
-        base / "section-stories" / "test" / "the-miller-story.csv",
+        base / "section-stories" / part / "the-miller-story.csv",
         ("section", "text"), ("1", "A miller had a blue cat."), ("2", "The cat stole his hat, and he wept for a week."),
     )  # fmt: skip
     write_csv(
-        base / "questions" / "test" / "the-miller-questions.csv", ("question", "cor_section", "answer1", "answer2"),
+        base / "questions" / part / "the-miller-questions.csv", ("question", "cor_section", "answer1", "answer2"),
         ("What did the cat steal?", "2", "his  hat", ""), ("How long was he sad?", "2", "seven days of weeping", ""),
         ("What is it all about?", "1, 2", "a cat", ""),
     )  # fmt: skip
@@ -105,6 +128,11 @@ def test_an_answer_may_hold_a_reference() -> None:
     assert holds("It was a scat.", ["cat", "."]) == 0
 
 
+def test_an_answer_may_say_that_the_text_has_none() -> None:
+    assert declines("The text does not say.") == declines("the text does not say who") == 1
+    assert declines("It does not say.") == declines("") == 0
+
+
 def test_an_interval_holds_its_mean_and_shrinks() -> None:
     few, many = mean([0.0, 1.0] * 10), mean([0.0, 1.0] * 1000)
     assert few.low < few.value == many.value == 0.5 < few.high
@@ -117,11 +145,11 @@ def test_evidence_holds_an_answer_in_one_piece_within_the_right_part() -> None:
     start = text.index("Anna")
     place = (text.index("Paris saw"), text.index("Paris saw") + 5)
     hidden = Hidden(text, 0, ())
-    verbatim = Asked("", ("Paris",), ((start, len(text)),), (place,))
+    verbatim = Asked("", "", ("Paris",), ((start, len(text)),), (place,))
     assert rank(hidden, verbatim, [(0, 100), (start, place[1])]) == 2
     assert rank(hidden, verbatim, [(0, 100)]) is None, "the same word elsewhere is another Paris"
     assert rank(hidden, verbatim, [(start, place[0] + 2), (place[0] + 2, len(text))]) is None
-    own_words = Asked("", ("She went away from Rome in spring, in May",), ((start, len(text)),), ())
+    own_words = Asked("", "", ("She went away from Rome in spring, in May",), ((start, len(text)),), ())
     assert rank(hidden, own_words, [(0, 60), (start - 30, len(text))]) == 2
     assert rank(hidden, own_words, [(place[0], len(text))]) is None
 
@@ -130,10 +158,11 @@ def test_evidence_holds_an_answer_in_one_piece_within_the_right_part() -> None:
 
 
 def test_questions_of_squad_know_where_their_answers_stand(data: Path) -> None:
-    tune, test = (texts(data, "squad", split) for split in ("tune", "test"))
-    assert {source.name.split()[0] for source in tune} == {"Harbours"}
+    train, tune, test = (texts(data, "squad", split) for split in ("train", "tune", "test"))
+    assert {source.name.split()[0] for source in train} == {"Harbours"}
+    assert {source.name.split()[0] for source in tune} == {"Ferries"}
     assert {source.name.split()[0] for source in test} == {"Bridges"}
-    for source in tune + test:
+    for source in train + tune + test:
         question, impossible = source.questions
         assert [source.text[a:b] for a, b in question.places] == list(question.answers)
         assert (impossible.answers, impossible.places) == ((), ())
@@ -174,9 +203,9 @@ def words(text: str) -> int:
 
 @pytest.mark.parametrize("length", [300, 3000])
 def test_what_is_asked_stands_in_the_document_and_its_length_is_near(data: Path, length: int) -> None:
-    sources = texts(data, "squad", "test") + texts(data, "squad", "tune")
+    sources = texts(data, "squad", "test") + texts(data, "squad", "train")
     make = lambda seed: list(  # noqa: E731
-        islice(documents(sources, Novels(data / "books", words), length, words, seed, answerable=True), 2)
+        islice(documents(sources, Novels(books(data / "books"), words), length, words, seed, answerable=True), 2)
     )
     made = make(0)
     assert make(0) == made != make(1)
@@ -192,7 +221,7 @@ def test_what_is_asked_stands_in_the_document_and_its_length_is_near(data: Path,
 def test_of_a_text_that_is_too_long_a_stretch_is_taken_that_holds_the_answer(tmp_path: Path, data: Path) -> None:
     make_story(tmp_path)
     (source,) = texts(tmp_path, "fairytaleqa", "test")
-    (hidden,) = islice(documents([source], Novels(data / "books", words), 12, words, 0, answerable=True), 1)
+    (hidden,) = islice(documents([source], Novels(books(data / "books"), words), 12, words, 0, answerable=True), 1)
     assert hidden.tokens <= 12
     assert hidden.text.strip() in source.text
     for asked in hidden.asked:
@@ -218,7 +247,8 @@ def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Setti
     )
     rows = {row["way"]: row for row in report.rows}
     refusals = ["refuses wrongly", "refuses what is not in it", "refuses what it nearly holds"]
-    assert list(rows) == ["evidence", *grounded.WAYS, *refusals]
+    assert list(rows) == ["evidence", *grounded.WAYS, "recall, no answer", *refusals]
+    assert rows["recall, no answer"]["n"] == len(cell.declined) == 2
     assert rows["refuses wrongly"]["refused"].startswith("0.000")
     assert rows["evidence"]["n"] == 3
     assert rows["evidence"]["hit"].startswith("1.000")
@@ -230,6 +260,42 @@ def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Setti
     ]  # fmt: skip
 
 
+def test_prompts_are_what_the_server_would_ask_with_their_answers(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    make_xquad(folder / "xquad_en")
+    make_story(folder, "train")
+    novel = (folder / "books" / "novel.md").read_text()
+    for number in range(20):
+        write(folder / "books-260" / f"{number}.md", novel[number * 200 :])
+    (folder / "books-260" / "novel.md").write_text("Heath. " * 3_000)
+
+    def make(seed: int) -> list[dict]:
+        to, told = io.StringIO(), []
+        plan = prompts.Plan(questions=12, impossible=2, lengths=(300, 600), seed=seed)
+        told_of = lambda what, done: told.append((what, done))  # noqa: E731
+        count = asyncio.run(prompts.write(plan, words, folder, to, told_of))
+        lines = [json.loads(line) for line in to.getvalue().splitlines()]
+        assert len(lines) == count
+        assert [what for what, done in told if done == 1] == ["squad", "xquad", "fairytaleqa", "squad, not answered"]
+        return lines
+
+    lines = make(0)
+    assert lines == make(0) != make(1)
+    turns = [turn for line in lines for turn in line["turns"]]
+    said = [turn for turn in turns if turn["answers"] != [REFUSAL]]
+    assert {line["source"].split(":")[0] for line in lines} == {"squad", "xquad", "fairytaleqa"}
+    assert "Heath" not in str(lines), "a book that the test hides texts in is not learnt from"
+    assert len(said) > 12
+    for turn in said:
+        assert turn["prompt"].startswith(TEMPLATE.opening)
+        assert any(answer.split()[-1] in turn["prompt"] for answer in turn["answers"])
+    refused = [turn["prompt"] for turn in turns if turn["answers"] == [REFUSAL]]
+    assert any("disliked" in prompt for prompt in refused), "what people wrote for SQuAD"
+    assert any("Question: Who was the keeper" in prompt for prompt in refused), "what is left out on purpose"
+    assert any(len(line["turns"]) > 1 for line in lines)
+
+
 def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(
     data: Path, settings: Settings, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -237,7 +303,7 @@ def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(
 
     async def positions() -> list[int]:
         async with grounded._served(settings, model) as services:
-            document = await grounded._Shelf(services.blobs).put("A miller had a blue cat. " * 30)
+            document = await Shelf(services.blobs).put("A miller had a blue cat. " * 30)
             await services.documents.create(document, model.fingerprint)
             answers = grounded._Answers(services, grounded.Plan(max_tokens=1), grounded.Recall(1, 60))
             await answers._read(document)

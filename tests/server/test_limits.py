@@ -202,6 +202,28 @@ async def test_what_ends_by_itself_is_counted_until_it_does(redis: Client) -> No
     assert await redis.exists(keys.held("ann"), keys.held_sizes("ann")) == 0
 
 
+async def test_a_full_queue_says_when_there_is_room(redis: Client) -> None:
+    store = documents(redis, queued=3)
+
+    async def refused() -> int | None:
+        with pytest.raises(RateLimited) as caught:
+            await store.create(document(), MODEL)
+        return caught.value.retry_after
+
+    for size, read, seconds in ((1_000, 100, 10.0), (1_000, 500, 20.0), (1_000_000, 0, 0.0)):
+        queued = document(size)
+        await store.create(queued, MODEL)
+        reading = await store.reading(await store.ensure_reading(MODEL, [queued.id]))
+        assert reading is not None
+        if read:
+            claim = await store.claim(reading.id)
+            assert claim is not None
+            await store.checkpoint(reading, claim, Cursor(bytes=read, seconds=seconds), b"")
+    assert await refused() == 20, "the second has half to go, and took 20 seconds for the other half"
+    await redis.delete(*[key async for key in redis.scan_iter(keys.reading("*"))])
+    assert await refused() == 5, "nothing is known of what is queued"
+
+
 async def test_only_as_many_documents_wait(redis: Client) -> None:
     store = documents(redis, queued=2)
     first, second, third = document(), document(), document()

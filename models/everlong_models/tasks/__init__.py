@@ -10,6 +10,7 @@ from everlong_models.tasks.dialogue import DialogueConfig, DialogueTask
 from everlong_models.tasks.facts import Facts, FactsConfig
 from everlong_models.tasks.language import Language, LanguageConfig
 from everlong_models.tasks.mixture import Mixture, MixtureConfig
+from everlong_models.tasks.prompts import Prompts, PromptsConfig
 from everlong_models.tasks.reading import Reading, ReadingConfig
 from everlong_models.tasks.sorting import Sorting, SortingConfig
 from everlong_models.tasks.task import Batch, Setting, Task
@@ -21,6 +22,7 @@ TaskChoice = (
     | FactsConfig
     | LanguageConfig
     | MixtureConfig
+    | PromptsConfig
     | ReadingConfig
     | SortingConfig
 )
@@ -33,6 +35,7 @@ TASKS: dict[str, type[Task]] = {
     "facts": Facts,
     "language": Language,
     "mixture": Mixture,
+    "prompts": Prompts,
     "reading": Reading,
     "sorting": Sorting,
 }

@@ -24,15 +24,17 @@ from everlong_models.tasks.babilong import Babilong, BabilongConfig
 from everlong_models.tasks.continuation import Continuation, ContinuationConfig
 from everlong_models.tasks.dialogue import DialogueConfig, DialogueTask
 from everlong_models.tasks.facts import Facts, FactsConfig
+from everlong_models.tasks.prompts import Prompts, PromptsConfig
 from everlong_models.tasks.reading import Reading, ReadingConfig
 from everlong_models.tasks.task import Batch, Setting, Task, TaskConfig
 
-PartChoice = BabilongConfig | ContinuationConfig | DialogueConfig | FactsConfig | ReadingConfig
+PartChoice = BabilongConfig | ContinuationConfig | DialogueConfig | FactsConfig | PromptsConfig | ReadingConfig
 PARTS: dict[str, type[Task]] = {
     "babilong": Babilong,
     "continuation": Continuation,
     "dialogue": DialogueTask,
     "facts": Facts,
+    "prompts": Prompts,
     "reading": Reading,
 }
 """The tasks that can be mixed: those whose documents begin with an empty memory."""

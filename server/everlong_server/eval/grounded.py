@@ -25,16 +25,15 @@ from everlong_server.engine.grounding import TEMPLATE, Recall, Template, asks, c
 from everlong_server.engine.turn import Turns
 from everlong_server.errors import DocumentFailed
 from everlong_server.eval.floor import Floor
-from everlong_server.eval.hiding import Asked, Hidden, Novels, documents, rank
+from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank
 from everlong_server.eval.questions import SETS, Span, Split, Text, texts
-from everlong_server.eval.scores import Mean, holds, mean
+from everlong_server.eval.scores import Mean, declines, holds, mean
+from everlong_server.eval.shelf import Shelf
 from everlong_server.metrics import Metrics
 from everlong_server.services import Services, load, running
 from everlong_server.settings import Settings
-from everlong_server.store.blobs import Blobs
 from everlong_server.store.embedded import EmbeddedRedis
-from everlong_server.store.passages import Passages
-from everlong_server.store.records import Document, new_id, now, reading_id
+from everlong_server.store.records import Document, reading_id
 
 WAYS = {
     "neither": "the question alone",
@@ -80,7 +79,8 @@ class Plan:
 
 @dataclass(slots=True)
 class Cell:
-    """What was found for one set and length. `scores`: by way, (F1, exact match, answer within) of each question in the same order."""
+    """What was found for one set and length. `scores`: by way, (F1, exact match, answer within, declined) of each question in
+    the same order. `declined`: of answers to questions that the text does not answer, 1 where the model said so."""
 
     name: str
     length: int
@@ -92,9 +92,17 @@ class Cell:
     refused: dict[str, list[float]] = field(default_factory=dict)
     """Likewise, 1 where nothing was found about what is asked: the model is told to say so."""
     scores: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
+    declined: list[float] = field(default_factory=list)
     answered: int = 0
     """Questions that were asked in every way."""
     answers: list[dict[str, Any]] = field(default_factory=list)
+
+    def keep(self, way: str, asked: Asked, answer: str, score: float) -> None:
+        """For the file."""
+        self.answers.append(
+            {"set": self.name, "length": self.length, "way": way, "question": asked.question,
+             "references": asked.answers, "answer": answer, "score": score}
+        )  # fmt: skip
 
 
 Tell = Callable[[str, float], None]
@@ -114,7 +122,7 @@ def evaluate(settings: Settings, plan: Plan, data: Path, console: Console) -> tu
         task = bar.add_task("loading", total=1.0)
         found = {name: texts(data, name, plan.split) for name in plan.sets}
         model = load(settings, lambda message: bar.update(task, description=message))
-        novels = Novels(data / "books", lambda text: len(model.tokenizer.encode(text)))
+        novels = Novels(books(data / "books"), lambda text: len(model.tokenizer.encode(text)))
         return asyncio.run(
             _evaluate(
                 settings.model_copy(update={"data_dir": Path(folder), "redis_url": None, "blob_url": None}), model, plan,
@@ -152,35 +160,10 @@ async def _served(settings: Settings, model: Model) -> AsyncIterator[Services]:
         redis.stop()
 
 
-class _Shelf:
-    """Texts that are searched and not read: what `Passages` wants of `Documents`."""
-
-    def __init__(self, blobs: Blobs) -> None:
-        self.blobs = blobs
-        self.passages = Passages(blobs, self)
-        self._documents: dict[str, Document] = {}
-
-    async def get(self, document_id: str) -> Document:
-        return self._documents[document_id]
-
-    async def put(self, text: str) -> Document:
-        document = Document(new_id("doc"), None, len(text.encode()), 0, now())
-        writer = await self.blobs.create(document.id)
-        await writer.write(text.encode())
-        await writer.commit()
-        self._documents[document.id] = document
-        return document
-
-    async def remove(self, document: Document) -> None:
-        await self.passages.delete(document.id)
-        await self.blobs.delete(document.id)
-        del self._documents[document.id]
-
-
 async def _measure(
     services: Services, plan: Plan, cell: Cell, of: Sequence[Text], novels: Novels, tell: Callable[[float], None]
 ) -> None:
-    recall, shelf, template = plan.recall or services.recall, _Shelf(services.blobs), TEMPLATES[plan.template]
+    recall, shelf, template = plan.recall or services.recall, Shelf(services.blobs), TEMPLATES[plan.template]
     answers = _Answers(services, plan, recall)
     wanted = max(plan.samples if plan.ways else 0, plan.searches)
 
@@ -215,6 +198,8 @@ async def _measure(
             document = await shelf.put(hidden.text)
             for question in hidden.asked:
                 await search("impossible", document, question.question)
+            if "recall" in plan.ways:
+                await answers.decline(cell, hidden, document, hidden.asked[: plan.samples - len(cell.declined)])
             await shelf.remove(document)
 
 
@@ -258,13 +243,20 @@ class _Answers:
             for question in asked:
                 contents.append(await asyncio.to_thread(floor.answer, question.question + BRIEFLY, self._sampling))
         for (way, question), content in zip(jobs, contents, strict=True):
-            score = (*squad(content, question.answers), holds(content, question.answers))
+            score = (*squad(content, question.answers), holds(content, question.answers), declines(content))
             cell.scores.setdefault(way, []).append(score)
-            cell.answers.append(
-                {"set": cell.name, "length": cell.length, "way": way, "question": question.question,
-                 "references": question.answers, "answer": content, "f1": score[0]}
-            )  # fmt: skip
+            cell.keep(way, question, content, score[0])
         cell.answered += len(asked)
+        await documents.delete(document.id)
+
+    async def decline(self, cell: Cell, hidden: Hidden, document: Document, asked: Sequence[Asked]) -> None:
+        """Asks what the text does not answer, with passages."""
+        documents = self._services.documents
+        await documents.create(document, self._services.model.fingerprint)
+        for question in asked:
+            content = await self._say("recall", hidden, document, question)
+            cell.declined.append(declines(content))
+            cell.keep("recall, no answer", question, content, declines(content))
         await documents.delete(document.id)
 
     async def _read(self, document: Document) -> None:
@@ -305,8 +297,10 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
         first = mean([1 / found if found else 0.0 for found in cell.ranks], plan.seed)
         rows.append(_row(cell, "evidence", hit=hit, mrr=first) | {"documents": len(cell.tokens)})
         for way, scores in cell.scores.items():
-            columns = zip(("f1", "exact", "within"), zip(*scores, strict=True), strict=True)
+            columns = zip(("f1", "exact", "within", "declined"), zip(*scores, strict=True), strict=True)
             rows.append(_row(cell, way, **{name: mean(values, plan.seed) for name, values in columns}))
+        if cell.declined:
+            rows.append(_row(cell, "recall, no answer", declined=mean(cell.declined, plan.seed)))
         for kind, what in REFUSALS.items():
             if refused := cell.refused.get(kind):
                 rows.append(_row(cell, f"refuses {what}", refused=mean(refused, plan.seed)))
@@ -333,6 +327,6 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
 
 def _row(cell: Cell, way: str, **figures: Mean) -> dict[str, Any]:
     shown = {name: f"{mean.value:.3f} ({mean.low:.2f}–{mean.high:.2f})" for name, mean in figures.items()}
-    columns = dict.fromkeys(("f1", "exact", "within", "hit", "mrr", "refused"), "") | shown
+    columns = dict.fromkeys(("f1", "exact", "within", "declined", "hit", "mrr", "refused"), "") | shown
     counts = {"n": next(iter(figures.values())).count, "documents": ""}
     return {"questions": cell.name, "length": cell.length, "way": way} | columns | counts

@@ -20,8 +20,9 @@ _QUESTIONS = 10
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question of a document. `right` and `places` are as of `Question`, in characters of the document."""
+    """A question of a document. `source`: the text that it is about. `right` and `places` are as of `Question`, in characters of the document."""
 
+    source: str
     question: str
     answers: tuple[str, ...]
     right: tuple[Span, ...]
@@ -64,14 +65,19 @@ def _held(text: str, part: Span, evidence: Sequence[Span], answers: Sequence[str
     return enough and sum(map(len, inside)) >= 50
 
 
-class Novels:
-    """Text to hide things in: the books of a folder, each from a place drawn anew."""
+def books(folder: Path) -> list[Path]:
+    """The books in a folder. Raises `DataError` if there are none."""
+    files = sorted(folder.glob("*.md")) + sorted(folder.glob("*.txt"))
+    if not files:
+        raise DataError(f"{folder} holds no books (*.md, *.txt)")
+    return files
 
-    def __init__(self, folder: Path, count: Callable[[str], int]) -> None:
+
+class Novels:
+    """Text to hide things in: books, each from a place drawn anew."""
+
+    def __init__(self, files: Sequence[Path], count: Callable[[str], int]) -> None:
         """`count`: tokens of a text. Raises `DataError`."""
-        files = sorted(folder.glob("*.md")) + sorted(folder.glob("*.txt"))
-        if not files:
-            raise DataError(f"{folder} holds no books (*.md, *.txt)")
         self._texts = [read(file) for file in files]
         self._count = count
 
@@ -105,19 +111,20 @@ def documents(
             if waiting[-1].whole:
                 source = waiting.pop()
                 asked = [q for q in source.questions if bool(q.answers) == answerable]
-                pieces = [_stretch(source, draw.sample(asked, len(asked)), tokens, count)]
+                pieces: list[Piece] = [_stretch(source, draw.sample(asked, len(asked)), tokens, count)]
             else:
                 pieces = []
                 room = tokens / 3
                 while waiting and len(pieces) < _HIDDEN and (not pieces or room > count(waiting[-1].text)):
                     source = waiting.pop()
                     question = draw.choice([q for q in source.questions if bool(q.answers) == answerable])
-                    pieces.append((source.text, [question]))
+                    pieces.append((source.name, source.text, [question]))
                     room -= count(source.text)
             yield _hide(pieces, novels, tokens, count, draw)
 
 
-Piece = tuple[str, list[Question]]
+Piece = tuple[str, str, list[Question]]
+"""A source's name, its text or a stretch of it, and what is asked about that."""
 
 
 def _stretch(source: Text, asked: Sequence[Question], tokens: int, count: Callable[[str], int]) -> Piece:
@@ -135,20 +142,20 @@ def _stretch(source: Text, asked: Sequence[Question], tokens: int, count: Callab
         right, places = ([(a - start, b - start) for a, b in s if start <= a and b <= end] for s in (q.right, q.places))
         if len(right) == len(q.right):
             moved.append(Question(q.text, q.answers, tuple(right), tuple(places)))
-    return source.text[start:end], moved[:_QUESTIONS]
+    return source.name, source.text[start:end], moved[:_QUESTIONS]
 
 
 def _hide(pieces: list[Piece], novels: Novels, tokens: int, count: Callable[[str], int], draw: random.Random) -> Hidden:
-    around = novels.take(tokens - sum(count(text) for text, _ in pieces), draw)
+    around = novels.take(tokens - sum(count(text) for _, text, _ in pieces), draw)
     # Spread evenly: a place drawn from each piece's share of the paragraphs.
     places = [(n * len(around) + draw.randrange(len(around) + 1)) // len(pieces) for n in range(len(pieces))]
     text, asked, at = "", [], 0
-    for (piece, questions), place in zip(draw.sample(pieces, len(pieces)), places, strict=True):
+    for (source, piece, questions), place in zip(draw.sample(pieces, len(pieces)), places, strict=True):
         text += "".join(f"{paragraph}\n\n" for paragraph in around[at:place])
         at = max(at, place)
         for q in questions:
             right, spots = (tuple((a + len(text), b + len(text)) for a, b in spans) for spans in (q.right, q.places))
-            asked.append(Asked(q.text, q.answers, right, spots))
+            asked.append(Asked(source, q.text, q.answers, right, spots))
         text += piece + "\n\n"
     text += "\n\n".join(around[at:])
     return Hidden(text, count(text), tuple(asked))

@@ -14,8 +14,8 @@ from everlong_models.tasks.sources import Asked, Part, Source, read
 from everlong_server.eval.scores import content_words
 
 Span = tuple[int, int]
-Split = Literal["tune", "test"]
-"""`tune`: for choosing templates and thresholds. `test`: for tables. No text stands in both."""
+Split = Literal["train", "tune", "test"]
+"""`train`: for models to learn from. `tune`: for choosing templates and thresholds. `test`: for tables. No text stands in two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,20 @@ class Text:
 
 
 SETS = {"squad": "squad2_dev_half", "fairytaleqa": "fairytaleqa", "squality": "squality"}
-"""The data set of each name."""
-_PARTS: dict[Split, dict[str, tuple[Part, ...]]] = {
-    "tune": {"squad": ("train", "validation"), "fairytaleqa": ("validation",), "squality": ("validation",)},
-    "test": dict.fromkeys(SETS, ("test",)),
-}
+"""The data set of each name; what is measured."""
+LEARNT = {"squad": "squad2_dev_half", "xquad": "xquad_en", "fairytaleqa": "fairytaleqa"}
+"""Those whose answers are short, to learn from."""
+_SHORT = {"squad", "xquad"}
+_PARTS: dict[Split, Part] = {"train": "train", "tune": "validation", "test": "test"}
 
 
 def texts(data: Path, name: str, split: Split) -> list[Text]:
     """The texts of a set, from the folder of data sets. Raises `DataError`."""
     make = _summarised if name == "squality" else _looked_up
     found = []
-    for source in read(data, SETS[name], *_PARTS[split][name]):
+    for source in read(data, (SETS | LEARNT)[name], _PARTS[split]):
         text = source.joint.join(source.parts)
-        found.append(Text(source.name, text, name != "squad", tuple(make(source, text))))
+        found.append(Text(source.name, text, name not in _SHORT, tuple(make(source, text))))
     return found
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from everlong_models.tasks.reading import REFUSAL
 from everlong_server.engine.grounding import STOP_WORDS
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -26,9 +27,17 @@ def holds(answer: str, references: Sequence[str]) -> float:
     return float(any(f" {wanted} " in said for wanted in map(normalised, references) if wanted))
 
 
+def declines(answer: str) -> float:
+    """1 if the answer says that the text does not hold one, as the model is asked or has learnt to; else 0."""
+    return float(normalised(answer).startswith(_DECLINED))
+
+
 def content_words(text: str) -> set[str]:
     """The words of `text` that say something, cut to five letters so that their forms are alike."""
     return {word[:5] for word in re.findall(r"[^\W_]+", text.lower()) if word not in STOP_WORDS}
+
+
+_DECLINED = normalised(REFUSAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ counted in the step that stores them, have not; and one way of counting is enoug
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 import uuid
@@ -25,6 +26,9 @@ from everlong_server.store.scripts import Scripts
 _DAY = 86400
 MISSING_ROOM, MISSING_QUEUE = -1001, -1002
 """What scripts return instead of making something."""
+_SAMPLE = 64
+_UNKNOWN = 5.0
+"""Seconds to wait for a queue of which nothing is known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,20 @@ class Limits:
     bytes: int | None = None
     sessions: int | None = None
     tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A document of `size` bytes, of which `read` took so many seconds."""
+
+    size: int
+    read: int
+    seconds: float
+
+    @property
+    def left(self) -> float:
+        """Seconds that the rest takes."""
+        return max(0, self.size - self.read) * self.seconds / self.read
 
 
 @dataclass(slots=True)
@@ -132,7 +150,7 @@ class Allowance:
         await self.require_bytes(bytes)
         limit = self.limits.queued
         if limit is not None and await self._redis.scard(keys.queued(self.tenant, model)) >= limit:
-            raise self.queue_full()
+            raise await self.queue_full(model)
 
     async def require_bytes(self, bytes: int) -> None:
         """Raises `RateLimited` if so many bytes more would be too many."""
@@ -169,9 +187,27 @@ class Allowance:
             "bytes", self.limits.bytes or 0, "bytes stored in documents, uploads and responses", seconds=None
         )
 
-    def queue_full(self) -> RateLimited:
-        """The error for documents that wait to be read."""
-        return exceeded("queued", self.limits.queued or 0, "documents being read or waiting for it", seconds=5)
+    async def queue_full(self, model: str) -> RateLimited:
+        """The error for documents that wait to be read. There is room when the first of them is read, at its pace so far."""
+        left = [reading.left async for reading in self._begun(model)]
+        return exceeded(
+            "queued", self.limits.queued or 0, "documents being read or waiting for it",
+            seconds=min(left, default=_UNKNOWN),
+        )  # fmt: skip
+
+    async def _begun(self, model: str) -> AsyncIterator[_Begun]:
+        """Documents of the tenant that are being read, of some that are queued."""
+        ids = await self._redis.srandmember(keys.queued(self.tenant, model), _SAMPLE)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for id in ids:
+                pipe.hmget(keys.reading(id.decode()), "documents", "bytes", "seconds")
+            readings = [found for found in await pipe.execute() if None not in found]
+            for documents, _, _ in readings:
+                pipe.hget(keys.document(json.loads(documents)[-1]), "bytes")
+            sizes = await pipe.execute()
+        for (_, read, seconds), size in zip(readings, sizes, strict=True):
+            if size is not None and int(read) > 0:
+                yield _Begun(int(size), int(read), float(seconds))
 
     def too_many_sessions(self) -> RateLimited:
         """The error for sessions."""

@@ -86,7 +86,7 @@ class Documents:
         if done == MISSING_ROOM:
             raise self._allowance.no_room()
         if done == MISSING_QUEUE:
-            raise self._allowance.queue_full()
+            raise await self._allowance.queue_full(model)
         return int(done) >= 0
 
     async def get(self, document_id: str) -> Document:
@@ -159,7 +159,7 @@ class Documents:
                 [fields["id"], most, n, *flat(fields)],
             )  # fmt: skip
             if done == MISSING_QUEUE:
-                raise self._allowance.queue_full()
+                raise await self._allowance.queue_full(model)
             if done == 1:
                 most = ""  # what follows waits for this one: they are read one after the other
             if done < 0:

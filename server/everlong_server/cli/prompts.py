@@ -1,0 +1,50 @@
+"""`everlong prompts`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from everlong_server.cli.common import DataDir, ModelsDir, chosen_models_dir, err, fail
+
+prompts = typer.Typer(add_completion=False)
+
+
+@prompts.command()
+def _prompts(
+    to: Annotated[Path, typer.Option("--out", help="JSON lines are written here")],
+    data: DataDir = Path("data"),
+    questions: Annotated[int, typer.Option(min=1, help="of each set, with an answer")] = 1_000,
+    impossible: Annotated[int, typer.Option(min=1, help="of SQuAD, without one")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
+    models_dir: ModelsDir = None,
+) -> None:
+    """Write what a model is given with questions about training texts, for `everlong train` to learn from."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from everlong_models import EverlongModelError
+    from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
+    from everlong_server.errors import ServerError
+    from everlong_server.eval.prompts import Plan, write
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    try:
+        tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=chosen_models_dir(models_dir)))
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with to.open("w", encoding="utf-8") as file, Progress(*columns, console=err) as bar:
+            shown = bar.add_task("preparing the data", total=1.0)
+            written = asyncio.run(
+                write(
+                    Plan(questions=questions, impossible=impossible, seed=seed),
+                    lambda text: len(tokenizer.encode(text)),
+                    data,
+                    file,
+                    lambda what, done: bar.update(shown, description=what, completed=done),
+                )
+            )
+    except (EverlongModelError, ServerError, OSError) as error:
+        raise fail(str(error)) from None
+    err.print(f"{written:,} prompts in {to}")

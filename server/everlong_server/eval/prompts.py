@@ -1,0 +1,124 @@
+"""`everlong prompts`: what the server would put before its model for questions of training texts, with their answers.
+
+Texts are hidden in novels and searched as in `everlong eval grounded`, so a model learns from passages as it will be given
+them: the right one among others that have the same words. Room for passages is drawn anew for each question, mostly less
+than the server's: short prompts are cheaper to learn from, and the right passage has company in all of them. Where it is
+left out on purpose, or nothing was found, or people wrote a question that its text does not answer, the answer is `REFUSAL`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from everlong_models.errors import DataError
+from everlong_models.tasks import text
+from everlong_models.tasks.reading import REFUSAL
+from everlong_server.engine.grounding import TEMPLATE, choose, words_of
+from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank
+from everlong_server.eval.questions import LEARNT, texts
+from everlong_server.eval.shelf import Shelf
+from everlong_server.store.blobs import Blobs
+from everlong_server.store.records import Document
+
+_ROOM = (130, 250, 400)
+"""Tokens for passages; the server's own `_MOST` for one in twenty."""
+_MOST = 1_000
+_PASSAGES = 16
+_WITHOUT = 0.1
+"""The share of questions whose right passages are left out."""
+_AGAIN = 0.2
+"""The share of questions that are asked in the chat of the one before."""
+_IN_VAIN = 100
+_BRIEFLY = ("", "", " Answer in a few words.", " Answer in a few words.", " Answer briefly.")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`questions`: of each set that have an answer. `impossible`: of SQuAD that have none. `lengths`: tokens of the texts, in turn."""
+
+    questions: int = 1_000
+    impossible: int = 300
+    lengths: tuple[int, ...] = (2_000, 8_000, 32_000)
+    seed: int = 0
+
+
+async def write(
+    plan: Plan, count: Callable[[str], int], data: Path, to: TextIO, tell: Callable[[str, float], None]
+) -> int:
+    """Writes JSON lines as `everlong_models.tasks.prompts` reads them; how many. `count`: tokens of a text. `tell`: of a
+    set, and which share of it is done. Raises `DataError`."""
+    tested = {book.name for book in books(data / "books")}
+    kept, _ = text.books(text.find(data, "books-260"))
+    novels = Novels([book for book in kept if book.name not in tested], count)
+    jobs = [(name, True, plan.questions) for name in LEARNT] + [("squad", False, plan.impossible)]
+    written = 0
+    with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
+        maker = _Maker(Shelf(Blobs(f"file://{folder}")), count, random.Random(plan.seed))  # noqa: S311 - for samples
+        for name, answerable, wanted in jobs:
+            of, done, in_vain = texts(data, name, "train"), 0, 0
+            of = [text for text in of if any(bool(asked.answers) == answerable for asked in text.questions)]
+            # Each text in documents of one length.
+            shares = [(of[n :: len(plan.lengths)], length) for n, length in enumerate(plan.lengths)]
+            drawn = [
+                documents(some, novels, length, count, plan.seed, answerable=answerable)
+                for some, length in shares
+                if some
+            ]
+            for found in itertools.cycle(drawn):
+                lines = await maker.lines(name, await asyncio.to_thread(next, found))
+                for line in lines:
+                    to.write(json.dumps(line, ensure_ascii=False) + "\n")
+                    done, written = done + len(line["turns"]), written + 1
+                in_vain = 0 if lines else in_vain + 1
+                if in_vain > _IN_VAIN:
+                    raise DataError(f"{name}: of {_IN_VAIN} documents no question's answer was found")
+                tell(name if answerable else f"{name}, not answered", min(1.0, done / wanted))
+                if done >= wanted:
+                    break
+    return written
+
+
+class _Maker:
+    """Makes lines of documents."""
+
+    def __init__(self, shelf: Shelf, count: Callable[[str], int], draw: random.Random) -> None:
+        self._shelf, self._count, self._draw = shelf, count, draw
+
+    async def lines(self, name: str, hidden: Hidden) -> list[dict[str, Any]]:
+        """What is asked about a document, as the file's lines."""
+        document = await self._shelf.put(hidden.text)
+        lines: list[dict[str, Any]] = []
+        for asked in hidden.asked:
+            turn, source = await self._turn(document, hidden, asked), f"{name}: {asked.source}"
+            if turn is None:
+                continue
+            if lines and lines[-1]["source"] == source and self._draw.random() < _AGAIN:
+                lines[-1]["turns"].append(turn)
+            else:
+                lines.append({"source": source, "turns": [turn]})
+        await self._shelf.remove(document)
+        return lines
+
+    async def _turn(self, document: Document, hidden: Hidden, asked: Asked) -> dict[str, Any] | None:
+        """None where the passages lack the answer by chance: whether they do is known only in part."""
+        draw = self._draw
+        words = words_of(asked.question, None)
+        found = await self._shelf.passages.search([document.id], words, _PASSAGES) if words else []
+        without = bool(asked.answers) and draw.random() < _WITHOUT
+        if without:
+            found = [p for p in found if not any(p.start < end and start < p.end for start, end in asked.right)]
+        room = _MOST if draw.random() < 0.05 else draw.choice(_ROOM)
+        evidence, before = choose(found, "", room, self._count)
+        answers = list(asked.answers) if asked.answers and evidence and not without else [REFUSAL]
+        if answers[0] != REFUSAL and rank(hidden, asked, [(p.start, p.end) for p in evidence]) is None:
+            return None
+        prompt = (before or TEMPLATE.nothing) + asked.question + draw.choice(_BRIEFLY)
+        return {"prompt": prompt, "answers": answers}
