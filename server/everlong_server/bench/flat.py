@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
@@ -13,29 +13,34 @@ import torch
 from everlong_models import MemoryState, Sampler, SamplingParams
 from everlong_models.memory import SegmentReader
 from everlong_models.model import MEMORIES
+from everlong_models.sampling import choose
 from everlong_server.bench.report import Report, Target
 from everlong_server.bench.tiny import SEGMENT, tiny_backbone, tiny_memory
 
 _ROUND = 64
 _ROUNDS = 24
+_FEWEST = 5
 
 
-def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
-    """Reads 1k … 1M tokens into a tiny RMT (30k into every other memory), then generates behind each length in turn."""
+def run(*, quick: bool, progress: Callable[[str], None], streams: Sequence[int] = (1,), device: str = "cpu") -> Report:
+    """Reads 1k … 1M tokens into a tiny RMT (30k into every other memory), then generates behind each length in turn, so
+    many `streams` side by side."""
     rows: list[dict[str, Any]] = []
     targets: list[Target] = []
     for name in ("rmt", *(name for name in MEMORIES if name != "rmt" and not quick)):
         lengths = (1_000, 10_000, 100_000, 1_000_000) if name == "rmt" else (1_000, 10_000, 30_000)
         if quick:
             lengths = (1_000, 10_000, 30_000)
-        memory = tiny_memory(name, tiny_backbone() if MEMORIES[name].around else None)
-        figures, ratio = _measure(name, memory, lengths, progress)
+        memory = tiny_memory(name, tiny_backbone(device) if MEMORIES[name].around else None).to(device)
+        figures, ratios = _measure(name, memory, lengths, streams, progress)
         rows += figures
-        targets.append(
-            Target(f"{name}: time per output token at {lengths[-1]:,} ÷ at {lengths[0]:,}", ratio, 1.02, at_most=True)
-        )
+        for number, ratio in ratios.items():
+            beside = "" if number == 1 else f", {number} streams"
+            what = f"{name}: time per output token at {lengths[-1]:,} ÷ at {lengths[0]:,}{beside}"
+            targets.append(Target(what, ratio, 1.02, at_most=True))
         if name == "rmt":
-            growth = figures[-1]["resident_mb"] / figures[1]["resident_mb"]
+            resident = {row["context_tokens"]: row["resident_mb"] for row in figures}
+            growth = resident[lengths[-1]] / resident[lengths[1]]
             targets.append(Target(f"resident memory after {lengths[-1]:,} ÷ after 10,000", growth, 1.05, at_most=True))
     sizes: dict[str, set[int]] = {}
     for row in rows:
@@ -54,49 +59,63 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
 
 
 def _measure(
-    name: str, memory: SegmentReader, lengths: tuple[int, ...], progress: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], float]:
-    """Figures for each length, and time per token at the last ÷ at the first."""
+    name: str, memory: SegmentReader, lengths: tuple[int, ...], streams: Sequence[int], progress: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], dict[int, float]]:
+    """Figures for each length and number of streams; by the latter, time per token at the last length ÷ at the first."""
     process, generator = psutil.Process(), torch.Generator().manual_seed(0)
     states: dict[int, MemoryState] = {}
     resident: dict[int, int] = {}
     reading: dict[int, float] = {}
+    rows: list[dict[str, Any]] = []
+    ratios: dict[int, float] = {}
     with torch.inference_mode():
         state, read = memory.initial_state(1), 0
+        device = next(iter(state.tensors.values())).device
         for length in lengths:
             start, before = time.perf_counter(), read
             while read < length:
-                state = memory.read(torch.randint(0, 256, (1, SEGMENT), generator=generator), state)
+                state = memory.read(torch.randint(0, 256, (1, SEGMENT), generator=generator).to(device), state)
                 read += SEGMENT
             reading[length] = (read - before) / (time.perf_counter() - start)
             states[length], resident[length] = state, process.memory_info().rss
             progress(f"{name}: read {read:,} tokens, resident memory {resident[length] / 1e6:.0f} MB")
-        _generate(memory, state)  # warm up
-        # The lengths take turns, so that what else the machine does meets all of them alike.
-        times: dict[int, list[float]] = {length: [] for length in lengths}
-        for turn in range(_ROUNDS):
-            for length in lengths if turn % 2 else reversed(lengths):
-                times[length].append(_generate(memory, states[length]))
-    rows = [
-        {
-            "memory": name,
-            "context_tokens": length,
-            "ms_per_token": statistics.median(times[length]) * 1e3,
-            "state_bytes": states[length].nbytes,
-            "resident_mb": resident[length] / 1e6,
-            "reading_tokens_per_second": reading[length],
-        }
-        for length in lengths
-    ]
-    ratios = [last / first for first, last in zip(times[lengths[0]], times[lengths[-1]], strict=True)]
-    return rows, statistics.median(ratios)
+        for number in streams:
+            progress(f"{name}: {number} streams")
+            side_by_side = {length: MemoryState.stack([state] * number) for length, state in states.items()}
+            _generate(memory, side_by_side[lengths[-1]])  # warm up
+            # The lengths take turns, so that what else the machine does meets all of them alike.
+            times: dict[int, list[float]] = {length: [] for length in lengths}
+            for turn in range(max(_FEWEST, _ROUNDS // number)):
+                for length in lengths if turn % 2 else reversed(lengths):
+                    times[length].append(_generate(memory, side_by_side[length]))
+            pairs = zip(times[lengths[0]], times[lengths[-1]], strict=True)
+            ratios[number] = statistics.median(last / first for first, last in pairs)
+            rows += [
+                {
+                    "memory": name,
+                    "context_tokens": length,
+                    "streams": number,
+                    "ms_per_token": statistics.median(times[length]) * 1e3,
+                    "tokens_per_second": number / statistics.median(times[length]),
+                    "state_bytes": states[length].nbytes,
+                    "resident_mb": resident[length] / 1e6,
+                    "reading_tokens_per_second": reading[length],
+                }
+                for length in lengths
+            ]
+    return rows, ratios
 
 
 def _generate(model: SegmentReader, state: MemoryState) -> float:
-    """Seconds per token of one turn."""
-    sampler = Sampler(SamplingParams(), 0, [], model.vocab_size)
-    cache, logits = model.open(state, torch.zeros(1, 8, dtype=torch.int64))
+    """Seconds per token of one turn, in which every row gets one at each step."""
+    samplers = [Sampler(SamplingParams(), row, [], model.vocab_size) for row in range(state.rows)]
+    device = next(iter(state.tensors.values())).device
+    cache, logits = model.open(state, torch.zeros(state.rows, 8, dtype=torch.int64, device=device))
     start = time.perf_counter()
     for _ in range(_ROUND):
-        logits = model.step(cache, torch.tensor([sampler.draw(logits[0])]))
+        scores = torch.stack([sampler.adjust(row) for sampler, row in zip(samplers, logits, strict=True)])
+        drawn = choose(samplers, scores)
+        for sampler, token in zip(samplers, drawn, strict=True):
+            sampler.take(token)
+        logits = model.step(cache, torch.tensor(drawn, device=device))
     return (time.perf_counter() - start) / _ROUND

@@ -26,7 +26,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")  # noqa: S106 - a token of text
 
 
-def tiny_backbone() -> Backbone:
+def tiny_backbone(device: torch.device | str = "cpu") -> Backbone:
     """A Llama of 2 layers and width 128, in float32."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -40,7 +40,7 @@ def tiny_backbone() -> Backbone:
         bos_token_id=None,
         eos_token_id=256,
     )
-    return Backbone(LlamaForCausalLM(config).eval().requires_grad_(False))
+    return Backbone(LlamaForCausalLM(config).eval().requires_grad_(False).to(device))
 
 
 def tiny_memory(name: str, backbone: Backbone | None, segment: int = SEGMENT) -> SegmentReader:

@@ -18,23 +18,38 @@ bench = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Measure something, and hold it against its target."
 )
 
+Device = Annotated[str, typer.Option(help="cpu, cuda, …")]
 Quick = Annotated[bool, typer.Option(help="smaller sizes, for trying it out")]
 
 
 @bench.command()
-def flat(output: Output = None, quick: Quick = False) -> None:
+def flat(
+    streams: Annotated[str, typer.Option(help="answers side by side, with commas between them")] = "1",
+    device: Device = "cpu",
+    output: Output = None,
+    quick: Quick = False,
+) -> None:
     """Neither time per token nor memory depends on how much was read."""
     from everlong_server.bench import flat
 
-    _report(lambda: flat.run(quick=quick, progress=_progress), output)
+    numbers = _numbers("--streams", streams, 1)
+    _on(device)
+    _report(lambda: flat.run(quick=quick, progress=_progress, streams=numbers, device=device), output)
 
 
 @bench.command()
-def read(output: Output = None, quick: Quick = False) -> None:
+def read(
+    documents: Annotated[str, typer.Option(help="read side by side, with commas between them")] = "1",
+    device: Device = "cpu",
+    output: Output = None,
+    quick: Quick = False,
+) -> None:
     """Reading, against what the matrix units can do."""
     from everlong_server.bench import read
 
-    _report(lambda: read.run(quick=quick, progress=_progress), output)
+    numbers = _numbers("--documents", documents, 1)
+    _on(device)
+    _report(lambda: read.run(quick=quick, progress=_progress, documents=numbers, device=device), output)
 
 
 @bench.command()
@@ -153,6 +168,15 @@ def chaos(
     report = _report(lambda: run(plan, _progress, plot), output)
     if not all(target.met for target in report.targets[1:]):  # what was lost; not whether there was time for all points
         raise typer.Exit(1)
+
+
+def _on(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # what torch raises for a device that is not there
+        raise fail(f"--device {device}: {str(error).splitlines()[0]}") from None
 
 
 def _numbers(name: str, given: str, least: int) -> list[int]:
