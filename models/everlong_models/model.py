@@ -108,7 +108,7 @@ def load_model(
     `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone; a model folder
     brings its own and refuses others. `quantize`: see `Backbone.optimize`; it has no effect on anything but a CPU. Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
-    folder = _find(name, models_dir)
+    folder = find_model(name, models_dir)
     manifest: Manifest | None = None
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)
@@ -175,8 +175,8 @@ def memory_config(name: str, options: dict[str, Any]) -> MemoryConfig:
         raise ConfigError(field, first["input"], f"{first['msg']} (memory {name})") from error
 
 
-def _find(name: str, models_dir: Path) -> Path:
-    """The folder of that name: as it is, among the models at hand, or in the package."""
+def find_model(name: str, models_dir: Path) -> Path:
+    """The folder of that name: as it is, among the models at hand, or in the package. Whether it is there is not looked at."""
     folder = Path(name).expanduser()
     shelves = [shelf / name for shelf in (models_dir, PACKAGED) if (shelf / name / MANIFEST).is_file()]
     return folder if folder.exists() or not shelves else shelves[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from everlong_models.backbone import Backbone
 from everlong_models.errors import ConfigError, RunError
-from everlong_models.loading import Progress, load_backbone
+from everlong_models.loading import Progress, architecture, load_backbone, load_tokenizer
 from everlong_models.memory import SegmentReader
-from everlong_models.model import MEMORIES, memory_config
+from everlong_models.model import MEMORIES, find_model, memory_config
 from everlong_models.tokenizer import Tokenizer
 from everlong_models.train.recipe import Adapters, LearnerRecipe, ScratchBackbone
-from everlong_models.weights import Manifest, save_weights
+from everlong_models.weights import Manifest, load_weights, read_manifest, save_weights
 
 _BACKBONE = "backbone"
 
@@ -128,6 +129,7 @@ def make_learner(
     config = memory_config(recipe.memory, options)
     memory = kind.build(config, backbone) if kind.around else kind.build(config)
     memory = memory.to(device)
+    _start(recipe, memory, Tokenizer(tokenizer), models_dir)
     if backbone is not None:
         backbone.model.requires_grad_(recipe.learn == "all")
         if recipe.adapters is not None:
@@ -138,6 +140,42 @@ def make_learner(
     for parameter in learning.values():
         parameter.data = parameter.data.float()
     return Learner(recipe, memory, tokenizer, learning)
+
+
+def _start(recipe: LearnerRecipe, memory: SegmentReader, tokenizer: Tokenizer, models_dir: Path) -> None:
+    """Gives `memory` the weights of the model `recipe.start`, if there is one. Raises `ConfigError` if that is not of the same learner."""
+    if recipe.start is None:
+        return
+    if recipe.adapters is not None:
+        raise ConfigError(
+            "learner.start", recipe.start, "adapters begin at nothing: start is for weights that all learn"
+        )
+    folder = find_model(recipe.start, models_dir)
+    manifest = read_manifest(folder)
+    own = {"name": recipe.memory, **memory.config.model_dump(mode="json")}  # type: ignore[union-attr, operator]
+    if manifest.memory != own:
+        raise ConfigError("learner.start", recipe.start, f"its memory is {manifest.memory}, the recipe's is {own}")
+    backbone = getattr(memory, "backbone", None)
+    if backbone is None:
+        read = load_tokenizer(folder)
+    elif manifest.backbone is None or not (folder / manifest.backbone).is_dir():
+        raise ConfigError("learner.start", recipe.start, f"its backbone {manifest.backbone!r} has not learnt with it")
+    else:
+        started, read = load_backbone(str(folder / manifest.backbone), models_dir=models_dir, dtype=torch.float32)
+        made, wanted = (json.loads(architecture(each)) for each in (started, backbone))
+        keys = sorted((made.keys() | wanted.keys()) - {"architectures"})  # a saved config names the class it is of
+        if other := [key for key in keys if made.get(key) != wanted.get(key)]:
+            raise ConfigError(
+                "learner.start",
+                recipe.start,
+                f"its backbone has {other[0]}={made.get(other[0])!r}, the recipe's has {wanted.get(other[0])!r}",
+            )
+        backbone.model.load_state_dict(started.model.state_dict())
+    if read.digest() != tokenizer.digest():
+        raise ConfigError(
+            "learner.start", recipe.start, "its tokenizer is not the one that the task makes of this data"
+        )
+    load_weights(folder, memory, None, 1.0)
 
 
 def _llama(sizes: ScratchBackbone, vocabulary: int) -> LlamaForCausalLM:

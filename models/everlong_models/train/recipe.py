@@ -44,7 +44,8 @@ class Adapters(_Part):
 class LearnerRecipe(_Part):
     """What learns: a memory by name with its options; around a backbone by name, or one made here, or none.
 
-    `learn`: "all" weights, or the "memory" alone, with `adapters` if there are any.
+    `learn`: "all" weights, or the "memory" alone, with `adapters` if there are any. `start`: a model's name or folder, made
+    by a recipe with the same learner, whose weights are those that the run begins with.
     """
 
     memory: str
@@ -52,6 +53,7 @@ class LearnerRecipe(_Part):
     backbone: str | ScratchBackbone | None = None
     adapters: Adapters | None = None
     learn: Literal["all", "memory"] = "memory"
+    start: str | None = None
 
 
 class Stage(_Part):

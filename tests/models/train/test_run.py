@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from everlong_models.errors import ConfigError, RunError
+from everlong_models.errors import ConfigError, EverlongModelError, RunError
 from everlong_models.model import load_model
 from everlong_models.train import checkpoint
 from everlong_models.train.learner import make_learner
@@ -267,3 +267,50 @@ def test_what_cannot_be_trained_is_refused_at_the_start(start):
         start(recipe(task=language, mixed=0))
     with pytest.raises(ConfigError, match=r"device='cuda:7'"):
         Run(recipe(), Path("nowhere"), data=Path(), models_dir=Path(), device="cuda:7")
+
+
+def test_a_run_begins_with_the_weights_of_a_model(start, tmp_path):
+    first = start(recipe())
+    take(first, 2)
+    first.learner.save(tmp_path / "model", "a beginning")
+    learner = first.recipe.learner.model_copy(update={"start": str(tmp_path / "model")})
+    second = start(recipe(learner=learner, seed=5), "second")
+    assert_same(weights(second), weights(first))
+    take(second, 1)
+    name = next(iter(second.learner.parameters))
+    assert not torch.equal(weights(second)[name], weights(first)[name])
+    # From scratch all weights are in one file.
+    whole = start(DROPPING, "whole")
+    whole.learner.save(tmp_path / "whole-model", "")
+    learner = DROPPING.learner.model_copy(update={"start": str(tmp_path / "whole-model")})
+    assert_same(weights(start(recipe(learner=learner, seed=5), "from-whole")), weights(whole))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"options": {"segment_length": 24, "memory_tokens": 3}}, "'memory_tokens': 2.*'memory_tokens': 3"),
+        ({"backbone": recipe().learner.backbone.model_copy(update={"layers": 2})}, "num_hidden_layers=1.*has 2"),
+        ({"memory": "lamemo", "options": {"width": 16, "heads": 2, "layers": 1}, "backbone": None}, "its memory is"),
+        ({"start": "nowhere"}, "nowhere"),
+    ],
+)
+def test_a_model_of_another_kind_is_no_beginning(start, tmp_path, changes, complaint):
+    first = start(recipe())
+    first.learner.save(tmp_path / "model", "")
+    learner = first.recipe.learner.model_copy(update={"start": str(tmp_path / "model")} | changes)
+    with pytest.raises(EverlongModelError, match=complaint):
+        start(recipe(learner=learner), "second")
+
+
+def test_a_tokenizer_of_other_data_is_no_beginning(start, tmp_path):
+    first = start(recipe())
+    first.learner.save(tmp_path / "model", "")
+    learner = first.recipe.learner.model_copy(update={"start": str(tmp_path / "model")})
+    file = tmp_path / "model" / "backbone" / "tokenizer.json"
+    tree = json.loads(file.read_text())
+    vocabulary = tree["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(tree))
+    with pytest.raises(ConfigError, match="its tokenizer is not the one"):
+        start(recipe(learner=learner), "second")
