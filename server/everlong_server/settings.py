@@ -58,9 +58,10 @@ class Settings(BaseSettings):
         default_factory=lambda: _home("XDG_CACHE_HOME", ".cache") / "models",
         description="folder for pulled and converted models",
     )
-    model: str = Field(
-        "smollm2-135m-instruct",
-        description="a folder with everlong.json, or a backbone: a known name, a Hugging Face folder, a .gguf file, a hub name",
+    model: str | None = Field(
+        None,
+        description="a folder with everlong.json, or a backbone: a known name, a Hugging Face folder, a .gguf file, a hub name; "
+        "unset: smollm2-135m-reader, or with a memory of your choice smollm2-135m-instruct",
     )
     memory: str | None = Field(None, description="memory around a plain backbone: window (default), rmt, …")
     memory_options: dict[str, Any] = Field(

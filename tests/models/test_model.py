@@ -90,6 +90,9 @@ class TestFolder:
         spec = {"name": "window", "segment_length": 8, "sinks": 2, "window": 20}
         model = load(manifest(tmp_path / "w", memory=spec), tmp_path)
         assert (model.trained, model.memory_name, model.name) == (None, "window", "w")
+        assert load(tmp_path / "w", tmp_path, memory="window", options={"window": 30}).memory.config.window == 30
+        with pytest.raises(ConfigError, match="window"):
+            load(tmp_path / "w", tmp_path, options={"window": 0})
 
     def test_low_rank_updates_are_merged(self, folder, tmp_path):
         before = load(folder, tmp_path)
