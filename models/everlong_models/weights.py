@@ -86,8 +86,12 @@ def own_parameters(memory: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def load_weights(folder: Path, memory: nn.Module, backbone: Backbone | None, lora_scale: float) -> bool:
-    """Loads `memory.safetensors` into `memory` and merges its low-rank updates into `backbone`; whether there was any.
+def load_weights(
+    folder: Path, memory: nn.Module, backbone: Backbone | None, lora_scale: float, *, merge: bool = True
+) -> bool:
+    """Loads `memory.safetensors` into `memory` and merges its low-rank updates into `backbone`; whether there was any file.
+
+    `merge`: False leaves the updates to whoever wants them by themselves (`load_updates`).
 
     Raises `AdapterError` for a damaged file, for tensors that are missing, unknown, of another shape (an adapter of
     another backbone or segment length), or not finite.
@@ -117,9 +121,17 @@ def load_weights(folder: Path, memory: nn.Module, backbone: Backbone | None, lor
                     f"{file}: {name!r} has the shape {tuple(tensor.shape)}, this memory needs {tuple(own[name].shape)}"
                 )
             own[name].copy_(tensor)
-        if lora:
+        if lora and merge:
             _merge(lora, lora_scale, backbone, file)
     return True
+
+
+def load_updates(folder: Path) -> dict[str, Tensor]:
+    """The low-rank updates by themselves, `lora.<layer>.A` and `lora.<layer>.B`; none if there is no file."""
+    file = folder / WEIGHTS
+    return (
+        {name: tensor for name, tensor in load_file(file).items() if name.startswith("lora.")} if file.exists() else {}
+    )
 
 
 def _merge(lora: dict[str, Tensor], scale: float, backbone: Backbone | None, file: Path) -> None:

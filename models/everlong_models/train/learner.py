@@ -19,7 +19,7 @@ from everlong_models.memory import SegmentReader
 from everlong_models.model import MEMORIES, find_model, memory_config
 from everlong_models.tokenizer import Tokenizer
 from everlong_models.train.recipe import Adapters, LearnerRecipe, ScratchBackbone
-from everlong_models.weights import Manifest, load_weights, read_manifest, save_weights
+from everlong_models.weights import Manifest, load_updates, load_weights, read_manifest, save_weights
 
 _BACKBONE = "backbone"
 
@@ -80,8 +80,10 @@ class Learner:
             description=description,
         )
         # What is published beside a backbone is as small as its low-rank updates are.
-        lora, dtype = (_lora(backbone), torch.bfloat16) if adapters and backbone else (None, None)
-        save_weights(folder, manifest, self.memory, lora, dtype=dtype)
+        lora: dict[str, Tensor] | None = None
+        if adapters and backbone:
+            lora = {name: parameter.to(torch.bfloat16) for name, parameter in _updates(backbone).items()}
+        save_weights(folder, manifest, self.memory, lora, dtype=torch.bfloat16 if lora else None)
 
 
 def make_learner(
@@ -129,11 +131,11 @@ def make_learner(
     config = memory_config(recipe.memory, options)
     memory = kind.build(config, backbone) if kind.around else kind.build(config)
     memory = memory.to(device)
-    _start(recipe, memory, Tokenizer(tokenizer), models_dir)
     if backbone is not None:
         backbone.model.requires_grad_(recipe.learn == "all")
         if recipe.adapters is not None:
             _adapt(backbone, recipe.adapters)
+    _start(recipe, memory, Tokenizer(tokenizer), models_dir)
     learning = {name: parameter for name, parameter in memory.named_parameters() if parameter.requires_grad}
     if not learning:
         raise ConfigError("learner.memory", recipe.memory, "has no weights of its own that could learn")
@@ -146,36 +148,49 @@ def _start(recipe: LearnerRecipe, memory: SegmentReader, tokenizer: Tokenizer, m
     """Gives `memory` the weights of the model `recipe.start`, if there is one. Raises `ConfigError` if that is not of the same learner."""
     if recipe.start is None:
         return
-    if recipe.adapters is not None:
-        raise ConfigError(
-            "learner.start", recipe.start, "adapters begin at nothing: start is for weights that all learn"
-        )
     folder = find_model(recipe.start, models_dir)
-    manifest = read_manifest(folder)
+    manifest, backbone = read_manifest(folder), getattr(memory, "backbone", None)
+
+    def differs(what: str, its: object, ours: object) -> ConfigError:
+        return ConfigError("learner.start", recipe.start, f"its {what} is {its}, the recipe's is {ours}")
+
     own = {"name": recipe.memory, **memory.config.model_dump(mode="json")}  # type: ignore[union-attr, operator]
     if manifest.memory != own:
-        raise ConfigError("learner.start", recipe.start, f"its memory is {manifest.memory}, the recipe's is {own}")
-    backbone = getattr(memory, "backbone", None)
-    if backbone is None:
-        read = load_tokenizer(folder)
+        raise differs("memory", manifest.memory, own)
+    if isinstance(recipe.backbone, str) and recipe.learn == "memory":
+        if manifest.backbone != recipe.backbone:
+            raise differs("backbone", manifest.backbone, recipe.backbone)
+        its = tokenizer
+    elif backbone is None:
+        its = load_tokenizer(folder)
     elif manifest.backbone is None or not (folder / manifest.backbone).is_dir():
-        raise ConfigError("learner.start", recipe.start, f"its backbone {manifest.backbone!r} has not learnt with it")
+        raise differs("backbone", manifest.backbone, "one that learns with the memory")
     else:
-        started, read = load_backbone(str(folder / manifest.backbone), models_dir=models_dir, dtype=torch.float32)
+        started, its = load_backbone(str(folder / manifest.backbone), models_dir=models_dir, dtype=torch.float32)
         made, wanted = (json.loads(architecture(each)) for each in (started, backbone))
         keys = sorted((made.keys() | wanted.keys()) - {"architectures"})  # a saved config names the class it is of
         if other := [key for key in keys if made.get(key) != wanted.get(key)]:
-            raise ConfigError(
-                "learner.start",
-                recipe.start,
-                f"its backbone has {other[0]}={made.get(other[0])!r}, the recipe's has {wanted.get(other[0])!r}",
-            )
+            raise differs(f"backbone's {other[0]}", made.get(other[0]), wanted.get(other[0]))
         backbone.model.load_state_dict(started.model.state_dict())
-    if read.digest() != tokenizer.digest():
+    if its.digest() != tokenizer.digest():
+        raise differs("tokenizer", "another one", "made of this data")
+    load_weights(folder, memory, None, 1.0, merge=False)
+    _take_up(recipe, load_updates(folder), manifest.lora_scale, _updates(backbone) if recipe.adapters and backbone else {})
+
+
+def _take_up(recipe: LearnerRecipe, its: dict[str, Tensor], scale: float, ours: dict[str, nn.Parameter]) -> None:
+    """Gives the adapters `ours` the numbers of `its`, by the same names."""
+    found = {name: tuple(tensor.shape) for name, tensor in its.items()}
+    wanted = {name: tuple(parameter.shape) for name, parameter in ours.items()}
+    adapters = recipe.adapters
+    if found != wanted or (adapters and scale != adapters.alpha / adapters.rank):
         raise ConfigError(
-            "learner.start", recipe.start, "its tokenizer is not the one that the task makes of this data"
-        )
-    load_weights(folder, memory, None, 1.0)
+            "learner.start", recipe.start,
+            f"its adapters (scale {scale:g}; {next(iter(found.items()), 'none')}, …) are others than the recipe's "
+            f"({next(iter(wanted.items()), 'none')}, …)",
+        )  # fmt: skip
+    for name, parameter in ours.items():
+        parameter.data.copy_(its[name])
 
 
 def _llama(sizes: ScratchBackbone, vocabulary: int) -> LlamaForCausalLM:
@@ -215,11 +230,11 @@ def _adapt(backbone: Backbone, adapters: Adapters) -> None:
     inject_adapter_in_model(config, backbone.model)
 
 
-def _lora(backbone: Backbone) -> dict[str, Tensor]:
-    """The low-rank updates as `weights` stores them: `lora.<layer>.A`, `lora.<layer>.B`, in bfloat16."""
+def _updates(backbone: Backbone) -> dict[str, nn.Parameter]:
+    """The low-rank updates by the names that `weights` stores them under: `lora.<layer>.A`, `lora.<layer>.B`."""
     found: dict[str, Any] = {}
     for name, module in backbone.model.named_modules():
         if hasattr(module, "lora_A") and "default" in module.lora_A:
-            found[f"lora.{name}.A"] = module.lora_A["default"].weight.to(torch.bfloat16)
-            found[f"lora.{name}.B"] = module.lora_B["default"].weight.to(torch.bfloat16)
+            found[f"lora.{name}.A"] = module.lora_A["default"].weight
+            found[f"lora.{name}.B"] = module.lora_B["default"].weight
     return found

@@ -107,6 +107,14 @@ def load(
     )
 
 
+def sizes(given: str, option: str, *, least: int = 100) -> tuple[int, ...]:
+    """Numbers with commas between them, each of them once, in order."""
+    sizes = tuple(int(size) if size.strip().isdecimal() else 0 for size in given.split(","))
+    if not all(size >= least for size in sizes):
+        raise fail(f"{option}: {given!r}; must be numbers of at least {least}, with commas between them")
+    return tuple(sorted(set(sizes)))
+
+
 def command() -> str:
     """What was typed."""
     return "everlong " + " ".join(sys.argv[1:])

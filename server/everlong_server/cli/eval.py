@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from everlong_server.cli.common import DataDir, ModelsDir, Output, Threads, command, err, fail, load, out, show, write
+from everlong_server.cli.common import (
+    DataDir,
+    ModelsDir,
+    Output,
+    Threads,
+    command,
+    err,
+    fail,
+    load,
+    out,
+    show,
+    sizes,
+    write,
+)
 
 if TYPE_CHECKING:
     from everlong_models.eval.seeds import Seed
@@ -138,13 +151,6 @@ def _chosen(given: str, known: Collection[str], option: str, *, none: bool = Fal
     return names
 
 
-def _sizes(given: str, option: str, *, least: int = 100) -> tuple[int, ...]:
-    sizes = tuple(int(size) if size.strip().isdecimal() else 0 for size in given.split(","))
-    if not all(size >= least for size in sizes):
-        raise fail(f"{option}: {given!r}; must be numbers of at least {least}, with commas between them")
-    return tuple(sorted(set(sizes)))
-
-
 def _recall(given: str) -> Recall:
     from everlong_server.engine.grounding import Recall
 
@@ -185,7 +191,7 @@ def grounded(
         given = {"model": model or settings.model, "memory": memory or settings.memory}
         plan = Plan(
             sets=_chosen(sets, SETS, "--sets"),
-            lengths=_sizes(lengths, "--lengths"),
+            lengths=sizes(lengths, "--lengths"),
             ways=_chosen(ways, WAYS, "--ways", none=True),
             samples=samples,
             searches=searches,
@@ -226,7 +232,7 @@ def facts(
         rows = measure(
             [(model.memory, model.tokenizer) for model in loaded],
             kind,
-            lengths=_sizes(lengths, "--lengths", least=1),
+            lengths=sizes(lengths, "--lengths", least=1),
             samples=samples,
             recite=recite,
             progress=lambda message: err.print(f"[dim]{message}[/]"),

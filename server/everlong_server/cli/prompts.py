@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from everlong_server.cli.common import DataDir, ModelsDir, chosen_models_dir, err, fail
+from everlong_server.cli.common import DataDir, ModelsDir, chosen_models_dir, err, fail, sizes
 
 prompts = typer.Typer(add_completion=False)
 
@@ -19,6 +19,8 @@ def _prompts(
     data: DataDir = Path("data"),
     questions: Annotated[int, typer.Option(min=1, help="of each set, with an answer")] = 1_000,
     impossible: Annotated[int, typer.Option(min=1, help="of SQuAD, without one")] = 300,
+    without: Annotated[float, typer.Option(min=0, max=1, help="share of questions without their right passages")] = 0.1,
+    room: Annotated[str, typer.Option(help="tokens for passages, one of these for each question")] = "130,250,400",
     seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
     models_dir: ModelsDir = None,
 ) -> None:
@@ -30,6 +32,8 @@ def _prompts(
     from everlong_server.errors import ServerError
     from everlong_server.eval.prompts import Plan, write
 
+    tokens = sizes(room, "--room")
+    plan = Plan(questions=questions, impossible=impossible, without=without, room=tokens, seed=seed)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     try:
         tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=chosen_models_dir(models_dir)))
@@ -38,7 +42,7 @@ def _prompts(
             shown = bar.add_task("preparing the data", total=1.0)
             written = asyncio.run(
                 write(
-                    Plan(questions=questions, impossible=impossible, seed=seed),
+                    plan,
                     lambda text: len(tokenizer.encode(text)),
                     data,
                     file,

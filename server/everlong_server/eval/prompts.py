@@ -1,9 +1,8 @@
 """`everlong prompts`: what the server would put before its model for questions of training texts, with their answers.
 
 Texts are hidden in novels and searched as in `everlong eval grounded`, so a model learns from passages as it will be given
-them: the right one among others that have the same words. Room for passages is drawn anew for each question, mostly less
-than the server's: short prompts are cheaper to learn from, and the right passage has company in all of them. Where it is
-left out on purpose, or nothing was found, or people wrote a question that its text does not answer, the answer is `REFUSAL`.
+them: the right one among others that have the same words. Where it is left out on purpose, or nothing was found, or people
+wrote a question that its text does not answer, the answer is `REFUSAL`.
 """
 
 from __future__ import annotations
@@ -28,12 +27,7 @@ from everlong_server.eval.shelf import Shelf
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.records import Document
 
-_ROOM = (130, 250, 400)
-"""Tokens for passages; the server's own `_MOST` for one in twenty."""
-_MOST = 1_000
 _PASSAGES = 16
-_WITHOUT = 0.1
-"""The share of questions whose right passages are left out."""
 _AGAIN = 0.2
 """The share of questions that are asked in the chat of the one before."""
 _IN_VAIN = 100
@@ -42,10 +36,13 @@ _BRIEFLY = ("", "", " Answer in a few words.", " Answer in a few words.", " Answ
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`questions`: of each set that have an answer. `impossible`: of SQuAD that have none. `lengths`: tokens of the texts, in turn."""
+    """`questions`: of each set that have an answer. `impossible`: of SQuAD that have none. `without`: the share of questions whose
+    right passages are left out. `room`: tokens for passages, drawn anew for each question. `lengths`: tokens of the texts, in turn."""
 
     questions: int = 1_000
     impossible: int = 300
+    without: float = 0.1
+    room: tuple[int, ...] = (130, 250, 400)
     lengths: tuple[int, ...] = (2_000, 8_000, 32_000)
     seed: int = 0
 
@@ -61,7 +58,7 @@ async def write(
     jobs = [(name, True, plan.questions) for name in LEARNT] + [("squad", False, plan.impossible)]
     written = 0
     with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
-        maker = _Maker(Shelf(Blobs(f"file://{folder}")), count, random.Random(plan.seed))  # noqa: S311 - for samples
+        maker = _Maker(plan, Shelf(Blobs(f"file://{folder}")), count, random.Random(plan.seed))  # noqa: S311 - for samples
         for name, answerable, wanted in jobs:
             of, done, in_vain = texts(data, name, "train"), 0, 0
             of = [text for text in of if any(bool(asked.answers) == answerable for asked in text.questions)]
@@ -89,8 +86,8 @@ async def write(
 class _Maker:
     """Makes lines of documents."""
 
-    def __init__(self, shelf: Shelf, count: Callable[[str], int], draw: random.Random) -> None:
-        self._shelf, self._count, self._draw = shelf, count, draw
+    def __init__(self, plan: Plan, shelf: Shelf, count: Callable[[str], int], draw: random.Random) -> None:
+        self._plan, self._shelf, self._count, self._draw = plan, shelf, count, draw
 
     async def lines(self, name: str, hidden: Hidden) -> list[dict[str, Any]]:
         """What is asked about a document, as the file's lines."""
@@ -112,11 +109,10 @@ class _Maker:
         draw = self._draw
         words = words_of(asked.question, None)
         found = await self._shelf.passages.search([document.id], words, _PASSAGES) if words else []
-        without = bool(asked.answers) and draw.random() < _WITHOUT
+        without = bool(asked.answers) and draw.random() < self._plan.without
         if without:
             found = [p for p in found if not any(p.start < end and start < p.end for start, end in asked.right)]
-        room = _MOST if draw.random() < 0.05 else draw.choice(_ROOM)
-        evidence, before = choose(found, "", room, self._count)
+        evidence, before = choose(found, "", draw.choice(self._plan.room), self._count)
         answers = list(asked.answers) if asked.answers and evidence and not without else [REFUSAL]
         if answers[0] != REFUSAL and rank(hidden, asked, [(p.start, p.end) for p in evidence]) is None:
             return None

@@ -246,6 +246,13 @@ def test_adapters_alone_learn_and_are_what_is_served(start, tmp_path, pretrained
     # The updates are stored in bfloat16.
     torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
     assert not torch.allclose(untrained, expected, rtol=0.2, atol=0.2)
+    # Another run begins with them, if its adapters are of the same kind.
+    learner = of.learner.model_copy(update={"start": str(tmp_path / "run" / MODEL)})
+    for name, begun in weights(start(recipe(learner=learner), "second")).items():
+        torch.testing.assert_close(begun, weights(run)[name].bfloat16().float(), rtol=0, atol=0)
+    other = learner.model_copy(update={"adapters": learner.adapters.model_copy(update={"alpha": 4})})
+    with pytest.raises(ConfigError, match=r"its adapters \(scale 4;.* are others than the recipe's"):
+        start(recipe(learner=other), "third")
 
 
 def test_a_line_that_was_cut_off_is_no_obstacle(start, tmp_path):
@@ -290,7 +297,7 @@ def test_a_run_begins_with_the_weights_of_a_model(start, tmp_path):
     ("changes", "complaint"),
     [
         ({"options": {"segment_length": 24, "memory_tokens": 3}}, "'memory_tokens': 2.*'memory_tokens': 3"),
-        ({"backbone": recipe().learner.backbone.model_copy(update={"layers": 2})}, "num_hidden_layers=1.*has 2"),
+        ({"backbone": recipe().learner.backbone.model_copy(update={"layers": 2})}, "num_hidden_layers is 1.*is 2"),
         ({"memory": "lamemo", "options": {"width": 16, "heads": 2, "layers": 1}, "backbone": None}, "its memory is"),
         ({"start": "nowhere"}, "nowhere"),
     ],
@@ -312,5 +319,5 @@ def test_a_tokenizer_of_other_data_is_no_beginning(start, tmp_path):
     vocabulary = tree["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     file.write_text(json.dumps(tree))
-    with pytest.raises(ConfigError, match="its tokenizer is not the one"):
+    with pytest.raises(ConfigError, match="its tokenizer is another one"):
         start(recipe(learner=learner), "second")
