@@ -29,7 +29,7 @@ def example(heading: str, server: Server) -> str:
 
 
 def fitting(code: str, server: Server) -> str:
-    return code.replace("http://127.0.0.1:8080", server.url).replace("smollm2-135m-instruct", MODEL)
+    return code.replace("http://127.0.0.1:8080", server.url).replace("smollm2-135m-reader", MODEL)
 
 
 def run(*command: str | Path, **more: str) -> list[str]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 
 from everlong_models.eval.facts import draw_facts, facts
-from everlong_models.model import PACKAGED, load_model
-from everlong_models.weights import MANIFEST
+from everlong_models.model import DEFAULT_MODEL, PACKAGED, load_model
+from everlong_models.weights import MANIFEST, read_manifest
 
 
 def test_they_are_small():
-    sizes = [file.stat().st_size for file in PACKAGED.rglob("*") if file.is_file()]
-    assert 0 < sum(sizes) <= 5_000_000
+    sizes = {
+        folder.name: sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) for folder in PACKAGED.iterdir()
+    }
+    assert 0 < sizes.pop(DEFAULT_MODEL) <= 5_000_000
+    assert 0 < sum(sizes.values()) <= 5_000_000
 
 
 @pytest.mark.parametrize("kind", ["memorize", "detect"])
@@ -34,6 +37,6 @@ def test_of_two_facts_the_one_that_is_asked_for_is_found_beyond_the_training(tmp
 
 
 @pytest.mark.parametrize("folder", sorted(PACKAGED.iterdir()), ids=lambda folder: folder.name)
-def test_each_says_what_it_is(folder, tmp_path):
+def test_each_says_what_it_is(folder):
     assert (folder / MANIFEST).is_file()
-    assert load_model(folder.name, models_dir=tmp_path).description
+    assert read_manifest(folder).description

@@ -51,7 +51,7 @@ def test_serve_with_a_wrong_model_ends_with_one_line(tmp_path: Path) -> None:
 def test_models_list_and_path(tiny_model: Path, tmp_path: Path) -> None:
     done = everlong("models", "list", "--models-dir", str(tmp_path), COLUMNS="200")
     assert done.returncode == 0, done.stderr
-    assert "smollm2-135m-instruct (default)" in done.stdout
+    assert "smollm2-135m-reader (default)" in done.stdout
     done = everlong("models", "path", str(tiny_model / "backbone"))
     assert done.stdout.strip() == str(tiny_model / "backbone")
     done = everlong("models", "path", "./nowhere.gguf")

@@ -10,7 +10,7 @@ from everlong_models.loading import find_packaged
 from tests.process import Server
 from tests.tinymodel import STORY
 
-DEFAULT = "smollm2-135m-instruct"
+DEFAULT = "smollm2-135m-reader"
 
 
 @pytest.mark.timeout(600)

