@@ -175,7 +175,9 @@ def _start(recipe: LearnerRecipe, memory: SegmentReader, tokenizer: Tokenizer, m
     if its.digest() != tokenizer.digest():
         raise differs("tokenizer", "another one", "made of this data")
     load_weights(folder, memory, None, 1.0, merge=False)
-    _take_up(recipe, load_updates(folder), manifest.lora_scale, _updates(backbone) if recipe.adapters and backbone else {})
+    _take_up(
+        recipe, load_updates(folder), manifest.lora_scale, _updates(backbone) if recipe.adapters and backbone else {}
+    )
 
 
 def _take_up(recipe: LearnerRecipe, its: dict[str, Tensor], scale: float, ours: dict[str, nn.Parameter]) -> None:
