@@ -86,8 +86,8 @@ class Prompts(Task):
             for turn in lines[random.integers(len(lines))]:
                 before = self.exchange.turn if ids else self.exchange.head()
                 asked = [*before, *self._encode(turn.prompt), *self.exchange.question("", document=False)]
-                given = self.exchange.answer(turn.answers[random.integers(len(turn.answers))])[-self.config.answer :]
-                if len(given) == self.config.answer or len(ids) + len(asked) + len(given) > most:
+                given = self.exchange.answer(turn.answers[random.integers(len(turn.answers))])
+                if len(given) > self.config.answer or len(ids) + len(asked) + len(given) > most:
                     break
                 ids += asked + given
                 targets += [False] * len(asked) + [True] * len(given)

@@ -36,9 +36,13 @@ def _prompts(
     plan = Plan(questions=questions, impossible=impossible, without=without, room=tokens, seed=seed)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     try:
-        tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=chosen_models_dir(models_dir)))
+        tokenizer = load_tokenizer(
+            find_backbone(DEFAULT_BACKBONE, models_dir=chosen_models_dir(models_dir), progress=err.print)
+        )
         to.parent.mkdir(parents=True, exist_ok=True)
-        with to.open("w", encoding="utf-8") as file, Progress(*columns, console=err) as bar:
+        # Complete before it gets its name: what was cut off is never learnt from.
+        part = to.with_name(f".{to.name}.part")
+        with part.open("w", encoding="utf-8") as file, Progress(*columns, console=err) as bar:
             shown = bar.add_task("preparing the data", total=1.0)
             written = asyncio.run(
                 write(
@@ -49,6 +53,7 @@ def _prompts(
                     lambda what, done: bar.update(shown, description=what, completed=done),
                 )
             )
+        part.replace(to)
     except (EverlongModelError, ServerError, OSError) as error:
         raise fail(str(error)) from None
     err.print(f"{written:,} prompts in {to}")
