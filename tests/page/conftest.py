@@ -120,6 +120,8 @@ def new_tab(browser: Browser, server: Server, key: str) -> Iterator[Callable[...
         tab = Tab(context.new_page(), server)
         tab.page.on("console", lambda said: tab.errors.append(said.text) if said.type == "error" else None)
         tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
+        # From the start: Playwright does not wait until the browser knows, and a dialog that it opens itself is gone at once.
+        tab.page.on("filechooser", lambda chooser: None)
         tab.page.on("dialog", lambda dialog: tab.errors.append(f"dialog: {dialog.message}"))
         tabs.append(tab)
         return tab

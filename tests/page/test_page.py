@@ -194,6 +194,11 @@ def test_the_files_that_can_be_chosen_are_those_that_the_server_takes(tab: Tab, 
     accepted = (chooser.value.element.get_attribute("accept") or "").split(",")
     answer = server.http.get("/v1/formats").json()
     assert accepted == [kind for each in answer["data"] for kind in (*each["extensions"], *each["media_types"])]
+    # What is chosen from is in the page, so it is no garbage while the dialog is open; nothing is left of it afterwards.
+    inputs = page.locator("input[type=file]")
+    expect(inputs).to_have_count(1)
+    inputs.dispatch_event("cancel")
+    expect(inputs).to_have_count(0)
 
 
 def test_an_answer_is_stopped_a_session_is_forked_and_deleted(

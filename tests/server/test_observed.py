@@ -136,7 +136,8 @@ def test_a_log_of_json_names_the_request(observed: Server) -> None:
     observed.wait_read(document)
     (observed.data / "documents" / document).write_bytes(b"\xff\xff\xff")
     path = f"/v1/documents/{document}/text"
-    assert observed.http.get(path, headers={"x-request-id": "fails"}).status_code == 500
+    failed = observed.http.get(path, headers={"x-request-id": "fails"})
+    assert (failed.status_code, failed.headers["connection"]) == (500, "close")
     (entry,) = [entry for entry in log(observed) if entry["request_id"] == "fails"]
     assert entry["level"] == "error"
     assert entry["logger"].startswith("everlong_server")

@@ -34,9 +34,16 @@ export function choose(): void {
   const input = document.createElement("input");
   input.type = "file";
   input.multiple = true;
+  input.hidden = true;
   // Files that a browser knows no kind of can still be dropped, or chosen under "all files": the server looks into them.
   input.accept = (formats.value?.data ?? []).flatMap(({ extensions, media_types }) => [...extensions, ...media_types]).join(",");
-  input.onchange = () => void attempt(() => take([...(input.files ?? [])]));
+  input.onchange = () => {
+    input.remove();
+    void attempt(() => take([...(input.files ?? [])]));
+  };
+  input.oncancel = () => input.remove();
+  // In the page while the dialog is open: outside it is garbage, and once collected never says what was chosen.
+  document.body.append(input);
   input.click();
 }
 
