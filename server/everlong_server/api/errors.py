@@ -105,7 +105,8 @@ def answer(error: BaseException) -> tuple[JSONResponse, ServerError]:
     known = as_server_error(error)
     headers = headers_of(known)
     if isinstance(known, Internal):
-        headers["Connection"] = "close"  # the web server ends it anyway: who does not know sends the next request into it
+        # The web server ends it anyway: who does not know sends the next request into it.
+        headers["Connection"] = "close"
     if isinstance(error, HTTPException) and error.headers:
         headers |= dict(error.headers)
     return JSONResponse(known.body(), known.status, headers), known
