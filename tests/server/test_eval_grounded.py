@@ -282,7 +282,7 @@ def test_prompts_are_what_the_server_would_ask_with_their_answers(data: Path, tm
 
     lines = make(0)
     assert lines == make(0) != make(1)
-    turns = [turn for line in lines for turn in line["turns"]]
+    turns = [line["turns"][0] for line in lines]
     said = [turn for turn in turns if turn["answers"] != [REFUSAL]]
     assert {line["source"].split(":")[0] for line in lines} == {"squad", "xquad", "fairytaleqa"}
     assert "Heath" not in str(lines), "a book that the test hides texts in is not learnt from"
@@ -293,7 +293,11 @@ def test_prompts_are_what_the_server_would_ask_with_their_answers(data: Path, tm
     refused = [turn["prompt"] for turn in turns if turn["answers"] == [REFUSAL]]
     assert any("disliked" in prompt for prompt in refused), "what people wrote for SQuAD"
     assert any("Question: Who was the keeper" in prompt for prompt in refused), "what is left out on purpose"
-    assert any(len(line["turns"]) > 1 for line in lines)
+    later = [(line["turns"][0]["prompt"], turn) for line in lines for turn in line["turns"][1:]]
+    assert later, "some passages answer other questions, too"
+    for before, turn in later:
+        assert not turn["prompt"].startswith(TEMPLATE.opening)
+        assert any(answer.split()[-1] in before for answer in turn["answers"])
 
 
 def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -113,6 +113,16 @@ def sizes(given: str, option: str, *, least: int = 100) -> tuple[int, ...]:
     if not all(size >= least for size in sizes):
         raise fail(f"{option}: {given!r}; must be numbers of at least {least}, with commas between them")
     return tuple(sorted(set(sizes)))
+
+
+def names_of(given: str, known: Collection[str], option: str, *, none: bool = False) -> tuple[str, ...]:
+    """Names with commas between them."""
+    names = tuple(name.strip() for name in given.split(",") if name.strip())
+    if unknown := [name for name in names if name not in known]:
+        raise fail(f"{option}: no {unknown[0]!r}; there are {', '.join(known)}")
+    if not (names or none):
+        raise fail(f"{option}: {given!r} names none of {', '.join(known)}")
+    return names
 
 
 def command() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,6 +17,7 @@ from everlong_server.cli.common import (
     err,
     fail,
     load,
+    names_of,
     out,
     show,
     sizes,
@@ -142,15 +142,6 @@ def _seed(loaded: Model) -> Seed:
     return Seed(loaded.description.partition(":")[0] or loaded.name, loaded.memory, loaded.tokenizer)
 
 
-def _chosen(given: str, known: Collection[str], option: str, *, none: bool = False) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in given.split(",") if name.strip())
-    if unknown := [name for name in names if name not in known]:
-        raise fail(f"{option}: no {unknown[0]!r}; there are {', '.join(known)}")
-    if not (names or none):
-        raise fail(f"{option}: {given!r} names none of {', '.join(known)}")
-    return names
-
-
 def _recall(given: str) -> Recall:
     from everlong_server.engine.grounding import Recall
 
@@ -190,14 +181,14 @@ def grounded(
         settings = load_settings()
         given = {"model": model or settings.model, "memory": memory or settings.memory}
         plan = Plan(
-            sets=_chosen(sets, SETS, "--sets"),
+            sets=names_of(sets, SETS, "--sets"),
             lengths=sizes(lengths, "--lengths"),
-            ways=_chosen(ways, WAYS, "--ways", none=True),
+            ways=names_of(ways, WAYS, "--ways", none=True),
             samples=samples,
             searches=searches,
             split=split,
             seed=seed,
-            template=_chosen(template, TEMPLATES, "--template")[0],
+            template=names_of(template, TEMPLATES, "--template")[0],
             recall=None if recall is None else _recall(recall),
         )
         report, cells = evaluate(settings.model_copy(update=given), plan, data, err)
@@ -269,7 +260,7 @@ def babilong(
     from everlong_models.tasks.babi import LABELS
     from everlong_server.eval.measured import measure_babilong
 
-    chosen = _chosen(tasks, LABELS, "--tasks")
+    chosen = names_of(tasks, LABELS, "--tasks")
     try:
         measured = measure_babilong(
             load(model, models_dir, threads, memory=memory, device=device),
@@ -307,7 +298,7 @@ def dialogue(
     from everlong_models.eval.dialogue import WAYS
     from everlong_server.eval.measured import measure_dialogue
 
-    chosen = _chosen(ways, WAYS, "--ways")
+    chosen = names_of(ways, WAYS, "--ways")
     try:
         measured = measure_dialogue(
             load(model, models_dir, threads, memory=memory, device=device),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from everlong_server.cli.common import DataDir, ModelsDir, chosen_models_dir, err, fail, sizes
+from everlong_server.cli.common import DataDir, ModelsDir, chosen_models_dir, err, fail, names_of, sizes
 
 prompts = typer.Typer(add_completion=False)
 
@@ -17,10 +17,12 @@ prompts = typer.Typer(add_completion=False)
 def _prompts(
     to: Annotated[Path, typer.Option("--out", help="JSON lines are written here")],
     data: DataDir = Path("data"),
+    sets: Annotated[str, typer.Option(help="of questions")] = "squad,xquad,fairytaleqa",
     questions: Annotated[int, typer.Option(min=1, help="of each set, with an answer")] = 1_000,
     impossible: Annotated[int, typer.Option(min=1, help="of SQuAD, without one")] = 300,
     without: Annotated[float, typer.Option(min=0, max=1, help="share of questions without their right passages")] = 0.1,
     room: Annotated[str, typer.Option(help="tokens for passages, one of these for each question")] = "130,250,400",
+    turns: Annotated[int, typer.Option(min=1, help="questions about the same passages, at most")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
     models_dir: ModelsDir = None,
 ) -> None:
@@ -31,9 +33,10 @@ def _prompts(
     from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
     from everlong_server.errors import ServerError
     from everlong_server.eval.prompts import Plan, write
+    from everlong_server.eval.questions import LEARNT
 
     tokens = sizes(room, "--room")
-    plan = Plan(questions=questions, impossible=impossible, without=without, room=tokens, seed=seed)
+    plan = Plan(names_of(sets, LEARNT, "--sets"), questions, impossible, without, tokens, turns, seed=seed)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     try:
         tokenizer = load_tokenizer(

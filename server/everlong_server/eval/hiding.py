@@ -97,11 +97,19 @@ class Novels:
 
 
 def documents(
-    texts: Sequence[Text], novels: Novels, tokens: int, count: Callable[[str], int], seed: int, *, answerable: bool
+    texts: Sequence[Text],
+    novels: Novels,
+    tokens: int,
+    count: Callable[[str], int],
+    seed: int,
+    *,
+    answerable: bool,
+    every: bool = False,
 ) -> Iterator[Hidden]:
-    """Documents of about `tokens` tokens, without end; of each question at most one until all were used.
+    """Documents of about `tokens` tokens, without end; no text again until all were used.
 
-    `answerable`: questions with an answer, else those without.
+    `answerable`: questions with an answer, else those without. `every`: all of a text's, not one of a short passage and ten of
+    another text.
     """
     draw = random.Random(seed)  # noqa: S311 - for samples, not for secrets
     texts = [s for s in texts if any(bool(q.answers) == answerable for q in s.questions)]
@@ -111,14 +119,15 @@ def documents(
             if waiting[-1].whole:
                 source = waiting.pop()
                 asked = [q for q in source.questions if bool(q.answers) == answerable]
-                pieces: list[Piece] = [_stretch(source, draw.sample(asked, len(asked)), tokens, count)]
+                name, text, held = _stretch(source, draw.sample(asked, len(asked)), tokens, count)
+                pieces: list[Piece] = [(name, text, held if every else held[:_QUESTIONS])]
             else:
                 pieces = []
                 room = tokens / 3
                 while waiting and len(pieces) < _HIDDEN and (not pieces or room > count(waiting[-1].text)):
                     source = waiting.pop()
-                    question = draw.choice([q for q in source.questions if bool(q.answers) == answerable])
-                    pieces.append((source.name, source.text, [question]))
+                    asked = [q for q in source.questions if bool(q.answers) == answerable]
+                    pieces.append((source.name, source.text, draw.sample(asked, len(asked) if every else 1)))
                     room -= count(source.text)
             yield _hide(pieces, novels, tokens, count, draw)
 
@@ -142,7 +151,7 @@ def _stretch(source: Text, asked: Sequence[Question], tokens: int, count: Callab
         right, places = ([(a - start, b - start) for a, b in s if start <= a and b <= end] for s in (q.right, q.places))
         if len(right) == len(q.right):
             moved.append(Question(q.text, q.answers, tuple(right), tuple(places)))
-    return source.name, source.text[start:end], moved[:_QUESTIONS]
+    return source.name, source.text[start:end], moved
 
 
 def _hide(pieces: list[Piece], novels: Novels, tokens: int, count: Callable[[str], int], draw: random.Random) -> Hidden:

@@ -28,21 +28,24 @@ from everlong_server.store.blobs import Blobs
 from everlong_server.store.records import Document
 
 _PASSAGES = 16
-_AGAIN = 0.2
-"""The share of questions that are asked in the chat of the one before."""
+_LINES = 10
+"""Of one document at most so many."""
 _IN_VAIN = 100
 _BRIEFLY = ("", "", " Answer in a few words.", " Answer in a few words.", " Answer briefly.")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`questions`: of each set that have an answer. `impossible`: of SQuAD that have none. `without`: the share of questions whose
-    right passages are left out. `room`: tokens for passages, drawn anew for each question. `lengths`: tokens of the texts, in turn."""
+    """`sets`: of questions, some of `LEARNT`. `questions`: of each set that have an answer. `impossible`: of SQuAD that have none. `without`: the share of questions whose
+    right passages are left out. `room`: tokens for passages, drawn anew for each question. `turns`: questions of a chat at most:
+    after the first, others that its passages answer. `lengths`: tokens of the texts, in turn."""
 
+    sets: tuple[str, ...] = tuple(LEARNT)
     questions: int = 1_000
     impossible: int = 300
     without: float = 0.1
     room: tuple[int, ...] = (130, 250, 400)
+    turns: int = 3
     lengths: tuple[int, ...] = (2_000, 8_000, 32_000)
     seed: int = 0
 
@@ -55,7 +58,8 @@ async def write(
     tested = {book.name for book in books(data / "books")}
     kept, _ = text.books(text.find(data, "books-260"))
     novels = Novels([book for book in kept if book.name not in tested], count)
-    jobs = [(name, True, plan.questions) for name in LEARNT] + [("squad", False, plan.impossible)]
+    jobs = [(name, True, plan.questions) for name in plan.sets]
+    jobs += [("squad", False, plan.impossible)] if "squad" in plan.sets else []
     written = 0
     with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
         maker = _Maker(plan, Shelf(Blobs(f"file://{folder}")), count, random.Random(plan.seed))  # noqa: S311 - for samples
@@ -65,7 +69,7 @@ async def write(
             # Each text in documents of one length.
             shares = [(of[n :: len(plan.lengths)], length) for n, length in enumerate(plan.lengths)]
             drawn = [
-                documents(some, novels, length, count, plan.seed, answerable=answerable)
+                documents(some, novels, length, count, plan.seed, answerable=answerable, every=True)
                 for some, length in shares
                 if some
             ]
@@ -93,19 +97,24 @@ class _Maker:
         """What is asked about a document, as the file's lines."""
         document = await self._shelf.put(hidden.text)
         lines: list[dict[str, Any]] = []
-        for asked in hidden.asked:
-            turn, source = await self._turn(document, hidden, asked), f"{name}: {asked.source}"
-            if turn is None:
-                continue
-            if lines and lines[-1]["source"] == source and self._draw.random() < _AGAIN:
-                lines[-1]["turns"].append(turn)
-            else:
-                lines.append({"source": source, "turns": [turn]})
+        waiting = list(hidden.asked)
+        while waiting and len(lines) < _LINES:
+            asked = waiting.pop(0)
+            chat = await self._chat(
+                document, hidden, asked, [other for other in waiting if other.source == asked.source]
+            )
+            if chat is not None:
+                turns, answered = chat
+                lines.append({"source": f"{name}: {asked.source}", "turns": turns})
+                waiting = [other for other in waiting if other not in answered]
         await self._shelf.remove(document)
         return lines
 
-    async def _turn(self, document: Document, hidden: Hidden, asked: Asked) -> dict[str, Any] | None:
-        """None where the passages lack the answer by chance: whether they do is known only in part."""
+    async def _chat(
+        self, document: Document, hidden: Hidden, asked: Asked, others: list[Asked]
+    ) -> tuple[list[dict[str, Any]], list[Asked]] | None:
+        """A question and those of `others` that are asked after it; None where the passages lack the answer by chance: whether
+        they do is known only in part."""
         draw = self._draw
         words = words_of(asked.question, None)
         found = await self._shelf.passages.search([document.id], words, _PASSAGES) if words else []
@@ -113,8 +122,13 @@ class _Maker:
         if without:
             found = [p for p in found if not any(p.start < end and start < p.end for start, end in asked.right)]
         evidence, before = choose(found, "", draw.choice(self._plan.room), self._count)
+        pieces = [(p.start, p.end) for p in evidence]
         answers = list(asked.answers) if asked.answers and evidence and not without else [REFUSAL]
-        if answers[0] != REFUSAL and rank(hidden, asked, [(p.start, p.end) for p in evidence]) is None:
+        if answers[0] != REFUSAL and rank(hidden, asked, pieces) is None:
             return None
-        prompt = (before or TEMPLATE.nothing) + asked.question + draw.choice(_BRIEFLY)
-        return {"prompt": prompt, "answers": answers}
+        then = [other for other in others if other.answers and rank(hidden, other, pieces) is not None]
+        then = then[: self._plan.turns - 1] if answers[0] != REFUSAL else []
+        brief = draw.choice(_BRIEFLY)
+        first = {"prompt": (before or TEMPLATE.nothing) + asked.question + brief, "answers": answers}
+        # What stands in the chat already is not repeated.
+        return [first, *({"prompt": other.question + brief, "answers": list(other.answers)} for other in then)], then
