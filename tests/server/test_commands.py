@@ -54,6 +54,8 @@ def test_models_list_and_path(tiny_model: Path, tmp_path: Path) -> None:
     assert "smollm2-135m-reader (default)" in done.stdout
     done = everlong("models", "path", str(tiny_model / "backbone"))
     assert done.stdout.strip() == str(tiny_model / "backbone")
+    done = everlong("models", "path", "smollm2-135m-reader", "--models-dir", str(tmp_path))
+    assert (Path(done.stdout.strip()) / "everlong.json").is_file()
     done = everlong("models", "path", "./nowhere.gguf")
     assert done.returncode == 1
     assert "no GGUF file" in done.stderr

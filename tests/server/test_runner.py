@@ -58,6 +58,32 @@ def test_an_error_in_the_batch_ends_its_answers_and_nothing_else(model, monkeypa
         runner.stop()
 
 
+def test_a_cancelled_answer_that_cannot_end_harms_no_other(model) -> None:
+    runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1)
+    heard: queue.Queue = queue.Queue()
+
+    def deaf(event: Any) -> None:
+        heard.put(event)
+        if isinstance(event, Finished):
+            raise OSError("nobody listens")
+
+    other: queue.Queue = queue.Queue()
+    bad, good = answer(model, queue.Queue(), 1_000_000), answer(model, other, 150)
+    bad.sink = deaf
+    try:
+        runner.submit(bad)
+        runner.submit(good)
+        runner.start()
+        assert isinstance(other.get(timeout=30), Delta)
+        bad.cancelled = True
+        assert isinstance(last(heard), Finished)
+        assert isinstance(heard.get(timeout=30), Failed)
+        assert isinstance(last(other), Finished)
+        assert runner.dead is None
+    finally:
+        runner.stop()
+
+
 def test_stop_fails_what_is_unfinished_and_what_comes_late(model) -> None:
     runner = Runner(model, max_streams=4, reading_share=0.3, max_stall=0.1)
     runner.start()

@@ -42,14 +42,18 @@ def pull(name: str, models_dir: ModelsDir = None) -> None:
 
 @models.command()
 def path(name: str, models_dir: ModelsDir = None) -> None:
-    """Where a model is, in Hugging Face format; fetched or converted if need be."""
+    """Where a model is: the folder of one of everlong's, or a backbone in Hugging Face format, fetched or converted if need be."""
     out.print(str(_find(name, models_dir)), soft_wrap=True)
 
 
 def _find(name: str, models_dir: Path | None) -> Path:
     from everlong_models import EverlongModelError
     from everlong_models.loading import find_backbone
+    from everlong_models.model import find_model
+    from everlong_models.weights import MANIFEST
 
+    if ((folder := find_model(name, chosen_models_dir(models_dir))) / MANIFEST).is_file():
+        return folder
     try:
         return find_backbone(name, models_dir=chosen_models_dir(models_dir), progress=err.print)
     except EverlongModelError as error:

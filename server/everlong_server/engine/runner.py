@@ -152,10 +152,7 @@ class Runner:
     def _end_cancelled(self) -> None:
         """Answers of the batch that nobody wants to go on."""
         for item in [item for item in self._batch.rows if item.cancelled]:
-            try:
-                self._finish(item, "cancelled")
-            except Exception as error:
-                self._break(error)
+            self._try(partial(self._finish, reason="cancelled"), item)
 
     def _drop_cancelled(self) -> None:
         self._end_cancelled()
