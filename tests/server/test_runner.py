@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import queue
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,10 @@ import torch
 
 from everlong_models import MemoryState, SamplingParams, load_model
 from everlong_models.errors import StateNotFinite
+from everlong_server.engine.engine import Engine
 from everlong_server.engine.items import Answer, Delta, Failed, Finished, Read
 from everlong_server.engine.runner import Runner
+from everlong_server.errors import Overloaded
 
 
 @pytest.fixture
@@ -313,3 +319,78 @@ def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(model) -
     alone, together = run(1), run(len(prompts))
     assert [end.open for end in together] == [end.open for end in alone]
     assert [end.state.digest() for end in together] == [end.state.digest() for end in alone]
+
+
+def test_answers_go_on_while_anothers_segment_goes_into_its_memory(model, monkeypatch) -> None:
+    """And where that fails, it is that answer's failure."""
+    memory, S = model.memory, model.memory.segment_length
+    real_read, real_step, inside, steps_inside = memory.read, memory.step, [False], [0]
+
+    def read(tokens: torch.Tensor, state: Any) -> Any:
+        inside[0] = True
+        try:
+            return real_read(tokens, state)
+        finally:
+            inside[0] = False
+
+    def no_read(tokens: torch.Tensor, state: Any) -> Any:
+        raise MemoryError("no room")
+
+    def step(*args: Any) -> Any:
+        steps_inside[0] += inside[0]
+        return real_step(*args)
+
+    def run() -> list[Finished | Failed]:
+        runner = Runner(model, max_streams=2, reading_share=0.1, max_stall=0.0)
+        events: list[queue.Queue] = [queue.Queue(), queue.Queue()]
+        runner.submit(answer(model, events[0], 2 * S, open=[9] * (S // 2)))
+        runner.submit(answer(model, events[1], S - 4))
+        runner.start()
+        try:
+            return [last(q) for q in events]
+        finally:
+            runner.stop()
+
+    expected = run()
+    monkeypatch.setattr(memory, "read", read)
+    monkeypatch.setattr(memory, "step", step)
+    ends = run()
+    assert steps_inside[0] > 0
+    for end, before in zip(ends, expected, strict=True):
+        assert (end.open, end.text, end.state.digest()) == (before.open, before.text, before.state.digest())
+    monkeypatch.setattr(memory, "read", no_read)
+    failed, other = run()
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, MemoryError)
+    assert (other.open, other.text) == (expected[1].open, expected[1].text)
+
+
+async def test_who_is_turned_away_is_told_when_a_place_will_be_free(model) -> None:
+    """Answers that wait for each other are not taken for answers that take long."""
+    engine = Engine(model, max_streams=1, max_queued=3, reading_share=0.3, max_stall=0.1)
+
+    def refused() -> int:
+        with ExitStack() as places:
+            for _ in range(4):
+                places.enter_context(engine.admit())
+            with pytest.raises(Overloaded) as caught, engine.admit():
+                pass
+        assert caught.value.retry_after is not None
+        return caught.value.retry_after
+
+    async def one() -> float:
+        async for event in engine.answer(answer(model, queue.Queue(), 100)):
+            if isinstance(event, Finished):
+                return event.seconds
+        raise AssertionError("it has no end")
+
+    assert refused() == 40, "four times what is usual, which nobody knows yet"
+    engine.start()
+    try:
+        start = time.perf_counter()
+        took = await asyncio.gather(*(one() for _ in range(4)))
+        assert 0 < sum(took) <= time.perf_counter() - start
+        assert engine.usual_seconds == sum(took) / 4
+        assert refused() == math.ceil(sum(took))
+    finally:
+        await engine.stop()

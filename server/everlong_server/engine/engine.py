@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ from everlong_server.engine.runner import Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
 
 T = TypeVar("T")
+_USUAL = 10.0
+"""Seconds of an answer, before there was one."""
 
 
 class Engine:
@@ -45,7 +46,7 @@ class Engine:
         self._max_streams = max_streams
         self._max_queued = max_queued
         self._admitted = 0
-        self._durations: deque[float] = deque([10.0], maxlen=32)
+        self._durations: deque[float] = deque(maxlen=32)
         self._answers: set[asyncio.Queue[Delta | Finished | Failed]] = set()
         self.draining = False
 
@@ -79,8 +80,8 @@ class Engine:
 
     @property
     def usual_seconds(self) -> float:
-        """How long answers have taken lately."""
-        return sum(self._durations) / len(self._durations)
+        """How long answers have taken lately, once it was their turn."""
+        return sum(self._durations) / len(self._durations) if self._durations else _USUAL
 
     @contextmanager
     def admit(self) -> Iterator[None]:
@@ -142,7 +143,6 @@ class Engine:
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Delta | Finished | Failed] = asyncio.Queue()
         answer.sink = lambda event: _post(loop, events.put_nowait, event)
-        start = time.monotonic()
         self._runner.submit(answer)
         self._answers.add(events)
         try:
@@ -152,9 +152,10 @@ class Engine:
                     if isinstance(event.error, InterruptedError):
                         raise event.error
                     raise event.error if isinstance(event.error, Exception) else Internal("the engine has failed")
-                yield event
                 if isinstance(event, Finished):
-                    self._durations.append(time.monotonic() - start)
+                    self._durations.append(event.seconds)
+                yield event  # who has got the end does not come back
+                if isinstance(event, Finished):
                     return
         finally:
             self._answers.discard(events)

@@ -23,7 +23,8 @@ class Delta:
 class Finished:
     """The end of an answer. `tokens`: all that was generated, without the end-of-text token.
 
-    `state`, `open`: the memory and the open segment behind the answer; `prompt`: tokens of the prompt.
+    `state`, `open`: the memory and the open segment behind the answer; `prompt`: tokens of the prompt. `seconds`: since the
+    device began with it.
     """
 
     reason: str
@@ -32,6 +33,7 @@ class Finished:
     open: list[int]
     tokens: int
     prompt: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Answer:
     # What follows is the runner's own.
     skipped: int = 0
     """Tokens of `open` that it does not look at, the first."""
+    began: float | None = None
+    """When the device began with it."""
     at: int = 0
     """Tokens of the prompt that are in the memory."""
     sampler: Sampler | None = None

@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -51,6 +52,8 @@ class Runner:
         self._inbox: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._work: dict[int, Item] = {}
         self._batch = Batch(model.memory, self._device)
+        self._full: deque[tuple[Answer, int]] = deque()
+        """Answers whose segment is full, out of the batch, and the token that begins their next one."""
         self._texts: dict[int, tuple[Any, StopStrings]] = {}
         self._last_id = 0
         self._stepped = 0.0
@@ -166,17 +169,22 @@ class Runner:
     def _do(self, work: Work) -> None:
         if work.kind == "step":
             self._step_all()
-            return
         items = [self._work[id] for id in work.ids]
+        for item in items:
+            if isinstance(item, Answer) and item.began is None:
+                item.began = time.perf_counter()
         with pausing(self._step_if_due):
             if work.kind == "read":
                 for item in items:
                     if isinstance(item, Look):
                         self._try(self._look, item)
                 self._read_segments([item for item in items if not isinstance(item, Look)])
-            else:
+            elif work.kind == "open":
                 for item in items:
                     self._try(self._open, item)
+            while self._full:
+                item, token = self._full.popleft()
+                self._try(partial(self._begin_segment, token=token), item)
 
     def _try(self, do: Callable[[Any], None], item: Item) -> None:
         try:
@@ -293,6 +301,13 @@ class Runner:
         self._moved(item)
         return self._memory.read(self._tensor(item.open), item.state)
 
+    def _begin_segment(self, item: Answer, token: int) -> None:
+        """The answer's segment goes into its memory; `token`, drawn already, begins the next one."""
+        item.state = self._remembered(item)
+        item.open = [token]
+        self._batch.enter(item)
+        self._scheduler.opened(item.id)
+
     def _moved(self, item: Answer) -> None:
         """A segment has gone into the answer's state."""
         if item.newest is not None:
@@ -310,11 +325,10 @@ class Runner:
                 self._fail(item, error)
         S = self._memory.segment_length
         for item in [item for item in self._batch.rows if len(item.open) == S]:
-            # The segment is full: it goes into the memory, and the token just drawn begins the next one.
+            # It goes into the memory, which takes long: the others are stepped in the middle of that.
             self._batch.leave(item)
-            item.state = self._remembered(item)
-            item.open = [drawn.pop(item.id)]
-            self._batch.enter(item)
+            self._scheduler.remove(item.id)
+            self._full.append((item, drawn.pop(item.id)))
         self._on_step(len(drawn) / self._max_streams)
         self._batch.step(drawn)
 
@@ -377,8 +391,9 @@ class Runner:
                 item.state = self._remembered(item)
                 item.open = []
         finished = Finished(
-            reason, "".join(item.written), item.state.to("cpu"), list(item.open), item.generated, len(item.prompt)
-        )
+            reason, "".join(item.written), item.state.to("cpu"), list(item.open), item.generated, len(item.prompt),
+            time.perf_counter() - (item.began or 0.0),
+        )  # fmt: skip
         self._forget(item)
         item.sink(finished)
 
