@@ -72,7 +72,7 @@ def app(scale: Scale) -> Application:
         num_replicas=scale.replicas,
         max_replicas_per_node=scale.most_on_a_node,
         # The server itself says what is too much, with a 429 that says when to come again.
-        max_ongoing_requests=settings.max_streams + settings.max_queued + 1000,
+        max_ongoing_requests=(settings.max_streams or 64) + settings.max_queued + 1000,
         graceful_shutdown_timeout_s=settings.drain_seconds + 10,
         ray_actor_options={
             "num_cpus": scale.cpus, "num_gpus": scale.gpus, "runtime_env": {"env_vars": variables},

@@ -142,12 +142,17 @@ def _take(layer: Any) -> Layer:
     q, k, v, o, gate, up, down = matrices
     before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
     scale = layer.self_attn.scaling
-    qkv = torch.cat([q.weight * scale, k.weight, v.weight]) * before
+
+    def folded(weight: Tensor, norm: Tensor) -> Tensor:
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        return (weight.to(wide) * norm.to(wide)).to(weight.dtype)  # rounded once
+
+    qkv = folded(torch.cat([q.weight * scale, k.weight, v.weight]), before)
     taken = Layer(
         qkv=Linear(qkv, None if q.bias is None else torch.cat([q.bias * scale, k.bias, v.bias])),
         o=Linear(o.weight, o.bias),
-        gate=Linear(gate.weight * between, gate.bias),
-        up=Linear(up.weight * between, up.bias),
+        gate=Linear(folded(gate.weight, between), gate.bias),
+        up=Linear(folded(up.weight, between), up.bias),
         down=Linear(down.weight, down.bias),
     )
     for matrix in matrices:

@@ -85,9 +85,11 @@ class MemoryState:
         return MemoryState({name: torch.cat([state[name] for state in states]) for name in first})
 
     def split(self) -> list[MemoryState]:
-        """The rows, each as a state of its own."""
+        """The rows, each as a state of its own, which does not hold on to the others' memory."""
+        if self.rows == 1:
+            return [self]
         return [
-            MemoryState({name: tensor[row : row + 1] for name, tensor in self.tensors.items()})
+            MemoryState({name: tensor[row : row + 1].clone() for name, tensor in self.tensors.items()})
             for row in range(self.rows)
         ]
 

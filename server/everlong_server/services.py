@@ -308,7 +308,7 @@ async def running(
             unwatched,
             tracing,
             metrics,
-            settings.max_streams,
+            engine.max_streams,
         )
 
         def reader() -> Reader:

@@ -116,7 +116,9 @@ class Settings(BaseSettings):
         1000, ge=1, description="what these may take together; 256 of what a model sees, or half, are for the rest"
     )
     max_session_documents: int = Field(64, ge=1, description="documents in one session")
-    max_streams: int = Field(8, ge=1, le=4096, description="answers generated at once")
+    max_streams: int | None = Field(
+        None, ge=1, le=4096, description="answers generated at once; unset: 8 on a CPU, else 64"
+    )
     max_queued: int = Field(64, ge=0, description="answers that wait for their turn; more get 429")
     max_readers: int | None = Field(
         None, ge=1, le=256, description="documents read at once; unset: 2 on a CPU, else 64"

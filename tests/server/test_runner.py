@@ -64,6 +64,54 @@ def test_an_error_in_the_batch_ends_its_answers_and_nothing_else(model, monkeypa
         runner.stop()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_device_that_has_failed_ends_the_engine(model, monkeypatch) -> None:
+    """Nothing more can be computed on it: a server that went on would fail every answer and every document."""
+    runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1)
+
+    def broken(*args: Any) -> Any:
+        raise torch.AcceleratorError("device-side assert triggered")
+
+    monkeypatch.setattr(model.memory, "step", broken)
+    events: queue.Queue = queue.Queue()
+    runner.submit(answer(model, events, 10))
+    runner.start()
+    assert isinstance(last(events), Failed)
+    runner.stop()
+    assert isinstance(runner.dead, torch.AcceleratorError)
+
+
+def test_where_segments_have_no_room_side_by_side_fewer_are_read(model, monkeypatch) -> None:
+    memory, S = model.memory, model.memory.segment_length
+    texts = [torch.randint(5, 500, (3 * S,), generator=torch.Generator().manual_seed(n)) for n in range(5)]
+    expected = []
+    for text in texts:
+        state = memory.initial_state(1)
+        for segment in text.split(S):
+            state = memory.read(segment[None], state)
+        expected.append(state.digest())
+    real, rows = memory.read, []
+
+    def read(tokens: torch.Tensor, state: Any) -> Any:
+        rows.append(len(tokens))
+        if len(tokens) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(tokens, state)
+
+    monkeypatch.setattr(memory, "read", read)
+    runner = Runner(model, max_streams=1, reading_share=0.5, max_stall=0.1, reading_rows=5)
+    ends: list[queue.Queue] = [queue.Queue() for _ in texts]
+    for text, sink in zip(texts, ends, strict=True):
+        runner.submit(Read(memory.initial_state(1), text, sink.put))
+    runner.start()
+    try:
+        assert [sink.get(timeout=30).digest() for sink in ends] == expected
+    finally:
+        runner.stop()
+    assert rows[:5] == [5, 2, 3, 1, 2], "halves, and halves of these"
+    assert max(rows[5:]) == 1, "and not tried again"
+
+
 def test_a_cancelled_answer_that_cannot_end_harms_no_other(model) -> None:
     runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1)
     heard: queue.Queue = queue.Queue()

@@ -28,14 +28,14 @@ class Engine:
         self,
         model: Model,
         *,
-        max_streams: int,
+        max_streams: int | None,
         max_queued: int,
         reading_share: float,
         max_stall: float,
         reading_rows: int | None = None,
         on_step: Callable[[float], None] = lambda fill: None,
     ) -> None:
-        """`max_stall`: seconds. `reading_rows`: see `Runner`. `on_step`: told on the device's thread, after each step of the
+        """`max_stall`: seconds. `max_streams`, `reading_rows`: see `Runner`. `on_step`: told on the device's thread, after each step of the
         answers, which share of the places was taken."""
         self.model = model
         self.grammars = Grammars(model.tokenizer, model.memory.vocab_size)
@@ -43,7 +43,6 @@ class Engine:
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
             on_step=on_step,
         )  # fmt: skip
-        self._max_streams = max_streams
         self._max_queued = max_queued
         self._admitted = 0
         self._durations: deque[float] = deque(maxlen=32)
@@ -69,6 +68,11 @@ class Engine:
         return self._runner.on_cpu
 
     @property
+    def max_streams(self) -> int:
+        """Answers that are generated at once."""
+        return self._runner.max_streams
+
+    @property
     def answering(self) -> int:
         """Answers that are being generated or wait for it."""
         return self._admitted
@@ -92,11 +96,11 @@ class Engine:
             raise Unavailable(
                 "the engine has failed; the server must be restarted", code="engine_failed", retry_after=30
             )
-        if self._admitted >= self._max_streams + self._max_queued:
-            waiting = self._admitted - self._max_streams + 1
-            seconds = waiting * self.usual_seconds / self._max_streams
+        if self._admitted >= self.max_streams + self._max_queued:
+            waiting = self._admitted - self.max_streams + 1
+            seconds = waiting * self.usual_seconds / self.max_streams
             raise Overloaded(
-                f"{self._admitted} answers are being generated or wait; the limit is {self._max_streams} + {self._max_queued}",
+                f"{self._admitted} answers are being generated or wait; the limit is {self.max_streams} + {self._max_queued}",
                 retry_after=max(1, math.ceil(seconds)),
             )
         self._admitted += 1

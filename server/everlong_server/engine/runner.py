@@ -35,20 +35,21 @@ class Runner:
         self,
         model: Model,
         *,
-        max_streams: int,
+        max_streams: int | None,
         reading_share: float,
         max_stall: float,
         reading_rows: int | None = None,
         on_step: Callable[[float], None] = lambda fill: None,
     ) -> None:
-        """`reading_rows`: documents whose segments are read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64."""
+        """`max_streams`: answers generated at once. None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
+        read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64."""
         self._model = model
-        self._max_streams = max_streams
         self._on_step = on_step
         self._memory = model.memory
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
         rows = reading_rows or (1 if self.on_cpu else 64)
-        self._scheduler = Scheduler(max_streams, reading_share, max_stall, rows)
+        self.max_streams = max_streams or (8 if self.on_cpu else 64)
+        self._scheduler = Scheduler(self.max_streams, reading_share, max_stall, rows)
         self._inbox: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._work: dict[int, Item] = {}
         self._batch = Batch(model.memory, self._device)
@@ -124,7 +125,9 @@ class Runner:
                         self._do(work)
                         self._scheduler.record(work, time.perf_counter() - start - self._between)
                         self._scheduler.record(Work("step"), self._between)
-        except BaseException as error:  # the thread must not die silently: whoever waits is told
+        # Nothing more can be computed after an AcceleratorError, which therefore passes all that would go on. And the thread
+        # must not die silently: whoever waits is told.
+        except BaseException as error:
             self.dead = error
             raise
         finally:
@@ -179,6 +182,8 @@ class Runner:
                     if isinstance(item, Look):
                         self._try(self._look, item)
                 self._read_segments([item for item in items if not isinstance(item, Look)])
+                if self._device.type == "cuda":  # or the answers are charged for it, which come next
+                    torch.cuda.synchronize(self._device)
             elif work.kind == "open":
                 for item in items:
                     self._try(self._open, item)
@@ -189,6 +194,8 @@ class Runner:
     def _try(self, do: Callable[[Any], None], item: Item) -> None:
         try:
             do(item)
+        except torch.AcceleratorError:
+            raise
         except Exception as error:  # the fault of this row (a damaged state, say): the others go on
             self._fail(item, error)
 
@@ -204,6 +211,8 @@ class Runner:
         start = time.perf_counter()
         try:
             self._step()
+        except torch.AcceleratorError:
+            raise
         except Exception as error:
             self._break(error)
         self._stepped = time.perf_counter()
@@ -238,6 +247,14 @@ class Runner:
                 segments = torch.stack([self._segment(item) for item in items]).to(self._device)
                 states = MemoryState.stack([item.state.to(self._device) for item in items])
                 read = self._memory.read(segments, states).split()
+            except torch.AcceleratorError:
+                raise
+            except torch.OutOfMemoryError as error:
+                half = self._scheduler.reading_rows = len(items) // 2
+                log.warning("%d segments have no room side by side, %d from now on: %s", len(items), half, error)
+                self._read_segments(items[:half])
+                self._read_segments(items[half:])
+                return
             except Exception as error:  # whose fault it is (a damaged state, say) shows when each is read alone
                 log.warning("%d segments could not be read side by side: %s", len(items), error)
             else:
@@ -329,7 +346,7 @@ class Runner:
             self._batch.leave(item)
             self._scheduler.remove(item.id)
             self._full.append((item, drawn.pop(item.id)))
-        self._on_step(len(drawn) / self._max_streams)
+        self._on_step(len(drawn) / self.max_streams)
         self._batch.step(drawn)
 
     def _chosen(self) -> list[tuple[Answer, int]]:
@@ -340,6 +357,8 @@ class Runner:
             assert item.logits is not None
             try:
                 scores.append(item.sampler.adjust(item.logits))
+            except torch.AcceleratorError:
+                raise
             except Exception as error:  # as above
                 self._fail(item, error)
             else:

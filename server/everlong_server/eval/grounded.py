@@ -224,7 +224,7 @@ class _Answers:
         )
         self._sampling = SamplingParams(temperature=0, max_tokens=plan.max_tokens, seed=plan.seed)
         self.count = lru_cache(1 << 16)(self._count)
-        self._places = asyncio.Semaphore(settings.max_streams)
+        self._places = asyncio.Semaphore(services.engine.max_streams)
 
     def _count(self, text: str) -> int:
         return len(self._services.model.tokenizer.encode(text))
