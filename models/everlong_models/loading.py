@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import gguf
+import psutil
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -41,6 +44,7 @@ def load_backbone(
     device = torch.device(device)
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+    _require_room(folder, device, dtype)
     progress(f"loading {name} ({device}, {str(dtype).removeprefix('torch.')})")
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
@@ -64,6 +68,26 @@ def load_backbone(
         raise BackboneError(f"the weights in {folder} lack {', '.join(missing[:5])} ({len(missing)} tensors in all)")
     model.requires_grad_(False)
     return Backbone(model.to(device)).eval(), load_tokenizer(folder)
+
+
+def _require_room(folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    """Raises `BackboneError` if the weights alone are larger than what is free: better than to be killed on the way."""
+    numbers = sum(map(_numbers_in, folder.glob("*.safetensors")))
+    needed = numbers * dtype.itemsize
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if needed > free:
+        raise BackboneError(
+            f"the weights in {folder} take {needed / 1e9:.1f} GB ({numbers / 1e6:,.0f} million numbers of "
+            f"{str(dtype).removeprefix('torch.')}); {device} has {free / 1e9:.1f} GB free"
+        )
+
+
+def _numbers_in(file: Path) -> int:
+    try:
+        with safe_open(file, "pt") as weights:
+            return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    except (OSError, SafetensorError):  # a damaged file is told of where it is loaded
+        return 0
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

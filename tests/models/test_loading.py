@@ -7,7 +7,9 @@ import pickle
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -88,6 +90,15 @@ class TestNames:
         model, tokenizer = load(backbone(), tmp_path)
         assert (model.vocab_size, tokenizer.vocab_size) == (300, 300)
         assert not (tmp_path / "models").exists()
+
+    def test_weights_that_the_device_has_no_room_for(self, tmp_path, monkeypatch):
+        numbers = sum(weight.numel() for weight in load_file(backbone() / "model.safetensors").values())
+        free = SimpleNamespace(available=4 * numbers - 1)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+        with pytest.raises(BackboneError, match=r"take .* GB \(.* million numbers of float32\); cpu has .* GB free"):
+            load(backbone(), tmp_path)
+        free.available += 1
+        assert load(backbone(), tmp_path)[0].dtype == torch.float32
 
     def test_the_type_is_what_was_asked_for(self, tmp_path):
         model, _ = load_backbone(str(backbone()), models_dir=tmp_path, dtype=torch.bfloat16)
