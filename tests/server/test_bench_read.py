@@ -28,7 +28,7 @@ def test_needed_flops_are_those_of_a_full_forward_less_what_is_masked_or_not_wan
 
 
 def test_a_row_of_figures(monkeypatch):
-    monkeypatch.setattr(read, "_PEAK_SIZES", (16,))
+    monkeypatch.setattr(read, "_PEAK_SIZES", {"cpu": (16,)})
     monkeypatch.setattr(read, "SEGMENT", 32)
     backbone = llama(torch.float32)
     backbone.optimize()

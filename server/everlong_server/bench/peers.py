@@ -85,7 +85,7 @@ class Everlong(Peer):
 
     def __init__(self, folder: Path, memory: str) -> None:
         self.name = f"everlong, {memory}"
-        self._server = Process.everlong(folder, "--memory", memory)
+        self._server = Process.everlong(folder, "--memory", memory, "--device", "cpu")  # where the others are
         self._session: dict[str, Any] = {}
 
     def start(self) -> None:

@@ -25,8 +25,8 @@ from everlong_server.settings import load_settings
 
 SEGMENT = 512
 MEMORY_TOKENS = 16
-_PEAK_SIZES = (1024, 2048)
-"""Square matrices: the faster size counts. Larger ones leave the caches and are slower."""
+_PEAK_SIZES = {"cpu": (1024, 2048), "cuda": (8192,)}
+"""Square matrices: the faster size counts. On a CPU larger ones leave the caches and are slower; small ones leave a GPU idle."""
 
 
 def run(
@@ -105,7 +105,8 @@ def _measure_counted(name: str, memory: SegmentReader, model: str, segments: int
     with FlopCounterMode(display=False) as counter:
         state = memory.read(tokens, state)
     flops, seconds, peak = counter.get_total_flops(), [], {"mm": 0.0, "packed": 0.0}
-    a, b = torch.randn(2, _PEAK_SIZES[0], _PEAK_SIZES[0], device=device, dtype=_dtype(memory))
+    size = _PEAK_SIZES[device.type][0]
+    a, b = torch.randn(2, size, size, device=device, dtype=_dtype(memory))
     ways: dict[str, Callable[[], object]] = {"mm": partial(torch.mm, a, b), "packed": partial(Linear(b), a)}
     for _ in range(segments):
         start = _now(device)
@@ -114,7 +115,7 @@ def _measure_counted(name: str, memory: SegmentReader, model: str, segments: int
         for way, run in ways.items():
             start = _now(device)
             run()
-            peak[way] = max(peak[way], 2 * _PEAK_SIZES[0] ** 3 / (_now(device) - start))
+            peak[way] = max(peak[way], 2 * size**3 / (_now(device) - start))
     best = min(seconds)
     return {
         "memory": name,
@@ -141,7 +142,7 @@ def measure_reading(backbone: Backbone, *, segments: int = 8, rows: int = 1) -> 
     model = RMT(RMTConfig(segment_length=SEGMENT, memory_tokens=MEMORY_TOKENS), backbone).eval().requires_grad_(False)
     tokens = torch.randint(backbone.vocab_size, (rows, SEGMENT), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(backbone.device)
-    matmuls = [(name, size, run) for size in _PEAK_SIZES for name, run in _matmuls(backbone, size).items()]
+    matmuls = [(name, size, run) for size in _PEAK_SIZES[backbone.device.type] for name, run in _matmuls(backbone, size).items()]
     state = model.read(tokens, model.initial_state(rows))  # warm up
     reading: list[float] = []
     peak = {"mm": 0.0, "packed": 0.0}
