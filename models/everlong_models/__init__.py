@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from everlong_models.backbone import Backbone
-    from everlong_models.cache import Cache
+    from everlong_models.cache import Cache, Slots
     from everlong_models.errors import EverlongModelError, GrammarError
     from everlong_models.grammar import Grammar, Grammars
     from everlong_models.memory import MemoryConfig, MemoryModel
@@ -34,6 +34,7 @@ __all__ = [
     "Model",
     "Sampler",
     "SamplingParams",
+    "Slots",
     "Tokenizer",
     "decode_state",
     "encode_state",
@@ -55,6 +56,7 @@ _MODULES = {
     "Model": "model",
     "Sampler": "sampling",
     "SamplingParams": "sampling",
+    "Slots": "cache",
     "Tokenizer": "tokenizer",
     "decode_state": "state",
     "encode_state": "state",

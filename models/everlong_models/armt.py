@@ -255,7 +255,7 @@ class ARMT(SegmentReader):
         """One token a row, at the position its segment has reached."""
         x = self.backbone.embed(tokens[:, None])
         h, _ = self._run(x, _held(cache), write=False, kv=cache["kv"], at=cache.lengths)
-        cache.lengths = cache.lengths + 1
+        cache.lengths += 1
         return self._logits(h[:, -1])
 
     def close(self, cache: Cache) -> MemoryState:

@@ -1,7 +1,7 @@
 """`Cache`: the open segment while it is being decoded. Named tensors, batch first, of fixed size.
 
-Its rows come and go with the sessions that are generating: `join` and `select` are all that a batch needs. Only `step`
-writes into it; everything that outlives a generation is a `MemoryState`.
+Its rows come and go with the sessions that are generating: `Slots` has a place for each. Only `step` writes into a cache,
+where it is; everything that outlives a generation is a `MemoryState`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,61 @@ class Cache:
         """How many rows are in the batch."""
         return self.lengths.shape[0]
 
-    @staticmethod
-    def join(caches: Sequence[Cache]) -> Cache:
-        """One cache with the rows of all `caches`, in order. The tensors are copied."""
-        first = caches[0]
-        return Cache(
-            {name: torch.cat([cache[name] for cache in caches]) for name in first.tensors},
-            torch.cat([cache.lengths for cache in caches]),
-        )
-
     def select(self, rows: Sequence[int]) -> Cache:
         """A cache with only `rows`, in that order. The tensors are copied."""
         index = torch.tensor(rows, device=self.lengths.device, dtype=torch.int64)
         return Cache({name: tensor[index] for name, tensor in self.tensors.items()}, self.lengths[index])
+
+    def slots(self, start: int, end: int) -> Cache:
+        """The rows [start, end) where they are: what is written into one is written into the other."""
+        return Cache({name: tensor[start:end] for name, tensor in self.tensors.items()}, self.lengths[start:end])
+
+
+def _copy(to: Cache, of: Cache) -> None:
+    to.lengths.copy_(of.lengths)
+    for name, tensor in of.tensors.items():
+        to[name].copy_(tensor)
+
+
+class Slots:
+    """The rows of caches of one kind, one behind the other: who comes or goes is copied, the others stay where they are."""
+
+    def __init__(self) -> None:
+        self._all: Cache | None = None
+        self._used = 0
+
+    def __len__(self) -> int:
+        return self._used
+
+    @property
+    def rows(self) -> Cache:
+        """All rows as one cache, which `step` may write into. Raises `IndexError` if there are none."""
+        if self._all is None:
+            raise IndexError("no slot is taken")
+        return self._all.slots(0, self._used)
+
+    def add(self, cache: Cache) -> None:
+        """Its rows, behind the others. Where there is no memory for more, all is as it was."""
+        after = self._used + cache.rows
+        if self._all is None or after > self._all.rows:
+            room = max(after, 2 * self._used)  # so that a row is moved a few times at most, however many come
+            more = Cache(
+                {name: tensor.new_empty((room, *tensor.shape[1:])) for name, tensor in cache.tensors.items()},
+                cache.lengths.new_empty(room),
+            )
+            if self._all is not None:
+                _copy(more.slots(0, self._used), self.rows)
+            self._all = more
+        _copy(self._all.slots(self._used, after), cache)
+        self._used = after
+
+    def remove(self, row: int) -> None:
+        """Without that row; the last one takes its place. Needs no memory."""
+        if self._all is None or not 0 <= row < self._used:
+            raise IndexError(f"row {row} of {self._used}")
+        last = self._used - 1
+        if row != last:
+            _copy(self._all.slots(row, row + 1), self._all.slots(last, last + 1))
+        self._used = last
+        if not last:
+            self._all = None

@@ -185,7 +185,7 @@ class LongTermReader(SegmentReader):
         attention = self._attention(trace, cache.tensors)
         if attention is not None:
             cache["attention"].add_(attention)
-        cache.lengths = cache.lengths + 1
+        cache.lengths += 1
         return self._logits(trace.hidden[:, -1])
 
     def close(self, cache: Cache) -> MemoryState:

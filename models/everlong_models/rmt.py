@@ -123,7 +123,7 @@ class RMT(SegmentReader):
         """One token a row, at position m + length of the row."""
         at = cache.lengths + cache["memory"].shape[1]
         hidden = self.backbone.hidden(self.backbone.embed(tokens[:, None]), kv=cache["kv"], at=at)
-        cache.lengths = cache.lengths + 1
+        cache.lengths += 1
         return self.backbone.logits(hidden[:, -1])
 
     def close(self, cache: Cache) -> MemoryState:

@@ -230,7 +230,7 @@ class ScratchReader(SegmentReader):
             x = block(x, mixed)
         for name, value in {"tokens": tokens[:, None], **stack_layers(kept)}.items():
             cache[_SEGMENT + name][rows, at] = value[:, 0]
-        cache.lengths = at + 1
+        cache.lengths += 1
         return self._logits(x[:, 0])
 
     @torch.no_grad()

@@ -135,7 +135,7 @@ class Window(SegmentReader):
         at = cache["before"] + cache.lengths
         hidden = self.backbone.hidden(self.backbone.embed(tokens[:, None]), kv=cache["kv"], at=at)
         cache["tokens"].scatter_(1, cache.lengths[:, None], tokens[:, None])
-        cache.lengths = cache.lengths + 1
+        cache.lengths += 1
         return self.backbone.logits(hidden[:, -1])
 
     def close(self, cache: Cache) -> MemoryState:

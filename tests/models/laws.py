@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everlong_models.cache import Cache
+from everlong_models.cache import Cache, Slots
 from everlong_models.errors import StateNotFinite, StateShape, TokenError
 from everlong_models.memory import MemoryModel
 from everlong_models.pause import pausing
@@ -135,16 +135,20 @@ class Laws:
         segment = tokens(model, 1, S, 5)
         starts = (1, S // 2, S - 2)
         opened = [model.open(past, segment[:, :n]) for past, n in zip(pasts, starts, strict=True)]
-        batch = Cache.join([cache for cache, _ in opened])
-        logits = model.step(batch, segment[0, list(starts)])
+        slots = Slots()
+        for cache, _ in opened:
+            slots.add(cache)
+        logits = model.step(slots.rows, segment[0, list(starts)])
         for row, (past, n) in enumerate(zip(pasts, starts, strict=True)):
             torch.testing.assert_close(logits[row], model.forward(segment[:, : n + 1], past)[0, -1], **CLOSE)
-        left = batch.select([2, 0])
-        assert left.lengths.tolist() == [S - 1, 2]
-        logits = model.step(left, segment[0, [S - 1, 2]])
-        torch.testing.assert_close(logits[0], model.forward(segment, pasts[2])[0, -1], **CLOSE)
-        torch.testing.assert_close(logits[1], model.forward(segment[:, :3], pasts[0])[0, -1], **CLOSE)
-        assert_same_state(model.close(left.select([0])), model.read(segment, pasts[2]))
+        slots.remove(1)
+        slots.add(model.open(pasts[1], segment[:, :3])[0])
+        slots.remove(0)
+        assert slots.rows.lengths.tolist() == [3, S - 1]
+        logits = model.step(slots.rows, segment[0, [3, S - 1]])
+        torch.testing.assert_close(logits[0], model.forward(segment[:, :4], pasts[1])[0, -1], **CLOSE)
+        torch.testing.assert_close(logits[1], model.forward(segment, pasts[2])[0, -1], **CLOSE)
+        assert_same_state(model.close(slots.rows.slots(1, 2)), model.read(segment, pasts[2]))
 
     def test_save_load_continue_equals_never_having_stopped(self, model: MemoryModel) -> None:
         S = model.segment_length

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everlong_models.cache import Cache
+from everlong_models.cache import Slots
 from everlong_models.errors import ConfigError
 from everlong_models.infinite import InfiniteConfig, InfiniteFormer
 from everlong_models.long_term import LayerMemory
@@ -213,8 +213,10 @@ def test_segments_of_any_length_close_side_by_side():
     text = tokens(model, 2, 36)
     state = MemoryState.stack([model.initial_state(), model.read(text[1:, :24], model.initial_state())])
     rows, lengths = state.split(), (3, 7)
-    opened = [model.open(rows[row], text[row : row + 1, 24 : 24 + n])[0] for row, n in enumerate(lengths)]
-    cache = Cache.join(opened)
+    slots = Slots()
+    for row, n in enumerate(lengths):
+        slots.add(model.open(rows[row], text[row : row + 1, 24 : 24 + n])[0])
+    cache = slots.rows
     model.step(cache, torch.stack([text[row, 24 + n] for row, n in enumerate(lengths)]))
     for row, closed in enumerate(model.close(cache).split()):
         tokens_read = text[row : row + 1, 24 : 24 + lengths[row] + 1]

@@ -142,7 +142,11 @@ def measure_reading(backbone: Backbone, *, segments: int = 8, rows: int = 1) -> 
     model = RMT(RMTConfig(segment_length=SEGMENT, memory_tokens=MEMORY_TOKENS), backbone).eval().requires_grad_(False)
     tokens = torch.randint(backbone.vocab_size, (rows, SEGMENT), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(backbone.device)
-    matmuls = [(name, size, run) for size in _PEAK_SIZES[backbone.device.type] for name, run in _matmuls(backbone, size).items()]
+    matmuls = [
+        (name, size, run)
+        for size in _PEAK_SIZES[backbone.device.type]
+        for name, run in _matmuls(backbone, size).items()
+    ]
     state = model.read(tokens, model.initial_state(rows))  # warm up
     reading: list[float] = []
     peak = {"mm": 0.0, "packed": 0.0}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from everlong_models import Cache
+from everlong_models import Slots
 from everlong_models.memory import SegmentReader
 from everlong_server.engine.items import Answer
 
@@ -17,7 +17,7 @@ class Batch:
     def __init__(self, memory: SegmentReader, device: torch.device) -> None:
         self._memory = memory
         self._device = device
-        self._cache: Cache | None = None
+        self._slots = Slots()
         self.rows: list[Answer] = []
 
     def enter(self, item: Answer) -> None:
@@ -28,39 +28,26 @@ class Batch:
         else:
             cache, logits = self._memory.open_near(item.state, tokens, item.newest, sinks=not item.alone)
         item.logits = logits[0]
-        self._cache = cache if self._cache is None else Cache.join([self._cache, cache])
+        self._slots.add(cache)
         self.rows.append(item)
 
     def leave(self, item: Answer) -> None:
-        """Without the answer's row."""
+        """Without the answer's row; the last one takes its place."""
         row = self.rows.index(item)
-        assert self._cache is not None
-        others = [r for r in range(len(self.rows)) if r != row]
-        cache = self._cache.select(others) if others else None
-        # Together: were there no room for the copy, rows would be given others' keys and values.
-        self._cache = cache
-        del self.rows[row]
+        self._slots.remove(row)
+        self.rows[row] = self.rows[-1]
+        del self.rows[-1]
 
     def step(self, drawn: Mapping[int, int]) -> None:
-        """One token further for every answer whose id is in `drawn`; the others sit out and get the last rows."""
-        rows = [item for item in self.rows if item.id in drawn]
-        if not rows:
+        """One token further for every answer: `drawn` has it by the answer's id."""
+        if not self.rows:
             return
-        assert self._cache is not None
-        resting = [item for item in self.rows if item.id not in drawn]
-        caches = []
-        if resting:
-            caches = [self._cache.select([self.rows.index(item) for item in resting])]
-            self._cache = self._cache.select([self.rows.index(item) for item in rows])
-            self.rows = rows
-        logits = self._memory.step(self._cache, torch.tensor([drawn[item.id] for item in rows], device=self._device))
-        for row, item in enumerate(rows):
-            item.logits = logits[row]
-            item.open.append(drawn[item.id])
-        if resting:
-            self._cache = Cache.join([self._cache, *caches])
-            self.rows = rows + resting
+        tokens = [drawn[item.id] for item in self.rows]
+        logits = self._memory.step(self._slots.rows, torch.tensor(tokens, device=self._device))
+        for item, token, scores in zip(self.rows, tokens, logits, strict=True):
+            item.logits = scores
+            item.open.append(token)
 
     def clear(self) -> None:
         """Without any row."""
-        self.rows, self._cache = [], None
+        self.rows, self._slots = [], Slots()
