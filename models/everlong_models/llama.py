@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from everlong_models.linear import Linear, has_onednn, matmul
 from everlong_models.pause import pause
-from everlong_models.quantized import Quantized, fits
+from everlong_models.quantized import MERGED, Quantized, Update, fits
 
 FAMILY = ("llama", "mistral", "qwen2")
 # Kinds of rotary positions whose frequencies do not depend on the length of the text.
@@ -164,18 +164,31 @@ def _quantized(layer: Any) -> Layer:
     """Without the norms folded in, which would take weights off the grid of their group."""
     q, k, v, o, gate, up, down = _matrices(layer)
     scale = layer.self_attn.scaling
+    (wq, uq), (wk, uk), (wv, uv) = map(_apart, (q, k, v))
+    updates = [u or (wq.new_zeros(0, wq.shape[1]), wq.new_zeros(len(w), 0)) for w, u in ((wq, uq), (wk, uk), (wv, uv))]
+    updates[0] = (updates[0][0], updates[0][1] * scale)
     return Layer(
         qkv=Quantized(
-            torch.cat([q.weight * scale, k.weight, v.weight]),
+            torch.cat([wq * scale, wk, wv]),
             None if q.bias is None else torch.cat([q.bias * scale, k.bias, v.bias]),
+            (torch.cat([a for a, _ in updates]), torch.block_diag(*(b for _, b in updates)))
+            if uq or uk or uv
+            else None,
         ),
         **{
-            name: Quantized(matrix.weight, matrix.bias)
+            name: Quantized(weight, matrix.bias, update)
             for name, matrix in {"o": o, "gate": gate, "up": up, "down": down}.items()
+            for weight, update in [_apart(matrix)]
         },
         before=layer.input_layernorm.weight.detach(),
         between=layer.post_attention_layernorm.weight.detach(),
     )
+
+
+def _apart(matrix: nn.Linear) -> tuple[Tensor, Update | None]:
+    """The weight as it was before a low-rank update was merged into it, and the update A (r, in), B (out, r)."""
+    update: Update | None = getattr(matrix, MERGED, None)
+    return (matrix.weight, None) if update is None else (matrix.weight - update[1] @ update[0], update)
 
 
 def _drop_weight(matrix: nn.Linear) -> None:

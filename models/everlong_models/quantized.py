@@ -1,10 +1,11 @@
 """`Quantized`: a matrix in groups of four or eight bits, for products of few rows, which wait for the weights' bytes.
 
-    y = act(x Wᵀ + b) · times + plus,    W ≈ d · (q − offset) + c in groups of 32 along a row
+    y = act(x Wᵀ + x Aᵀ Bᵀ + b) · times + plus,    W ≈ d · (q − offset) + c in groups of 32 along a row
 
 Four bits where they lose nothing: the q of a group that llama.cpp stored as Q4_1 are found again, since its least and its
 greatest weight are 0 and 15 there. Other weights get eight, as two passes of four: q = 16 · high + low. Activations, d and
-c are rounded to bfloat16 for the product, whose sums are float32; its results are rounded to bfloat16 again.
+c are rounded to bfloat16 for the product, whose sums are float32; its results are rounded to bfloat16 again. A low-rank
+update B A, which would take W off its four bits, stays beside it in float32.
 
 A row's result does not depend on the other rows, to the bit: the kernel has one order of summation for any number.
 """
@@ -15,6 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+Update = tuple[Tensor, Tensor]
+"""A (r, K) and B (N, r): a matrix W has become W + B A."""
+MERGED = "merged_update"
+"""Where a layer keeps the `Update` that is in its weight already."""
 GROUP = 32
 # What rounding in a file may have moved a weight off its grid by, as a share of the grid's step.
 TOLERANCE = 0.02
@@ -23,15 +28,17 @@ _ROWS = 128
 
 
 class Quantized:
-    """`weight` (N, K), K a multiple of 32 and N of 16 (see `fits`); `bias` (N,) or None."""
+    """`weight` (N, K), K a multiple of 32 and N of 16 (see `fits`); `bias` (N,) or None; `update`: what comes to
+    the weight."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, update: Update | None = None) -> None:
         weight = weight.detach().float()
         self.bias = None if bias is None else bias.detach().float()
         groups = weight.unflatten(1, (-1, GROUP))
         four = _four(groups)
         self.bits = 8 if four is None else 4
         self._passes = _eight(groups) if four is None else [four]
+        self._update = None if update is None else tuple(part.detach().float().t().contiguous() for part in update)
 
     def __call__(
         self, x: Tensor, *, silu: bool = False, times: Tensor | None = None, plus: Tensor | None = None
@@ -43,6 +50,10 @@ class Quantized:
             part = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed, GROUP, scales)
             y = part.float() if y is None else y.add_(part)
         assert y is not None
+        if self._update is not None:
+            # One small product a row: a product of all rows may sum in another order.
+            a, b = (part.expand(len(rows), -1, -1) for part in self._update)
+            y += (x.reshape(len(rows), 1, -1) @ a @ b)[:, 0]
         if self.bias is not None:
             y += self.bias
         y = y.view(*x.shape[:-1], -1)

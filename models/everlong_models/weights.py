@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from everlong_models.backbone import Backbone
 from everlong_models.errors import AdapterError
+from everlong_models.quantized import MERGED
 
 MANIFEST = "everlong.json"
 WEIGHTS = "memory.safetensors"
@@ -158,6 +159,7 @@ def _merge(lora: dict[str, Tensor], scale: float, backbone: Backbone | None, fil
                 f"{file}: the update of {name!r} has the shape {tuple(update.shape)}, the layer {tuple(layer.weight.shape)}"
             )
         layer.weight += update.to(layer.weight)
+        setattr(layer, MERGED, (a.float(), scale * b.float()))
 
 
 def _first(error: ValidationError) -> str:

@@ -10,6 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from everlong_models.backbone import Backbone
 from everlong_models.quantized import GROUP, Quantized, fits
+from everlong_models.rmt import RMT, RMTConfig
+from everlong_models.weights import Manifest, load_weights, save_weights
 
 pytestmark = pytest.mark.skipif(not fits(torch.zeros(16, GROUP)), reason="this processor has no kernel for four bits")
 
@@ -53,6 +55,19 @@ def test_four_bits_are_taken_only_where_they_lose_nothing():
     assert Quantized(torch.ones(16, 64)).bits == 4, "a group without a step"
 
 
+def test_an_update_stays_beside_four_bits():
+    weight, bias, (a, b) = stored(48, 96), torch.randn(48), (torch.randn(8, 96), torch.randn(48, 8) / 30)
+    x, other = torch.randn(2, 3, 96), torch.randn(2, 3, 48)
+    layer, plain, y = Quantized(weight, bias, (a, b)), Quantized(weight, bias), F.linear(x, weight + b @ a, bias)
+    assert layer.bits == 4
+    assert Quantized(weight + b @ a).bits == 8
+    assert float((y - F.linear(x, weight, bias)).norm() / y.norm()) > 0.3
+    torch.testing.assert_close(layer(x) - plain(x), x @ (b @ a).T, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(layer(x, silu=True), F.silu(layer(x)))
+    torch.testing.assert_close(layer(x, plus=other), layer(x) + other)
+    torch.testing.assert_close(layer(x, times=other), layer(x) * other)
+
+
 def test_a_group_of_one_value_and_zeros():
     x = torch.randn(2, 64)
     for weight in (torch.full((16, 64), 0.375), torch.zeros(16, 64)):
@@ -61,8 +76,9 @@ def test_a_group_of_one_value_and_zeros():
 
 def test_a_row_does_not_depend_on_its_neighbours():
     torch.manual_seed(1)
-    for layer in (Quantized(stored(160, 96)), Quantized(torch.randn(160, 96))):
-        x = torch.randn(33, 96)
+    wide = Quantized(stored(160, 1536), None, (torch.randn(24, 1536), torch.randn(160, 24)))
+    for layer, columns in ((Quantized(stored(160, 96)), 96), (Quantized(torch.randn(160, 96)), 96), (wide, 1536)):
+        x = torch.randn(33, columns)
         y = layer(x)
         for rows in (1, 2, 7, 32):
             assert torch.equal(layer(x[:rows]), y[:rows])
@@ -117,6 +133,46 @@ def test_a_backbone_decodes_with_it_and_reads_without():
     assert float((near - scores).norm() / scores.norm()) < 0.01
     several = torch.randn(2, 3, 64)
     assert torch.equal(quantized.hidden(several, kv=kv.clone(), at=at), exact.hidden(several, kv=kv.clone(), at=at))
+
+
+@torch.no_grad()
+def test_a_backbone_with_adapters_keeps_its_four_bits(tmp_path):
+    def adapted() -> Backbone:
+        backbone = build()
+        backbone.requires_grad_(False)
+        layers = dict(backbone.model.named_modules())
+        for layer in layers.values():
+            if isinstance(layer, nn.Linear):
+                layer.weight.copy_(stored(*layer.weight.shape))
+        torch.manual_seed(2)
+        lora = {}
+        for name in (
+            "0.self_attn.q_proj",
+            "1.self_attn.v_proj",
+            "1.self_attn.o_proj",
+            "2.mlp.gate_proj",
+            "2.mlp.down_proj",
+        ):
+            out, into = layers[f"model.layers.{name}"].weight.shape
+            lora |= {
+                f"lora.model.layers.{name}.A": torch.randn(4, into) / 8,
+                f"lora.model.layers.{name}.B": torch.randn(out, 4) / 8,
+            }
+        memory = RMT(RMTConfig(segment_length=8, memory_tokens=2), backbone)
+        save_weights(tmp_path, Manifest(memory={}), memory, lora)
+        assert load_weights(tmp_path, memory, backbone, 0.5)
+        return backbone
+
+    exact, quantized = adapted(), adapted()
+    exact.optimize()
+    quantized.optimize(quantize=True)
+    decoding = quantized._lean._decoding
+    assert {matrix.bits for layer in decoding for matrix in (layer.qkv, layer.o, layer.gate, layer.up, layer.down)} == {
+        4
+    }
+    kv, x, at = torch.randn(2, 3, 2, 2, 40, 16), torch.randn(2, 1, 64), torch.tensor([20, 11])
+    expected, found = (b.hidden(x, kv=kv.clone(), at=at) for b in (exact, quantized))
+    assert float((found - expected).norm() / expected.norm()) < 0.03
 
 
 @torch.no_grad()
