@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from everlong_models.backbone import Backbone
-from everlong_models.errors import BackboneError
+from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.tokenizer import Tokenizer
 
 DEFAULT_BACKBONE = "smollm2-135m-instruct"
@@ -35,10 +35,10 @@ def load_backbone(
 
     `name`: the default's name, a folder in Hugging Face format, a `.gguf` file, or a hub name that was pulled before or
     can be now. `models_dir` holds converted and pulled models. `dtype` defaults to float32 on a CPU, bfloat16
-    elsewhere. Raises `BackboneError` saying what was looked for and where.
+    elsewhere. Raises `BackboneError` saying what was looked for and where, `ConfigError` for a device that is not there.
     """
+    device = usable(device)
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
-    device = torch.device(device)
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     progress(f"loading {name} ({device}, {str(dtype).removeprefix('torch.')})")
@@ -64,6 +64,16 @@ def load_backbone(
         raise BackboneError(f"the weights in {folder} lack {', '.join(missing[:5])} ({len(missing)} tensors in all)")
     model.requires_grad_(False)
     return Backbone(model.to(device)).eval(), load_tokenizer(folder)
+
+
+def usable(device: torch.device | str) -> torch.device:
+    """The device of that name. Raises `ConfigError` if it is not there, or computes nothing (`meta`)."""
+    try:
+        made = torch.ones((), device=device)
+        made.item()
+    except (RuntimeError, AssertionError) as error:  # what torch raises
+        raise ConfigError("device", str(device), str(error).splitlines()[0]) from error
+    return made.device
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

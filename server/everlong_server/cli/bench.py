@@ -171,12 +171,13 @@ def chaos(
 
 
 def _on(device: str) -> None:
-    import torch
+    from everlong_models.errors import ConfigError
+    from everlong_models.loading import usable
 
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # what torch raises for a device that is not there
-        raise fail(f"--device {device}: {str(error).splitlines()[0]}") from None
+        usable(device)
+    except ConfigError as error:
+        raise fail(f"--device {device}: {error.limit}") from None
 
 
 def _numbers(name: str, given: str, least: int) -> list[int]:
