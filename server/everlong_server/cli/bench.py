@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everlong_server.cli.common import Output, command, err, fail, out, write
+from everlong_server.cli.common import Output, command, err, fail, out, writable, write
 
 if TYPE_CHECKING:
     from everlong_server.bench.report import Report
@@ -154,7 +154,9 @@ def chaos(
     redis_program: Annotated[
         str | None, typer.Option(help="redis-server or valkey-server; default: the one that the server would start")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="a picture of memory and open files over the time")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="a picture of memory and open files over the time", callback=writable)
+    ] = None,
     output: Output = None,
 ) -> None:
     """Break processes, connections and disks while they are used: nothing acknowledged may be lost."""

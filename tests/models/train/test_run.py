@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
-import signal
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,7 @@ from everlong_models.train import checkpoint
 from everlong_models.train import run as running
 from everlong_models.train.learner import make_learner
 from everlong_models.train.run import MODEL, Run
-from tests.models.train.conftest import made_once, recipe, take
+from tests.models.train.conftest import full_disk, made_once, recipe, take
 
 
 def weights(run):
@@ -28,19 +25,6 @@ def assert_same(first, second):
     assert first.keys() == second.keys()
     for name in first:
         assert torch.equal(first[name], second[name]), name
-
-
-@contextmanager
-def full_disk(room):
-    """No file gets longer than `room` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 DROPPING = recipe(
