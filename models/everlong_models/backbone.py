@@ -20,7 +20,7 @@ class Backbone(nn.Module):
     """A Hugging Face causal language model of any architecture with a cache interface.
 
     Shapes: B rows, T positions, D = `width`, C = capacity of `kv`. Raises `BackboneError` at construction for a model
-    without the parts that a memory needs: an input embedding, an output head, attention with a cache.
+    without the parts that a memory needs: an input embedding, an output head, causal attention with a cache in every layer.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -31,14 +31,45 @@ class Backbone(nn.Module):
         if getattr(config, "is_encoder_decoder", False):
             raise BackboneError(f"{type(model).__name__} is an encoder-decoder; a memory needs a decoder")
         self.model = model
-        self.layers: int = config.num_hidden_layers
-        self.heads: int = config.num_attention_heads
+        try:
+            self.layers: int = config.num_hidden_layers
+            self.heads: int = config.num_attention_heads
+            self.width: int = config.hidden_size
+            self.vocab_size: int = config.vocab_size
+        except AttributeError as error:
+            raise self._unfit(f"its config has no {error.name}") from error
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
-        self.width: int = config.hidden_size
         self.head_dim: int = getattr(config, "head_dim", None) or self.width // self.heads
-        self.vocab_size: int = config.vocab_size
         self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 30
         self._lean: Llama | None = None
+        self._try()
+
+    def _unfit(self, reason: str) -> BackboneError:
+        kind = f"{type(self.model).__name__} ({self.model.config.model_type})"
+        return BackboneError(f"{kind}: {reason}; a memory needs a decoder with causal attention in every layer")
+
+    @torch.no_grad()
+    def _try(self) -> None:
+        """Reads two positions. Raises `BackboneError` if the first depends on the second, or a layer keeps no keys and values.
+
+        Tried, since no config tells: transformers' causal language models include BERT, which looks both ways unless
+        its config has `is_decoder`, and decoders whose layers have no attention, or not all.
+        """
+        training = self.model.training
+        self.model.eval()  # dropout would make the rows differ, and use up random numbers
+        try:
+            first, second, other = torch.randn(3, self.width, generator=torch.Generator().manual_seed(0))
+            x = 0.02 * torch.stack([torch.stack([first, second]), torch.stack([first, other])])  # (2, 2, D)
+            kv = self.new_kv(2, 2).fill_(torch.inf)
+            one, same = self.hidden(x.to(self.device, self.dtype), kv=kv)[:, 0].float()
+        except Exception as error:  # transformers' models raise what they like for a cache that is not as theirs
+            raise self._unfit(f"its layers do not take keys and values ({' '.join(str(error).split())})") from error
+        finally:
+            self.model.train(training)
+        if kv.isinf().any():
+            raise self._unfit("not all of its layers keep keys and values")
+        if (one - same).norm() > 1e-3 * one.norm():
+            raise self._unfit("its attention is not causal")
 
     def optimize(self, *, quantize: bool = False) -> str | None:
         """Makes `hidden` and `logits` fast, for good: same results, no gradients.

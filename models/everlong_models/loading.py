@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging as transformers_logging
 
 from everlong_models.backbone import Backbone
-from everlong_models.errors import BackboneError
+from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.tokenizer import Tokenizer
 
 DEFAULT_BACKBONE = "smollm2-135m-instruct"
@@ -38,10 +38,10 @@ def load_backbone(
 
     `name`: the default's name, a folder in Hugging Face format, a `.gguf` file, or a hub name that was pulled before or
     can be now. `models_dir` holds converted and pulled models. `dtype` defaults to float32 on a CPU, bfloat16
-    elsewhere. Raises `BackboneError` saying what was looked for and where.
+    elsewhere. Raises `BackboneError` saying what was looked for and where, `ConfigError` for a device that is not there.
     """
+    device = usable(device)
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
-    device = torch.device(device)
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
     _require_room(folder, device, dtype)
@@ -88,6 +88,16 @@ def _numbers_in(file: Path) -> int:
             return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
     except (OSError, SafetensorError):  # a damaged file is told of where it is loaded
         return 0
+
+
+def usable(device: torch.device | str) -> torch.device:
+    """The device of that name. Raises `ConfigError` if it is not there, or computes nothing (`meta`)."""
+    try:
+        made = torch.ones((), device=device)
+        made.item()
+    except (RuntimeError, AssertionError) as error:  # what torch raises
+        raise ConfigError("device", str(device), str(error).splitlines()[0]) from error
+    return made.device
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

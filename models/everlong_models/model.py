@@ -20,7 +20,7 @@ from everlong_models.errors import AdapterError, BackboneError, ConfigError
 from everlong_models.infinite import InfiniteConfig, InfiniteFormer
 from everlong_models.infinite_scratch import InfiniteScratch, InfiniteScratchConfig
 from everlong_models.lamemo import LaMemo, LaMemoConfig
-from everlong_models.loading import DEFAULT_BACKBONE, Progress, architecture, load_backbone, load_tokenizer
+from everlong_models.loading import DEFAULT_BACKBONE, Progress, architecture, load_backbone, load_tokenizer, usable
 from everlong_models.memory import MemoryConfig, SegmentReader
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.tokenizer import Tokenizer
@@ -110,6 +110,7 @@ def load_model(
     `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone; a model folder
     brings its own and refuses others, but for options of a memory that has nothing to train. `quantize`: see `Backbone.optimize`; it has no effect on anything but a CPU. Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
+    device = usable(device)
     folder = find_model(name, models_dir)
     manifest: Manifest | None = None
     if (folder / MANIFEST).is_file():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -12,9 +13,11 @@ from everlong_models.tasks import made_tokenizer
 from everlong_models.tasks.sorting import SortingConfig
 from everlong_models.train.learner import make_learner
 from everlong_models.train.recipe import LearnerRecipe
+from everlong_server.cli import eval as eval_module
 from everlong_server.cli.eval import eval as eval_
 from tests.models.tasks.test_babilong import story_file
 from tests.models.tasks.test_dialogue import store
+from tests.models.train.conftest import full_disk
 from tests.tinymodel import NOVEL, STORY
 
 
@@ -94,9 +97,66 @@ def test_what_is_wrong_is_one_line_that_names_it(tmp_path: Path) -> None:
         (["babilong", "--model", str(tmp_path / "nothing")], "nothing"),
         (["babilong", "--tasks", "qa1,qa6"], "no 'qa6'"),
         (["dialogue", "--ways", "aloud"], "no 'aloud'"),
+        (["language", str(tmp_path / "nothing"), "--plot", str(tmp_path / "x.png")], "--memory-lengths"),
+        (["sorting", str(tmp_path / "nothing"), "--device", "meta"], "device='meta'"),
+        (["language", str(tmp_path / "nothing"), "--device", "meta"], "device='meta'"),
+        (["facts", "rmt-detect", "--kind", "detect", "--device", "meta"], "device='meta'"),
     ):
         result = CliRunner().invoke(eval_, arguments)
         assert result.exit_code == 1, result.output
         assert "error:" in result.output
         assert said in result.output
         assert "Traceback" not in result.output
+
+
+def test_what_horizon_cannot_measure_is_a_wrong_option() -> None:
+    for option, least in (("--segment-length", 2), ("--basis", 1), ("--updates", 1)):
+        result = CliRunner().invoke(eval_, ["horizon", option, "0"])
+        assert result.exit_code == 2, result.output
+        said = " ".join(result.output.replace("│", " ").split())
+        assert f"Invalid value for '{option}': Input should be greater than or equal to {least}" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("horizon", ["--json", "--plot"]),
+        ("sorting", ["--json", "--plot"]),
+        ("language", ["--json", "--plot"]),
+        ("facts", ["--json", "--plot"]),
+        ("grounded", ["--json"]),
+        ("babilong", ["--json"]),
+        ("dialogue", ["--json"]),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_measured(
+    tmp_path: Path, command: str, options: list[str]
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    needed = {"facts": ["rmt-detect", "--kind", "detect"], "grounded": ["--data", str(tmp_path)]}
+    models = {"sorting": ["nothing"], "language": ["nothing", "--memory-lengths", "8"]}
+    for option in options:
+        for place in (tmp_path, tmp_path / "file" / "below"):
+            arguments = [command, *needed.get(command, []), *models.get(command, []), option, str(place)]
+            result = CliRunner().invoke(eval_, arguments)
+            assert result.exit_code == 1, result.output
+            assert result.output.startswith(f"error: cannot write {place}: "), result.output
+    assert (tmp_path / "file").read_text() == "kept"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_that_is_full_by_then_costs_the_file_and_not_the_figures(tmp_path: Path) -> None:
+    small = ["horizon", "--basis", "16", "--segment-length", "8", "--updates", "3"]
+    for option in ("--json", "--plot"):
+        with full_disk(100):
+            result = CliRunner().invoke(eval_, [*small, option, str(tmp_path / "new" / "file")])
+        assert result.exit_code == 1, result.output
+        assert "plain, τ = 0.5" in result.output
+        assert f"error: cannot write {tmp_path / 'new' / 'file'}: " in result.output
+
+
+def test_a_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eval_module, "find_spec", lambda name: None)
+    result = CliRunner().invoke(eval_, ["horizon", "--plot", "x.png"])
+    assert result.exit_code == 1
+    assert "error: --plot needs matplotlib: pip install 'everlong[train]'" in result.output

@@ -59,7 +59,8 @@ def save(
         scratch.replace(folder / FILE)
     except (OSError, SafetensorError) as error:
         scratch.unlink(missing_ok=True)
-        raise RunError(f"cannot write a checkpoint to {folder}: {error}; the last good one is kept") from error
+        kept = "the last good one is kept" if (folder / FILE).exists() else "none was written yet"
+        raise RunError(f"cannot write a checkpoint to {folder}: {error}; {kept}") from error
 
 
 def restore(

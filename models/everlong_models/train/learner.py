@@ -48,16 +48,21 @@ class Learner:
         return found if isinstance(found, Backbone) else None
 
     def save(self, folder: Path, description: str) -> None:
-        """Writes a model folder that `load_model` takes. Complete before it gets its name; raises `RunError`."""
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        """Writes a model folder that `load_model` takes. Complete before it gets its name. Raises `RunError`; what was there then stays."""
         try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as scratch:
-                made = Path(scratch) / "model"
+                made, old = Path(scratch) / "model", Path(scratch) / "old"
                 self._write(made, description)
                 if folder.exists():
-                    folder.rename(Path(scratch) / "old")
-                made.rename(folder)
-        except OSError as error:
+                    folder.rename(old)
+                try:
+                    made.rename(folder)
+                except OSError:
+                    if old.exists():
+                        old.rename(folder)
+                    raise
+        except Exception as error:  # for a full disk safetensors and tokenizers raise errors of their own
             raise RunError(f"cannot write the model to {folder}: {error}") from error
 
     def _write(self, folder: Path, description: str) -> None:

@@ -19,7 +19,7 @@ from everlong_models.tasks import TaskChoice
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ScratchBackbone(_Part):
@@ -69,13 +69,16 @@ class Stage(_Part):
     until: float | None = Field(None, gt=0, le=1)
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerRecipe(_Part):
     """AdamW. `warmup`: steps until the learning rate `lr` is reached. `decay`: the share of the last stage's steps over
     which it falls linearly to `final` times `lr`. `clip`: the gradient's largest norm."""
 
     lr: float = Field(gt=0)
     weight_decay: float = Field(0.01, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     warmup: int = Field(100, ge=0)
     decay: float = Field(0.8, ge=0, le=1)
     final: float = Field(0.05, ge=0, le=1)
@@ -110,7 +113,7 @@ class Recipe(_Part):
     truncate: int | None = Field(None, ge=1)
     checkpointed: bool = False
     auxiliary: float = Field(0.0, ge=0)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     check: Check = Check()
     save_minutes: float = Field(5.0, gt=0)
 

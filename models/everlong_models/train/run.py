@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from everlong_models.errors import ConfigError, RunError, StateNotFinite
-from everlong_models.loading import Progress
+from everlong_models.loading import Progress, usable
 from everlong_models.state import MemoryState
 from everlong_models.tasks import Setting, Task, made_tokenizer, make_task
 from everlong_models.tasks.task import Batch
@@ -82,10 +82,7 @@ class Run:
             raise RunError(f"{folder} holds a run: resume it, or choose another folder")
         self.recipe = recipe
         self.folder = folder
-        try:
-            self.device = torch.empty(0, device=device).device
-        except (RuntimeError, AssertionError) as error:  # what torch raises for a device that is not there
-            raise ConfigError("device", str(device), str(error).splitlines()[0]) from error
+        self.device = usable(device)
         scratch = recipe.learner.backbone is None or isinstance(recipe.learner.backbone, ScratchBackbone)
         self.learner: Learner = make_learner(
             recipe.learner,
@@ -119,7 +116,10 @@ class Run:
                 folder, recipe=recipe.digest(), parameters=self.learner.parameters, optimizer=self._optimizer
             )
             self.position, self._carried = Position(**restored.position), restored.carried
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the run's folder {folder}: {error}") from error
         self.journal = Journal(folder, self.position.step)
         self._saved_at = self.position.step if resume else None
 
@@ -195,10 +195,7 @@ class Run:
         loss, auxiliary, correct = self._gradients(batch, targets)
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.learner.parameters.values()), recipe.optimizer.clip))
         if not np.isfinite([loss, auxiliary, norm]).all():
-            kept = "none was written yet" if self._saved_at is None else f"that of step {self._saved_at} is kept"
-            raise RunError(
-                f"step {position.step}: the loss is {loss:g}, its gradient's norm {norm:g}; the last good checkpoint: {kept}"
-            )
+            raise self._broken(f"the loss is {loss:g}, its gradient's norm {norm:g}")
         self._optimizer.step()
         tokens = int(batch.lengths.sum())
         position.step += 1
@@ -251,12 +248,16 @@ class Run:
                             waiting.backward()
                             waiting = None
             except StateNotFinite as error:
-                raise RunError(f"step {self.position.step}: {error}; the last good checkpoint is kept") from error
+                raise self._broken(str(error)) from error
             if waiting is not None and waiting.requires_grad:
                 waiting.backward()
             if state is not None:
                 self._carried.append(MemoryState({name: tensor.detach() for name, tensor in state.tensors.items()}))
         return float(loss), float(auxiliary), float(correct)
+
+    def _broken(self, reason: str) -> RunError:
+        kept = "none was written yet" if self._saved_at is None else f"that of step {self._saved_at} is kept"
+        return RunError(f"step {self.position.step}: {reason}; the last good checkpoint: {kept}")
 
     def _precision(self) -> Any:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everlong_server.cli.common import Output, command, err, fail, out, write
+from everlong_server.cli.common import Output, command, err, fail, out, writable, write
 
 if TYPE_CHECKING:
     from everlong_server.bench.report import Report
@@ -154,7 +154,9 @@ def chaos(
     redis_program: Annotated[
         str | None, typer.Option(help="redis-server or valkey-server; default: the one that the server would start")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="a picture of memory and open files over the time")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="a picture of memory and open files over the time", callback=writable)
+    ] = None,
     output: Output = None,
 ) -> None:
     """Break processes, connections and disks while they are used: nothing acknowledged may be lost."""
@@ -171,12 +173,13 @@ def chaos(
 
 
 def _on(device: str) -> None:
-    import torch
+    from everlong_models.errors import ConfigError
+    from everlong_models.loading import usable
 
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # what torch raises for a device that is not there
-        raise fail(f"--device {device}: {str(error).splitlines()[0]}") from None
+        usable(device)
+    except ConfigError as error:
+        raise fail(f"--device {device}: {error.limit}") from None
 
 
 def _numbers(name: str, given: str, least: int) -> list[int]:

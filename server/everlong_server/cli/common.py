@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -23,16 +24,31 @@ if not out.is_terminal and out.width == 80:
     out.width = 200
 err = Console(stderr=True, highlight=False)
 
-ModelsDir = Annotated[Path | None, typer.Option(help="folder of pulled and converted models")]
-DataDir = Annotated[Path, typer.Option(envvar="EVERLONG_DATA", help="folder of data sets, packed or not")]
-Output = Annotated[Path | None, typer.Option("--json", help="write the figures here, for programs")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads", min=1)]
-
 
 def fail(message: str) -> typer.Exit:
     """Prints one line; to be raised."""
-    err.print(f"[bold red]error:[/] {message}", soft_wrap=True)
+    err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
     return typer.Exit(1)
+
+
+def writable(file: Path | None) -> Path | None:
+    """An option's file, once it is known that it can be written: before hours are spent on what it is to hold."""
+    if file is not None:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            new = not file.exists()
+            file.open("ab").close()
+            if new:
+                file.unlink()
+        except OSError as error:
+            raise fail(f"cannot write {file}: {error}") from None
+    return file
+
+
+ModelsDir = Annotated[Path | None, typer.Option(help="folder of pulled and converted models")]
+DataDir = Annotated[Path, typer.Option(envvar="EVERLONG_DATA", help="folder of data sets, packed or not")]
+Output = Annotated[Path | None, typer.Option("--json", help="write the figures here, for programs", callback=writable)]
+Threads = Annotated[int | None, typer.Option(help="CPU threads", min=1)]
 
 
 def chosen_models_dir(given: Path | None) -> Path:
@@ -133,8 +149,10 @@ def command() -> str:
 def write(document: dict[str, Any], output: Path | None) -> None:
     """Writes figures for programs, if they are wanted."""
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        try:
+            output.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise fail(f"cannot write {output}: {error}") from None
         err.print(f"written to {output}")
 
 

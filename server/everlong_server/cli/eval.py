@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -21,6 +23,7 @@ from everlong_server.cli.common import (
     out,
     show,
     sizes,
+    writable,
     write,
 )
 
@@ -30,10 +33,17 @@ if TYPE_CHECKING:
     from everlong_server.engine.grounding import Recall
     from everlong_server.eval.measured import Measured
 
+
+def _drawable(file: Path | None) -> Path | None:
+    if file is not None and find_spec("matplotlib") is None:
+        raise fail("--plot needs matplotlib: pip install 'everlong[train]'")
+    return writable(file)
+
+
 eval = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure how good models and answers are.")
 
 ModelNames = Annotated[list[str], typer.Argument(help="models' names or folders; those of one recipe are its seeds")]
-Plot = Annotated[Path | None, typer.Option(help="write a plot here, as PNG")]
+Plot = Annotated[Path | None, typer.Option(help="write a plot here, as PNG", callback=_drawable)]
 ModelOption = Annotated[str | None, typer.Option(help="a model's name or folder; default the backbone of the package")]
 MemoryOption = Annotated[str | None, typer.Option(help="the memory around a backbone; default window")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, …")]
@@ -41,9 +51,9 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, …")]
 
 @eval.command()
 def horizon(
-    updates: Annotated[int, typer.Option(help="segments read")] = 32,
-    basis: Annotated[int, typer.Option(help="N, basis functions")] = 512,
-    segment_length: Annotated[int, typer.Option(help="S, tokens of a segment")] = 512,
+    updates: Annotated[int, typer.Option(help="segments read", min=1)] = 32,
+    basis: Annotated[int, typer.Option(help="N, basis functions", min=1)] = 512,
+    segment_length: Annotated[int, typer.Option(help="S, tokens of a segment", min=2)] = 512,
     tau: Annotated[float, typer.Option(help="the share of the signal that the past keeps")] = 0.5,
     plot: Plot = None,
     output: Output = None,
@@ -63,8 +73,7 @@ def horizon(
         last = curve.points[-1]
         rows.append({"memory": curve.name, "gist ≥ 0.5 until": curve.horizon(), f"gist after {updates}": last.gist})
     show("everlong eval horizon", rows, output, curves=[curve._asdict() for curve in found])
-    if plot is not None:
-        draw_curves(found, plot)
+    _draw(plot, lambda file: draw_curves(found, file))
 
 
 @eval.command()
@@ -74,6 +83,7 @@ def sorting(
     samples: Annotated[int, typer.Option(help="sequences of each length", min=1)] = 64,
     windows: Annotated[list[int] | None, typer.Option(help="also count only so many of the last symbols")] = None,
     plot: Plot = None,
+    device: Device = "cpu",
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
@@ -85,7 +95,7 @@ def sorting(
 
     try:
         rows = measure(
-            [_seed(load(name, models_dir, threads)) for name in models],
+            [_seed(load(name, models_dir, threads, device=device)) for name in models],
             lengths=lengths or (4096, 8192, 16384),
             samples=samples,
             windows=windows or (),
@@ -93,8 +103,7 @@ def sorting(
     except EverlongModelError as error:
         raise fail(str(error)) from None
     show("everlong eval sorting", rows, output)
-    if plot is not None:
-        draw_sorting(rows, plot)
+    _draw(plot, lambda file: draw_sorting(rows, file))
 
 
 @eval.command()
@@ -109,6 +118,7 @@ def language(
     memory_lengths: Annotated[list[int] | None, typer.Option(help="positions of memory; default as trained")] = None,
     forget: Annotated[list[str] | None, typer.Option(help="a part of the state to empty before every segment")] = None,
     plot: Plot = None,
+    device: Device = "cpu",
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
@@ -118,9 +128,11 @@ def language(
     from everlong_models.eval.language import draw_language
     from everlong_models.eval.language import language as measure
 
+    if plot is not None and not memory_lengths:
+        raise fail("--plot: a plot is of perplexity by memory length; name some with --memory-lengths")
     try:
         rows = measure(
-            [_seed(load(name, models_dir, threads)) for name in models],
+            [_seed(load(name, models_dir, threads, device=device)) for name in models],
             data=data,
             texts=texts,
             samples=samples,
@@ -128,11 +140,18 @@ def language(
             memory_lengths=memory_lengths or (),
             forget=forget or (),
         )
-        if plot is not None:
-            draw_language(rows, plot)
     except EverlongModelError as error:
         raise fail(str(error)) from None
     show("everlong eval language", rows, output)
+    _draw(plot, lambda file: draw_language(rows, file))
+
+
+def _draw(plot: Path | None, draw: Callable[[Path], None]) -> None:
+    if plot is not None:
+        try:
+            draw(plot)
+        except OSError as error:
+            raise fail(f"cannot write {plot}: {error}") from None
 
 
 def _seed(loaded: Model) -> Seed:
@@ -167,7 +186,9 @@ def grounded(
     template: Annotated[str, typer.Option(help="how passages and question become text")] = "told",
     recall: Annotated[str | None, typer.Option(help="PASSAGES,TOKENS at most; default as the server has it")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
-    output: Annotated[Path | None, typer.Option("--json", help="write figures, answers and scores here")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--json", help="write figures, answers and scores here", callback=writable)
+    ] = None,
 ) -> None:
     """Memory alone, recall alone, both, neither; beside the best and the worst that the backbone could do."""
     from everlong_models import EverlongModelError
@@ -209,6 +230,7 @@ def facts(
         typer.Option("--recite", help="the model says the facts again before it is asked, as `recited` trains it to"),
     ] = False,
     plot: Plot = None,
+    device: Device = "cpu",
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
@@ -219,7 +241,7 @@ def facts(
     from everlong_models.eval.facts import facts as measure
 
     try:
-        loaded = [load(name, models_dir, threads) for name in models]
+        loaded = [load(name, models_dir, threads, device=device) for name in models]
         rows = measure(
             [(model.memory, model.tokenizer) for model in loaded],
             kind,
@@ -231,8 +253,7 @@ def facts(
     except EverlongModelError as error:
         raise fail(str(error)) from None
     show(f"everlong eval facts --kind {kind}: {', '.join(model.name for model in loaded)}", rows, output)
-    if plot is not None:
-        draw_facts(rows, kind, plot)
+    _draw(plot, lambda file: draw_facts(rows, kind, file))
 
 
 @eval.command()

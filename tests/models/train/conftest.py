@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +59,19 @@ def start(data, tmp_path, monkeypatch):
         return Run(of, tmp_path / name, data=data, models_dir=tmp_path / "models", resume=resume)
 
     return make
+
+
+@contextmanager
+def full_disk(room: int) -> Iterator[None]:
+    """No file gets longer than `room` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def take(run: Run, steps: int) -> list[dict[str, float]]:

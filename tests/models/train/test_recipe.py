@@ -30,6 +30,12 @@ def test_changes():
         (["task.kind=guess"], r"task\.facts\.kind='guess'.*'memorize', 'detect' or 'reasoning'"),
         (["task.name=chess"], r"task.*chess"),
         (["stages.0.steps=0"], r"stages\.0\.steps=0"),
+        (["optimizer.lr=.inf"], r"optimizer\.lr=inf: .*finite"),
+        (["optimizer.lr=.nan"], r"optimizer\.lr=nan: .*finite"),
+        (["auxiliary=inf"], r"auxiliary=inf: .*finite"),
+        (["optimizer.betas=[1.5,2]"], r"optimizer\.betas\.0=1\.5: .*less than 1"),
+        (["optimizer.betas=[0.9,-1]"], r"optimizer\.betas\.1=-1: .*greater than or equal to 0"),
+        ([f"seed={10**30}"], r"seed=10{30}: .*less than 9223372036854775808"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(changes, error):

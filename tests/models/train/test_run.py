@@ -2,20 +2,19 @@ from __future__ import annotations
 
 import json
 import re
-import resource
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from everlong_models.errors import ConfigError, EverlongModelError, RunError
+from everlong_models.errors import ConfigError, EverlongModelError, RunError, StateNotFinite
 from everlong_models.model import load_model
 from everlong_models.train import checkpoint
+from everlong_models.train import run as running
 from everlong_models.train.learner import make_learner
 from everlong_models.train.run import MODEL, Run
-from tests.models.train.conftest import made_once, recipe, take
+from tests.models.train.conftest import full_disk, made_once, recipe, take
 
 
 def weights(run):
@@ -114,17 +113,72 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(start, tmp_path):
     run = start(recipe())
     take(run, 1)
     good = (tmp_path / "run" / checkpoint.FILE).read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(good) // 2, hard))
-        with pytest.raises(RunError, match=r"cannot write a checkpoint.*last good one is kept"):
-            take(run, 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
+    with full_disk(len(good) // 2), pytest.raises(RunError, match=r"cannot write a checkpoint.*last good one is kept"):
+        take(run, 1)
     assert (tmp_path / "run" / checkpoint.FILE).read_bytes() == good
     assert {file.name for file in (tmp_path / "run").iterdir()} == {checkpoint.FILE, "metrics.jsonl"}
+
+
+def test_a_checkpoint_that_was_never_written_is_not_said_to_be_kept(start, tmp_path, monkeypatch):
+    run = start(recipe())
+    with full_disk(1000), pytest.raises(RunError, match=r"cannot write a checkpoint.*none was written yet"):
+        take(run, 1)
+
+    def broken(*_, **__):
+        raise StateNotFinite("memory holds NaN")
+
+    monkeypatch.setattr(running, "unroll", broken)
+    with pytest.raises(RunError, match=r"step 1: memory holds NaN; the last good checkpoint: none was written yet"):
+        take(run, 1)
+
+
+def files(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_model_that_cannot_be_written_leaves_the_one_before(start, tmp_path, monkeypatch):
+    run, folder = start(recipe()), tmp_path / "run" / MODEL
+    run.learner.save(folder, "the first")
+    before = files(folder)
+    for name, content in before.items():  # each of them written by another library
+        with full_disk(len(content) - 1), pytest.raises(RunError, match=f"cannot write the model to {folder}: ."):
+            run.learner.save(folder, "the second, which is longer")
+        assert files(folder) == before, name
+    rename = Path.rename
+
+    def renamed(source, target):
+        if source.parent.name.startswith(".saving-") and source.name == "model":
+            raise OSError("the disk is gone")
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    with pytest.raises(RunError, match=f"cannot write the model to {folder}: the disk is gone"):
+        run.learner.save(folder, "the third")
+    assert files(folder) == before
+    assert {file.name for file in folder.parent.iterdir()} == {MODEL, "metrics.jsonl"}
+    with pytest.raises(RunError, match=r"cannot write the model to .*metrics\.jsonl/model"):
+        run.learner.save(tmp_path / "run" / "metrics.jsonl" / "model", "")
+
+
+def test_a_curve_that_cannot_be_written(start, tmp_path):
+    run = start(recipe())
+    take(run, 1)
+    with full_disk(1000), pytest.raises(RunError, match=r"cannot write .*run/curve\.png: .*too large"):
+        run.journal.draw("")
+    (tmp_path / "run" / "curve.png").unlink(missing_ok=True)
+    (tmp_path / "run" / "curve.png").mkdir()
+    with pytest.raises(RunError, match=r"cannot write .*run/curve\.png: .*directory"):
+        run.journal.draw("")
+
+
+def test_a_folder_that_cannot_be_made_or_written_to(start, tmp_path):
+    (tmp_path / "file").write_text("")
+    for name in ("file", "file/run"):
+        with pytest.raises(RunError, match=f"cannot make the run's folder {tmp_path / name}: ."):
+            start(recipe(), name)
+    (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"cannot write .*run/metrics\.jsonl: "):
+        start(recipe())
 
 
 def test_a_finished_run_that_is_resumed_keeps_its_scores(start):
@@ -263,6 +317,25 @@ def test_a_line_that_was_cut_off_is_no_obstacle(start, tmp_path):
     assert [entry["step"] for entry in again.journal.read()] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "line 2: Expecting property name"),
+        ("\xff", "line 2: Expecting value"),
+        ("[2]", "line 2: no entry of a run, which has a step"),
+        ('{"loss": 1}', "line 2: no entry of a run, which has a step"),
+        ('{"step": "2"}', "line 2: no entry of a run, which has a step"),
+        ('{"step": 2, "loss": 1, "correct": 0}', "line 2: a step without segments"),
+    ],
+)
+def test_a_journal_that_is_broken_is_named_with_its_line(start, tmp_path, line, complaint):
+    take(start(recipe()), 2)
+    file = tmp_path / "run" / "metrics.jsonl"
+    file.write_text(file.read_text().splitlines()[0] + f"\n{line}\n", encoding="latin-1")
+    with pytest.raises(RunError, match=f"{file}, {complaint}"):
+        start(recipe(), resume=True)
+
+
 def test_what_cannot_be_trained_is_refused_at_the_start(start):
     adapted = recipe().learner.model_dump() | {"adapters": {"rank": 2}}
     with pytest.raises(ConfigError, match=r"learner\.learn='all'.*the backbone is frozen"):
@@ -272,8 +345,9 @@ def test_what_cannot_be_trained_is_refused_at_the_start(start):
         start(recipe(task=language, mixed=0.5))
     with pytest.raises(ConfigError, match=r"mixed=0\.0.*all stages alike"):
         start(recipe(task=language, mixed=0))
-    with pytest.raises(ConfigError, match=r"device='cuda:7'"):
-        Run(recipe(), Path("nowhere"), data=Path(), models_dir=Path(), device="cuda:7")
+    for device in ("cuda:7", "meta", "toaster"):
+        with pytest.raises(ConfigError, match=f"device='{device}'"):
+            Run(recipe(), Path("nowhere"), data=Path(), models_dir=Path(), device=device)
 
 
 def test_a_run_begins_with_the_weights_of_a_model(start, tmp_path):
