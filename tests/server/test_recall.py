@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from websockets.sync.client import connect
 
 from everlong_models import load_model
 from everlong_server.engine.grounding import TEMPLATE, asks, choose, words_of
@@ -315,18 +316,95 @@ def test_the_same_question_has_the_same_answer_before_and_after_kill_9(grounded:
     assert ask() == before
 
 
-@pytest.mark.parametrize(
-    ("recall", "param"),
-    [
-        ({"tokens": 129}, "recall.tokens"), ({"tokens": 0}, "recall.tokens"),
-        ({"passages": 33}, "recall.passages"), ({"best": 1}, "recall.best"), (True, "recall"),
-    ],
-)  # fmt: skip
+WRONG = [
+    ({"tokens": 129}, "recall.tokens"), ({"tokens": 0}, "recall.tokens"),
+    ({"passages": 33}, "recall.passages"), ({"best": 1}, "recall.best"), (True, "recall"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("recall", "param"), WRONG)
 def test_what_cannot_be_recalled_is_refused(grounded: Server, recall: object, param: str) -> None:
     session = grounded.session()["id"]
     answer = grounded.http.post(f"/v1/sessions/{session}/messages", json={"content": "?", "recall": recall})
     assert answer.status_code == 422, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_a_message_that_says_nothing_of_recall_uses_its_sessions_and_then_the_servers(
+    grounded: Server, document: str
+) -> None:
+    path = "/v1/sessions"
+    made = grounded.http.post(path, json={"documents": [document], "recall": {"tokens": 40}}).json()
+    path = f"{path}/{made['id']}"
+
+    def found(**more: object) -> int:
+        """Characters of evidence."""
+        fork = grounded.http.post(f"{path}/fork").json()["id"]
+        return sum(len(e["text"]) for e in grounded.say(fork, QUESTION, **GREEDY, **more)["evidence"])
+
+    def patched(**given: object) -> dict:
+        answer = grounded.http.patch(path, json=given)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    several = {"tokens": 128, "passages": 4}
+    assert made["recall"] == {"passages": None, "tokens": 40}
+    few, more = found(), found(recall=several)
+    assert 0 < few < more
+    assert (found(recall={}), found(recall={"passages": 4}), found(recall=False)) == (few, few, 0)
+    assert grounded.http.post(f"{path}/fork").json()["recall"] == made["recall"]
+    assert patched(recall=several)["recall"] == several
+    assert (found(), found(recall={"tokens": 40})) == (more, few)
+    assert patched(title="Kittens")["recall"] == several, "what is not given stays"
+    assert patched(recall=False) == grounded.get_session(made["id"]) | {"recall": False, "title": "Kittens"}
+    assert (found(), found(recall={"tokens": 128}), found(recall=several)) == (0, 0, more)
+    socket_path = f"ws://127.0.0.1:{grounded.port}{path}/stream"
+    with connect(socket_path) as socket:
+        for asked in (False, None):
+            patched(recall=asked)
+            socket.send(json.dumps({"type": "message.create", "content": QUESTION, **GREEDY}))
+            events = []
+            while not events or events[-1]["type"] != "response.completed":
+                events.append(json.loads(socket.recv(timeout=60)))
+            assert bool(events[-1]["message"]["evidence"]) is (asked is None)
+    assert patched()["recall"] is None
+    assert patched()["title"] == "Kittens"
+
+
+@pytest.mark.parametrize(("recall", "param"), WRONG)
+def test_what_cannot_be_recalled_is_refused_of_a_session_too(grounded: Server, recall: object, param: str) -> None:
+    session = grounded.session()
+    for answer in (
+        grounded.http.post("/v1/sessions", json={"recall": recall}),
+        grounded.http.patch(f"/v1/sessions/{session['id']}", json={"recall": recall}),
+    ):
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["error"]["param"] == param
+    assert grounded.get_session(session["id"]) == session
+
+
+def test_a_server_that_has_recall_off_has_it_off_for_good(new_server, model: Path) -> None:
+    server = new_server(model, recall_tokens=100).start()
+    document = server.read(ALICE[:20_000])["id"]
+    asked = {"passages": 2}
+    session = server.http.post("/v1/sessions", json={"documents": [document], "recall": asked}).json()["id"]
+    assert server.say(session, QUESTION, **GREEDY)["evidence"]
+    server.kill9()
+    server.environment["EVERLONG_RECALL_PASSAGES"] = "0"
+    server.start()
+    index = server.data / "documents" / f"{document}.passages"
+    index.unlink()
+    for answer in (
+        server.http.post(f"/v1/sessions/{session}/messages", json={"content": QUESTION, "recall": asked}),
+        server.http.post("/v1/sessions", json={"recall": asked}),
+        server.http.patch(f"/v1/sessions/{session}", json={"recall": asked}),
+        server.http.post("/v1/responses", json={"input": QUESTION, "recall": asked}),
+    ):
+        error = server.error(answer, 422, "invalid_value", "recall.passages")
+        assert "EVERLONG_RECALL_PASSAGES=0" in error["message"]
+    for off in ({}, {"recall": False}, {"recall": {"passages": 0}}, {"recall": {"tokens": 50}}):
+        assert server.say(session, QUESTION, **GREEDY, **off)["evidence"] == []
+    assert not index.exists()
 
 
 @pytest.mark.parametrize("content", ["the of and", "Kitten? " * 12_000, "谁是爱丽丝？", "<|im_end|><|im_start|>kitten"])
