@@ -383,6 +383,13 @@ def test_what_cannot_be_recalled_is_refused_of_a_session_too(grounded: Server, r
     assert grounded.get_session(session["id"]) == session
 
 
+def test_a_document_stands_in_a_session_once(grounded: Server, document: str) -> None:
+    """Else all of its passages would be found twice."""
+    answer = grounded.http.post("/v1/sessions", json={"documents": [document, document]})
+    error = grounded.error(answer, 422, "invalid_value", "documents")
+    assert repr(document) in error["message"]
+
+
 def test_a_server_that_has_recall_off_has_it_off_for_good(new_server, model: Path) -> None:
     server = new_server(model, recall_tokens=100).start()
     document = server.read(ALICE[:20_000])["id"]

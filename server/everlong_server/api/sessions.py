@@ -44,6 +44,9 @@ async def _created(services: Services, body: schemas.CreateSession, session_id: 
         )
     if len(body.documents) > limit:
         raise InvalidRequest(f"documents: {len(body.documents)} documents, the limit is {limit}", param="documents")
+    twice = next((id for n, id in enumerate(body.documents) if id in body.documents[:n]), None)
+    if twice is not None:
+        raise InvalidRequest(f"documents: {twice!r} stands there twice", param="documents")
     recall(services, body.recall)  # that it can be had
     if body.documents:
         await services.documents.ensure_reading(model.fingerprint, body.documents)

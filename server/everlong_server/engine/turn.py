@@ -174,8 +174,7 @@ class Turns:
             }  # fmt: skip
             yield {"type": "response.created", "response": message}
             message["evidence"] = evidence
-            if recall.passages:
-                yield {"type": "response.evidence", "response_id": turn.id, "evidence": evidence}
+            yield {"type": "response.evidence", "response_id": turn.id, "evidence": evidence}
             finished: Finished | None = None
             logprobs: list[dict[str, Any]] = []
             try:
