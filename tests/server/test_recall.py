@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from websockets.sync.client import connect
 
 from everlong_models import load_model
-from everlong_server.engine.grounding import TEMPLATE, asks, choose, words_of
+from everlong_server.engine.grounding import TEMPLATE, asks, choose, lacks, words_of
 from everlong_server.errors import NotFound
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.passages import Passage, Passages, split
@@ -129,6 +129,9 @@ def test_what_is_asked_for_is_found(shelf: Shelf, question: str, words: str) -> 
     "question",
     [
         "Hello!", "Thanks, that was very helpful.", "Hi, how are you today?", "Good morning.", "ok", "the of and", "?!…",
+        "Sounds good", "See you later!", "Please continue", "Nice to meet you", "That makes sense.", "Can you repeat that?",
+        "lol that's crazy", "Have a great weekend, it was fun talking to you", "I agree, he is amazing.", "Yeah, I love it!",
+        "Happy New Year!", "Interesting, I never knew that", "You too, take care!", "I guess so...", "Best wishes",
         "Can you help me?", "Write a Python function that parses JSON.", "谢谢你", "   \n",
     ],
 )  # fmt: skip
@@ -136,11 +139,20 @@ def test_small_talk_draws_no_passages(shelf: Shelf, question: str) -> None:
     assert shelf.ask(question) == []
 
 
+@pytest.mark.parametrize("question", ["Red Queen", "I like the Red Queen!", "Tell me more of Tweedledum", "Oysters."])
+def test_names_and_rare_words_are_searched_for(shelf: Shelf, question: str) -> None:
+    assert shelf.ask(question)
+
+
 def test_a_question_takes_the_one_before_along_only_where_it_points_there(shelf: Shelf) -> None:
     before = "Who is Humpty Dumpty?"
     assert any("Humpty" in passage.text for passage in shelf.ask("What did he sit on, a wall?", before=before))
     assert any("Humpty" in passage.text for passage in shelf.ask("Why?", before=before))
     assert shelf.ask("Thanks!", before=before) == []
+    for remark in ("That makes sense.", "I like him!", "See you next time.", "Can you repeat that?"):
+        assert shelf.ask(remark, before=before) == []
+    for question in ("Was he happy?", "What happened next?", "Tell me about his best friends."):
+        assert any("Humpty" in passage.text for passage in shelf.ask(question, before=before))
     assert "humpty" not in words_of("Which gang rules Vermissa Valley in America?", before)
 
 
@@ -251,11 +263,24 @@ def test_a_budget_that_holds_a_word_gives_it_and_a_smaller_one_nothing() -> None
     ("message", "is_one"),
     [
         ("Who is the Red Queen?", True), ("Tell me about the Red Queen.", False), ("How are you today?", False),
-        ("What is the plot of the story?", False), ("Why?", False), ("?", False), ("孔子住在哪里?", True),
+        ("What is the plot of the story?", False), ("Does that make sense?", False), ("Why?", False), ("?", False), ("孔子住在哪里?", True),
     ],
 )  # fmt: skip
 def test_a_question_about_something_is_told_from_talk(message: str, is_one: bool) -> None:
     assert asks(message) is is_one
+
+
+def test_that_a_text_lacks_an_answer_is_said_of_what_was_searched_for_well() -> None:
+    foreign, near = "Which submarine torpedoed Zanzibar?", [replace(passages_of(ALICE)[0], share=0.1)]
+    for talked in (False, True):
+        assert lacks(foreign, [], talked=talked)
+        assert lacks(foreign, near, talked=talked)
+        assert not lacks(foreign, [replace(near[0], share=0.9)], talked=talked)
+        for other in ("孔子住在哪里?", "Где живёт Алиса?", "Sounds good?", "Tell me about submarines."):
+            assert not lacks(other, [], talked=talked)
+    own = "Which submarine did I ask you about?"
+    assert lacks(own, [], talked=False)
+    assert not lacks(own, [], talked=True)
 
 
 # Over HTTP
@@ -447,6 +472,8 @@ def test_a_question_that_the_text_has_nothing_about_is_answered_so(
     server = new_server(tiny_model / "backbone", memory="window", **settings).start()
     document = server.read(ALICE[:20_000])["id"]
 
+    session = server.session(document)["id"]
+
     def prompt(question: str, **more: object) -> int:
         message = server.say(server.session(document)["id"], question, **GREEDY, **more)
         assert message["evidence"] == []
@@ -460,3 +487,10 @@ def test_a_question_that_the_text_has_nothing_about_is_answered_so(
     assert said == told + len(model.chat.head) - len(model.chat.separator)
     assert prompt(talk) == prompt(talk, recall=False)
     assert prompt(foreign, recall={"tokens": told - 1}) == prompt(foreign, recall=False), "the budget holds"
+    assert server.http.delete(f"/v1/documents/{document}").is_success
+    forks = (server.http.post(f"/v1/sessions/{session}/fork").json()["id"] for _ in range(2))
+    gone = [
+        server.say(fork, foreign, **GREEDY, recall=asked)["usage"]
+        for fork, asked in zip(forks, ({}, False), strict=True)
+    ]
+    assert gone[0] == gone[1], "what was deleted was not searched"

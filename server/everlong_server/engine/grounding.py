@@ -35,8 +35,41 @@ STOP_WORDS = frozenset(
         """,
     )
 )
+# Words that people say about anything: a message that has no others, and does not ask about what was talked of before, is
+# small talk. Beside others they are searched for, since texts are about them, too.
+EVERYDAY_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    ah aha bro buddy ciao congrats congratulations cya dang ditto dude farewell gosh ha haha hahaha hm hmm hooray huh la lol
+    mate nah nope oh omg oops ouch pardon pfft phew sup ugh uh um whoa woah wow xd ya yay yea yeah yep yikes yo yup
+    bout dont didnt hes hmmm im ive lets thats whats theres gotta gonna wanna kinda alot u
+    absolutely actually apparently basically certainly clearly completely definitely especially exactly fairly
+    fully honestly hopefully indeed kind likely literally lot lots mostly obviously personally pretty probably quite seriously
+    simply somehow sometimes sort sure surely totally truly unfortunately usually bit little almost already anymore anyway
+    anyways ever forward least less likewise never since sometime soon still though too
+    agree agreed appreciate assume bet believe bothered care continue disagree doubt enjoy enjoyed expect feel feels felt figure
+    forget forgot glad guess hear heard hope imagine interested knew knowing learn learned like liked look looking looks love
+    loved make makes meant mind notice point remember repeat saw saying see seem seems seen sense sound sounds start suppose surprised
+    talk talked talking thankful think thinking thought understand understood wait welcome wish wonder wondering
+    worry chat chatting discuss joke joking kidding speak speaking talks stuff
+    amazed amazing awesome awful bad best better brilliant boring clever clear correct crazy cute easy excellent excited exciting fair
+    false fantastic fascinating favorite favourite fun funny great happy hard hilarious honest impossible impressive incredible
+    interesting lovely lucky nuts obvious okay perfect pleasant possible ready real ridiculous right sad scary
+    shame smart strange stupid sweet terrible true unbelievable weird wonderful worse worst wrong
+    clue curious feat friend friends idea info new pleasure regards wishes
+    ago around back course day days far fact follow holiday holidays keep later learned long meet meeting merry minute
+    moment next night nights nothing rest safe same simple stay care time times tomorrow try way week weekend worth year yesterday
+        """,
+    )
+)
 # A question with one of these is about what was talked of before.
 _POINTING = {"he", "her", "him", "his", "it", "its", "she", "that", "their", "them", "these", "they", "this", "those"}
+_TALKING = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "your", "yours"}
+"""In a dialogue, a question with one of these can be about what was said there, which no text holds."""
+_LATIN = 0x250
+"""Letters beyond: of those languages the index does not know how words are inflected, or where they end."""
+_ASKING = {"describe", "explain", "list", "summarise", "summarize", "tell"}
 _WORD = re.compile(r"[^\W_]+")
 _MANY = 8
 """A long question is searched for by so many words of its beginning and of its end."""
@@ -87,12 +120,17 @@ class Recall:
 
 
 def words_of(question: str, before: str | None) -> dict[str, float]:
-    """The words to look for and their weight, for a question and the one before it; none for small talk."""
+    """The words to look for and their weight, for a question and the one before it; none for small talk, which has everyday
+    words only and does not ask about what was talked of before."""
     every = _words(question)
     own = _ends([word for word in every if word not in STOP_WORDS])
     words = dict.fromkeys(own, 1.0)
-    pointing = not _POINTING.isdisjoint(every) if own else "?" in question and "you" not in every
-    if before is not None and (pointing or 0 < len(own) < _FEW):
+    pointing = not _POINTING.isdisjoint(every)
+    if EVERYDAY_WORDS.issuperset(own):
+        pointing = ("?" in question or not _ASKING.isdisjoint(every)) and "you" not in every
+        if before is None or not pointing:
+            return {}
+    if before is not None and (pointing or len(own) < _FEW):
         for word in _ends([word for word in _words(before) if word not in STOP_WORDS]):
             words.setdefault(word, _BEFORE)
     return words
@@ -100,7 +138,18 @@ def words_of(question: str, before: str | None) -> dict[str, float]:
 
 def asks(message: str) -> bool:
     """Whether a message is a question about something: one that a text can hold the answer to, or not."""
-    return "?" in message and any(word not in STOP_WORDS for word in _words(message))
+    return "?" in message and not (STOP_WORDS | EVERYDAY_WORDS).issuperset(_words(message))
+
+
+def lacks(question: str, found: Sequence[Passage], *, talked: bool) -> bool:
+    """Whether texts that were searched, all of them, do not hold the answer to `question` if this was `found`. `talked`:
+    there is a dialogue besides, that could."""
+    return (
+        asks(question)
+        and not _enough(found)
+        and not (talked and not _TALKING.isdisjoint(_words(question)))
+        and all(ord(letter) < _LATIN for letter in question if letter.isalpha())
+    )
 
 
 def choose(
@@ -117,8 +166,7 @@ def choose(
     def before(passages: Sequence[Passage]) -> str:
         return template.before([passage.text for passage in passages])
 
-    enough = max((passage.share for passage in found), default=0.0) >= _ENOUGH
-    good = [p for p in found if enough and p.score >= _NEAR * found[0].score]
+    good = [p for p in found if _enough(found) and p.score >= _NEAR * found[0].score]
     there = [p for p in good if p.text.strip() in seen]
     fresh: list[Passage] = []
     for passage in good:
@@ -141,6 +189,10 @@ def evidence_view(passage: Passage) -> dict[str, Any]:
         "end_byte": passage.end_byte, "text": passage.text, "score": passage.score,
         **{name: value for name, value in place.items() if value is not None},
     }  # fmt: skip
+
+
+def _enough(found: Sequence[Passage]) -> bool:
+    return max((passage.share for passage in found), default=0.0) >= _ENOUGH
 
 
 def _words(text: str) -> list[str]:

@@ -163,6 +163,17 @@ class Passages:
                 there.append(document)
         return await asyncio.to_thread(self._search, there, words, limit)
 
+    async def complete(self, documents: Sequence[str]) -> bool:
+        """Whether all of `documents` can be searched: what is not found then is not there."""
+        for document_id in documents:
+            try:
+                await self._documents.get(document_id)
+            except NotFound:
+                return False
+            if not await asyncio.to_thread(self._blobs.exists, _name(document_id)):
+                return False
+        return True
+
     def _build(self, document: Document, stop: threading.Event) -> None:
         with (
             contextlib.suppress(_Stopped, FileNotFoundError),
