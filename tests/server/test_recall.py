@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given, settings
@@ -16,11 +18,12 @@ from hypothesis import strategies as st
 from websockets.sync.client import connect
 
 from everlong_models import load_model
-from everlong_server.engine.grounding import TEMPLATE, asks, choose, lacks, words_of
+from everlong_server.engine.grounding import TEMPLATE, Recall, asks, choose, lacks, words_of
+from everlong_server.engine.turn import Place, Turns
 from everlong_server.errors import NotFound
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.passages import Passage, Passages, split
-from everlong_server.store.records import Document, new_id
+from everlong_server.store.records import Document, Session, new_id
 from tests.process import Server, wait_for
 from tests.tinymodel import NOVEL, STORY, make_model
 
@@ -268,6 +271,31 @@ def test_a_budget_that_holds_a_word_gives_it_and_a_smaller_one_nothing() -> None
 )  # fmt: skip
 def test_a_question_about_something_is_told_from_talk(message: str, is_one: bool) -> None:
     assert asks(message) is is_one
+
+
+@pytest.mark.parametrize("tokens", [100, 128])
+def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, tokens: int) -> None:
+    """A memory of its kind keeps no tokens: what the end of a segment takes along cannot be quoted any more."""
+    served = load_model(str(model), models_dir=model.parent)
+    S, tokenizer = served.memory.segment_length, served.tokenizer
+    turns = Turns(SimpleNamespace(model=served), *[None] * 4, max_message_chars=100)  # type: ignore[arg-type]
+    found = [replace(p, score=9.0 - n) for n, p in enumerate(passages_of(ALICE)[4:16])]
+    state, filling, with_some = served.memory.initial_state(1), tokenizer.encode(NOVEL.read_text()[:2000]), 0
+    for messages in (0, 2):
+        for open in range(S):
+            fields = Session.fields("", "", "", ["doc"]) | {"messages": messages, "position": open + S}
+            session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
+            session = replace(session, open=tuple(filling[:open]))
+            place = Place(session, state, (), None, AsyncMock())
+            prompt, evidence, *_ = turns._prompt(place, QUESTION, found, Recall(16, tokens), lacking=False)
+            said = [*session.open, *prompt]
+            last = tokenizer.decode(said[(len(said) - 1) // S * S :], skip_special=False)
+            for e in evidence:
+                assert e["text"] in last, open
+                assert ALICE[e["start"] : e["end"]] == e["text"]
+                assert ALICE.encode()[e["start_byte"] : e["end_byte"]].decode() == e["text"]
+            with_some += bool(evidence)
+    assert with_some > 0.9 * 2 * S
 
 
 def test_that_a_text_lacks_an_answer_is_said_of_what_was_searched_for_well() -> None:

@@ -81,6 +81,8 @@ _ENOUGH = 0.25
 """The share of what was asked for that a passage must have for any to be taken. With less, the text has nothing about it."""
 _NEAR = 0.3
 """The share of the best passage's score that others must have."""
+_LEAST = 128
+"""Tokens of a segment that are worth being kept to. Of fewer, passages begin in it and go on behind its end."""
 BESIDE = 256
 """Tokens before the open segment that a later answer with evidence looks at besides, where the memory keeps tokens: the
 dialogue. The first answer looks at nothing but its evidence, as if the chat began there: the document's end, which a question
@@ -181,6 +183,47 @@ def choose(
     return [_bare(p) for p in evidence], before(fresh[::-1])
 
 
+def choose_in_segment(
+    found: Sequence[Passage],
+    seen: str,
+    budget: int,
+    count: Callable[[str], int],
+    spans: Callable[[str], Sequence[tuple[int, int]]],
+    *,
+    segment: int,
+    before: int,
+    after: int,
+    template: Template = TEMPLATE,
+) -> tuple[list[Passage], str]:
+    """As `choose`, for a memory that keeps no tokens: a segment that is full goes into it, and what an answer can rest on
+    stands in the last one, which is open.
+
+    `segment`: tokens of one; `before`, `after`: tokens that stand before the text, from the beginning of a segment on,
+    and behind it. `spans`: the characters of each token of a text. Where the segment that the text begins in has
+    little room for it, passages fill it up, and those that stand behind its end, the best, are the evidence.
+    """
+    at = before % segment
+    here = segment - at - after
+    if at < before or here < 0:
+        seen = ""  # the segment that was open does not stay so
+
+    def fitting() -> tuple[list[Passage], str]:
+        return choose(found, seen, min(budget, here), count, template) if here >= 0 else ([], "")
+
+    if not found:
+        return [], ""
+    best = found[0].text.strip()
+    if here >= min(budget, _LEAST) or here >= (0 if best in seen else count(template.before([best]))):
+        return fitting()
+    evidence, text = choose(found, "", min(budget, here + segment), count, template)
+    total = at + count(text) + after
+    gone = (total - 1) // segment * segment - at  # tokens of the text that go into the memory
+    if gone > 0:
+        end = spans(text)[gone - 1][1] if gone <= count(text) else len(text)
+        evidence = [rest for passage in evidence if (rest := _behind(passage, text, end)) is not None]
+    return max(fitting(), (evidence, text), key=lambda chosen: sum(len(passage.text) for passage in chosen[0]))
+
+
 def evidence_view(passage: Passage) -> dict[str, Any]:
     """As callers see it."""
     place = {"page": passage.page, "section": passage.section}
@@ -226,6 +269,20 @@ def _cut(passage: Passage, fits: Callable[[Passage], bool]) -> list[Passage]:
     while ends and not fits(_first(passage, ends[-1])):
         ends.pop()
     return [_first(passage, ends[-1])] if ends else []
+
+
+def _behind(passage: Passage, text: str, at: int) -> Passage | None:
+    """What of a passage stands in `text` from the character `at` on, in whole words."""
+    cut = max(0, at - text.rindex(passage.text))
+    if cut:
+        space = re.compile(r"\s+").search(passage.text, cut)
+        if space is None or space.end() == len(passage.text):
+            return None
+        cut = space.end()
+    lead = len(passage.text[:cut].encode())
+    return replace(
+        passage, text=passage.text[cut:], start=passage.start + cut, start_byte=passage.start_byte + lead
+    )  # fmt: skip
 
 
 def _first(passage: Passage, length: int) -> Passage:

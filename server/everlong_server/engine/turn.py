@@ -25,7 +25,17 @@ from everlong_models import (
     encode_state,
 )
 from everlong_server.engine.engine import Engine
-from everlong_server.engine.grounding import BESIDE, TEMPLATE, Recall, Template, choose, evidence_view, lacks, words_of
+from everlong_server.engine.grounding import (
+    BESIDE,
+    TEMPLATE,
+    Recall,
+    Template,
+    choose,
+    choose_in_segment,
+    evidence_view,
+    lacks,
+    words_of,
+)
 from everlong_server.engine.items import Answer, Finished
 from everlong_server.errors import InvalidRequest, StateUnusable, TooLarge
 from everlong_server.metrics import Metrics
@@ -269,11 +279,18 @@ class Turns:
         def count(text: str) -> int:
             return len(tokenizer.encode(text))
 
-        evidence, text = choose(found, seen, recall.tokens, count, self._template)
+        question = [*tokenizer.encode(content), *chat.ask]
+        if memory.sight > memory.segment_length:
+            evidence, text = choose(found, seen, recall.tokens, count, self._template)
+        else:
+            evidence, text = choose_in_segment(
+                found, seen, recall.tokens, count, tokenizer.spans, segment=memory.segment_length,
+                before=len(open) + len(self._before(place, anew=False)), after=len(question), template=self._template,
+            )  # fmt: skip
         if lacking and self._engine.model.trained is None:  # without a trained memory, what they lack nothing holds
             text = self._template.nothing if count(self._template.nothing) <= recall.tokens else ""
         alone = alone and bool(evidence or text)
-        prompt = [*self._before(place, anew=alone), *tokenizer.encode(text), *tokenizer.encode(content), *chat.ask]
+        prompt = [*self._before(place, anew=alone), *tokenizer.encode(text), *question]
         newest = BESIDE if evidence or text else None
         return prompt, [evidence_view(passage) for passage in evidence], newest, alone
 
