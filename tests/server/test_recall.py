@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -22,7 +23,7 @@ from everlong_server.engine.grounding import TEMPLATE, Recall, asks, choose, lac
 from everlong_server.engine.turn import Place, Turns
 from everlong_server.errors import NotFound
 from everlong_server.store.blobs import Blobs
-from everlong_server.store.passages import Passage, Passages, split
+from everlong_server.store.passages import Passage, Passages, opened, split
 from everlong_server.store.records import Document, Session, new_id
 from tests.process import Server, wait_for
 from tests.tinymodel import NOVEL, STORY, make_model
@@ -164,6 +165,27 @@ def test_a_long_question_is_found_by_its_ends(shelf: Shelf) -> None:
     words = words_of(question, None)
     assert {"humpty", "boiling", "sea"} <= words.keys()
     assert len(words) <= 16
+    many = [" ".join(f"{letter}{n}" for n in range(100)) for letter in "ab"]
+    for own, before in (
+        (many[0], many[1]),
+        ("it " + many[0][:30], many[1]),
+        ("字" + "孔子住在哪里天地玄黄宇宙洪荒日月盈昃" * 100, None),
+    ):
+        assert 8 < len(words_of(own, before)) <= 16
+
+
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("นครวัดเป็นปราสาทหิน", "ปราสาทหิน?"), ("ວັດພູເປັນປາສາດ", "ປາສາດ?"), ("အင်းလေးကန်သည်ကန်", "အင်းလေး?"),
+        ("អង្គរវត្តជាប្រាសាទ", "ប្រាសាទ?"), ("Her re\u0301sume\u0301 was long.", "Whose r\u00e9sum\u00e9?"),
+        ("Her r\u00e9sum\u00e9 was long.", "Whose re\u0301sume\u0301?"),
+    ],
+)  # fmt: skip
+def test_words_of_other_scripts_and_decomposed_letters(tmp_path: Path, text: str, question: str) -> None:
+    shelf = Shelf(f"file://{tmp_path}")
+    shelf.add(ALICE[:20_000] + text + ALICE[20_000:40_000])
+    assert text in shelf.ask(question)[0].text
 
 
 def test_scripts_without_spaces_and_short_documents(tmp_path: Path) -> None:
@@ -195,6 +217,50 @@ def test_an_index_whose_document_is_deleted_meanwhile_is_gone(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == [document.id]
 
 
+def test_a_damaged_index_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf(f"file://{tmp_path}")
+    document, other = shelf.add(ALICE), shelf.add(NOVEL.read_text())
+    found = shelf.ask("Who is Dinah?")
+    index = tmp_path / f"{document}.passages"
+    whole, second = index.read_bytes(), (tmp_path / f"{other}.passages").read_bytes()
+    middle = len(whole) // 2 // 4096 * 4096
+    damaged = [b"", b"x" * 5000, whole[:4096], whole[:middle], whole[:4096] + bytes(len(whole) - 4096)]
+    for n, content in enumerate(damaged):
+        index.write_bytes(content)
+        assert shelf.ask("Who is Dinah?") == found, n
+        assert index.stat().st_size == len(whole)
+    assert (tmp_path / f"{other}.passages").read_bytes() == second
+    assert len(caplog.records) == len(damaged)
+
+
+def test_an_index_is_made_once_for_all_who_find_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, made = Shelf(f"file://{tmp_path}"), []
+    document, build = shelf.add(ALICE), Passages._build
+
+    def counted(self: Passages, *args: Any) -> None:
+        made.append(args)
+        build(self, *args)
+
+    monkeypatch.setattr(Passages, "_build", counted)
+
+    async def several() -> list[list[Passage]]:
+        each = (Passages(shelf.blobs, shelf) for _ in range(4))  # as each request has its own
+        return await asyncio.gather(*(passages.search([document], {"dinah": 1.0}, 3) for passages in each))
+
+    found = asyncio.run(several())
+    assert found[0]
+    assert found == [found[0]] * 4
+    assert len(made) == 1
+
+
+def test_an_index_is_mapped_and_not_copied(tmp_path: Path) -> None:
+    shelf = Shelf(f"file://{tmp_path}")
+    document = shelf.add(ALICE)
+    asyncio.run(shelf.passages.ensure(shelf.documents[document]))
+    with opened(tmp_path / f"{document}.passages") as index:
+        assert index.execute("PRAGMA mmap_size").fetchone()[0] > 0
+
+
 def test_ten_megabytes_are_indexed_and_searched_quickly(tmp_path: Path) -> None:
     """The targets are 10 % of the reading time and 20 ms; what is asserted leaves room for a busy machine."""
     shelf = Shelf(f"file://{tmp_path}")
@@ -202,11 +268,13 @@ def test_ten_megabytes_are_indexed_and_searched_quickly(tmp_path: Path) -> None:
     start = time.process_time()
     asyncio.run(shelf.passages.ensure(document))
     assert time.process_time() - start < 4
-    words = words_of("What did the Red Queen say to Alice about the white knight in the house at night?", None)
-    asyncio.run(shelf.passages.search([document.id], words, 3))
-    start = time.process_time()
-    asyncio.run(shelf.passages.search([document.id], words, 3))
-    assert time.process_time() - start < 0.1
+    usual = words_of("What did the Red Queen say to Alice about the white knight in the house at night?", None)
+    endless = words_of("孔子住在哪里" * 3000 + "".join(map(chr, range(0x4E00, 0x9000))), NOVEL.read_text())
+    for words in (usual, endless):
+        asyncio.run(shelf.passages.search([document.id], words, 3))
+        start = time.process_time()
+        asyncio.run(shelf.passages.search([document.id], words, 3))
+        assert time.process_time() - start < 0.1
 
 
 # What an answer is grounded on

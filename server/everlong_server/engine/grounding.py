@@ -6,11 +6,12 @@ All that a model sees of them is made here: which words are looked for, which pa
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from everlong_server.store.passages import Passage
+from everlong_server.store.passages import Passage, spaced
 
 # Words that say nothing about what a text is to be searched for: grammar, questions, small talk.
 STOP_WORDS = frozenset(
@@ -71,8 +72,8 @@ _LATIN = 0x250
 """Letters beyond: of those languages the index does not know how words are inflected, or where they end."""
 _ASKING = {"describe", "explain", "list", "summarise", "summarize", "tell"}
 _WORD = re.compile(r"[^\W_]+")
-_MANY = 8
-"""A long question is searched for by so many words of its beginning and of its end."""
+_MOST = 16
+"""A question is searched for by at most so many words, with those of the question before: of its beginning and its end."""
 _FEW = 3
 """A question of fewer words of its own takes those of the question before along."""
 _BEFORE = 0.5
@@ -125,7 +126,7 @@ def words_of(question: str, before: str | None) -> dict[str, float]:
     """The words to look for and their weight, for a question and the one before it; none for small talk, which has everyday
     words only and does not ask about what was talked of before."""
     every = _words(question)
-    own = _ends([word for word in every if word not in STOP_WORDS])
+    own = _ends([word for word in every if word not in STOP_WORDS], _MOST)
     words = dict.fromkeys(own, 1.0)
     pointing = not _POINTING.isdisjoint(every)
     if EVERYDAY_WORDS.issuperset(own):
@@ -133,8 +134,8 @@ def words_of(question: str, before: str | None) -> dict[str, float]:
         if before is None or not pointing:
             return {}
     if before is not None and (pointing or len(own) < _FEW):
-        for word in _ends([word for word in _words(before) if word not in STOP_WORDS]):
-            words.setdefault(word, _BEFORE)
+        earlier = [word for word in _words(before) if word not in STOP_WORDS and word not in words]
+        words |= dict.fromkeys(_ends(earlier, _MOST - len(words)), _BEFORE)
     return words
 
 
@@ -239,12 +240,13 @@ def _enough(found: Sequence[Passage]) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(text)]
+    return [word.lower() for word in _WORD.findall(spaced(unicodedata.normalize("NFC", text)))]
 
 
-def _ends(words: list[str]) -> list[str]:
+def _ends(words: list[str], most: int) -> list[str]:
     words = list(dict.fromkeys(words))
-    return words if len(words) <= 2 * _MANY else words[:_MANY] + words[-_MANY:]
+    last = most // 2
+    return words if len(words) <= most else words[: most - last] + words[len(words) - last :]
 
 
 def _merged(passages: Sequence[Passage]) -> list[Passage]:

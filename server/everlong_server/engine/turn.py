@@ -261,9 +261,10 @@ class Turns:
         documents, talked = place.session.documents, bool(place.session.messages or place.earlier)
         if not recall.passages or not documents:
             return [], False
-        words = words_of(content, place.asked)
+        words = await asyncio.to_thread(words_of, content, place.asked)
         found = await self._passages.search(documents, words, recall.passages) if words else []
-        return found, lacks(content, found, talked=talked) and await self._passages.complete(documents)
+        lacking = await asyncio.to_thread(lacks, content, found, talked=talked)
+        return found, lacking and await self._passages.complete(documents)
 
     def _prompt(
         self, place: Place, content: str, found: list[Passage], recall: Recall, *, lacking: bool
