@@ -297,7 +297,7 @@ export interface components {
         /** @description Tokens of the context with much space. */
         MemoryPhrase: {
             end: number;
-            /** @description their words; null outside of documents, and for a document that was deleted or has over 16 MiB */
+            /** @description their words; null outside of documents, and for a document that was deleted or, with those before it, has over 16 MiB */
             quote: components["schemas"]["Quote"] | null;
             /** @description their share of the memory, 0 … 1 */
             space: number;

@@ -214,7 +214,8 @@ class MemoryPhrase(Wire):
     end: int
     space: float = Field(description="their share of the memory, 0 … 1")
     quote: Quote | None = Field(
-        description="their words; null outside of documents, and for a document that was deleted or has over 16 MiB"
+        description="their words; null outside of documents, and for a document that was deleted or, with those before it, "
+        "has over 16 MiB"
     )
 
 
