@@ -559,6 +559,66 @@ def test_the_index_comes_and_goes_with_its_document(new_server, model: Path) -> 
     assert server.say(session, QUESTION, **GREEDY)["evidence"] == []
 
 
+def test_evidence_comes_before_the_first_word_over_a_socket(grounded: Server, document: str) -> None:
+    session = grounded.session(document)["id"]
+    with connect(f"ws://127.0.0.1:{grounded.port}/v1/sessions/{session}/stream") as socket:
+        for recall in ({}, False):
+            socket.send(json.dumps({"type": "message.create", "content": QUESTION, "recall": recall, **GREEDY}))
+            events: list[dict] = []
+            while not events or events[-1]["type"] != "response.completed":
+                events.append(json.loads(socket.recv(timeout=60)))
+            kinds = [event["type"] for event in events]
+            assert kinds[:3] == ["response.created", "response.evidence", "response.output_text.delta"]
+            assert kinds.count("response.evidence") == 1
+            assert events[1]["response_id"] == events[0]["response"]["id"]
+            assert events[1]["evidence"] == events[-1]["message"]["evidence"]
+            assert bool(events[1]["evidence"]) is (recall == {})
+
+
+@pytest.fixture(scope="module")
+def windowed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A memory that reads as fast as it can."""
+    options = json.dumps({"segment_length": 64, "sinks": 4, "window": 128})
+    settings = {"memory": "window", "memory_options": options, "recall_tokens": 96, "max_message_chars": 2000}
+    with Server(tiny_model / "backbone", tmp_path_factory.mktemp("data"), **settings) as server:
+        yield server.start()
+
+
+LINE = "A yellow submarine torpedoed Zanzibar's aquarium. "
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "held"),
+    [
+        ((" ".join(ALICE.split()) * 60)[:5_000_000] + LINE, "Which submarine torpedoed Zanzibar's aquarium?", "yellow"),
+        ("abcdefghij" * 20_000, "Who is the abcdefghij?", ""),
+        ("Its word: swordfish.", "What is said of a swordfish?", "swordfish"),
+    ],
+    ids=["a line of 5 MB", "no spaces", "ten tokens"],
+)
+def test_a_document_of_any_shape_is_searched(windowed: Server, text: str, question: str, held: str) -> None:
+    document = windowed.read(text)["id"]
+    message = windowed.say(windowed.session(document)["id"], question, **GREEDY, recall={"tokens": 192})
+    assert message["content"]
+    assert bool(message["evidence"]) is bool(held)
+    assert held in " ".join(e["text"] for e in message["evidence"])
+    for e in message["evidence"]:
+        assert text[e["start"] : e["end"]] == e["text"]
+        assert text.encode()[e["start_byte"] : e["end_byte"]].decode() == e["text"]
+
+
+def test_a_question_may_be_as_long_as_a_message_and_no_longer(windowed: Server) -> None:
+    session = windowed.session(windowed.read(ALICE[:20_000])["id"])["id"]
+    longest = (QUESTION + " ").ljust(1995, "é") + " 🐈 ?!"
+    longest = longest[:1999] + "?"
+    assert len(longest) == 2000 < len(longest.encode())
+    assert windowed.say(session, longest, **GREEDY)["evidence"]
+    refused = windowed.http.post(f"/v1/sessions/{session}/messages", json={"content": longest + "?"})
+    error = windowed.error(refused, 413, "too_large", "content")
+    assert "2001 characters, the limit is 2000" in error["message"]
+    assert windowed.get_session(session)["messages"] == 2
+
+
 def test_a_question_that_the_text_has_nothing_about_is_answered_so(
     new_server, tiny_model: Path, tmp_path: Path
 ) -> None:
