@@ -185,7 +185,8 @@ async def document_events(request: Request, id: str) -> Any:
 
 @app.post("/v1/sessions", status_code=201)
 async def create_session(request: Request) -> Any:
-    return request.app.state.fake.session((await request.json())["documents"])
+    body = await request.json()
+    return request.app.state.fake.session(body["documents"]) | {"recall": body.get("recall")}
 
 
 @app.get("/v1/sessions/{id}")
@@ -198,7 +199,7 @@ async def get_session(request: Request, id: str) -> Any:
 @app.patch("/v1/sessions/{id}")
 async def rename(request: Request, id: str) -> Any:
     session = await get_session(request, id)
-    session["title"] = (await request.json())["title"]
+    session |= await request.json()
     return session
 
 

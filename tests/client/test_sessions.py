@@ -73,10 +73,12 @@ def test_create_wait_fork_delete(client: Any):
     assert client.sessions.wait(session.id, timeout=60).status == "ready"
     assert (session.title, client.sessions.rename(session.id, "Mine").title) == (None, "Mine")
     assert client.sessions.rename(session.id, None).title is None
+    assert (session.recall, client.sessions.set_recall(session.id, False).recall) == (None, False)
     fork = client.sessions.fork(session.id)
     assert fork.documents == (id,)
     assert [s.id for s in client.sessions.list()] == [session.id, fork.id]
     assert [s.id for s in client.sessions.list(limit=1)] == [session.id]
+    assert client.sessions.create([id], recall={"passages": 2}).recall == {"passages": 2}
     client.sessions.delete(session.id)
     with pytest.raises(NotFoundError):
         client.sessions.get(session.id)

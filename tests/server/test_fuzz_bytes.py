@@ -265,10 +265,13 @@ def frames(count: int) -> dict[str, int]:
     async def fine(*_: Any) -> None:
         """A key that is good, and a request that is allowed."""
 
+    async def there(_: Any) -> Any:
+        return SimpleNamespace(recall=None)
+
     services: Any = SimpleNamespace(
         settings=Settings(),
         credentials=SimpleNamespace(check=fine), allowance=SimpleNamespace(request=fine), recall=Recall(1, 10),
-        conversations=SimpleNamespace(send=stopped), responding=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, ask=lambda *_, **__: SimpleNamespace(documents=())),
+        conversations=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), responding=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, ask=lambda *_, **__: SimpleNamespace(documents=())),
         model=SimpleNamespace(name="m", memory=SimpleNamespace(vocab_size=100, sight=100)),
     )  # fmt: skip
 

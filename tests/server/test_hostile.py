@@ -53,7 +53,7 @@ async def test_words_and_secrets_are_not_logged(talkative: Server) -> None:
     text = {"content-type": "text/plain"}
     upload = http.post(
         "/v1/documents",
-        content=f"{MARKER} is the magic word of the cave. " + "Other words. " * 200,
+        content=f"{MARKER} is the magic word of the cave. " * 8 + "Other words. " * 200,
         headers=text,
         params={"filename": MARKER},
     )

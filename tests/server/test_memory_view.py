@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import itertools
 import json
@@ -9,13 +11,18 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
 
 from everlong_models.loading import load_tokenizer
 from everlong_models.tokenizer import Tokenizer
+from everlong_server.engine.memories import Memories
 from everlong_server.engine.whereabouts import passages_at
+from everlong_server.store.records import Document, reading_id
 from tests.process import Server, wait_for
 from tests.server.test_memories import folder_of
 from tests.tinymodel import NOVEL, STORY, make_tokenizer
@@ -109,6 +116,47 @@ def test_a_memory_shows_what_it_attends_to_and_gives_space_to(sticky: Server) ->
     assert gone["documents"] == [], "with it went all that is known of where the documents after it began"
     assert {phrase["quote"] for layer in gone["layers"] for phrase in layer["phrases"]} == {None}
     assert gone["layers"][0]["edges"] == after["layers"][0]["edges"]
+
+
+def test_words_are_looked_for_in_so_much_text_while_the_look_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"doc_a": 60, "doc_b": 50, "doc_c": 40, "doc_d": 1}
+    ends = dict(zip(sizes, itertools.count(10, 10), strict=False))
+    admitted, looked = [False], []
+
+    @contextlib.contextmanager
+    def admit() -> Iterator[None]:
+        admitted[0] = True
+        yield
+        admitted[0] = False
+
+    async def reading(id: str) -> Any:
+        assert admitted[0]
+        (document,) = (name for n, name in enumerate(sizes, 1) if id == reading_id("m", tuple(sizes)[:n]))
+        return SimpleNamespace(status="ready", cursor=SimpleNamespace(position=ends[document], tokens=10))
+
+    async def document(id: str) -> Document:
+        return Document(id, None, sizes[id], 0, 0.0)
+
+    def read(_: Memories, document: Document, spans: object) -> dict[Any, Any]:
+        assert admitted[0]
+        looked.append(document.id)
+        return {}
+
+    session = SimpleNamespace(model="m", documents=tuple(sizes), open=(), position=40)
+    phrases = [SimpleNamespace(start=n, end=n + 2) for n in (1, 11, 21, 31)]
+    view = SimpleNamespace(layers=[SimpleNamespace(phrases=phrases)])
+    memories: Any = Memories(
+        SimpleNamespace(admit=admit, model=None, look=AsyncMock(return_value=view)),  # type: ignore[arg-type]
+        AsyncMock(),
+        AsyncMock(get=AsyncMock(return_value=session)),
+        SimpleNamespace(reading=reading, get=document),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+    )
+    monkeypatch.setattr("everlong_server.engine.memories.load_state", lambda *_: None)
+    monkeypatch.setattr("everlong_server.engine.memories.MOST_TEXT", 100)
+    monkeypatch.setattr(Memories, "_read", read)
+    asyncio.run(memories.look("ses_1"))
+    assert looked == ["doc_a", "doc_c"]
 
 
 def test_rmt_tells_how_old_and_how_full_it_is(server: Server) -> None:

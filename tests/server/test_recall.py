@@ -9,17 +9,22 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from websockets.sync.client import connect
 
 from everlong_models import load_model
-from everlong_server.engine.grounding import TEMPLATE, asks, choose, words_of
+from everlong_server.engine.grounding import TEMPLATE, Recall, asks, choose, lacks, words_of
+from everlong_server.engine.turn import Place, Turns
 from everlong_server.errors import NotFound
 from everlong_server.store.blobs import Blobs
-from everlong_server.store.passages import Passage, Passages, split
-from everlong_server.store.records import Document, new_id
+from everlong_server.store.passages import Passage, Passages, opened, split
+from everlong_server.store.records import Document, Session, new_id
 from tests.process import Server, wait_for
 from tests.tinymodel import NOVEL, STORY, make_model
 
@@ -128,6 +133,9 @@ def test_what_is_asked_for_is_found(shelf: Shelf, question: str, words: str) -> 
     "question",
     [
         "Hello!", "Thanks, that was very helpful.", "Hi, how are you today?", "Good morning.", "ok", "the of and", "?!…",
+        "Sounds good", "See you later!", "Please continue", "Nice to meet you", "That makes sense.", "Can you repeat that?",
+        "lol that's crazy", "Have a great weekend, it was fun talking to you", "I agree, he is amazing.", "Yeah, I love it!",
+        "Happy New Year!", "Interesting, I never knew that", "You too, take care!", "I guess so...", "Best wishes",
         "Can you help me?", "Write a Python function that parses JSON.", "谢谢你", "   \n",
     ],
 )  # fmt: skip
@@ -135,11 +143,20 @@ def test_small_talk_draws_no_passages(shelf: Shelf, question: str) -> None:
     assert shelf.ask(question) == []
 
 
+@pytest.mark.parametrize("question", ["Red Queen", "I like the Red Queen!", "Tell me more of Tweedledum", "Oysters."])
+def test_names_and_rare_words_are_searched_for(shelf: Shelf, question: str) -> None:
+    assert shelf.ask(question)
+
+
 def test_a_question_takes_the_one_before_along_only_where_it_points_there(shelf: Shelf) -> None:
     before = "Who is Humpty Dumpty?"
     assert any("Humpty" in passage.text for passage in shelf.ask("What did he sit on, a wall?", before=before))
     assert any("Humpty" in passage.text for passage in shelf.ask("Why?", before=before))
     assert shelf.ask("Thanks!", before=before) == []
+    for remark in ("That makes sense.", "I like him!", "See you next time.", "Can you repeat that?"):
+        assert shelf.ask(remark, before=before) == []
+    for question in ("Was he happy?", "What happened next?", "Tell me about his best friends."):
+        assert any("Humpty" in passage.text for passage in shelf.ask(question, before=before))
     assert "humpty" not in words_of("Which gang rules Vermissa Valley in America?", before)
 
 
@@ -148,6 +165,27 @@ def test_a_long_question_is_found_by_its_ends(shelf: Shelf) -> None:
     words = words_of(question, None)
     assert {"humpty", "boiling", "sea"} <= words.keys()
     assert len(words) <= 16
+    many = [" ".join(f"{letter}{n}" for n in range(100)) for letter in "ab"]
+    for own, before in (
+        (many[0], many[1]),
+        ("it " + many[0][:30], many[1]),
+        ("字" + "孔子住在哪里天地玄黄宇宙洪荒日月盈昃" * 100, None),
+    ):
+        assert 8 < len(words_of(own, before)) <= 16
+
+
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("นครวัดเป็นปราสาทหิน", "ปราสาทหิน?"), ("ວັດພູເປັນປາສາດ", "ປາສາດ?"), ("အင်းလေးကန်သည်ကန်", "အင်းလေး?"),
+        ("អង្គរវត្តជាប្រាសាទ", "ប្រាសាទ?"), ("Her re\u0301sume\u0301 was long.", "Whose r\u00e9sum\u00e9?"),
+        ("Her r\u00e9sum\u00e9 was long.", "Whose re\u0301sume\u0301?"),
+    ],
+)  # fmt: skip
+def test_words_of_other_scripts_and_decomposed_letters(tmp_path: Path, text: str, question: str) -> None:
+    shelf = Shelf(f"file://{tmp_path}")
+    shelf.add(ALICE[:20_000] + text + ALICE[20_000:40_000])
+    assert text in shelf.ask(question)[0].text
 
 
 def test_scripts_without_spaces_and_short_documents(tmp_path: Path) -> None:
@@ -179,6 +217,50 @@ def test_an_index_whose_document_is_deleted_meanwhile_is_gone(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == [document.id]
 
 
+def test_a_damaged_index_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf(f"file://{tmp_path}")
+    document, other = shelf.add(ALICE), shelf.add(NOVEL.read_text())
+    found = shelf.ask("Who is Dinah?")
+    index = tmp_path / f"{document}.passages"
+    whole, second = index.read_bytes(), (tmp_path / f"{other}.passages").read_bytes()
+    middle = len(whole) // 2 // 4096 * 4096
+    damaged = [b"", b"x" * 5000, whole[:4096], whole[:middle], whole[:4096] + bytes(len(whole) - 4096)]
+    for n, content in enumerate(damaged):
+        index.write_bytes(content)
+        assert shelf.ask("Who is Dinah?") == found, n
+        assert index.stat().st_size == len(whole)
+    assert (tmp_path / f"{other}.passages").read_bytes() == second
+    assert len(caplog.records) == len(damaged)
+
+
+def test_an_index_is_made_once_for_all_who_find_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, made = Shelf(f"file://{tmp_path}"), []
+    document, build = shelf.add(ALICE), Passages._build
+
+    def counted(self: Passages, *args: Any) -> None:
+        made.append(args)
+        build(self, *args)
+
+    monkeypatch.setattr(Passages, "_build", counted)
+
+    async def several() -> list[list[Passage]]:
+        each = (Passages(shelf.blobs, shelf) for _ in range(4))  # as each request has its own
+        return await asyncio.gather(*(passages.search([document], {"dinah": 1.0}, 3) for passages in each))
+
+    found = asyncio.run(several())
+    assert found[0]
+    assert found == [found[0]] * 4
+    assert len(made) == 1
+
+
+def test_an_index_is_mapped_and_not_copied(tmp_path: Path) -> None:
+    shelf = Shelf(f"file://{tmp_path}")
+    document = shelf.add(ALICE)
+    asyncio.run(shelf.passages.ensure(shelf.documents[document]))
+    with opened(tmp_path / f"{document}.passages") as index:
+        assert index.execute("PRAGMA mmap_size").fetchone()[0] > 0
+
+
 def test_ten_megabytes_are_indexed_and_searched_quickly(tmp_path: Path) -> None:
     """The targets are 10 % of the reading time and 20 ms; what is asserted leaves room for a busy machine."""
     shelf = Shelf(f"file://{tmp_path}")
@@ -186,11 +268,13 @@ def test_ten_megabytes_are_indexed_and_searched_quickly(tmp_path: Path) -> None:
     start = time.process_time()
     asyncio.run(shelf.passages.ensure(document))
     assert time.process_time() - start < 4
-    words = words_of("What did the Red Queen say to Alice about the white knight in the house at night?", None)
-    asyncio.run(shelf.passages.search([document.id], words, 3))
-    start = time.process_time()
-    asyncio.run(shelf.passages.search([document.id], words, 3))
-    assert time.process_time() - start < 0.1
+    usual = words_of("What did the Red Queen say to Alice about the white knight in the house at night?", None)
+    endless = words_of("孔子住在哪里" * 3000 + "".join(map(chr, range(0x4E00, 0x9000))), NOVEL.read_text())
+    for words in (usual, endless):
+        asyncio.run(shelf.passages.search([document.id], words, 3))
+        start = time.process_time()
+        asyncio.run(shelf.passages.search([document.id], words, 3))
+        assert time.process_time() - start < 0.1
 
 
 # What an answer is grounded on
@@ -250,11 +334,49 @@ def test_a_budget_that_holds_a_word_gives_it_and_a_smaller_one_nothing() -> None
     ("message", "is_one"),
     [
         ("Who is the Red Queen?", True), ("Tell me about the Red Queen.", False), ("How are you today?", False),
-        ("What is the plot of the story?", False), ("Why?", False), ("?", False), ("孔子住在哪里?", True),
+        ("What is the plot of the story?", False), ("Does that make sense?", False), ("Why?", False), ("?", False), ("孔子住在哪里?", True),
     ],
 )  # fmt: skip
 def test_a_question_about_something_is_told_from_talk(message: str, is_one: bool) -> None:
     assert asks(message) is is_one
+
+
+@pytest.mark.parametrize("tokens", [100, 128])
+def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, tokens: int) -> None:
+    """A memory of its kind keeps no tokens: what the end of a segment takes along cannot be quoted any more."""
+    served = load_model(str(model), models_dir=model.parent)
+    S, tokenizer = served.memory.segment_length, served.tokenizer
+    turns = Turns(SimpleNamespace(model=served), *[None] * 4, max_message_chars=100)  # type: ignore[arg-type]
+    found = [replace(p, score=9.0 - n) for n, p in enumerate(passages_of(ALICE)[4:16])]
+    state, filling, with_some = served.memory.initial_state(1), tokenizer.encode(NOVEL.read_text()[:2000]), 0
+    for messages in (0, 2):
+        for open in range(S):
+            fields = Session.fields("", "", "", ["doc"]) | {"messages": messages, "position": open + S}
+            session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
+            session = replace(session, open=tuple(filling[:open]))
+            place = Place(session, state, (), None, AsyncMock())
+            prompt, evidence, *_ = turns._prompt(place, QUESTION, found, Recall(16, tokens), lacking=False)
+            said = [*session.open, *prompt]
+            last = tokenizer.decode(said[(len(said) - 1) // S * S :], skip_special=False)
+            for e in evidence:
+                assert e["text"] in last, open
+                assert ALICE[e["start"] : e["end"]] == e["text"]
+                assert ALICE.encode()[e["start_byte"] : e["end_byte"]].decode() == e["text"]
+            with_some += bool(evidence)
+    assert with_some > 0.9 * 2 * S
+
+
+def test_that_a_text_lacks_an_answer_is_said_of_what_was_searched_for_well() -> None:
+    foreign, near = "Which submarine torpedoed Zanzibar?", [replace(passages_of(ALICE)[0], share=0.1)]
+    for talked in (False, True):
+        assert lacks(foreign, [], talked=talked)
+        assert lacks(foreign, near, talked=talked)
+        assert not lacks(foreign, [replace(near[0], share=0.9)], talked=talked)
+        for other in ("孔子住在哪里?", "Где живёт Алиса?", "Sounds good?", "Tell me about submarines."):
+            assert not lacks(other, [], talked=talked)
+    own = "Which submarine did I ask you about?"
+    assert lacks(own, [], talked=False)
+    assert not lacks(own, [], talked=True)
 
 
 # Over HTTP
@@ -315,18 +437,102 @@ def test_the_same_question_has_the_same_answer_before_and_after_kill_9(grounded:
     assert ask() == before
 
 
-@pytest.mark.parametrize(
-    ("recall", "param"),
-    [
-        ({"tokens": 129}, "recall.tokens"), ({"tokens": 0}, "recall.tokens"),
-        ({"passages": 33}, "recall.passages"), ({"best": 1}, "recall.best"), (True, "recall"),
-    ],
-)  # fmt: skip
+WRONG = [
+    ({"tokens": 129}, "recall.tokens"), ({"tokens": 0}, "recall.tokens"),
+    ({"passages": 33}, "recall.passages"), ({"best": 1}, "recall.best"), (True, "recall"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("recall", "param"), WRONG)
 def test_what_cannot_be_recalled_is_refused(grounded: Server, recall: object, param: str) -> None:
     session = grounded.session()["id"]
     answer = grounded.http.post(f"/v1/sessions/{session}/messages", json={"content": "?", "recall": recall})
     assert answer.status_code == 422, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_a_message_that_says_nothing_of_recall_uses_its_sessions_and_then_the_servers(
+    grounded: Server, document: str
+) -> None:
+    path = "/v1/sessions"
+    made = grounded.http.post(path, json={"documents": [document], "recall": {"tokens": 40}}).json()
+    path = f"{path}/{made['id']}"
+
+    def found(**more: object) -> int:
+        """Characters of evidence."""
+        fork = grounded.http.post(f"{path}/fork").json()["id"]
+        return sum(len(e["text"]) for e in grounded.say(fork, QUESTION, **GREEDY, **more)["evidence"])
+
+    def patched(**given: object) -> dict:
+        answer = grounded.http.patch(path, json=given)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    several = {"tokens": 128, "passages": 4}
+    assert made["recall"] == {"passages": None, "tokens": 40}
+    few, more = found(), found(recall=several)
+    assert 0 < few < more
+    assert (found(recall={}), found(recall={"passages": 4}), found(recall=False)) == (few, few, 0)
+    assert grounded.http.post(f"{path}/fork").json()["recall"] == made["recall"]
+    assert patched(recall=several)["recall"] == several
+    assert (found(), found(recall={"tokens": 40})) == (more, few)
+    assert patched(title="Kittens")["recall"] == several, "what is not given stays"
+    assert patched(recall=False) == grounded.get_session(made["id"]) | {"recall": False, "title": "Kittens"}
+    assert (found(), found(recall={"tokens": 128}), found(recall=several)) == (0, 0, more)
+    socket_path = f"ws://127.0.0.1:{grounded.port}{path}/stream"
+    with connect(socket_path) as socket:
+        for asked in (False, None):
+            patched(recall=asked)
+            socket.send(json.dumps({"type": "message.create", "content": QUESTION, **GREEDY}))
+            events = []
+            while not events or events[-1]["type"] != "response.completed":
+                events.append(json.loads(socket.recv(timeout=60)))
+            assert bool(events[-1]["message"]["evidence"]) is (asked is None)
+    assert patched()["recall"] is None
+    assert patched()["title"] == "Kittens"
+
+
+@pytest.mark.parametrize(("recall", "param"), WRONG)
+def test_what_cannot_be_recalled_is_refused_of_a_session_too(grounded: Server, recall: object, param: str) -> None:
+    session = grounded.session()
+    for answer in (
+        grounded.http.post("/v1/sessions", json={"recall": recall}),
+        grounded.http.patch(f"/v1/sessions/{session['id']}", json={"recall": recall}),
+    ):
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["error"]["param"] == param
+    assert grounded.get_session(session["id"]) == session
+
+
+def test_a_document_stands_in_a_session_once(grounded: Server, document: str) -> None:
+    """Else all of its passages would be found twice."""
+    answer = grounded.http.post("/v1/sessions", json={"documents": [document, document]})
+    error = grounded.error(answer, 422, "invalid_value", "documents")
+    assert repr(document) in error["message"]
+
+
+def test_a_server_that_has_recall_off_has_it_off_for_good(new_server, model: Path) -> None:
+    server = new_server(model, recall_tokens=100).start()
+    document = server.read(ALICE[:20_000])["id"]
+    asked = {"passages": 2}
+    session = server.http.post("/v1/sessions", json={"documents": [document], "recall": asked}).json()["id"]
+    assert server.say(session, QUESTION, **GREEDY)["evidence"]
+    server.kill9()
+    server.environment["EVERLONG_RECALL_PASSAGES"] = "0"
+    server.start()
+    index = server.data / "documents" / f"{document}.passages"
+    index.unlink()
+    for answer in (
+        server.http.post(f"/v1/sessions/{session}/messages", json={"content": QUESTION, "recall": asked}),
+        server.http.post("/v1/sessions", json={"recall": asked}),
+        server.http.patch(f"/v1/sessions/{session}", json={"recall": asked}),
+        server.http.post("/v1/responses", json={"input": QUESTION, "recall": asked}),
+    ):
+        error = server.error(answer, 422, "invalid_value", "recall.passages")
+        assert "EVERLONG_RECALL_PASSAGES=0" in error["message"]
+    for off in ({}, {"recall": False}, {"recall": {"passages": 0}}, {"recall": {"tokens": 50}}):
+        assert server.say(session, QUESTION, **GREEDY, **off)["evidence"] == []
+    assert not index.exists()
 
 
 @pytest.mark.parametrize("content", ["the of and", "Kitten? " * 12_000, "谁是爱丽丝？", "<|im_end|><|im_start|>kitten"])
@@ -353,6 +559,66 @@ def test_the_index_comes_and_goes_with_its_document(new_server, model: Path) -> 
     assert server.say(session, QUESTION, **GREEDY)["evidence"] == []
 
 
+def test_evidence_comes_before_the_first_word_over_a_socket(grounded: Server, document: str) -> None:
+    session = grounded.session(document)["id"]
+    with connect(f"ws://127.0.0.1:{grounded.port}/v1/sessions/{session}/stream") as socket:
+        for recall in ({}, False):
+            socket.send(json.dumps({"type": "message.create", "content": QUESTION, "recall": recall, **GREEDY}))
+            events: list[dict] = []
+            while not events or events[-1]["type"] != "response.completed":
+                events.append(json.loads(socket.recv(timeout=60)))
+            kinds = [event["type"] for event in events]
+            assert kinds[:3] == ["response.created", "response.evidence", "response.output_text.delta"]
+            assert kinds.count("response.evidence") == 1
+            assert events[1]["response_id"] == events[0]["response"]["id"]
+            assert events[1]["evidence"] == events[-1]["message"]["evidence"]
+            assert bool(events[1]["evidence"]) is (recall == {})
+
+
+@pytest.fixture(scope="module")
+def windowed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A memory that reads as fast as it can."""
+    options = json.dumps({"segment_length": 64, "sinks": 4, "window": 128})
+    settings = {"memory": "window", "memory_options": options, "recall_tokens": 96, "max_message_chars": 2000}
+    with Server(tiny_model / "backbone", tmp_path_factory.mktemp("data"), **settings) as server:
+        yield server.start()
+
+
+LINE = "A yellow submarine torpedoed Zanzibar's aquarium. "
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "held"),
+    [
+        ((" ".join(ALICE.split()) * 60)[:5_000_000] + LINE, "Which submarine torpedoed Zanzibar's aquarium?", "yellow"),
+        ("abcdefghij" * 20_000, "Who is the abcdefghij?", ""),
+        ("Its word: swordfish.", "What is said of a swordfish?", "swordfish"),
+    ],
+    ids=["a line of 5 MB", "no spaces", "ten tokens"],
+)
+def test_a_document_of_any_shape_is_searched(windowed: Server, text: str, question: str, held: str) -> None:
+    document = windowed.read(text)["id"]
+    message = windowed.say(windowed.session(document)["id"], question, **GREEDY, recall={"tokens": 192})
+    assert message["content"]
+    assert bool(message["evidence"]) is bool(held)
+    assert held in " ".join(e["text"] for e in message["evidence"])
+    for e in message["evidence"]:
+        assert text[e["start"] : e["end"]] == e["text"]
+        assert text.encode()[e["start_byte"] : e["end_byte"]].decode() == e["text"]
+
+
+def test_a_question_may_be_as_long_as_a_message_and_no_longer(windowed: Server) -> None:
+    session = windowed.session(windowed.read(ALICE[:20_000])["id"])["id"]
+    longest = (QUESTION + " ").ljust(1995, "é") + " 🐈 ?!"
+    longest = longest[:1999] + "?"
+    assert len(longest) == 2000 < len(longest.encode())
+    assert windowed.say(session, longest, **GREEDY)["evidence"]
+    refused = windowed.http.post(f"/v1/sessions/{session}/messages", json={"content": longest + "?"})
+    error = windowed.error(refused, 413, "too_large", "content")
+    assert "2001 characters, the limit is 2000" in error["message"]
+    assert windowed.get_session(session)["messages"] == 2
+
+
 def test_a_question_that_the_text_has_nothing_about_is_answered_so(
     new_server, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -361,6 +627,8 @@ def test_a_question_that_the_text_has_nothing_about_is_answered_so(
     settings = {"memory_options": json.dumps(options), "recall_tokens": 96}
     server = new_server(tiny_model / "backbone", memory="window", **settings).start()
     document = server.read(ALICE[:20_000])["id"]
+
+    session = server.session(document)["id"]
 
     def prompt(question: str, **more: object) -> int:
         message = server.say(server.session(document)["id"], question, **GREEDY, **more)
@@ -375,3 +643,10 @@ def test_a_question_that_the_text_has_nothing_about_is_answered_so(
     assert said == told + len(model.chat.head) - len(model.chat.separator)
     assert prompt(talk) == prompt(talk, recall=False)
     assert prompt(foreign, recall={"tokens": told - 1}) == prompt(foreign, recall=False), "the budget holds"
+    assert server.http.delete(f"/v1/documents/{document}").is_success
+    forks = (server.http.post(f"/v1/sessions/{session}/fork").json()["id"] for _ in range(2))
+    gone = [
+        server.say(fork, foreign, **GREEDY, recall=asked)["usage"]
+        for fork, asked in zip(forks, ({}, False), strict=True)
+    ]
+    assert gone[0] == gone[1], "what was deleted was not searched"

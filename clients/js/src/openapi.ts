@@ -97,6 +97,8 @@ export interface components {
             documents?: string[];
             /** @description the served model's name; default: the served model */
             model?: string | null;
+            /** @description for messages that say nothing of it; false: no passages; null: as the server does */
+            recall?: components["schemas"]["Recall"] | false | null;
         };
         /** @description A file that is about to come. */
         CreateUpload: {
@@ -295,7 +297,7 @@ export interface components {
         /** @description Tokens of the context with much space. */
         MemoryPhrase: {
             end: number;
-            /** @description their words; null outside of documents, and for a document that was deleted or has over 16 MiB */
+            /** @description their words; null outside of documents, and for a document that was deleted or, with those before it, has over 16 MiB */
             quote: components["schemas"]["Quote"] | null;
             /** @description their share of the memory, 0 … 1 */
             space: number;
@@ -355,7 +357,10 @@ export interface components {
             start_byte: number;
             text: string;
         };
-        /** @description Passages of the documents that are put before the question, word for word. What is left out, the server sets. */
+        /**
+         * @description Passages of the documents that are put before the question, word for word. What a message leaves out, its session
+         *     sets, or else the server.
+         */
         Recall: {
             /** @description at most so many; 0 is none */
             passages?: number | null;
@@ -399,6 +404,8 @@ export interface components {
             object: "session";
             /** @description tokens of context: documents and dialogue */
             position: number;
+            /** @description for messages that say nothing of it; null: as the server does */
+            recall: components["schemas"]["Recall"] | false | null;
             state_bytes: number;
             state_digest: string | null;
             /** @enum {string} */
@@ -439,10 +446,12 @@ export interface components {
             /** @description read into the memory */
             tokens: number;
         };
-        /** @description What of a session can be changed. */
+        /** @description What of a session can be changed. What is not given stays. */
         UpdateSession: {
+            /** @description for messages that say nothing of it; false: no passages; null: as the server does */
+            recall?: components["schemas"]["Recall"] | false | null;
             /** @description for people; null: the next question gives one */
-            title: string | null;
+            title?: string | null;
         };
         /** @description A file that comes in parts, or has come. */
         Upload: {

@@ -3,7 +3,7 @@ import { Conversation } from "./conversation.js";
 import { ReadingFailedError, StreamError } from "./errors.js";
 import { pause } from "./patience.js";
 import { type Transport, path } from "./transport.js";
-import type { CallOptions, List, Message, PostOptions, ResponseEvent, Sampling, Session, SessionMemory } from "./types.js";
+import type { CallOptions, List, Message, PostOptions, Recall, ResponseEvent, Sampling, Session, SessionMemory } from "./types.js";
 
 export class Sessions {
   readonly #transport: Transport;
@@ -13,9 +13,12 @@ export class Sessions {
   }
 
   /** Begins a session on the documents with these ids, in this order; they may still be being read. */
-  create(documents: string[] = [], options: PostOptions & { model?: string } = {}): Promise<Session> {
-    const { model, ...rest } = options;
-    return this.#transport.json({ method: "POST", path: path("sessions"), json: { documents, model }, ...rest });
+  create(
+    documents: string[] = [],
+    options: PostOptions & { model?: string; recall?: Recall | false } = {},
+  ): Promise<Session> {
+    const { model, recall, ...rest } = options;
+    return this.#transport.json({ method: "POST", path: path("sessions"), json: { documents, model, recall }, ...rest });
   }
 
   /** The session as it is now. */
@@ -32,6 +35,11 @@ export class Sessions {
   /** Gives the session another title, of at most 200 characters; null: the next question gives it one. */
   rename(id: string, title: string | null, options: CallOptions = {}): Promise<Session> {
     return this.#transport.json({ method: "PATCH", path: path("sessions", id), json: { title }, ...options });
+  }
+
+  /** What messages that say nothing of `recall` are grounded on; null: what the server does by itself. */
+  setRecall(id: string, recall: Recall | false | null, options: CallOptions = {}): Promise<Session> {
+    return this.#transport.json({ method: "PATCH", path: path("sessions", id), json: { recall }, ...options });
   }
 
   /** Deletes the session and its memory. */

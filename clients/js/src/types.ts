@@ -17,6 +17,7 @@ export type MemoryPhrase = Schemas["MemoryPhrase"];
 export type Message = Schemas["Message"];
 export type Evidence = Schemas["Evidence"];
 export type Quote = Schemas["Quote"];
+export type Recall = Schemas["Recall"];
 export type Usage = Schemas["Usage"];
 export type Model = Schemas["ServedModel"];
 

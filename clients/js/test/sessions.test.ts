@@ -78,6 +78,8 @@ test("a session's title is its first question, or what it is given", async () =>
   await client.sessions.send(id, "Who  is\nmimsy?", GREEDY);
   expect((await client.sessions.list({ limit: 1 })).data[0]!.title).toBe("Who is mimsy?");
   expect((await client.sessions.rename(id, "Borogoves")).title).toBe("Borogoves");
+  expect(await client.sessions.setRecall(id, false)).toMatchObject({ title: "Borogoves", recall: false });
+  expect((await client.sessions.setRecall(id, null)).recall).toBe(null);
   await expect(client.sessions.rename(id, " ")).rejects.toMatchObject({ param: "title" });
 });
 

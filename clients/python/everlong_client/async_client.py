@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, closing
-from typing import Self, TypeVar, Unpack
+from typing import Literal, Self, TypeVar, Unpack
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
@@ -16,7 +16,7 @@ from everlong_client.document import Document
 from everlong_client.errors import EverlongError
 from everlong_client.event import Answer, Event
 from everlong_client.memory import Memory
-from everlong_client.message import Message, Sampling
+from everlong_client.message import Message, Recall, Sampling
 from everlong_client.model import Model
 from everlong_client.retrying import RETRIES
 from everlong_client.session import Session
@@ -120,9 +120,15 @@ class AsyncSessions:
     def __init__(self, transport: _Transport) -> None:
         self._transport = transport
 
-    async def create(self, documents: Iterable[str] = (), *, model: str | None = None) -> Session:
+    async def create(
+        self,
+        documents: Iterable[str] = (),
+        *,
+        model: str | None = None,
+        recall: Recall | Literal[False] | None = None,
+    ) -> Session:
         """As `Sessions.create`."""
-        return await self._transport.call(calls.create_session(documents, model))
+        return await self._transport.call(calls.create_session(documents, model, recall))
 
     async def wait(
         self,
@@ -155,6 +161,10 @@ class AsyncSessions:
     async def rename(self, session: str, title: str | None) -> Session:
         """As `Sessions.rename`."""
         return await self._transport.call(calls.rename_session(session, title))
+
+    async def set_recall(self, session: str, recall: Recall | Literal[False] | None) -> Session:
+        """As `Sessions.set_recall`."""
+        return await self._transport.call(calls.set_recall(session, recall))
 
     async def fork(self, session: str) -> Session:
         """As `Sessions.fork`."""

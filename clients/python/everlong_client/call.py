@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 from everlong_client.document import Document
 from everlong_client.errors import UnexpectedAnswerError
 from everlong_client.memory import Memory
-from everlong_client.message import Message, Sampling
+from everlong_client.message import Message, Recall, Sampling
 from everlong_client.model import Model
 from everlong_client.record import from_json
 from everlong_client.session import Session
@@ -104,11 +104,13 @@ def document_events(document: str) -> Call[None]:
     return Call("GET", path("documents", document, "events"), _nothing)
 
 
-def create_session(documents: Iterable[str], model: str | None) -> Call[Session]:
+def create_session(
+    documents: Iterable[str], model: str | None, recall: Recall | Literal[False] | None
+) -> Call[Session]:
     """POST /v1/sessions."""
     # A string is an iterable of strings as well, and nobody means its letters.
     ids = [documents] if isinstance(documents, str) else list(documents)
-    return Call("POST", path("sessions"), _one(Session), json=_given(documents=ids, model=model))
+    return Call("POST", path("sessions"), _one(Session), json=_given(documents=ids, model=model, recall=recall))
 
 
 def get_session(session: str) -> Call[Session]:
@@ -129,6 +131,11 @@ def delete_session(session: str) -> Call[None]:
 def rename_session(session: str, title: str | None) -> Call[Session]:
     """PATCH /v1/sessions/{id}."""
     return Call("PATCH", path("sessions", session), _one(Session), json={"title": title})
+
+
+def set_recall(session: str, recall: Recall | Literal[False] | None) -> Call[Session]:
+    """PATCH /v1/sessions/{id}."""
+    return Call("PATCH", path("sessions", session), _one(Session), json={"recall": recall})
 
 
 def fork_session(session: str) -> Call[Session]:

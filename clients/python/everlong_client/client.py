@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from typing import Self, TypeVar, Unpack
+from typing import Literal, Self, TypeVar, Unpack
 
 import httpx
 from websockets.sync.client import ClientConnection, connect
@@ -16,7 +16,7 @@ from everlong_client.document import Document
 from everlong_client.errors import EverlongError
 from everlong_client.event import Answer, Event
 from everlong_client.memory import Memory
-from everlong_client.message import Message, Sampling
+from everlong_client.message import Message, Recall, Sampling
 from everlong_client.model import Model
 from everlong_client.retrying import RETRIES
 from everlong_client.session import Session
@@ -128,12 +128,18 @@ class Sessions:
     def __init__(self, transport: _Transport) -> None:
         self._transport = transport
 
-    def create(self, documents: Iterable[str] = (), *, model: str | None = None) -> Session:
+    def create(
+        self,
+        documents: Iterable[str] = (),
+        *,
+        model: str | None = None,
+        recall: Recall | Literal[False] | None = None,
+    ) -> Session:
         """Begins a session on the documents with these ids, in this order.
 
-        With more than one document `wait` for it before asking. Raises `DocumentNotReadyError` if one is not read yet.
+        With more than one document `wait` for it before asking. `recall`: of messages that say nothing of it. Raises `DocumentNotReadyError` if one is not read yet.
         """
-        return self._transport.call(calls.create_session(documents, model))
+        return self._transport.call(calls.create_session(documents, model, recall))
 
     def wait(
         self, session: str, *, progress: Callable[[Session], object] | None = None, timeout: float | None = None
@@ -162,6 +168,10 @@ class Sessions:
     def rename(self, session: str, title: str | None) -> Session:
         """Gives the session another title, of at most 200 characters; None: the next question gives it one."""
         return self._transport.call(calls.rename_session(session, title))
+
+    def set_recall(self, session: str, recall: Recall | Literal[False] | None) -> Session:
+        """What messages that say nothing of `recall` are grounded on; None: what the server does by itself."""
+        return self._transport.call(calls.set_recall(session, recall))
 
     def fork(self, session: str) -> Session:
         """A new session that remembers what this one does; from here on they go their own ways."""

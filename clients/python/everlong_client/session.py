@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from everlong_client.document import Failure
+from everlong_client.message import Recall
 
 __all__ = ["Session"]
 
@@ -14,7 +16,8 @@ class Session:
     """A session on the server.
 
     `title`: its first question, or what it was given; None before that. `status` is reading, ready or failed; `documents` are their ids. `position` counts the tokens in its memory,
-    `messages` those of the dialogue, `state_bytes` what the memory takes up. `created_at` is in Unix seconds.
+    `messages` those of the dialogue, `state_bytes` what the memory takes up. `recall` is that of messages that say nothing of it;
+    None: what the server does. `created_at` is in Unix seconds.
     """
 
     id: str
@@ -24,6 +27,7 @@ class Session:
     status: str
     position: int = 0
     messages: int = 0
+    recall: Recall | Literal[False] | None = None
     state_bytes: int = 0
     state_digest: str | None = None
     error: Failure | None = None

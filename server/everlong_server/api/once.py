@@ -56,8 +56,7 @@ async def again(message: Event) -> AsyncGenerator[Event, None]:
     """The events of an answer that was given before: its text comes at once."""
     head = {k: message[k] for k in ("id", "object", "role", "session", "model", "created_at", "seed") if k in message}
     yield {"type": "response.created", "response": head}
-    if message.get("evidence") is not None:
-        yield {"type": "response.evidence", "response_id": message["id"], "evidence": message["evidence"]}
+    yield {"type": "response.evidence", "response_id": message["id"], "evidence": message.get("evidence") or []}
     logprobs = {"logprobs": message["logprobs"]} if message.get("logprobs") else {}
     yield {"type": "response.output_text.delta", "response_id": message["id"], "delta": message["content"], **logprobs}
     yield {"type": "response.completed", "message": message}

@@ -78,18 +78,34 @@ class Deleted(Wire):
     deleted: Literal[True] = True
 
 
+class Recall(Wire):
+    """Passages of the documents that are put before the question, word for word. What a message leaves out, its session
+    sets, or else the server."""
+
+    passages: int | None = Field(None, ge=0, le=32, description="at most so many; 0 is none")
+    tokens: int | None = Field(
+        None, ge=1, description="what they may take together; at most what the model sees at once"
+    )
+
+
 class CreateSession(Wire):
     """A new session over documents, which are read one after the other into one memory."""
 
     documents: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(default_factory=list)
     model: str | None = Field(None, max_length=256, description="the served model's name; default: the served model")
+    recall: Recall | Literal[False] | None = Field(
+        None, description="for messages that say nothing of it; false: no passages; null: as the server does"
+    )
 
 
 class UpdateSession(Wire):
-    """What of a session can be changed."""
+    """What of a session can be changed. What is not given stays."""
 
     title: str | None = Field(
-        min_length=1, max_length=200, pattern=r"\S", description="for people; null: the next question gives one"
+        None, min_length=1, max_length=200, pattern=r"\S", description="for people; null: the next question gives one"
+    )
+    recall: Recall | Literal[False] | None = Field(
+        None, description="for messages that say nothing of it; false: no passages; null: as the server does"
     )
 
 
@@ -106,18 +122,12 @@ class Session(Wire):
     status: Literal["reading", "ready", "failed"]
     position: int = Field(description="tokens of context: documents and dialogue")
     messages: int
+    recall: Recall | Literal[False] | None = Field(
+        description="for messages that say nothing of it; null: as the server does"
+    )
     state_bytes: int
     state_digest: str | None
     created_at: float
-
-
-class Recall(Wire):
-    """Passages of the documents that are put before the question, word for word. What is left out, the server sets."""
-
-    passages: int | None = Field(None, ge=0, le=32, description="at most so many; 0 is none")
-    tokens: int | None = Field(
-        None, ge=1, description="what they may take together; at most what the model sees at once"
-    )
 
 
 class CreateMessage(SamplingParams):
@@ -204,7 +214,8 @@ class MemoryPhrase(Wire):
     end: int
     space: float = Field(description="their share of the memory, 0 … 1")
     quote: Quote | None = Field(
-        description="their words; null outside of documents, and for a document that was deleted or has over 16 MiB"
+        description="their words; null outside of documents, and for a document that was deleted or, with those before it, "
+        "has over 16 MiB"
     )
 
 

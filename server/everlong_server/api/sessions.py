@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -20,6 +21,7 @@ from everlong_server.api.waiting import unless_gone
 from everlong_server.engine.grounding import Recall
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
+from everlong_server.store.records import Session, Wish
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=RESPONSES)
 
@@ -42,9 +44,15 @@ async def _created(services: Services, body: schemas.CreateSession, session_id: 
         )
     if len(body.documents) > limit:
         raise InvalidRequest(f"documents: {len(body.documents)} documents, the limit is {limit}", param="documents")
+    twice = next((id for n, id in enumerate(body.documents) if id in body.documents[:n]), None)
+    if twice is not None:
+        raise InvalidRequest(f"documents: {twice!r} stands there twice", param="documents")
+    recall(services, body.recall)  # that it can be had
     if body.documents:
         await services.documents.ensure_reading(model.fingerprint, body.documents)
-    session = await services.sessions.create(model.fingerprint, model.name, body.documents, id=session_id)
+    session = await services.sessions.create(
+        model.fingerprint, model.name, body.documents, recall=_kept(body.recall), id=session_id
+    )
     return await session_view(services, session)
 
 
@@ -63,8 +71,11 @@ async def get(session_id: str, services: Served) -> schemas.Session:
 
 @router.patch("/{session_id}")
 async def update(session_id: str, body: schemas.UpdateSession, services: Served) -> schemas.Session:
-    """Gives the session another title; its memory and its dialogue stay as they are."""
-    return await session_view(services, await services.sessions.rename(session_id, body.title))
+    """Gives the session another title or another recall; its memory and its dialogue stay as they are."""
+    recall(services, body.recall)  # that it can be had
+    fields = {"title": body.title, "recall": _kept(body.recall)}
+    given = {name: fields[name] for name in body.model_fields_set}
+    return await session_view(services, await services.sessions.update(session_id, given))
 
 
 @router.delete("/{session_id}")
@@ -127,15 +138,14 @@ async def _events(
     """The answer, of now or of before. Every refusal is raised here."""
     attempt = await services.attempts.begin(key)
     try:
-        await services.sessions.get(
-            session_id
-        )  # also for an answer of before: it may be another tenant's by now, or gone
+        # Also for an answer of before: the session may be another tenant's by now, or gone.
+        session = await services.sessions.get(session_id)
         await attempt.is_for("message", session_id, body.model_dump_json())
         message, message_id = attempt.answer, f"msg_{attempt.id}"
         if message is None and not attempt.first:  # its server was killed, perhaps behind the commit
             message = await services.sessions.message(session_id, message_id)
         if message is None:
-            turn = await services.conversations.send(session_id, *said(services, body), id=message_id)
+            turn = await services.conversations.send(session_id, *said(services, body, session), id=message_id)
             return finishing(attempt, turn.events)
         message = {"session": session_id, **message}
         await attempt.finish(message)
@@ -145,9 +155,12 @@ async def _events(
         raise
 
 
-def said(services: Services, body: schemas.CreateMessage) -> tuple[str, SamplingParams, Recall]:
+def said(services: Services, body: schemas.CreateMessage, session: Session) -> tuple[str, SamplingParams, Recall]:
     """A message's words, how its answer is drawn, and what it is grounded on. Raises `InvalidRequest`."""
-    return body.content, sampling(body), recall(services, body.recall)
+    usual = services.recall
+    if usual.passages:  # a server that has recall off now has it off, whatever the session was told before
+        usual = _with(usual, session.recall)
+    return body.content, sampling(body), recall(services, body.recall, usual)
 
 
 def sampling(body: SamplingParams) -> SamplingParams:
@@ -155,17 +168,30 @@ def sampling(body: SamplingParams) -> SamplingParams:
     return SamplingParams(**body.model_dump(include=set(SamplingParams.model_fields)))
 
 
-def recall(services: Services, asked: schemas.Recall | Literal[False]) -> Recall:
-    """What an answer is grounded on. Raises `InvalidRequest`."""
-    usual, sight = services.recall, services.model.memory.sight
-    if not asked:
-        return Recall(0, 0)
-    if asked.tokens is not None and asked.tokens > sight:
+def recall(services: Services, asked: schemas.Recall | Literal[False] | None, usual: Recall | None = None) -> Recall:
+    """What an answer is grounded on, where what is not asked for is as `usual`, or as the server has it. Raises
+    `InvalidRequest`."""
+    sight = services.model.memory.sight
+    if asked and asked.passages and not services.recall.passages:
+        raise InvalidRequest(
+            f"recall.passages: {asked.passages} passages; this server has recall off (EVERLONG_RECALL_PASSAGES=0)",
+            param="recall.passages",
+        )
+    if asked and asked.tokens is not None and asked.tokens > sight:
         raise InvalidRequest(
             f"recall.tokens: {asked.tokens} tokens; the model sees {sight} at once", param="recall.tokens"
         )
-    passages = usual.passages if asked.passages is None else asked.passages
-    return Recall(passages, asked.tokens or usual.tokens)
+    return _with(usual or services.recall, _kept(asked))
+
+
+def _kept(asked: schemas.Recall | Literal[False] | None) -> Wish:
+    """As a session keeps it."""
+    return asked.model_dump(exclude_none=True) if isinstance(asked, schemas.Recall) else asked
+
+
+def _with(usual: Recall, asked: Wish) -> Recall:
+    """What is asked for, and the rest as `usual`."""
+    return replace(usual, passages=0) if asked is False else replace(usual, **(asked or {}))
 
 
 async def _whole(events: AsyncGenerator[Event, None]) -> dict[str, Any]:

@@ -78,6 +78,7 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
         status=await services.conversations.state_of(session),
         position=session.position,
         messages=session.messages,
+        recall=schemas.Recall(**session.recall) if session.recall else session.recall,
         state_bytes=session.state_bytes or services.model.state_bytes,
         state_digest=session.state_digest,
         created_at=session.created_at,

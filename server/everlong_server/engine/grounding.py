@@ -6,11 +6,12 @@ All that a model sees of them is made here: which words are looked for, which pa
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from everlong_server.store.passages import Passage
+from everlong_server.store.passages import Passage, spaced
 
 # Words that say nothing about what a text is to be searched for: grammar, questions, small talk.
 STOP_WORDS = frozenset(
@@ -35,11 +36,44 @@ STOP_WORDS = frozenset(
         """,
     )
 )
+# Words that people say about anything: a message that has no others, and does not ask about what was talked of before, is
+# small talk. Beside others they are searched for, since texts are about them, too.
+EVERYDAY_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    ah aha bro buddy ciao congrats congratulations cya dang ditto dude farewell gosh ha haha hahaha hm hmm hooray huh la lol
+    mate nah nope oh omg oops ouch pardon pfft phew sup ugh uh um whoa woah wow xd ya yay yea yeah yep yikes yo yup
+    bout dont didnt hes hmmm im ive lets thats whats theres gotta gonna wanna kinda alot u
+    absolutely actually apparently basically certainly clearly completely definitely especially exactly fairly
+    fully honestly hopefully indeed kind likely literally lot lots mostly obviously personally pretty probably quite seriously
+    simply somehow sometimes sort sure surely totally truly unfortunately usually bit little almost already anymore anyway
+    anyways ever forward least less likewise never since sometime soon still though too
+    agree agreed appreciate assume bet believe bothered care continue disagree doubt enjoy enjoyed expect feel feels felt figure
+    forget forgot glad guess hear heard hope imagine interested knew knowing learn learned like liked look looking looks love
+    loved make makes meant mind notice point remember repeat saw saying see seem seems seen sense sound sounds start suppose surprised
+    talk talked talking thankful think thinking thought understand understood wait welcome wish wonder wondering
+    worry chat chatting discuss joke joking kidding speak speaking talks stuff
+    amazed amazing awesome awful bad best better brilliant boring clever clear correct crazy cute easy excellent excited exciting fair
+    false fantastic fascinating favorite favourite fun funny great happy hard hilarious honest impossible impressive incredible
+    interesting lovely lucky nuts obvious okay perfect pleasant possible ready real ridiculous right sad scary
+    shame smart strange stupid sweet terrible true unbelievable weird wonderful worse worst wrong
+    clue curious feat friend friends idea info new pleasure regards wishes
+    ago around back course day days far fact follow holiday holidays keep later learned long meet meeting merry minute
+    moment next night nights nothing rest safe same simple stay care time times tomorrow try way week weekend worth year yesterday
+        """,
+    )
+)
 # A question with one of these is about what was talked of before.
 _POINTING = {"he", "her", "him", "his", "it", "its", "she", "that", "their", "them", "these", "they", "this", "those"}
+_TALKING = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "your", "yours"}
+"""In a dialogue, a question with one of these can be about what was said there, which no text holds."""
+_LATIN = 0x250
+"""Letters beyond: of those languages the index does not know how words are inflected, or where they end."""
+_ASKING = {"describe", "explain", "list", "summarise", "summarize", "tell"}
 _WORD = re.compile(r"[^\W_]+")
-_MANY = 8
-"""A long question is searched for by so many words of its beginning and of its end."""
+_MOST = 16
+"""A question is searched for by at most so many words, with those of the question before: of its beginning and its end."""
 _FEW = 3
 """A question of fewer words of its own takes those of the question before along."""
 _BEFORE = 0.5
@@ -48,6 +82,8 @@ _ENOUGH = 0.25
 """The share of what was asked for that a passage must have for any to be taken. With less, the text has nothing about it."""
 _NEAR = 0.3
 """The share of the best passage's score that others must have."""
+_LEAST = 128
+"""Tokens of a segment that are worth being kept to. Of fewer, passages begin in it and go on behind its end."""
 BESIDE = 256
 """Tokens before the open segment that a later answer with evidence looks at besides, where the memory keeps tokens: the
 dialogue. The first answer looks at nothing but its evidence, as if the chat began there: the document's end, which a question
@@ -87,20 +123,36 @@ class Recall:
 
 
 def words_of(question: str, before: str | None) -> dict[str, float]:
-    """The words to look for and their weight, for a question and the one before it; none for small talk."""
+    """The words to look for and their weight, for a question and the one before it; none for small talk, which has everyday
+    words only and does not ask about what was talked of before."""
     every = _words(question)
-    own = _ends([word for word in every if word not in STOP_WORDS])
+    own = _ends([word for word in every if word not in STOP_WORDS], _MOST)
     words = dict.fromkeys(own, 1.0)
-    pointing = not _POINTING.isdisjoint(every) if own else "?" in question and "you" not in every
-    if before is not None and (pointing or 0 < len(own) < _FEW):
-        for word in _ends([word for word in _words(before) if word not in STOP_WORDS]):
-            words.setdefault(word, _BEFORE)
+    pointing = not _POINTING.isdisjoint(every)
+    if EVERYDAY_WORDS.issuperset(own):
+        pointing = ("?" in question or not _ASKING.isdisjoint(every)) and "you" not in every
+        if before is None or not pointing:
+            return {}
+    if before is not None and (pointing or len(own) < _FEW):
+        earlier = [word for word in _words(before) if word not in STOP_WORDS and word not in words]
+        words |= dict.fromkeys(_ends(earlier, _MOST - len(words)), _BEFORE)
     return words
 
 
 def asks(message: str) -> bool:
     """Whether a message is a question about something: one that a text can hold the answer to, or not."""
-    return "?" in message and any(word not in STOP_WORDS for word in _words(message))
+    return "?" in message and not (STOP_WORDS | EVERYDAY_WORDS).issuperset(_words(message))
+
+
+def lacks(question: str, found: Sequence[Passage], *, talked: bool) -> bool:
+    """Whether texts that were searched, all of them, do not hold the answer to `question` if this was `found`. `talked`:
+    there is a dialogue besides, that could."""
+    return (
+        asks(question)
+        and not _enough(found)
+        and not (talked and not _TALKING.isdisjoint(_words(question)))
+        and all(ord(letter) < _LATIN for letter in question if letter.isalpha())
+    )
 
 
 def choose(
@@ -117,8 +169,7 @@ def choose(
     def before(passages: Sequence[Passage]) -> str:
         return template.before([passage.text for passage in passages])
 
-    enough = max((passage.share for passage in found), default=0.0) >= _ENOUGH
-    good = [p for p in found if enough and p.score >= _NEAR * found[0].score]
+    good = [p for p in found if _enough(found) and p.score >= _NEAR * found[0].score]
     there = [p for p in good if p.text.strip() in seen]
     fresh: list[Passage] = []
     for passage in good:
@@ -133,6 +184,47 @@ def choose(
     return [_bare(p) for p in evidence], before(fresh[::-1])
 
 
+def choose_in_segment(
+    found: Sequence[Passage],
+    seen: str,
+    budget: int,
+    count: Callable[[str], int],
+    spans: Callable[[str], Sequence[tuple[int, int]]],
+    *,
+    segment: int,
+    before: int,
+    after: int,
+    template: Template = TEMPLATE,
+) -> tuple[list[Passage], str]:
+    """As `choose`, for a memory that keeps no tokens: a segment that is full goes into it, and what an answer can rest on
+    stands in the last one, which is open.
+
+    `segment`: tokens of one; `before`, `after`: tokens that stand before the text, from the beginning of a segment on,
+    and behind it. `spans`: the characters of each token of a text. Where the segment that the text begins in has
+    little room for it, passages fill it up, and those that stand behind its end, the best, are the evidence.
+    """
+    at = before % segment
+    here = segment - at - after
+    if at < before or here < 0:
+        seen = ""  # the segment that was open does not stay so
+
+    def fitting() -> tuple[list[Passage], str]:
+        return choose(found, seen, min(budget, here), count, template) if here >= 0 else ([], "")
+
+    if not found:
+        return [], ""
+    best = found[0].text.strip()
+    if here >= min(budget, _LEAST) or here >= (0 if best in seen else count(template.before([best]))):
+        return fitting()
+    evidence, text = choose(found, "", min(budget, here + segment), count, template)
+    total = at + count(text) + after
+    gone = (total - 1) // segment * segment - at  # tokens of the text that go into the memory
+    if gone > 0:
+        end = spans(text)[gone - 1][1] if gone <= count(text) else len(text)
+        evidence = [rest for passage in evidence if (rest := _behind(passage, text, end)) is not None]
+    return max(fitting(), (evidence, text), key=lambda chosen: sum(len(passage.text) for passage in chosen[0]))
+
+
 def evidence_view(passage: Passage) -> dict[str, Any]:
     """As callers see it."""
     place = {"page": passage.page, "section": passage.section}
@@ -143,13 +235,18 @@ def evidence_view(passage: Passage) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _enough(found: Sequence[Passage]) -> bool:
+    return max((passage.share for passage in found), default=0.0) >= _ENOUGH
+
+
 def _words(text: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(text)]
+    return [word.lower() for word in _WORD.findall(spaced(unicodedata.normalize("NFC", text)))]
 
 
-def _ends(words: list[str]) -> list[str]:
+def _ends(words: list[str], most: int) -> list[str]:
     words = list(dict.fromkeys(words))
-    return words if len(words) <= 2 * _MANY else words[:_MANY] + words[-_MANY:]
+    last = most // 2
+    return words if len(words) <= most else words[: most - last] + words[len(words) - last :]
 
 
 def _merged(passages: Sequence[Passage]) -> list[Passage]:
@@ -174,6 +271,20 @@ def _cut(passage: Passage, fits: Callable[[Passage], bool]) -> list[Passage]:
     while ends and not fits(_first(passage, ends[-1])):
         ends.pop()
     return [_first(passage, ends[-1])] if ends else []
+
+
+def _behind(passage: Passage, text: str, at: int) -> Passage | None:
+    """What of a passage stands in `text` from the character `at` on, in whole words."""
+    cut = max(0, at - text.rindex(passage.text))
+    if cut:
+        space = re.compile(r"\s+").search(passage.text, cut)
+        if space is None or space.end() == len(passage.text):
+            return None
+        cut = space.end()
+    lead = len(passage.text[:cut].encode())
+    return replace(
+        passage, text=passage.text[cut:], start=passage.start + cut, start_byte=passage.start_byte + lead
+    )  # fmt: skip
 
 
 def _first(passage: Passage, length: int) -> Passage:

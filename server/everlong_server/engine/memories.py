@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from everlong_models import MemoryView
@@ -23,7 +23,7 @@ from everlong_server.store.records import Document, Session, reading_id
 from everlong_server.store.sessions import Sessions
 
 MOST_TEXT = 16 << 20
-"""Bytes. The words of a longer document are not looked for: that takes as long as encoding it."""
+"""Bytes of a session's documents. Words are looked for in so many, document by document: that takes as long as encoding them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """`passages`: the text of the view's phrases, as far as they are of a document that is there and not too long."""
+    """`passages`: the text of the view's phrases, as far as they are of documents that are there and not too long."""
 
     session: Session
     view: MemoryView
@@ -64,15 +64,9 @@ class Memories:
             await self._conversations.require_ready(session)
             state = await asyncio.to_thread(load_state, session, self._engine.model)
             view = await self._engine.look(state, list(session.open), session.position - len(session.open))
-        extents = await self._extents(session)
-        spans = {(phrase.start, phrase.end) for layer in view.layers for phrase in layer.phrases}
-        passages: dict[Span, Passage] = {}
-        for extent in extents:
-            inside = {span: own for span in spans if (own := _inside(span, extent)) is not None}
-            found = await self._find(extent, list(inside.values())) if inside else {}
-            # A phrase that reaches into two documents is the later one's, which has its end.
-            passages |= {span: found[own] for span, own in inside.items() if own in found}
-        return SessionMemory(session, view, extents, passages)
+            extents = await self._extents(session)
+            spans = {(phrase.start, phrase.end) for layer in view.layers for phrase in layer.phrases}
+            return SessionMemory(session, view, extents, await self._passages(extents, spans))
 
     async def _extents(self, session: Session) -> list[Extent]:
         """Where the session's documents are; of one that was deleted nobody knows."""
@@ -84,14 +78,25 @@ class Memories:
                 extents.append(Extent(document, end - reading.cursor.tokens, end))
         return extents
 
-    async def _find(self, extent: Extent, spans: Sequence[Span]) -> dict[Span, Passage]:
-        try:
-            document = await self._documents.get(extent.document)
-        except NotFound:  # deleted since
-            return {}
-        if document.bytes > MOST_TEXT:
-            return {}
-        return await asyncio.to_thread(self._read, document, spans)
+    async def _passages(self, extents: Sequence[Extent], spans: Collection[Span]) -> dict[Span, Passage]:
+        """The words of `spans`, in the documents that can be looked through."""
+        passages: dict[Span, Passage] = {}
+        left = MOST_TEXT
+        for extent in extents:
+            inside = {span: own for span in spans if (own := _inside(span, extent)) is not None}
+            if not inside:
+                continue
+            try:
+                document = await self._documents.get(extent.document)
+            except NotFound:  # deleted since
+                continue
+            if document.bytes > left:
+                continue
+            left -= document.bytes
+            found = await asyncio.to_thread(self._read, document, list(inside.values()))
+            # A phrase that reaches into two documents is the later one's, which has its end.
+            passages |= {span: found[own] for span, own in inside.items() if own in found}
+        return passages
 
     def _read(self, document: Document, spans: Sequence[Span]) -> dict[Span, Passage]:
         with contextlib.suppress(FileNotFoundError), self._blobs.open(document.id) as file:

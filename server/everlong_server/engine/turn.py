@@ -25,7 +25,17 @@ from everlong_models import (
     encode_state,
 )
 from everlong_server.engine.engine import Engine
-from everlong_server.engine.grounding import BESIDE, TEMPLATE, Recall, Template, asks, choose, evidence_view, words_of
+from everlong_server.engine.grounding import (
+    BESIDE,
+    TEMPLATE,
+    Recall,
+    Template,
+    choose,
+    choose_in_segment,
+    evidence_view,
+    lacks,
+    words_of,
+)
 from everlong_server.engine.items import Answer, Finished
 from everlong_server.errors import InvalidRequest, StateUnusable, TooLarge
 from everlong_server.metrics import Metrics
@@ -151,9 +161,11 @@ class Turns:
             spent = await stack.enter_async_context(self._allowance.stream(self._engine.usual_seconds))
             place = await stack.enter_async_context(entered)
             session = place.session
-            found = await self._recall(place, content, recall)
+            found, lacking = await self._recall(place, content, recall)
             # Work that takes long in proportion to the message is not for the event loop.
-            prompt, evidence, newest, alone = await asyncio.to_thread(self._prompt, place, content, found, recall)
+            prompt, evidence, newest, alone = await asyncio.to_thread(
+                self._prompt, place, content, found, recall, lacking=lacking
+            )
             seed = params.seed if params.seed is not None else secrets.randbits(53)
             answer = Answer(
                 place.state,
@@ -174,8 +186,7 @@ class Turns:
             }  # fmt: skip
             yield {"type": "response.created", "response": message}
             message["evidence"] = evidence
-            if recall.passages:
-                yield {"type": "response.evidence", "response_id": turn.id, "evidence": evidence}
+            yield {"type": "response.evidence", "response_id": turn.id, "evidence": evidence}
             finished: Finished | None = None
             logprobs: list[dict[str, Any]] = []
             try:
@@ -244,16 +255,19 @@ class Turns:
         except GrammarError as error:
             raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
 
-    async def _recall(self, place: Place, content: str, recall: Recall) -> list[Passage]:
-        """The passages of the session's documents that a question is about, the best first."""
-        documents = place.session.documents
+    async def _recall(self, place: Place, content: str, recall: Recall) -> tuple[list[Passage], bool]:
+        """The passages of the session's documents that a question is about, the best first; and whether these documents
+        lack what is asked for."""
+        documents, talked = place.session.documents, bool(place.session.messages or place.earlier)
         if not recall.passages or not documents:
-            return []
-        words = words_of(content, place.asked)
-        return await self._passages.search(documents, words, recall.passages) if words else []
+            return [], False
+        words = await asyncio.to_thread(words_of, content, place.asked)
+        found = await self._passages.search(documents, words, recall.passages) if words else []
+        lacking = await asyncio.to_thread(lacks, content, found, talked=talked)
+        return found, lacking and await self._passages.complete(documents)
 
     def _prompt(
-        self, place: Place, content: str, found: list[Passage], recall: Recall
+        self, place: Place, content: str, found: list[Passage], recall: Recall, *, lacking: bool
     ) -> tuple[list[int], list[dict[str, Any]], int | None, bool]:
         """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`Answer.newest`,
         `Answer.alone`)."""
@@ -266,18 +280,18 @@ class Turns:
         def count(text: str) -> int:
             return len(tokenizer.encode(text))
 
-        evidence, text = choose(found, seen, recall.tokens, count, self._template)
-        # Without a trained memory, what the passages don't hold nothing holds.
-        if (
-            not evidence
-            and recall.passages
-            and session.documents
-            and asks(content)
-            and self._engine.model.trained is None
-        ):
+        question = [*tokenizer.encode(content), *chat.ask]
+        if memory.sight > memory.segment_length:
+            evidence, text = choose(found, seen, recall.tokens, count, self._template)
+        else:
+            evidence, text = choose_in_segment(
+                found, seen, recall.tokens, count, tokenizer.spans, segment=memory.segment_length,
+                before=len(open) + len(self._before(place, anew=False)), after=len(question), template=self._template,
+            )  # fmt: skip
+        if lacking and self._engine.model.trained is None:  # without a trained memory, what they lack nothing holds
             text = self._template.nothing if count(self._template.nothing) <= recall.tokens else ""
         alone = alone and bool(evidence or text)
-        prompt = [*self._before(place, anew=alone), *tokenizer.encode(text), *tokenizer.encode(content), *chat.ask]
+        prompt = [*self._before(place, anew=alone), *tokenizer.encode(text), *question]
         newest = BESIDE if evidence or text else None
         return prompt, [evidence_view(passage) for passage in evidence], newest, alone
 

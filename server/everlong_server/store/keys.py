@@ -37,7 +37,7 @@ KEYS = (
         "a day after the last turn", True),
     Key("{everlong}:turns:responses:*", "hash", "the same of the stream of responses", "a day after the last turn", True),
     Key("{everlong}:sessions:*", "zset", "a tenant's session ids by time of creation", "none: an index", False),
-    Key("{everlong}:session:*", "hash", "a session's state, open segment and position", "none: until DELETE", False),
+    Key("{everlong}:session:*", "hash", "a session's state, open segment, position, title and recall", "none: until DELETE", False),
     Key("{everlong}:session:*:messages", "list", "the dialogue as JSON", "none: until DELETE of its session", False),
     Key("{everlong}:session:*:lease", "string", "who may write the session: replica and fencing token",
         "lease_seconds, renewed while an answer is generated", True),

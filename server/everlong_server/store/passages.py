@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import re
 import sqlite3
@@ -17,15 +18,19 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import IO, Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from everlong_server.errors import NotFound
+from everlong_server.errors import Damaged, NotFound
 from everlong_server.store import marks
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.records import Document
+
+log = logging.getLogger(__name__)
 
 # Bytes of a passage: of English 55 to 80 words; of a script with longer characters, fewer characters and as many tokens.
 _SHORTEST, _LONGEST = 300, 460
@@ -38,14 +43,20 @@ _END = re.compile(
     rb"|\n\s*\n\s*|\xe3\x80\x82|\xef\xbc[\x81\x9f]|\xe0\xa5\xa4)"
 )
 _SPACE = re.compile(rb"(?s:.*)\s")
-_UNSPACED = re.compile("([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])")
-"""Scripts that do not tell words apart, or inflect them: each character counts as a word."""
+_UNSPACED = re.compile("([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])")
+"""Scripts that do not tell words apart (Thai, Lao, Burmese, Khmer, Japanese, Chinese), or inflect them (Korean): each
+character counts as a word."""
 
 _K1 = 1.2
 _BESIDE = 0.4
 """The share of each neighbour's score that a passage gets."""
 _HEAVIEST = 6
 """So many of the query's words, the rarest, are what a passage is measured by."""
+
+_MAPPED = 1 << 30
+"""Bytes of an index that are read where the system's cache has them, without a copy."""
+_BUILDING: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+"""By document, of this process: an index is made once, however many requests find none."""
 
 _WORDS = "USING fts5(text, content='', columnsize=0, tokenize='porter unicode61')"
 
@@ -134,6 +145,11 @@ class Passages:
         """Makes the document's index unless it is there, or the document is not. Cancelling ends it soon."""
         if await asyncio.to_thread(self._blobs.exists, _name(document.id)):
             return
+        async with _BUILDING.setdefault(document.id, asyncio.Lock()):
+            if not await asyncio.to_thread(self._blobs.exists, _name(document.id)):
+                await self._make(document)
+
+    async def _make(self, document: Document) -> None:
         stop = threading.Event()
         building = asyncio.create_task(asyncio.to_thread(self._build, document, stop))
         try:
@@ -153,7 +169,8 @@ class Passages:
     async def search(self, documents: Sequence[str], words: Mapping[str, float], limit: int) -> list[Passage]:
         """At most `limit` passages of `documents` that have some of `words`, by how much these weigh; the best first.
 
-        Equals are in the order of the text. Documents that were deleted have none. A missing index is made.
+        Equals are in the order of the text. Documents that were deleted have none. A missing index is made, a damaged one
+        once again.
         """
         there = []
         for document_id in documents:
@@ -161,7 +178,25 @@ class Passages:
                 document = await self._documents.get(document_id)
                 await self.ensure(document)
                 there.append(document)
+        try:
+            return await asyncio.to_thread(self._search, there, words, limit)
+        except (sqlite3.DatabaseError, Damaged) as error:
+            for document in await asyncio.to_thread(self._damaged, there):
+                log.warning("the index of document %s is damaged and made again: %s", document.id, error)
+                await self.delete(document.id)
+                await self.ensure(document)
         return await asyncio.to_thread(self._search, there, words, limit)
+
+    async def complete(self, documents: Sequence[str]) -> bool:
+        """Whether all of `documents` can be searched: what is not found then is not there."""
+        for document_id in documents:
+            try:
+                await self._documents.get(document_id)
+            except NotFound:
+                return False
+            if not await asyncio.to_thread(self._blobs.exists, _name(document_id)):
+                return False
+        return True
 
     def _build(self, document: Document, stop: threading.Event) -> None:
         with (
@@ -185,7 +220,7 @@ class Passages:
                 rows = ((n, p.start, p.end, p.start_byte, p.end_byte) for n, p in some)
                 index.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", rows)
                 index.executemany(
-                    "INSERT INTO words(rowid, text) VALUES (?, ?)", ((n, _spaced(p.text)) for n, p in some)
+                    "INSERT INTO words(rowid, text) VALUES (?, ?)", ((n, spaced(p.text)) for n, p in some)
                 )
             index.execute("COMMIT")
 
@@ -196,9 +231,7 @@ class Passages:
             for document in documents:
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                     path = stack.enter_context(self._blobs.local(_name(document.id)))
-                    index = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-                    stack.callback(index.close)
-                    indexes.append((document, index))
+                    indexes.append((document, stack.enter_context(opened(path))))
             ranked = _rank([index for _, index in indexes], terms, limit)
             found = []
             for score, share, which, n in ranked:
@@ -214,6 +247,23 @@ class Passages:
                     found.append(Passage(document.id, start, end, start_byte, end_byte, text, score, share))
         return self._placed(documents, found)
 
+    def _damaged(self, documents: Sequence[Document]) -> list[Document]:
+        """Those whose index cannot be read."""
+        damaged = []
+        for document in documents:
+            try:
+                with self._blobs.local(_name(document.id)) as path, opened(path) as index:
+                    index.execute("SELECT count(*) FROM passages")  # an empty file is a database, and whole
+                    index.execute("SELECT count(*) FROM places")
+                    sound = index.execute("PRAGMA quick_check").fetchone()[0] == "ok"
+            except FileNotFoundError:  # deleted meanwhile
+                continue
+            except (sqlite3.DatabaseError, Damaged):
+                sound = False
+            if not sound:
+                damaged.append(document)
+        return damaged
+
     def _placed(self, documents: Sequence[Document], found: Sequence[Passage]) -> list[Passage]:
         there = {document.id: marks.load(self._blobs, document.id) for document in documents if document.format}
         placed = []
@@ -227,6 +277,13 @@ class Passages:
 
 class _Stopped(Exception):
     """The index is no longer wanted."""
+
+
+def opened(path: Path) -> contextlib.closing[sqlite3.Connection]:
+    """An index to search in, which nobody changes any more."""
+    index = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+    index.execute(f"PRAGMA mmap_size = {_MAPPED}")
+    return contextlib.closing(index)
 
 
 def _rank(indexes: Sequence[Any], terms: Mapping[str, float], limit: int) -> list[tuple[float, float, int, int]]:
@@ -277,14 +334,15 @@ def _stems(words: Mapping[str, float]) -> dict[str, float]:
     with contextlib.closing(sqlite3.connect(":memory:")) as scratch:
         scratch.execute(f"CREATE VIRTUAL TABLE words {_WORDS}")
         scratch.execute("CREATE VIRTUAL TABLE places USING fts5vocab(words, 'instance')")
-        scratch.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", enumerate(map(_spaced, words)))
+        scratch.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", enumerate(map(spaced, words)))
         weights = list(words.values())
         for term, n in scratch.execute("SELECT term, doc FROM places ORDER BY doc, term"):
             stems[term] = max(stems.get(term, 0.0), weights[n])
     return stems
 
 
-def _spaced(text: str) -> str:
+def spaced(text: str) -> str:
+    """`text` with white space around each character that counts as a word."""
     return text if text.isascii() else _UNSPACED.sub(r" \1 ", text)
 
 

@@ -190,11 +190,15 @@ class Said:
     content: str
 
 
+Wish = dict[str, int] | Literal[False] | None
+"""What was said of recall: `passages`, `tokens`, either or both; False: no passages; None: nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """A fork of its documents' state plus the dialogue. It has `started` once it has a state: when its documents are
     read, or at its first message. `state` is that state if it was asked for. `title`: its first question, or what it was
-    given."""
+    given. `recall`: of messages that say nothing of it."""
 
     id: str
     model: str
@@ -210,6 +214,7 @@ class Session:
     state_bytes: int
     state_digest: str | None
     title: str | None = None
+    recall: Wish = None
 
     @property
     def reading(self) -> str | None:
@@ -268,4 +273,5 @@ class Session:
             state_bytes=int(stored.get(b"state_bytes", 0)),
             state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,
             title=stored[b"title"].decode() if b"title" in stored else None,
+            recall=json.loads(stored.get(b"recall", b"null")),
         )

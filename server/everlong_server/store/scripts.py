@@ -277,10 +277,12 @@ redis.call('ZADD', KEYS[5], ARGV[2], ARGV[1])
 return 1
 """
 
-# KEYS: session. ARGV: title; "" takes it away. Returns 1, or 0 (no such session)
-RENAME_SESSION = """
+# KEYS: session. ARGV: number of fields to take away n, n fields, fields and values to set. Returns 1, or 0 (no such session)
+UPDATE_SESSION = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
-if ARGV[1] == '' then redis.call('HDEL', KEYS[1], 'title') else redis.call('HSET', KEYS[1], 'title', ARGV[1]) end
+local n = tonumber(ARGV[1])
+if n > 0 then redis.call('HDEL', KEYS[1], unpack(ARGV, 2, 1 + n)) end
+if #ARGV > 1 + n then redis.call('HSET', KEYS[1], unpack(ARGV, 2 + n)) end
 return 1
 """
 

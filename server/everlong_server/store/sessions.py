@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,17 @@ from everlong_server.store import keys, scripts
 from everlong_server.store.allowance import Allowance
 from everlong_server.store.connection import Client
 from everlong_server.store.documents import page
-from everlong_server.store.records import Session, belongs, is_id, new_id, now, pack_tokens, reading_id, title_of
+from everlong_server.store.records import (
+    Session,
+    Wish,
+    belongs,
+    is_id,
+    new_id,
+    now,
+    pack_tokens,
+    reading_id,
+    title_of,
+)
 from everlong_server.store.scripts import Scripts, flat
 from everlong_server.store.vault import MESSAGES, Vault
 
@@ -62,7 +72,14 @@ class Sessions:
         return "" if self._allowance.limits.sessions is None else self._allowance.limits.sessions
 
     async def create(
-        self, model: str, model_name: str, documents: Sequence[str], *, remember: bool = True, id: str | None = None
+        self,
+        model: str,
+        model_name: str,
+        documents: Sequence[str],
+        *,
+        remember: bool = True,
+        recall: Wish = None,
+        id: str | None = None,
     ) -> Session:
         """A new session; it has its documents' state at once if they are read. Raises `RateLimited`.
 
@@ -73,6 +90,8 @@ class Sessions:
         fields = Session.fields(session_id, model, model_name, documents) | {"tenant": self._tenant}
         if not remember:
             fields |= {"state_bytes": 0}  # it has started
+        if recall is not None:
+            fields |= {"recall": json.dumps(recall)}
         done = await self._scripts.run(
             scripts.CREATE_SESSION,
             [keys.session(session_id), keys.sessions(self._tenant), *reading],
@@ -139,11 +158,16 @@ class Sessions:
             raise _no_session(session_id)
         return await self.get(fork_id)
 
-    async def rename(self, session_id: str, title: str | None) -> Session:
-        """Gives it another title; None: the next question does. Nothing else changes, also while it answers. Raises `NotFound`."""
+    async def update(self, session_id: str, given: Mapping[str, str | Wish]) -> Session:
+        """Gives it another `title` or another `recall`; None takes it away. Nothing else changes, also while it answers.
+        Raises `NotFound`."""
         await self._stored(session_id, False)
-        stored = self._vault.sealed({"title": title})["title"] if title else ""
-        if not await self._scripts.run(scripts.RENAME_SESSION, [keys.session(session_id)], [stored]):
+        taken = [name for name, value in given.items() if value is None]
+        fields = {
+            name: value if name == "title" else json.dumps(value) for name, value in given.items() if name not in taken
+        }
+        args = [len(taken), *taken, *flat(self._vault.sealed(fields))]
+        if not await self._scripts.run(scripts.UPDATE_SESSION, [keys.session(session_id)], args):
             raise _no_session(session_id)
         return await self.get(session_id)
 
@@ -220,7 +244,7 @@ class Sessions:
 
 _FACTS = (
     b"id", b"model", b"model_name", b"documents", b"created_at", b"version", b"messages", b"position", b"open",
-    b"state_bytes", b"state_digest", b"tenant", b"title",
+    b"state_bytes", b"state_digest", b"tenant", b"title", b"recall",
 )  # fmt: skip
 
 
