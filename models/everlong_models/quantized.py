@@ -53,7 +53,7 @@ class Quantized:
         if self._update is not None:
             # One small product a row: a product of all rows may sum in another order.
             a, b = (part.expand(len(rows), -1, -1) for part in self._update)
-            y += (x.reshape(len(rows), 1, -1) @ a @ b)[:, 0]
+            y[:, None].baddbmm_(torch.bmm(x.reshape(len(rows), 1, -1), a), b)
         if self.bias is not None:
             y += self.bias
         y = y.view(*x.shape[:-1], -1)
