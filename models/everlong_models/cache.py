@@ -6,10 +6,8 @@ where it is; everything that outlives a generation is a `MemoryState`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -31,11 +29,6 @@ class Cache:
     def rows(self) -> int:
         """How many rows are in the batch."""
         return self.lengths.shape[0]
-
-    def select(self, rows: Sequence[int]) -> Cache:
-        """A cache with only `rows`, in that order. The tensors are copied."""
-        index = torch.tensor(rows, device=self.lengths.device, dtype=torch.int64)
-        return Cache({name: tensor[index] for name, tensor in self.tensors.items()}, self.lengths[index])
 
     def slots(self, start: int, end: int) -> Cache:
         """The rows [start, end) where they are: what is written into one is written into the other."""

@@ -100,9 +100,9 @@ def test_the_window_is_the_tokens_since_the_last_refresh_however_they_came():
     cache, _ = model.open(state, torch.tensor([[3], [3]]))
     for token in (5, 7):
         model.step(cache, torch.tensor([token, token]))
-    longer = cache.select([1])
+    longer = cache.slots(1, 2)
     model.step(longer, torch.tensor([9]))
-    closed = [model.close(cache.select([0])), model.close(longer)]
+    closed = [model.close(cache.slots(0, 1)), model.close(longer)]
     assert [int(c["fresh"]) for c in closed] == [3, 4]
     segment = tokens(model, 2, 8, 2)
     together = model(segment, MemoryState.stack(closed))

@@ -242,27 +242,32 @@ class Runner:
 
     def _read_segments(self, items: list[Read | Answer]) -> None:
         """Reads the next segment of each, side by side."""
+        half = 0
         if len(items) > 1:
             try:
-                segments = torch.stack([self._segment(item) for item in items]).to(self._device)
-                states = MemoryState.stack([item.state.to(self._device) for item in items])
-                read = self._memory.read(segments, states).split()
+                read = self._read_together(items)
             except torch.AcceleratorError:
                 raise
             except torch.OutOfMemoryError as error:
                 half = self._scheduler.reading_rows = len(items) // 2
                 log.warning("%d segments have no room side by side, %d from now on: %s", len(items), half, error)
-                self._read_segments(items[:half])
-                self._read_segments(items[half:])
-                return
             except Exception as error:  # whose fault it is (a damaged state, say) shows when each is read alone
                 log.warning("%d segments could not be read side by side: %s", len(items), error)
             else:
                 for item, state in zip(items, read, strict=True):
                     self._try(partial(self._keep, state=state), item)
                 return
+        if half:  # behind the handler, which holds on to what had no room
+            self._read_segments(items[:half])
+            self._read_segments(items[half:])
+            return
         for item in items:
             self._try(self._read_alone, item)
+
+    def _read_together(self, items: list[Read | Answer]) -> list[MemoryState]:
+        segments = torch.stack([self._segment(item) for item in items]).to(self._device)
+        states = MemoryState.stack([item.state.to(self._device) for item in items])
+        return self._memory.read(segments, states).split()
 
     def _read_alone(self, item: Read | Answer) -> None:
         segment = self._segment(item)[None].to(self._device)
