@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from everlong_models.cache import Cache, Slots
     from everlong_models.errors import EverlongModelError, GrammarError
     from everlong_models.grammar import Grammar, Grammars
+    from everlong_models.graphs import CUDAGraphs, StepGraphs
     from everlong_models.memory import MemoryConfig, MemoryModel
     from everlong_models.model import MEMORIES, Model, load_model
     from everlong_models.sampling import Sampler, SamplingParams
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MEMORIES",
     "Backbone",
+    "CUDAGraphs",
     "Cache",
     "EverlongModelError",
     "Grammar",
@@ -35,6 +37,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "Slots",
+    "StepGraphs",
     "Tokenizer",
     "decode_state",
     "encode_state",
@@ -44,6 +47,7 @@ __all__ = [
 _MODULES = {
     "MEMORIES": "model",
     "Backbone": "backbone",
+    "CUDAGraphs": "graphs",
     "Cache": "cache",
     "EverlongModelError": "errors",
     "Grammar": "grammar",
@@ -57,6 +61,7 @@ _MODULES = {
     "Sampler": "sampling",
     "SamplingParams": "sampling",
     "Slots": "cache",
+    "StepGraphs": "graphs",
     "Tokenizer": "tokenizer",
     "decode_state": "state",
     "encode_state": "state",

@@ -44,7 +44,9 @@ def _copy(to: Cache, of: Cache) -> None:
 class Slots:
     """The rows of caches of one kind, one behind the other: who comes or goes is copied, the others stay where they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, kept: bool = False) -> None:
+        """`kept`: places stay when all rows have left, so that what was recorded of them (`StepGraphs`) still holds."""
+        self._kept = kept
         self._all: Cache | None = None
         self._used = 0
 
@@ -54,9 +56,17 @@ class Slots:
     @property
     def rows(self) -> Cache:
         """All rows as one cache, which `step` may write into. Raises `IndexError` if there are none."""
-        if self._all is None:
+        if not self._used:
             raise IndexError("no slot is taken")
-        return self._all.slots(0, self._used)
+        return self.places.slots(0, self._used)
+
+    @property
+    def places(self) -> Cache:
+        """Another cache only when all were moved to make room: the rows, and behind them what is free. That holds zeros or
+        what was a row. Raises `IndexError` if there never was a row."""
+        if self._all is None:
+            raise IndexError("no slot was ever taken")
+        return self._all
 
     def add(self, cache: Cache) -> None:
         """Its rows, behind the others. Where there is no memory for more, all is as it was."""
@@ -64,10 +74,10 @@ class Slots:
         if self._all is None or after > self._all.rows:
             room = max(after, 2 * self._used)  # so that a row is moved a few times at most, however many come
             more = Cache(
-                {name: tensor.new_empty((room, *tensor.shape[1:])) for name, tensor in cache.tensors.items()},
-                cache.lengths.new_empty(room),
+                {name: tensor.new_zeros((room, *tensor.shape[1:])) for name, tensor in cache.tensors.items()},
+                cache.lengths.new_zeros(room),
             )
-            if self._all is not None:
+            if self._used:
                 _copy(more.slots(0, self._used), self.rows)
             self._all = more
         _copy(self._all.slots(self._used, after), cache)
@@ -81,5 +91,5 @@ class Slots:
         if row != last:
             _copy(self._all.slots(row, row + 1), self._all.slots(last, last + 1))
         self._used = last
-        if not last:
+        if not last and not self._kept:
             self._all = None

@@ -279,6 +279,7 @@ async def running(
             reading_share=settings.reading_share,
             max_stall=settings.max_decode_stall_ms / 1e3,
             reading_rows=settings.reading_rows,
+            graphs=settings.cuda_graphs,
         )
         engine.start()
         stack.push_async_callback(engine.stop)

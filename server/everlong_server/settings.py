@@ -129,6 +129,10 @@ class Settings(BaseSettings):
         le=256,
         description="of these, so many have their next segments read in one pass; unset: 1 on a CPU, where more are no faster, else 64",
     )
+    cuda_graphs: bool = Field(
+        True,
+        description="on a GPU, generate by CUDA graphs; what cannot be recorded as one is in the log, and done without",
+    )
     tenant_requests_per_minute: int | None = Field(
         None, ge=1, description="requests that a tenant may make; unset: any"
     )

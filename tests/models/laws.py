@@ -11,6 +11,8 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from everlong_models.cache import Cache, Slots
 from everlong_models.errors import StateNotFinite, StateShape, TokenError
@@ -37,6 +39,24 @@ def assert_same_state(a: MemoryState, b: MemoryState, exactly: bool = False) -> 
             torch.testing.assert_close(a[name], b[name], **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
 
 
+class AllOn(TorchDispatchMode):
+    """Within it, every operation is on tensors of this device: none is brought from another."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        elsewhere = {
+            str(tensor.device)
+            for tensor in tree_leaves((args, kwargs, result))
+            if isinstance(tensor, Tensor) and tensor.device.type != self.device
+        }
+        assert not elsewhere, f"{operation} on {elsewhere}"
+        return result
+
+
 class Laws:
     """Override the fixture `model`: float64, in eval mode, a segment length of at least 8, a vocabulary of at least 32."""
 
@@ -46,6 +66,10 @@ class Laws:
     @pytest.fixture
     def model(self) -> MemoryModel:
         raise AssertionError("a test class of a memory builds its model")
+
+    def moved(self, model: MemoryModel, device: str) -> MemoryModel:
+        """The model on another device."""
+        return model.to(device)
 
     @pytest.fixture(autouse=True)
     def _no_grad(self):
@@ -149,6 +173,18 @@ class Laws:
         torch.testing.assert_close(logits[0], model.forward(segment[:, :4], pasts[1])[0, -1], **CLOSE)
         torch.testing.assert_close(logits[1], model.forward(segment, pasts[2])[0, -1], **CLOSE)
         assert_same_state(model.close(slots.rows.slots(1, 2)), model.read(segment, pasts[2]))
+
+    def test_a_step_asks_the_device_nothing(self, model: MemoryModel) -> None:
+        """So that it can be recorded as a CUDA graph. On the device "meta" nothing is known but shapes: reading a number
+        raises there."""
+        S = model.segment_length
+        state = model.read(tokens(model, 2, 2 * S, 1), model.initial_state(2))
+        cache, logits = model.open(state, tokens(model, 2, S // 2, 2))
+        model = self.moved(model, "meta")
+        there = Cache({name: tensor.to("meta") for name, tensor in cache.tensors.items()}, cache.lengths.to("meta"))
+        with AllOn("meta"):
+            stepped = model.step(there, torch.empty(2, dtype=torch.int64, device="meta"))
+        assert (stepped.shape, stepped.device.type) == (logits.shape, "meta")
 
     def test_save_load_continue_equals_never_having_stopped(self, model: MemoryModel) -> None:
         S = model.segment_length

@@ -70,9 +70,28 @@ def test_without_memory_for_more_all_is_as_it_was(monkeypatch: pytest.MonkeyPatc
         raise torch.OutOfMemoryError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "new_empty", full)
+        patch.setattr(torch.Tensor, "new_zeros", full)
         with pytest.raises(torch.OutOfMemoryError):
             slots.add(row(2))
     assert slots.rows.lengths.tolist() == [1]
     slots.add(row(2))
     assert slots.rows.lengths.tolist() == [1, 2]
+
+
+def test_places_that_are_kept_stay_without_rows() -> None:
+    slots = Slots(kept=True)
+    with pytest.raises(IndexError, match="ever taken"):
+        slots.places  # noqa: B018
+    slots.add(row(1))
+    slots.add(row(2))
+    places = slots.places
+    slots.remove(0)
+    slots.remove(0)
+    with pytest.raises(IndexError, match="no slot is taken"):
+        slots.rows  # noqa: B018
+    slots.add(row(3))
+    assert slots.places is places
+    slots.add(row(4))
+    slots.add(row(5))
+    assert (slots.places.rows, slots.rows.lengths.tolist()) == (4, [3, 4, 5])
+    assert slots.places.lengths.tolist() == [3, 4, 5, 0]

@@ -136,6 +136,12 @@ class TestLaws(Laws):
         assert backbone.optimize() is None
         return RMT(RMTConfig(segment_length=12, memory_tokens=3), backbone)
 
+    def moved(self, model, device):
+        """Built again: weights that have been taken over stay where they are."""
+        twin = RMT(model.config, llama()).to(device)
+        assert twin.backbone.optimize() is None
+        return twin
+
 
 def unlike(change: dict[str, object]) -> Backbone:
     """A Llama whose configuration says something else."""

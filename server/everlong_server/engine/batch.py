@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from everlong_models import Slots
+from everlong_models import Slots, StepGraphs
 from everlong_models.memory import SegmentReader
 from everlong_server.engine.items import Answer
 
@@ -14,10 +14,12 @@ from everlong_server.engine.items import Answer
 class Batch:
     """Answers in the order of their rows. Each row holds the answer's open segment; what lies before is in its state."""
 
-    def __init__(self, memory: SegmentReader, device: torch.device) -> None:
+    def __init__(self, memory: SegmentReader, device: torch.device, graphs: StepGraphs | None = None) -> None:
+        """`graphs`: of the memory's step, where it is to be recorded."""
         self._memory = memory
         self._device = device
-        self._slots = Slots()
+        self._graphs = graphs
+        self._slots = Slots(kept=graphs is not None)
         self.rows: list[Answer] = []
 
     def enter(self, item: Answer) -> None:
@@ -43,11 +45,14 @@ class Batch:
         if not self.rows:
             return
         tokens = [drawn[item.id] for item in self.rows]
-        logits = self._memory.step(self._slots.rows, torch.tensor(tokens, device=self._device))
+        if self._graphs is None:
+            logits = self._memory.step(self._slots.rows, torch.tensor(tokens, device=self._device))
+        else:
+            logits = self._graphs(self._slots, torch.tensor(tokens))
         for item, token, scores in zip(self.rows, tokens, logits, strict=True):
             item.logits = scores
             item.open.append(token)
 
     def clear(self) -> None:
         """Without any row."""
-        self.rows, self._slots = [], Slots()
+        self.rows, self._slots = [], Slots(kept=self._graphs is not None)

@@ -33,15 +33,16 @@ class Engine:
         reading_share: float,
         max_stall: float,
         reading_rows: int | None = None,
+        graphs: bool = True,
         on_step: Callable[[float], None] = lambda fill: None,
     ) -> None:
-        """`max_stall`: seconds. `max_streams`, `reading_rows`: see `Runner`. `on_step`: told on the device's thread, after each step of the
-        answers, which share of the places was taken."""
+        """`max_stall`: seconds. `max_streams`, `reading_rows`, `graphs`: see `Runner`. `on_step`: told on the device's thread, after each
+        step of the answers, which share of the places was taken."""
         self.model = model
         self.grammars = Grammars(model.tokenizer, model.memory.vocab_size)
         self._runner = Runner(
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
-            on_step=on_step,
+            graphs=graphs, on_step=on_step,
         )  # fmt: skip
         self._max_queued = max_queued
         self._admitted = 0

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everlong_models import MemoryState, Model, Sampler
+from everlong_models import CUDAGraphs, MemoryState, Model, Sampler, StepGraphs
 from everlong_models.pause import pausing
 from everlong_models.sampling import StopStrings, choose
 from everlong_server.engine.batch import Batch
@@ -39,10 +39,12 @@ class Runner:
         reading_share: float,
         max_stall: float,
         reading_rows: int | None = None,
+        graphs: bool = True,
         on_step: Callable[[float], None] = lambda fill: None,
     ) -> None:
         """`max_streams`: answers generated at once. None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
-        read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64."""
+        read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64. `graphs`: on a GPU, steps are CUDA
+        graphs."""
         self._model = model
         self._on_step = on_step
         self._memory = model.memory
@@ -52,7 +54,10 @@ class Runner:
         self._scheduler = Scheduler(self.max_streams, reading_share, max_stall, rows)
         self._inbox: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._work: dict[int, Item] = {}
-        self._batch = Batch(model.memory, self._device)
+        recorded = graphs and self._device.type == "cuda"
+        self._batch = Batch(
+            model.memory, self._device, StepGraphs(model.memory.step, CUDAGraphs(self._device)) if recorded else None
+        )
         self._full: deque[tuple[Answer, int]] = deque()
         """Answers whose segment is full, out of the batch, and the token that begins their next one."""
         self._texts: dict[int, tuple[Any, StopStrings]] = {}

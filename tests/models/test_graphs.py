@@ -1,0 +1,140 @@
+"""A recorded step is the step, whoever comes and goes; and what cannot be recorded is done without.
+
+No GPU is here: a tape that plays operations again at the same addresses stands for a CUDA graph. That a step asks the device
+nothing, without which it could not be one, is among the laws of the memories.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everlong_models.cache import Cache, Slots
+from everlong_models.graphs import StepGraphs
+from everlong_models.infinite import InfiniteConfig, InfiniteFormer
+from everlong_models.rmt import RMT, RMTConfig
+from everlong_models.transformer_xl import TransformerXL, TransformerXLConfig
+from everlong_models.window import Window, WindowConfig
+from tests.models.laws import tokens
+from tests.models.tape import record
+from tests.models.tiny import llama
+
+S = 12
+MEMORIES = {
+    "rmt": lambda: RMT(RMTConfig(segment_length=S, memory_tokens=3), llama()),
+    "window": lambda: Window(WindowConfig(segment_length=S, sinks=2, window=7), llama()),
+    "sticky": lambda: InfiniteFormer(
+        InfiniteConfig(
+            segment_length=S, basis=10, widths=(0.05, 0.1), samples=9, bins=7, output="random", sticky="independent"
+        ),
+        llama(),
+    ),
+    "transformer_xl": lambda: TransformerXL(
+        TransformerXLConfig(segment_length=S, width=32, layers=2, heads=2, memory_length=8, vocab_size=97)
+    ).double(),
+}
+
+
+@pytest.fixture(scope="module", params=MEMORIES)
+def memory(request):
+    torch.manual_seed(0)
+    return MEMORIES[request.param]().eval()
+
+
+def graphs(memory, slots: Slots) -> StepGraphs:
+    return StepGraphs(memory.step, record(lambda: {"lengths": slots.places.lengths, **slots.places.tensors}))
+
+
+@settings(max_examples=10, deadline=None)
+@given(moves=st.lists(st.one_of(st.integers(1, S - 1), st.integers(-5, -1), st.just(0)), min_size=1, max_size=16))
+def test_a_recorded_step_is_the_step(memory, moves: list[int]) -> None:
+    """Above 0: a row with so many tokens comes; below: that one leaves, from the end; 0, and whenever one is full: a step."""
+    with torch.no_grad():
+        recorded, plain = Slots(kept=True), Slots()
+        step, texts = graphs(memory, recorded), iter(range(10**6))
+        for move in [*moves, 0, 0]:
+            if move > 0:
+                past = memory.read(tokens(memory, 1, S, next(texts)), memory.initial_state())
+                cache, _ = memory.open(past, tokens(memory, 1, move, next(texts)))
+                recorded.add(cache)
+                plain.add(cache)
+            elif move < 0 and len(plain):
+                at = max(0, len(plain) + move)
+                recorded.remove(at)
+                plain.remove(at)
+            elif move == 0 and len(plain):
+                chosen = tokens(memory, len(plain), 1, next(texts))[:, 0]
+                expected = memory.step(plain.rows, chosen)
+                torch.testing.assert_close(step(recorded, chosen), expected, rtol=1e-9, atol=1e-9)
+                for name, tensor in plain.rows.tensors.items():
+                    torch.testing.assert_close(recorded.rows[name], tensor, rtol=1e-9, atol=1e-9)
+                assert torch.equal(recorded.rows.lengths, plain.rows.lengths)
+                for row in reversed([row for row, n in enumerate(plain.rows.lengths.tolist()) if n == S]):
+                    recorded.remove(row)
+                    plain.remove(row)
+
+
+def add(memory, slots: Slots, length: int = 2) -> None:
+    slots.add(memory.open(memory.initial_state(), tokens(memory, 1, length, length))[0])
+
+
+def test_it_is_recorded_once_for_each_size_and_again_where_rows_have_moved(memory) -> None:
+    slots, sizes = Slots(kept=True), []
+    inner = record(lambda: {"lengths": slots.places.lengths, **slots.places.tensors})
+
+    def counted(run):
+        replay, logits = inner(run)
+        sizes.append(len(logits))
+        return replay, logits
+
+    step = StepGraphs(memory.step, counted)
+    with torch.no_grad():
+        for rows in (1, 2, 3, 4, 4):
+            while len(slots) < rows:
+                add(memory, slots)
+            for _ in range(2):
+                step(slots, torch.zeros(rows, dtype=torch.int64))
+        assert sizes == [1, 2, 4]  # three take the graph of four
+        while len(slots) > 1:
+            slots.remove(0)
+        step(slots, torch.zeros(1, dtype=torch.int64))
+        assert sizes == [1, 2, 4, 1]  # the first graph of one worked at other addresses
+        slots.remove(0)
+        add(memory, slots)
+        step(slots, torch.zeros(1, dtype=torch.int64))
+        assert sizes == [1, 2, 4, 1]  # places are kept
+
+
+def test_what_cannot_be_recorded_is_done_without_and_said_once(memory, caplog: pytest.LogCaptureFixture) -> None:
+    def refuses(run):
+        raise torch.OutOfMemoryError("no room for a graph")
+
+    slots, plain = Slots(kept=True), Slots()
+    step = StepGraphs(memory.step, refuses)
+    with torch.no_grad(), caplog.at_level(logging.WARNING):
+        for each in (slots, plain):
+            add(memory, each, 3)
+        for token in (5, 6):
+            chosen = torch.tensor([token])
+            assert torch.equal(step(slots, chosen), memory.step(plain.rows, chosen))
+    assert [record.getMessage() for record in caplog.records] == [
+        "a step of 1 rows is not recorded as a CUDA graph: no room for a graph"
+    ]
+
+
+def test_what_was_a_row_does_not_write_behind_its_segment(memory) -> None:
+    """A place that was left with a full segment is stepped again, beside others, many times."""
+    slots = Slots(kept=True)
+    step = graphs(memory, slots)
+    with torch.no_grad():
+        for length in (2, 2, 2, S):
+            add(memory, slots, length)
+        slots.remove(3)
+        for _ in range(S - 2):
+            step(slots, torch.zeros(3, dtype=torch.int64))
+        places: Cache = slots.places
+        assert places.lengths.tolist() == [S, S, S, 1]
