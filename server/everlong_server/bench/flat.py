@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from everlong_models import MemoryState, Sampler, SamplingParams
+from everlong_models import CUDAGraphs, MemoryState, Sampler, SamplingParams, Slots, StepGraphs
 from everlong_models.memory import SegmentReader
 from everlong_models.model import MEMORIES
 from everlong_models.sampling import choose
@@ -23,14 +23,12 @@ _FEWEST = 5
 
 
 def run(*, quick: bool, progress: Callable[[str], None], streams: Sequence[int] = (1,), device: str = "cpu") -> Report:
-    """Reads 1k … 1M tokens into a tiny RMT (30k into every other memory), then generates behind each length in turn, so
-    many `streams` side by side."""
+    """Reads 1k … 1M tokens into a tiny memory of each kind (`quick`: 30k, RMT only), then generates behind each length in turn,
+    so many `streams` side by side."""
     rows: list[dict[str, Any]] = []
     targets: list[Target] = []
     for name in ("rmt", *(name for name in MEMORIES if name != "rmt" and not quick)):
-        lengths = (1_000, 10_000, 100_000, 1_000_000) if name == "rmt" else (1_000, 10_000, 30_000)
-        if quick:
-            lengths = (1_000, 10_000, 30_000)
+        lengths = (1_000, 10_000, 30_000) if quick else (1_000, 10_000, 100_000, 1_000_000)
         memory = tiny_memory(name, tiny_backbone(device) if MEMORIES[name].around else None).to(device)
         figures, ratios = _measure(name, memory, lengths, streams, progress)
         rows += figures
@@ -82,12 +80,13 @@ def _measure(
         for number in streams:
             progress(f"{name}: {number} streams")
             side_by_side = {length: MemoryState.stack([state] * number) for length, state in states.items()}
-            _generate(memory, side_by_side[lengths[-1]])  # warm up
+            generate = _Generation(memory, device)
+            generate(side_by_side[lengths[-1]])  # warm up
             # The lengths take turns, so that what else the machine does meets all of them alike.
             times: dict[int, list[float]] = {length: [] for length in lengths}
             for turn in range(max(_FEWEST, _ROUNDS // number)):
                 for length in lengths if turn % 2 else reversed(lengths):
-                    times[length].append(_generate(memory, side_by_side[length]))
+                    times[length].append(generate(side_by_side[length]))
             pairs = zip(times[lengths[0]], times[lengths[-1]], strict=True)
             ratios[number] = statistics.median(last / first for first, last in pairs)
             rows += [
@@ -106,16 +105,33 @@ def _measure(
     return rows, ratios
 
 
-def _generate(model: SegmentReader, state: MemoryState) -> float:
-    """Seconds per token of one turn, in which every row gets one at each step."""
-    samplers = [Sampler(SamplingParams(), row, [], model.vocab_size) for row in range(state.rows)]
-    device = next(iter(state.tensors.values())).device
-    cache, logits = model.open(state, torch.zeros(state.rows, 8, dtype=torch.int64, device=device))
-    start = time.perf_counter()
-    for _ in range(_ROUND):
-        scores = torch.stack([sampler.adjust(row) for sampler, row in zip(samplers, logits, strict=True)])
-        drawn = choose(samplers, scores)
-        for sampler, token in zip(samplers, drawn, strict=True):
-            sampler.take(token)
-        logits = model.step(cache, torch.tensor(drawn, device=device))
-    return (time.perf_counter() - start) / _ROUND
+class _Generation:
+    """Steps as the server has them: on a GPU, CUDA graphs."""
+
+    def __init__(self, memory: SegmentReader, device: torch.device) -> None:
+        self._memory, self._device = memory, device
+        self._graphs = StepGraphs(memory.step, CUDAGraphs(device)) if device.type == "cuda" else None
+        self._slots = Slots(kept=True)
+
+    def __call__(self, state: MemoryState) -> float:
+        """Seconds per token of one turn, in which every row gets one at each step."""
+        samplers = [Sampler(SamplingParams(), row, [], self._memory.vocab_size) for row in range(state.rows)]
+        tokens = torch.zeros(state.rows, 8, dtype=torch.int64, device=self._device)
+        cache, logits = self._memory.open(state, tokens)
+        self._slots.add(cache)
+        start = time.perf_counter()
+        for _ in range(_ROUND):
+            scores = torch.stack([sampler.adjust(row) for sampler, row in zip(samplers, logits, strict=True)])
+            drawn = choose(samplers, scores)
+            for sampler, token in zip(samplers, drawn, strict=True):
+                sampler.take(token)
+            logits = self._step(torch.tensor(drawn))
+        seconds = (time.perf_counter() - start) / _ROUND
+        while len(self._slots):
+            self._slots.remove(len(self._slots) - 1)
+        return seconds
+
+    def _step(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self._graphs is not None:
+            return self._graphs(self._slots, tokens)
+        return self._memory.step(self._slots.rows, tokens.to(self._device))

@@ -69,15 +69,7 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
     rows: list[dict[str, Any]] = []
     read: dict[int, int] = {}
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
-        server = Process.everlong(
-            Path(folder) / "data",
-            "--model",
-            DEFAULT_BACKBONE,
-            "--memory",
-            plan.memory,
-            "--max-streams",
-            str(max(plan.streams)),
-        )
+        server = Process.everlong(Path(folder) / "data", "--model", DEFAULT_BACKBONE, "--memory", plan.memory)
         server.start()
         try:
             for length in plan.lengths:
@@ -101,9 +93,6 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
         with torch.inference_mode():
             state = model.memory.read(text.to(device), empty)
         prompt = whole[: read[length]]
-        _engine_alone(
-            plan, model, 1, state, prompt, newest
-        )  # a process's first passes are slow; the server's are behind it
         for row in (row for row in rows if row["tokens"] == length):
             progress(f"the engine alone: {length:,} tokens, {row['streams']} at a time")
             row["read_for_an_answer"] = len(prompt)
@@ -205,25 +194,31 @@ def _load(plan: Plan, server: Process, answered: str, streams: int, tokenizer: P
 def _engine_alone(
     plan: Plan, model: Model, streams: int, state: MemoryState, prompt: list[int], newest: int | None
 ) -> float:
-    """Tokens per second of the runner by itself: as many answers, each behind `state` and `prompt`, at most `streams` at
-    once. `newest`: see `Answer`."""
+    """Tokens per second of the runner by itself: as many answers, each behind `state` and `prompt`, as many at once as the
+    server has. `newest`: see `Answer`."""
     settings = load_settings()
-    stall = settings.max_decode_stall_ms / 1e3
-    runner = Runner(model, max_streams=streams, reading_share=settings.reading_share, max_stall=stall)
+    runner = Runner(
+        model, max_streams=settings.max_streams, reading_share=settings.reading_share,
+        max_stall=settings.max_decode_stall_ms / 1e3, graphs=settings.cuda_graphs,
+    )  # fmt: skip
     params = SamplingParams(temperature=0, max_tokens=plan.written, ignore_eos=True)
-    events: list[queue.SimpleQueue[Delta | Finished | Failed]] = []
-    for _ in range(plan.rounds * streams):
-        events.append(queue.SimpleQueue())
-        runner.submit(Answer(state, [], prompt, params, 0, events[-1].put, newest))
-    began = time.perf_counter()
-    runner.start()
-    try:
+
+    def generate(answers: int) -> None:
+        events: list[queue.SimpleQueue[Delta | Finished | Failed]] = [queue.SimpleQueue() for _ in range(answers)]
+        for each in events:
+            runner.submit(Answer(state, [], prompt, params, 0, each.put, newest))
         for each in events:
             while isinstance(event := each.get(), Delta):
                 pass
             if isinstance(event, Failed):
                 raise RuntimeError("the engine failed") from event.error
-        return len(events) * plan.written / (time.perf_counter() - began)
+
+    runner.start()
+    try:
+        generate(runner.max_streams)  # what kernels do at their first use; the server has answered before, too
+        began = time.perf_counter()
+        generate(plan.rounds * streams)
+        return plan.rounds * streams * plan.written / (time.perf_counter() - began)
     finally:
         runner.stop()
 
