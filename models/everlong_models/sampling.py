@@ -90,6 +90,11 @@ class Sampler:
             ids = torch.tensor(list(params.logit_bias), dtype=torch.int64)
             self._bias = ids, torch.tensor(list(params.logit_bias.values()))
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether `adjust` does anything but to make it float32."""
+        return any(part is not None for part in (self._bias, self._seen, self._counts, self.grammar))
+
     def draw(self, logits: Tensor) -> int:
         """The next token id from `logits` (V,)."""
         (token,) = choose([self], self.adjust(logits)[None])

@@ -223,6 +223,18 @@ class TestPenalties:
 
     def test_neutral_values_change_nothing(self):
         assert torch.equal(sampler(context=[1, 2, 3]).adjust(self.LOGITS), self.LOGITS)
+        assert not sampler(context=[1, 2, 3]).adjusts
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"logit_bias": {2: 1.0}}, {"repetition_penalty": 2.0}, {"presence_penalty": 1.0}, {"frequency_penalty": 1.0}],
+        ids=lambda changes: next(iter(changes)),
+    )
+    def test_what_changes_something_is_known_to(self, changes):
+        s = sampler(context=[1, 2, 3], **changes)
+        s.take(4)
+        assert s.adjusts
+        assert not torch.equal(s.adjust(self.LOGITS), self.LOGITS)
 
 
 class TestParams:

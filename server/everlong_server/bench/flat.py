@@ -121,8 +121,7 @@ class _Generation:
         self._slots.add(cache)
         start = time.perf_counter()
         for _ in range(_ROUND):
-            scores = torch.stack([sampler.adjust(row) for sampler, row in zip(samplers, logits, strict=True)])
-            drawn = choose(samplers, scores)
+            drawn = choose(samplers, logits.float())
             for sampler, token in zip(samplers, drawn, strict=True):
                 sampler.take(token)
             logits = self._step(torch.tensor(drawn))

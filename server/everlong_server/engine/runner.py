@@ -361,20 +361,27 @@ class Runner:
 
     def _chosen(self) -> list[tuple[Answer, int]]:
         """The next token of every answer."""
-        rows, scores = [], []
-        for item in list(self._batch.rows):
-            assert item.sampler is not None
-            assert item.logits is not None
+        rows = [
+            (item, item.sampler, item.logits) for item in self._batch.rows if item.sampler and item.logits is not None
+        ]
+        if not rows:
+            return []
+        scores = torch.stack([logits for *_, logits in rows]).float()  # of all in one go
+        there: list[int] = []
+        for row, (item, sampler, _) in enumerate(rows):
             try:
-                scores.append(item.sampler.adjust(item.logits))
+                if sampler.adjusts:
+                    scores[row] = sampler.adjust(scores[row])
             except torch.AcceleratorError:
                 raise
             except Exception as error:  # as above
                 self._fail(item, error)
             else:
-                rows.append(item)
-        samplers = [item.sampler for item in rows if item.sampler is not None]
-        return list(zip(rows, choose(samplers, torch.stack(scores)), strict=True)) if rows else []
+                there.append(row)
+        if len(there) < len(rows):
+            rows, scores = [rows[row] for row in there], scores[there]
+        tokens = choose([sampler for _, sampler, _ in rows], scores) if rows else []
+        return [(item, token) for (item, *_), token in zip(rows, tokens, strict=True)]
 
     def _say(self, item: Answer, token: int) -> bool:
         """Tells the sink of an answer its next token. False if that was its end."""
