@@ -117,6 +117,9 @@ def language(
     segments: Annotated[int, typer.Option(help="segments in a run", min=1)] = 128,
     memory_lengths: Annotated[list[int] | None, typer.Option(help="positions of memory; default as trained")] = None,
     forget: Annotated[list[str] | None, typer.Option(help="a part of the state to empty before every segment")] = None,
+    line_ends: Annotated[
+        bool, typer.Option("--line-ends", help="count the end of a line as a word, as is usual of WikiText")
+    ] = False,
     plot: Plot = None,
     device: Device = "cpu",
     threads: Threads = None,
@@ -139,6 +142,7 @@ def language(
             segments=segments,
             memory_lengths=memory_lengths or (),
             forget=forget or (),
+            line_ends=line_ends,
         )
     except EverlongModelError as error:
         raise fail(str(error)) from None
