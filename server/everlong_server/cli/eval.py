@@ -308,7 +308,13 @@ def babilong(
 def dialogue(
     model: ModelOption = None,
     memory: MemoryOption = None,
-    ways: Annotated[str, typer.Option(help="where the document is")] = "none,window,memory",
+    ways: Annotated[
+        str | None,
+        typer.Option(
+            help="of none, window (without and with the document, in the backbone's window), dialogue, memory (likewise, "
+            "through the memory); default none,window,memory, or dialogue,memory where no window holds it"
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option(help="responses, of whole dialogues, at least", min=1)] = 500,
     written: Annotated[int, typer.Option(help="how many of them are written anew", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="of the sample", min=0)] = 0,
@@ -323,11 +329,11 @@ def dialogue(
     from everlong_models.eval.dialogue import WAYS
     from everlong_server.eval.measured import measure_dialogue
 
-    chosen = names_of(ways, WAYS, "--ways")
+    chosen = None if ways is None else names_of(ways, WAYS, "--ways")
     try:
         measured = measure_dialogue(
             load(model, models_dir, threads, memory=memory, device=device),
-            ways=[way for way in WAYS if way in chosen],
+            ways=None if chosen is None else [way for way in WAYS if way in chosen],
             samples=samples,
             written=written,
             seed=seed,
