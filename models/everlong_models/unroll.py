@@ -121,8 +121,12 @@ def _parts(
             return []
         return [row for row, n in enumerate(segments) if 0 < index < n and (n - index) % truncate == 0]
 
+    def border_before(index: int) -> bool:
+        return cut_before(index) == [row for row, n in enumerate(segments) if index < n]
+
     for index in range(max(segments, default=0)):
-        state = _detach(state, cut_before(index))
+        # At a border the rows that have ended are cut, too: what led to their states may be freed by then.
+        state = _detach(state, list(range(rows)) if border_before(index) else cut_before(index))
         start, end = index * S, (index + 1) * S
         loss, auxiliary, correct = _nothing(batch)
         # Rows with a full segment here move on; a document's partial last segment is predicted but never committed.
@@ -145,7 +149,7 @@ def _parts(
             targets=batch.wanted[:, start:end].sum(1),
             correct=correct,
             state=state,
-            border=cut_before(index + 1) == [row for row, n in enumerate(segments) if index + 1 < n],
+            border=border_before(index + 1),
         )
 
 

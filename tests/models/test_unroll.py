@@ -134,6 +134,16 @@ def test_backward_at_the_borders_is_the_whole_truncated_gradient(model):
     })  # fmt: skip
 
 
+def test_backward_at_the_borders_where_a_row_has_ended_before(model):
+    text, how = tokens(model, 3, 4 * S), {"lengths": torch.tensor([S, 4 * S, 2 * S]), "truncate": 1}
+    whole = gradients(model, sum(part.loss.sum() for part in unroll(model, text, **how)))
+    for part in unroll(model, text, **how):
+        assert part.border
+        part.loss.sum().backward()
+    named = dict(model.named_parameters())
+    assert_same_gradients({name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named.items()}, whole)
+
+
 def test_a_border_is_one_only_if_all_rows_that_go_on_have_it(model):
     parts = unroll(model, tokens(model, 2, 4 * S), lengths=torch.tensor([4 * S, 3 * S]), truncate=2)
     assert [part.border for part in parts] == [False, False, False, True]

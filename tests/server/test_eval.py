@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from everlong_server.cli.eval import eval as eval_
 from tests.models.tasks.test_babilong import story_file
 from tests.models.tasks.test_dialogue import store
 from tests.models.train.conftest import full_disk
-from tests.tinymodel import NOVEL, STORY
+from tests.tinymodel import NOVEL, STORY, make_tokenizer
 
 
 def test_horizon_prints_writes_and_draws(tmp_path: Path) -> None:
@@ -61,6 +62,45 @@ def test_babilong_and_dialogue_of_a_tiny_model(tiny_model: Path, tmp_path: Path)
     assert [(way["way"], way["responses"]) for way in ways] == [("none", 1), ("memory", 1)]
     assert all(way["perplexity"] > 1 for way in ways)
     assert "published: ∞-former, sticky" in " ".join(spoken.output.split())
+
+
+@pytest.mark.parametrize("memory", ["rmt", "transformer_xl"])
+def test_babilong_and_dialogue_of_a_model_from_scratch(memory: str, tmp_path: Path) -> None:
+    """Made by a recipe, saved, and asked through its memory: it has no window that would hold a document."""
+    sizes: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "feed_forward": 16}
+    if memory == "rmt":
+        options = {"segment_length": 32, "memory_tokens": 2}
+        recipe = LearnerRecipe(memory=memory, options=options, backbone=sizes | {"positions": 48}, learn="all")
+    else:
+        recipe = LearnerRecipe(memory=memory, options=sizes | {"segment_length": 32, "memory_length": 8}, learn="all")
+    cpu, made = torch.device("cpu"), make_tokenizer(400)
+    learner = make_learner(recipe, made_tokenizer=made, models_dir=tmp_path, device=cpu, seed=0)
+    learner.save(tmp_path / "model", "toy")
+    story_file(tmp_path / "babi" / "en-10k" / "qa1_one_test.txt", 1, stories=3)
+    for file in (NOVEL, STORY):
+        (tmp_path / "books-260").mkdir(exist_ok=True)
+        (tmp_path / "books-260" / file.name).write_text(file.read_text()[:30_000])
+    store(tmp_path, [[("a", 0, "Hello?"), ("b", 0, "Yes.")]], saw=("b",))
+    figures, of = tmp_path / "figures.json", ["--model", str(tmp_path / "model"), "--data", str(tmp_path)]
+    asked = ["babilong", *of, "--tasks", "qa1", "--samples", "2", "--json", str(figures)]
+    through = CliRunner().invoke(eval_, [*asked, "--lengths", "0k,1k"])
+    assert through.exit_code == 0, through.output
+    document = json.loads(figures.read_text())
+    assert [(cell["length"], cell["samples"]) for cell in document["cells"]] == [("0k", 2), ("1k", 2)]
+    assert document["prompt"] == "bare", "as it was taught"
+    spoken = CliRunner().invoke(eval_, ["dialogue", *of, "--samples", "1", "--written", "1", "--json", str(figures)])
+    assert spoken.exit_code == 0, spoken.output
+    assert [way["way"] for way in json.loads(figures.read_text())["ways"]] == ["dialogue", "memory"]
+    assert "no document, dialogue through the memory" in " ".join(spoken.output.split())
+    window = CliRunner().invoke(eval_, ["dialogue", *of, "--samples", "1", "--written", "1", "--ways", "window"])
+    assert window.exit_code == 1
+    assert "error: " in window.output
+    assert "Traceback" not in window.output
+    plain = CliRunner().invoke(eval_, [*asked, "--lengths", "1k", "--plain"])
+    assert plain.exit_code == 1
+    assert ("the backbone's window holds 48 tokens" if memory == "rmt" else "has no backbone") in " ".join(
+        plain.output.split()
+    )
 
 
 def test_facts_of_a_model_of_the_package_are_drawn_too(tmp_path: Path) -> None:

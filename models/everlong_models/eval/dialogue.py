@@ -10,19 +10,25 @@ import numpy as np
 from everlong_models import greedy
 from everlong_models.backbone import Backbone
 from everlong_models.errors import ConfigError
-from everlong_models.eval.babilong import in_window
+from everlong_models.eval.babilong import in_window, limit
 from everlong_models.eval.wording import wording
 from everlong_models.memory import MemoryModel
 from everlong_models.tasks.dialogue import Dialogue, perplexity, told
 from everlong_models.tasks.exchange import Exchange
 from everlong_models.tokenizer import Tokenizer
 
-Way = Literal["none", "window", "memory"]
+Way = Literal["none", "window", "dialogue", "memory"]
 WAYS: dict[Way, str] = {
     "none": "no document, dialogue in the window",
     "window": "document and dialogue in the window",
+    "dialogue": "no document, dialogue through the memory",
     "memory": "document and dialogue through the memory",
 }
+DOCUMENTED: tuple[Way, ...] = ("window", "memory")
+READ: tuple[Way, ...] = ("dialogue", "memory")
+"""Through the memory; the others are the backbone's window."""
+MOST = 40
+"""Tokens of a response."""
 PUBLISHED: tuple[tuple[str, float, float, float, float, float], ...] = (
     ("GPT-2 without the document", 19.43, 7.82, 12.18, 10.17, 6.10),
     ("GPT-2 with the document in its window", 18.53, 8.64, 14.61, 12.03, 7.15),
@@ -72,6 +78,15 @@ def sample(found: Sequence[Dialogue], *, responses: int, written: int, seed: int
     return Sampled(chosen, [places[i] for i in sorted(picked)])
 
 
+def usual(backbone: Backbone | None, tokenizer: Tokenizer, sampled: Sampled, *, most: int = MOST) -> tuple[Way, ...]:
+    """The ways that a model is asked in unless some are named: with and without the document, and in the window of its
+    `backbone` where that holds the longest dialogue; a model from scratch has none that does."""
+    exchange = Exchange(tokenizer)
+    longest = max(len(told(exchange, one).ids) for one in sampled.dialogues) + most
+    held = backbone is not None and longest <= limit(backbone)
+    return ("none", "window", "memory") if held else ("dialogue", "memory")
+
+
 def dialogue(
     memory: MemoryModel | None,
     backbone: Backbone | None,
@@ -79,20 +94,20 @@ def dialogue(
     *,
     sampled: Sampled,
     ways: Sequence[Way],
-    most: int = 40,
+    most: int = MOST,
     progress: Callable[[Way], None] = lambda way: None,
 ) -> Iterator[Figures]:
     """One row of the table for each of the `ways`.
 
-    `none` and `window` see all in the `backbone`'s own window, `memory` reads it segment by segment. Responses are
-    written greedily, at most `most` tokens, each after the dialogue as it was. Raises `ConfigError` for a way that
-    lacks its model, or a dialogue that the window does not hold.
+    `none` and `window` see all in the `backbone`'s own window, `dialogue` and `memory` read it segment by segment.
+    Responses are written greedily, at most `most` tokens, each after the dialogue as it was. Raises `ConfigError` for a
+    way that lacks its model, or a dialogue that the window does not hold.
     """
     exchange = Exchange(tokenizer)
     for way in ways:
-        lines = [told(exchange, one, document=way != "none") for one in sampled.dialogues]
+        lines = [told(exchange, one, document=way in DOCUMENTED) for one in sampled.dialogues]
         longest = max(len(line.ids) for line in lines) + most
-        if way == "memory":
+        if way in READ:
             model: MemoryModel | None = memory
         else:
             model = None if backbone is None else in_window(backbone, longest)
@@ -110,7 +125,7 @@ def dialogue(
             way,
             dialogues=len(lines),
             responses=sum(len(line.responses) for line in lines),
-            perplexity=perplexity(model, [line.line() for line in lines], rows=1 if way != "memory" else 4),
+            perplexity=perplexity(model, [line.line() for line in lines], rows=4 if way in READ else 1),
             written=len(answers),
             wording=wording([a["written"] for a in answers], [a["expected"] for a in answers]),
             answers=answers,

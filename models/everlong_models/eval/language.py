@@ -13,8 +13,7 @@ from everlong_models.errors import ConfigError
 from everlong_models.eval.plot import Line, draw
 from everlong_models.eval.seeds import Seed, by_name, together
 from everlong_models.memory import SegmentReader
-from everlong_models.tasks import text
-from everlong_models.tasks.language import Text, encode, measure, runs, shares, split
+from everlong_models.tasks.language import encode, measure, measured, runs, shares
 
 
 def language(
@@ -26,15 +25,16 @@ def language(
     segments: int,
     memory_lengths: Sequence[int] = (),
     forget: Sequence[str] = (),
+    line_ends: bool = False,
 ) -> list[dict[str, Any]]:
     """Figures (see `Scores.figures`; of perplexity also the least and the most of the seeds) of `samples` runs of text,
     `segments` segments each; one row a name and memory length.
 
     `texts`: a data set, of which the held-out texts are read, or NAME/PATH, one file of it. `memory_lengths`: default,
     as trained. `forget`: tensors of the state that are emptied before every segment, to see what they are worth.
-    Raises `ConfigError`, `DataError`.
+    `line_ends`: they count as words, as is usual of WikiText, whose lines are paragraphs. Raises `ConfigError`, `DataError`.
     """
-    pieces = _pieces(data, texts)
+    pieces = measured(data, texts)
     rows: list[dict[str, Any]] = []
     for name, group in by_name(models).items():
         for positions in memory_lengths or (None,):
@@ -44,7 +44,7 @@ def language(
                 # More than is needed, as far as there is more: a token is seldom longer than eight characters.
                 tokens = runs(encode(shares(pieces, 8 * samples * length), tokenizer), samples, length, texts)
                 model = memory if positions is None else extended(memory, positions)
-                found.append(measure(model, tokenizer, tokens, forget=forget).figures())
+                found.append(measure(model, tokenizer, tokens, forget=forget, line_ends=line_ends).figures())
             shown = {"model": name} if positions is None else {"model": name, "memory": positions}
             rows.append(shown | together(found, "perplexity"))
     return rows
@@ -72,12 +72,6 @@ def extended(memory: SegmentReader, length: int) -> SegmentReader:
     longer = type(memory)(config.model_copy(update={"memory_length": length}))
     longer.load_state_dict(memory.state_dict())
     return longer.to(weight.device, weight.dtype).eval().requires_grad_(False)
-
-
-def _pieces(data: Path, texts: str) -> list[Text]:
-    name, _, path = texts.partition("/")
-    folder = text.find(data, name)
-    return [Text(folder / path)] if path else split(folder)[1]
 
 
 __all__ = ["draw_language", "extended", "language"]

@@ -2,7 +2,7 @@
 
 The texts of a data set are joined to one stream. Row r of R begins at r/R of it and moves on by the batch's tokens with
 every step, so consecutive batches are consecutive text, as in Transformer-XL (Dai et al. 2019) and all that follow it.
-Held out is one text in ten, whole; where there is but one text, its last tenth.
+Held out is one text in ten, whole; where there is but one text, its last tenth; or what the recipe names.
 
 Every token is a target but the first of a batch, which the batch before could not see.
 """
@@ -29,24 +29,27 @@ from everlong_models.tasks import text, vocabulary
 from everlong_models.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.tokenizer import Tokenizer
 
-_SHOWN = 100_000
-"""Characters of each text that a tokenizer is made from."""
+_SHOWN, _SHOWN_IN_ALL = 100_000, 2_000_000
+"""Characters of each text that a tokenizer is made from; more of each where there are few."""
 
 
 class LanguageConfig(TaskConfig):
-    """`texts`: the data set. `characters`: whole texts are taken until there are so many; of those that are held out,
+    """`texts`: the data set, or a file of it: NAME/PATH. `held_out`: what is measured instead of a part of `texts`, as WikiText
+    has its own; likewise. `characters`: whole texts are taken until there are so many; of those that are held out,
     equal shares are taken until there are as many.
     `vocabulary`: tokens of the tokenizer that is made for a model from scratch; 257 are the bytes and an end mark,
     which makes a character-level model of English text."""
 
     name: Literal["language"] = "language"
     texts: str = "books-260"
+    held_out: str | None = None
     characters: int = Field(8_000_000, ge=1000)
     vocabulary: int = Field(2048, ge=257)
 
 
 class Scores(NamedTuple):
-    """Sums over held-out text: `nats` of negative log-likelihood, and what they are to be divided by."""
+    """Sums over held-out text: `nats` of negative log-likelihood, and what they are to be divided by. `words`: what white space
+    separates; and the ends of lines, where these were to be counted."""
 
     nats: float
     tokens: int
@@ -54,7 +57,7 @@ class Scores(NamedTuple):
     words: int
 
     def figures(self) -> dict[str, float]:
-        """`perplexity` a token, `word_perplexity` a word (what white space separates), `bits_per_character`."""
+        """`perplexity` a token, `word_perplexity` a word, `bits_per_character`. The last two don't depend on the tokenizer."""
         return {
             "perplexity": math.exp(self.nats / self.tokens),
             "word_perplexity": math.exp(min(self.nats / self.words, 700.0)),  # no float beyond
@@ -75,8 +78,7 @@ class Language(Task):
         self.config = config
         self.tokenizer = setting.tokenizer
         self._S = setting.segment_length
-        self._folder = text.find(setting.data, config.texts)
-        kept, held_out = split(self._folder)
+        kept, held_out = _chosen(config, setting.data)
         order = np.random.default_rng([setting.seed, 2]).permutation(len(kept))
         self._stream = encode(_until([kept[i] for i in order], config.characters), self.tokenizer)
         self._held_out = encode(shares(held_out, config.characters), self.tokenizer)
@@ -84,8 +86,9 @@ class Language(Task):
     @classmethod
     def make_tokenizer(cls, config: LanguageConfig, data: Path) -> PreTrainedTokenizerBase:
         """Byte-level, from the texts that are not held out."""
-        kept, _ = split(text.find(data, config.texts))
-        return vocabulary.byte_level((piece.read()[:_SHOWN] for piece in kept), config.vocabulary)
+        kept, _ = _chosen(config, data)
+        shown = max(_SHOWN, _SHOWN_IN_ALL // len(kept))
+        return vocabulary.byte_level((piece.read()[:shown] for piece in kept), config.vocabulary)
 
     @property
     def vocab_size(self) -> int:
@@ -94,7 +97,7 @@ class Language(Task):
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         length = segments * self._S
         if len(self._stream) < length:
-            raise DataError(f"{self._folder} holds {len(self._stream)} tokens; a batch needs {length} in a row")
+            raise DataError(f"{self.config.texts} holds {len(self._stream)} tokens; a batch needs {length} in a row")
         start = np.arange(rows) * (len(self._stream) // rows) + step * length
         index = (start[:, None] + np.arange(length)) % len(self._stream)
         return Batch(
@@ -110,7 +113,7 @@ class Language(Task):
 
     def held_out(self, samples: int, segments: int) -> Tensor:
         """`samples` runs (samples, segments · S) at even distances in the held-out text."""
-        return runs(self._held_out, samples, segments * self._S, str(self._folder))
+        return runs(self._held_out, samples, segments * self._S, self.config.held_out or self.config.texts)
 
 
 class Text(NamedTuple):
@@ -124,6 +127,27 @@ class Text(NamedTuple):
         """Raises `DataError` naming the file."""
         whole = text.read(self.file)
         return whole[int(self.first * len(whole)) : int(self.last * len(whole))]
+
+
+def found(data: Path, texts: str) -> tuple[Path, Path | None]:
+    """The folder of a data set, and the file of it if `texts` is NAME/PATH. Raises `DataError` if there is no such data set."""
+    name, _, path = texts.partition("/")
+    folder = text.find(data, name)
+    return folder, folder / path if path else None
+
+
+def measured(data: Path, texts: str) -> list[Text]:
+    """What is held out of a data set; of NAME/PATH the whole file."""
+    folder, file = found(data, texts)
+    return split(folder)[1] if file is None else [Text(file)]
+
+
+def _chosen(config: LanguageConfig, data: Path) -> tuple[list[Text], list[Text]]:
+    """Texts to learn from, and texts that are held out."""
+    folder, file = found(data, config.texts)
+    if config.held_out is None:
+        return split(folder) if file is None else ([Text(file, last=0.9)], [Text(file, first=0.9)])
+    return split(folder)[0] if file is None else [Text(file)], measured(data, config.held_out)
 
 
 def split(folder: Path) -> tuple[list[Text], list[Text]]:
@@ -171,12 +195,18 @@ def runs(stream: NDArray[np.int64], samples: int, length: int, source: str) -> T
 
 @torch.no_grad()
 def measure(
-    model: MemoryModel, tokenizer: Tokenizer, tokens: Tensor, *, rows: int = 16, forget: Sequence[str] = ()
+    model: MemoryModel,
+    tokenizer: Tokenizer,
+    tokens: Tensor,
+    *,
+    rows: int = 16,
+    forget: Sequence[str] = (),
+    line_ends: bool = False,
 ) -> Scores:
     """The model's sums over `tokens` (runs, n·S), each run read from an empty memory on, the memory carried.
 
-    `forget`: tensors of the state that are emptied before every segment. Raises `ConfigError` if there is none of that
-    name.
+    `forget`: tensors of the state that are emptied before every segment. `line_ends`: they are words. Raises
+    `ConfigError` if there is no tensor of that name.
     """
     S, empty = model.segment_length, model.initial_state(1)
     for name in forget:
@@ -198,5 +228,5 @@ def measure(
         for line in some.tolist():
             content = tokenizer.decode(line[1:], skip_special=False)
             characters += len(content)
-            words += len(content.split())
+            words += len(content.split()) + line_ends * content.count("\n")
     return Scores(nats, tokens.numel() - len(tokens), characters, words)

@@ -66,13 +66,13 @@ class Report:
         for column in self.rows[0]:
             figures.add_column(column.replace("_", " "), justify="right")
         for row in self.rows:
-            figures.add_row(*(_shown(value) for value in row.values()))
+            figures.add_row(*(shown(value) for value in row.values()))
         console.print(figures)
         targets = Table("target", "is", "should be", "")
         for target in self.targets:
             sign = "≤" if target.at_most else "≥"
             verdict = "[green]met[/]" if target.met else "[bold red]missed[/]"
-            targets.add_row(target.name, _shown(target.value), f"{sign} {_shown(target.target)}", verdict)
+            targets.add_row(target.name, shown(target.value), f"{sign} {shown(target.target)}", verdict)
         console.print(targets)
         for note in self.notes:
             console.print(f"[dim]{note}[/]")
@@ -99,7 +99,8 @@ def _processor() -> str:
         return platform.processor() or "unknown"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A figure as people read it."""
     if isinstance(value, bool) or not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

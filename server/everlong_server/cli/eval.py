@@ -117,6 +117,9 @@ def language(
     segments: Annotated[int, typer.Option(help="segments in a run", min=1)] = 128,
     memory_lengths: Annotated[list[int] | None, typer.Option(help="positions of memory; default as trained")] = None,
     forget: Annotated[list[str] | None, typer.Option(help="a part of the state to empty before every segment")] = None,
+    line_ends: Annotated[
+        bool, typer.Option("--line-ends", help="count the end of a line as a word, as is usual of WikiText")
+    ] = False,
     plot: Plot = None,
     device: Device = "cpu",
     threads: Threads = None,
@@ -139,6 +142,7 @@ def language(
             segments=segments,
             memory_lengths=memory_lengths or (),
             forget=forget or (),
+            line_ends=line_ends,
         )
     except EverlongModelError as error:
         raise fail(str(error)) from None
@@ -304,7 +308,13 @@ def babilong(
 def dialogue(
     model: ModelOption = None,
     memory: MemoryOption = None,
-    ways: Annotated[str, typer.Option(help="where the document is")] = "none,window,memory",
+    ways: Annotated[
+        str | None,
+        typer.Option(
+            help="of none, window (without and with the document, in the backbone's window), dialogue, memory (likewise, "
+            "through the memory); default none,window,memory, or dialogue,memory where no window holds it"
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option(help="responses, of whole dialogues, at least", min=1)] = 500,
     written: Annotated[int, typer.Option(help="how many of them are written anew", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="of the sample", min=0)] = 0,
@@ -319,11 +329,11 @@ def dialogue(
     from everlong_models.eval.dialogue import WAYS
     from everlong_server.eval.measured import measure_dialogue
 
-    chosen = names_of(ways, WAYS, "--ways")
+    chosen = None if ways is None else names_of(ways, WAYS, "--ways")
     try:
         measured = measure_dialogue(
             load(model, models_dir, threads, memory=memory, device=device),
-            ways=[way for way in WAYS if way in chosen],
+            ways=None if chosen is None else [way for way in WAYS if way in chosen],
             samples=samples,
             written=written,
             seed=seed,

@@ -32,7 +32,9 @@ def _train(
     from everlong_server.training import train as run
 
     if recipe is None:
-        out.print("\n".join(f"{name:20} {load_recipe(name).description}" for name in recipe_names()), soft_wrap=True)
+        names = recipe_names()
+        width = max(map(len, names))
+        out.print("\n".join(f"{name:{width}}  {load_recipe(name).description}" for name in names), soft_wrap=True)
         return
     if threads is not None:
         torch.set_num_threads(threads)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from everlong_models.backbone import Backbone
 from everlong_models.errors import ConfigError
 from everlong_models.eval.babilong import babilong, limit, table, tokens_of
-from everlong_models.eval.dialogue import Way, dialogue, sample
+from everlong_models.eval.dialogue import Way, dialogue, sample, usual
 from everlong_models.eval.dialogue import table as of_dialogue
 from everlong_models.model import Model
 from everlong_models.tasks.babi import BabiTask
@@ -86,22 +86,24 @@ def measure_babilong(
 def measure_dialogue(
     model: Model,
     *,
-    ways: Sequence[Way],
+    ways: Sequence[Way] | None,
     samples: int,
     written: int,
     seed: int,
     data: Path,
     console: Console,
 ) -> Measured:
-    """Raises what `dialogue` does."""
+    """`ways`: default the `usual` ones. Raises what `dialogue` does."""
     sampled = sample(dialogues(data, "test"), responses=samples, written=written, seed=seed)
-    backbone = getattr(model.memory, "backbone", None)
+    own = getattr(model.memory, "backbone", None)
+    backbone = own if isinstance(own, Backbone) else None
+    ways = ways or usual(backbone, model.tokenizer, sampled)
     found = []
     with _bar(console) as bar:
         shown = bar.add_task("", total=len(ways) * len(sampled.written))
         for row in dialogue(
             model.memory,
-            backbone if isinstance(backbone, Backbone) else None,
+            backbone,
             model.tokenizer,
             sampled=sampled,
             ways=ways,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,11 @@ def test_language_measures_files_and_longer_memories(texts: Path) -> None:
     assert long["perplexity"] != short["perplexity"]
     assert rows(texts="texts/0.txt") != rows(texts="texts/1.txt")
     assert rows(forget=["seen"])[0]["perplexity"] != plain["perplexity"]
+    (texts / "texts" / "lines.txt").write_text("one line\n" * 200)
+    (words,), (ends,) = (rows(texts="texts/lines.txt", line_ends=line_ends) for line_ends in (False, True))
+    assert words["perplexity"] == ends["perplexity"]
+    # Three words a line where there were two; at the ends of the runs some are cut.
+    assert math.log(words["word_perplexity"]) / math.log(ends["word_perplexity"]) == pytest.approx(1.5, rel=0.05)
     with pytest.raises(DataError, match=r"cannot read .*texts/none\.txt"):
         rows(texts="texts/none.txt")
     with pytest.raises(DataError, match="no data set 'poems'"):

@@ -134,6 +134,62 @@ def test_bits_and_words_follow_from_the_text(data: Path) -> None:
     assert figures["word_perplexity"] == pytest.approx(math.exp(nats / 4), rel=1e-5)
 
 
+def test_the_ends_of_lines_are_words_where_wikitext_is_measured(data: Path) -> None:
+    tokenizer = task(data).tokenizer
+    text = " = Aaa = \n \n aaa aaas .\n"  # six words in three lines, as WikiText is written
+    encoded = tokenizer.encode(text)
+    tokens = torch.tensor([[tokenizer.encode("a")[0], *encoded, *tokenizer.encode(" ") * (-(len(encoded) + 1) % S)]])
+    nats = (tokens.shape[1] - 1) * math.log(tokenizer.vocab_size)
+    for line_ends, words in ((False, 6), (True, 9)):
+        found = measure(Uniform(tokenizer.vocab_size), tokenizer, tokens, line_ends=line_ends)
+        assert found.words == words
+        assert found.figures()["word_perplexity"] == pytest.approx(math.exp(nats / words), rel=1e-5)
+
+
+def test_one_file_is_learnt_from_and_another_one_measured(data: Path) -> None:
+    """As with WikiText, whose parts are files."""
+    parts = data / "wiki" / "deep"
+    parts.mkdir(parents=True)
+    (parts / "train.tokens").write_text("x" * 9000 + "y" * 1000)
+    (parts / "test.tokens").write_text("z" * 4000)
+
+    def read(**chosen: str) -> tuple[set[str], set[str]]:
+        config = LanguageConfig(vocabulary=257, **chosen)  # type: ignore[arg-type]
+        language = Language(config, Setting(Tokenizer(Language.make_tokenizer(config, data)), S, data, 0))
+        trained = [t for step in range(300) for t in language.batch(step, 4, 5).tokens.flatten().tolist()]
+        return set(language.tokenizer.decode(trained)), set(
+            language.tokenizer.decode(language.held_out(2, 3).tolist()[1])
+        )
+
+    train, test = "wiki/deep/train.tokens", "wiki/deep/test.tokens"
+    assert read(texts=train, held_out=test) == (set("xy"), set("z"))
+    assert read(texts=train) == (set("x"), set("y")), "the last tenth"
+    learnt, measured = read(texts="texts", held_out=test)
+    assert measured == set("z")
+    assert len(learnt) > 9
+    learnt, measured = read(texts=train, held_out="texts")
+    assert learnt == set("xy")
+    assert measured <= set("abcdefghijks. ")
+    for chosen in ({"texts": "wiki/none"}, {"texts": train, "held_out": "wiki/none"}):
+        with pytest.raises(DataError, match=r"cannot read .*wiki/none"):
+            read(**chosen)
+    with pytest.raises(DataError, match="no data set 'weki'"):
+        read(texts=train, held_out="weki")
+    with pytest.raises(ConfigError, match=r"that wiki/deep/test\.tokens holds for it"):
+        language = Language(
+            LanguageConfig(texts=train, held_out=test, vocabulary=257), Setting(task(data).tokenizer, S, data, 0)
+        )
+        language.held_out(500, 5)
+
+
+def test_a_single_text_is_shown_to_the_tokenizer_beyond_its_beginning(data: Path) -> None:
+    (data / "one").mkdir()
+    (data / "one" / "train.txt").write_text("ab " * 40_000 + "qrst " * 40_000)
+    (data / "one" / "test.txt").write_text("ab")
+    config = LanguageConfig(texts="one/train.txt", held_out="one/test.txt", vocabulary=280)
+    assert len(Tokenizer(Language.make_tokenizer(config, data)).encode(" qrst")) == 1
+
+
 def test_measuring_in_batches_of_rows_changes_nothing(data: Path) -> None:
     language = task(data)
     torch.manual_seed(0)

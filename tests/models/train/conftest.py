@@ -55,7 +55,7 @@ def start(data, tmp_path, monkeypatch):
     """Makes a run in a folder of that name, new or resumed."""
     monkeypatch.setattr(running, "made_tokenizer", made_once)
 
-    def make(of: Recipe, name: str = "run", *, resume: bool = False) -> Run:
+    def make(of: Recipe, name: str = "run", *, resume: bool = False, data: Path = data) -> Run:
         return Run(of, tmp_path / name, data=data, models_dir=tmp_path / "models", resume=resume)
 
     return make

@@ -1,0 +1,34 @@
+"""Tables of what `everlong bench … --json FILE` wrote, as Markdown: python benchmarks/tables.py FILE …"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from everlong_server.bench.report import shown
+
+
+def tables(found: dict[str, Any]) -> list[str]:
+    """Its figures, and its targets if it has any."""
+    rows = [[shown(value) for value in row.values()] for row in found["rows"]]
+    targets = [
+        [target["name"], shown(target["value"]), f"{target['comparison']} {shown(target['target'])}", str(target["met"])]
+        for target in found["targets"]
+    ]
+    return [
+        _table([name.replace("_", " ") for name in found["rows"][0]], rows),
+        *([_table(["target", "value", "should be", "met"], targets)] if targets else []),
+    ]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        document = json.loads(Path(name).read_text())
+        print(f"`{document['command']}`", *tables(document), sep="\n\n", end="\n\n")

@@ -1,0 +1,31 @@
+"""What the page of figures shows is what was measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "benchmarks").glob("*.json"))
+PAGE = (ROOT / "docs" / "performance.md").read_text()
+
+
+def test_there_are_some() -> None:
+    assert FILES
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_the_page_has_the_tables_of_a_file_and_its_command(file: Path) -> None:
+    spec = importlib.util.spec_from_file_location("tables", ROOT / "benchmarks" / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = json.loads(file.read_text())
+    assert found["command"] in PAGE
+    assert f"benchmarks/{file.name}" in PAGE
+    for table in module.tables(found):
+        assert table in PAGE
