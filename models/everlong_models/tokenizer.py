@@ -7,9 +7,10 @@ import json
 import re
 import unicodedata
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance import LLTokenizer
+from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
@@ -34,6 +35,16 @@ _ALTERNATIVE = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"
 _PATTERN = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*")
 _LOOK_AHEAD = 8  # characters behind a cut that must be known; the longest that a pattern needs is a contraction
 _CHUNK = 1 << 16
+_APART = 128
+"""Tokens between two places of a stream, at least."""
+
+
+class Place(NamedTuple):
+    """What is before a place in a text from which encoding can be resumed: UTF-8 bytes, characters, tokens."""
+
+    byte: int
+    char: int
+    token: int
 
 
 class Tokenizer:
@@ -59,11 +70,17 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; a special token spelt out in it stays text."""
-        return list(self._text.encode(text, add_special_tokens=False).ids)
+        return list(self._encoded(text).ids)
 
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        """The characters [start, end) of `text` that each token of `encode` is of; tokens of one character share it."""
-        return list(self._text.encode(text, add_special_tokens=False).offsets)
+    def spans(self, text: str, *, whole: bool = True) -> list[tuple[int, int]]:
+        """The characters [start, end) of `text` that each token of `encode` is of; tokens of one character share it.
+
+        `whole`: nothing follows `text`. Otherwise only those of tokens which nothing that follows could change; of a
+        tokenizer that does not stream there are none.
+        """
+        encoding = self._encoded(text)
+        offsets = list(encoding.offsets)
+        return offsets if whole else offsets[: _settled_tokens(encoding, text) if self.streams else 0]
 
     def encode_markup(self, text: str) -> list[int]:
         """Token ids of `text`, in which special tokens mean what they say: for templates, never for users' text."""
@@ -98,6 +115,9 @@ class Tokenizer:
         """SHA-256 of vocabulary, rules and chat template; hexadecimal."""
         return hashlib.sha256(f"{self._spec}\0{self.chat_template}".encode()).hexdigest()
 
+    def _encoded(self, text: str) -> Encoding:
+        return self._text.encode(text, add_special_tokens=False)
+
 
 @dataclass(slots=True)
 class TokenStream:
@@ -112,6 +132,14 @@ class TokenStream:
     tokenizer: Tokenizer
     consumed: int = 0
     """UTF-8 bytes of text whose tokens have all been handed out: encoding can be resumed there."""
+    places: list[Place] = field(default_factory=lambda: [Place(0, 0, 0)])
+    """Where encoding can be resumed of what was handed out: the beginning, and then the first such place after every 128
+    tokens. Whoever takes some may remove them. Of a tokenizer that is given the whole text there is the beginning only."""
+    _chars: int = 0
+    _tokens: int = 0
+    """Handed out, as `consumed`."""
+    _due: int = field(default_factory=lambda: _APART)
+    """Tokens before the next place, or more."""
     _parts: list[str] = field(default_factory=list)
     _waiting: int = 0
     """Characters in `_parts`."""
@@ -125,16 +153,11 @@ class TokenStream:
         if not self.tokenizer.streams or self._waiting < self._next:
             return []
         pending = "".join(self._parts)
-        encoding = self.tokenizer._text.encode(pending, add_special_tokens=False)
-        limit = _settled(pending)
-        words, offsets = encoding.word_ids, encoding.offsets
-        for cut in range(len(words) - 1, 0, -1):
-            start = offsets[cut][0]
-            if start <= limit and words[cut] != words[cut - 1]:
-                self.consumed += len(pending[:start].encode())
-                self._hold(pending[start:])
-                self._next = self._waiting + _CHUNK
-                return list(encoding.ids[:cut])
+        encoding = self.tokenizer._encoded(pending)
+        if count := _settled_tokens(encoding, pending):
+            tokens = self._hand_out(pending, encoding, count)
+            self._next = self._waiting + _CHUNK
+            return tokens
         self._hold(pending)
         self._next = 2 * self._waiting  # one long run: look again when it has doubled, so the work stays linear
         return []
@@ -142,9 +165,26 @@ class TokenStream:
     def finish(self) -> list[int]:
         """The tokens of what is left."""
         pending = "".join(self._parts)
-        self.consumed += len(pending.encode())
-        self._hold("")
-        return self.tokenizer.encode(pending)
+        encoding = self.tokenizer._encoded(pending)
+        return self._hand_out(pending, encoding, len(encoding))
+
+    def _hand_out(self, pending: str, encoding: Encoding, count: int) -> list[int]:
+        """The first `count` tokens, which end with a pre-token."""
+        end = _start(encoding, count) if count < len(encoding) else len(pending)
+        at, token = 0, self._due - self._tokens
+        while token < count and self.tokenizer.streams:
+            if token and not _begins(encoding, token):
+                token += 1
+                continue
+            start = _start(encoding, token)
+            self.consumed += len(pending[at:start].encode())
+            self.places.append(Place(self.consumed, self._chars + start, self._tokens + token))
+            at, token = start, token + _APART
+        self._due = self._tokens + token
+        self.consumed += len(pending[at:end].encode())
+        self._chars, self._tokens = self._chars + end, self._tokens + count
+        self._hold(pending[end:])
+        return list(encoding.ids[:count])
 
     def _hold(self, text: str) -> None:
         self._parts, self._waiting = [text], len(text)
@@ -185,6 +225,25 @@ def _settled(text: str) -> int:
     while at >= 0 and ((kind := unicodedata.category(text[at]))[0] in "LM" or kind == "Cn"):
         at -= 1  # an unassigned character may be a letter to the tokenizer's newer tables
     return at
+
+
+def _settled_tokens(encoding: Encoding, text: str) -> int:
+    """How many tokens of `text` don't depend on what follows it, up to the last beginning of a pre-token that is settled."""
+    limit = _settled(text)
+    tokens = range(len(encoding) - 1, 0, -1)
+    return next((n for n in tokens if _start(encoding, n) <= limit and _begins(encoding, n)), 0)
+
+
+def _start(encoding: Encoding, token: int) -> int:
+    """The first character that a token is of."""
+    chars = encoding.token_to_chars(token)
+    assert chars is not None
+    return int(chars[0])
+
+
+def _begins(encoding: Encoding, token: int) -> bool:
+    """Whether a token, not the first, begins a pre-token."""
+    return bool(encoding.token_to_word(token) != encoding.token_to_word(token - 1))
 
 
 def _restartable(spec: dict[str, Any]) -> bool:

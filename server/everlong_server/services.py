@@ -28,6 +28,7 @@ from everlong_server.engine.memories import Memories
 from everlong_server.engine.reading import Reader
 from everlong_server.engine.responses import Responding
 from everlong_server.engine.turn import Turns
+from everlong_server.engine.whereabouts import Whereabouts
 from everlong_server.metrics import Metrics
 from everlong_server.settings import Settings
 from everlong_server.store import keys
@@ -77,6 +78,7 @@ class Services:
     unwatched: Jobs
     """Responses that are answered in the background."""
     engine: Engine
+    whereabouts: Whereabouts
     conversations: Conversations
     dialogues: Dialogues
     responding: Responding
@@ -93,7 +95,7 @@ class Services:
         allowance, responses = self.allowance.of(tenant), self.responses.of(tenant)
         passages, conversations, dialogues, responding, memories = _around(
             self.settings, self.engine, self.metrics, self.tracing, allowance, self.blobs, documents, sessions, chats, responses,
-            self.unwatched,
+            self.unwatched, self.whereabouts,
         )  # fmt: skip
         return replace(
             self, tenant=tenant, allowance=allowance, attempts=self.attempts.of(tenant), documents=documents,
@@ -226,14 +228,18 @@ def _around(
     chats: Chats,
     responses: Responses,
     unwatched: Jobs,
+    whereabouts: Whereabouts,
 ) -> tuple[Passages, Conversations, Dialogues, Responding, Memories]:
     """What works on one tenant's stores."""
     passages = Passages(blobs, documents)
-    turns = Turns(engine, passages, metrics, tracing, allowance, max_message_chars=settings.max_message_chars)
+    turns = Turns(
+        engine, passages, whereabouts, metrics, tracing, allowance, max_message_chars=settings.max_message_chars
+    )  # fmt: skip
     conversations = Conversations(turns, engine, sessions, documents, metrics, lease_seconds=settings.lease_seconds)
     dialogues = Dialogues(turns, engine, chats, documents)
     responding = Responding(dialogues, engine, responses, chats, unwatched, allowance)
-    return passages, conversations, dialogues, responding, Memories(engine, conversations, sessions, documents, blobs)
+    memories = Memories(engine, conversations, sessions, documents, whereabouts)
+    return passages, conversations, dialogues, responding, memories
 
 
 @asynccontextmanager
@@ -284,6 +290,7 @@ async def running(
         engine.start()
         stack.push_async_callback(engine.stop)
         metrics.follow(lambda: engine.answering, lambda: engine.rows, model.state_bytes)
+        whereabouts = Whereabouts(blobs, everybodys, model.tokenizer)
         searched, conversations, dialogues, responding, memories = _around(
             settings,
             engine,
@@ -296,11 +303,12 @@ async def running(
             chats,
             responses.of(DEFAULT_TENANT),
             unwatched,
+            whereabouts,
         )
         services = Services(
             settings, model, redis, Credentials(redis), allowance, attempts, blobs, documents, searched, sessions, chats,
-            uploads.of(DEFAULT_TENANT), responses.of(DEFAULT_TENANT), unwatched, engine, conversations, dialogues, responding,
-            memories, metrics, tracing, now(),
+            uploads.of(DEFAULT_TENANT), responses.of(DEFAULT_TENANT), unwatched, engine, whereabouts, conversations, dialogues,
+            responding, memories, metrics, tracing, now(),
         )  # fmt: skip
         background = Background(
             engine,
@@ -315,7 +323,8 @@ async def running(
         def reader() -> Reader:
             passages = Passages(blobs, everybodys) if settings.recall_passages else None
             return Reader(
-                engine, everybodys, blobs, passages, jobs, metrics, tracing, settings.checkpoint_seconds, settings.turn_seconds
+                engine, everybodys, blobs, passages, whereabouts, jobs, metrics, tracing, settings.checkpoint_seconds,
+                settings.turn_seconds,
             )  # fmt: skip
 
         tasks = [

@@ -23,7 +23,16 @@ CONTRACT = json.loads((Path(__file__).parents[2] / "clients" / "openapi.json").r
 COMMON = {"session": "ses_1", "object": "session.memory", "segments": 4, "segment_length": 300, "open": 7}
 COMMON |= {"tokens": 1200, "bytes": 73_728, "documents": [{"document": "doc_1", "start": 4, "end": 1100}]}
 PLAIN = {"layer": None, "change": None}
-QUOTE = {"document": "doc_1", "start": 3, "end": 18, "start_byte": 3, "end_byte": 19, "text": "Call\n me Ishmaël"}
+QUOTE = {
+    "document": "doc_1",
+    "start": 3,
+    "end": 18,
+    "start_byte": 3,
+    "end_byte": 19,
+    "start_token": 1,
+    "end_token": 6,
+    "text": "Call\n me Ishmaël",
+}
 WINDOW = COMMON | {
     "memory": "window",
     "layers": [],

@@ -239,13 +239,15 @@ def test_the_request(make: Callable[..., Any]):
 
 def test_evidence_comes_as_an_event_and_with_the_message(make: Any):
     passage = {"document": "doc_1", "start": 1, "end": 4, "start_byte": 1, "end_byte": 5, "text": "yés", "score": 2.5}
+    older, passage = passage, passage | {"start_token": 1, "end_token": 3}
     message = {"id": "msg_1", "content": "Yes.", "evidence": [passage]}
     frames = [
-        {"type": "response.evidence", "response_id": "msg_1", "evidence": [passage]},
+        {"type": "response.evidence", "response_id": "msg_1", "evidence": [passage, older]},
         {"type": "response.completed", "message": message},
     ]
     body = Chunks(*(f"data: {json.dumps(frame)}\n\n".encode() for frame in frames))
     with make(handler=streaming(body)).sessions.stream("ses_1", "?", recall={"passages": 1}) as stream:
         events = list(stream)
-    assert events[0] == ResponseEvidence((Evidence(**passage),))
+    assert events[0] == ResponseEvidence((Evidence(**passage), Evidence(**older)))
+    assert [(e.start_token, e.end_token) for e in events[0].evidence] == [(1, 3), (None, None)]
     assert stream.message.evidence == (Evidence(**passage),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 import everlong_models.tokenizer as module
 from everlong_models.errors import BackboneError
-from everlong_models.tokenizer import Tokenizer, TokenStream
+from everlong_models.tokenizer import Place, Tokenizer, TokenStream
 from tests.tinymodel import NOVEL
 
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -153,6 +154,7 @@ def wordpiece() -> Tokenizer:
 def _small_chunks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CHUNK", 16)
+        patch.setattr(module, "_APART", 3)
         yield
 
 
@@ -177,7 +179,26 @@ def check(tokenizer: Tokenizer, pieces: list[str]) -> int:
         again.consumed = consumed
         assert again.feed(rest) + again.finish() == expected[count:]
         assert again.consumed == len(data)
+    check_places(tokenizer, text, stream.places)
     return len(boundaries) - 1
+
+
+def check_places(tokenizer: Tokenizer, text: str, places: list[Place]) -> None:
+    """Each is at a pre-token, where encoding can be resumed, and they are as close as pre-tokens allow."""
+    data, expected = text.encode(), tokenizer.encode(text)
+    words = tokenizer._text.encode(text, add_special_tokens=False).word_ids
+    assert places[0] == (0, 0, 0)
+    if not tokenizer.streams:
+        assert len(places) == 1
+        return
+    for place in places[1:]:
+        assert words[place.token] != words[place.token - 1]
+        rest = data[place.byte :].decode()
+        assert rest == text[place.char :]
+        assert tokenizer.encode(rest) == expected[place.token :], text
+    for before, after in pairwise([place.token for place in places] + [len(words)]):
+        borders = [n for n in range(before + module._APART, len(words)) if words[n] != words[n - 1]]
+        assert after == (borders or [len(words)])[0]
 
 
 class TestStreaming:
@@ -249,6 +270,20 @@ class TestStreaming:
             got += stream.feed(text[at : at + 10])
         assert got + stream.finish() == tokenizer.encode(text)
         assert len(text) <= counting.characters <= 8 * len(text)
+
+    @pytest.mark.parametrize("name", STREAMING)
+    @settings(max_examples=40, deadline=None)
+    @given(pieces=TEXTS, more=TEXTS)
+    @example(pieces=["a", "\n\n"], more=["x"])
+    @example(pieces=["字", CAPITALS], more=["d"])
+    def test_spans_of_what_goes_on_are_those_of_the_whole(self, name, pieces, more):
+        tokenizer, text = bpe(name), "".join(pieces)
+        known, whole = tokenizer.spans(text, whole=False), tokenizer.spans(text + "".join(more))
+        assert known == whole[: len(known)]
+
+    def test_what_cannot_be_cut_has_no_spans_before_its_end(self):
+        assert bpe("metaspace").spans("one two three. " * 9, whole=False) == []
+        assert len(bpe("gpt2").spans("one two three. " * 9, whole=False)) > 20
 
     @pytest.mark.parametrize("name", WHOLE)
     @settings(max_examples=10, deadline=None)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import itertools
 import json
-import random
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,11 +18,10 @@ import pytest
 from everlong_models.loading import load_tokenizer
 from everlong_models.tokenizer import Tokenizer
 from everlong_server.engine.memories import Memories
-from everlong_server.engine.whereabouts import passages_at
 from everlong_server.store.records import Document, reading_id
 from tests.process import Server, wait_for
 from tests.server.test_memories import folder_of
-from tests.tinymodel import NOVEL, STORY, make_tokenizer
+from tests.tinymodel import STORY, make_tokenizer
 
 TEXT = STORY.read_text()[:8_000]
 GREEDY = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
@@ -36,26 +32,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     make_tokenizer().save_pretrained(folder)
     return load_tokenizer(folder)
-
-
-def test_tokens_are_found_in_the_text_that_they_are_of(tokenizer: Tokenizer) -> None:
-    """In a text of several pieces, of which many characters have several bytes and some several tokens."""
-    text = (NOVEL.read_text()[:60_000] + " größer 中文字 «Où?» 🐋 naïve\n") * 3
-    ids, draw = tokenizer.encode(text), random.Random(0)
-    starts = sorted(draw.randrange(len(ids) - 30) for _ in range(60))
-    spans = [(start, start + draw.randrange(1, 30)) for start in starts] + [(0, 3), (len(ids) - 4, len(ids))]
-    mark = "\ufeff".encode()
-    found = passages_at(io.BytesIO(mark + text.encode()), tokenizer, "doc", len(mark), spans)
-    assert found.keys() == set(spans)
-    for (start, end), passage in found.items():
-        assert text[passage.start : passage.end] == passage.text == passage.text.strip()
-        assert text.encode()[passage.start_byte : passage.end_byte].decode() == passage.text
-        assert tokenizer.decode(ids[start:end]).strip().strip("\ufffd") in passage.text
-        assert len(passage.text) <= len(tokenizer.decode(ids[start:end])) + 64
-        assert abs(passage.start - len(tokenizer.decode(ids[:start]))) <= 33
-        for at in (passage.start, passage.end):  # no word is cut
-            assert not re.fullmatch(r"\w\w", text[at - 1 : at + 1]) or len(re.findall(r"\w+", passage.text)[0]) > 32
-    assert passages_at(io.BytesIO(b"short"), tokenizer, "doc", 0, [(0, 900)]) == {}
 
 
 def memory(server: Server, session: str) -> dict:
@@ -72,7 +48,7 @@ def sticky(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         server.check_keys()
 
 
-def test_a_memory_shows_what_it_attends_to_and_gives_space_to(sticky: Server) -> None:
+def test_a_memory_shows_what_it_attends_to_and_gives_space_to(sticky: Server, tokenizer: Tokenizer) -> None:
     a, b = STORY.read_text()[:5_000], "«" + STORY.read_text()[5_000:12_000]
     first, second = sticky.read(a)["id"], sticky.read(b)["id"]
     session = sticky.session(first, second)
@@ -88,7 +64,7 @@ def test_a_memory_shows_what_it_attends_to_and_gives_space_to(sticky: Server) ->
     assert 0 < x["start"] < x["end"] < y["start"] < y["end"] == session["position"]
     assert x["end"] - x["start"] == sticky.document(first)["tokens"]
     assert [part["name"] for part in seen["parts"]] == ["signal"]
-    texts = {first: a, second: b}
+    texts, spans = {first: a, second: b}, {first: tokenizer.spans(a), second: tokenizer.spans(b)}
     assert len(seen["layers"]) == 2
     quotes = 0
     for layer in seen["layers"]:
@@ -104,6 +80,9 @@ def test_a_memory_shows_what_it_attends_to_and_gives_space_to(sticky: Server) ->
                 text = texts[quote["document"]]
                 assert text[quote["start"] : quote["end"]] == quote["text"]
                 assert text.encode()[quote["start_byte"] : quote["end_byte"]].decode() == quote["text"]
+                own = spans[quote["document"]][quote["start_token"] : quote["end_token"]]
+                assert own[0][0] <= quote["start"] < own[0][1]
+                assert own[-1][0] < quote["end"] <= own[-1][1]
     assert quotes
     assert seen["layers"][0]["edges"] != seen["layers"][1]["edges"], "each layer draws for itself"
     assert sticky.get_session(session["id"]) == session, "looking changed the session"
@@ -118,9 +97,8 @@ def test_a_memory_shows_what_it_attends_to_and_gives_space_to(sticky: Server) ->
     assert gone["layers"][0]["edges"] == after["layers"][0]["edges"]
 
 
-def test_words_are_looked_for_in_so_much_text_while_the_look_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = {"doc_a": 60, "doc_b": 50, "doc_c": 40, "doc_d": 1}
-    ends = dict(zip(sizes, itertools.count(10, 10), strict=False))
+def test_words_are_looked_for_while_the_look_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = ("doc_a", "doc_b", "doc_c")
     admitted, looked = [False], []
 
     @contextlib.contextmanager
@@ -131,32 +109,30 @@ def test_words_are_looked_for_in_so_much_text_while_the_look_is_admitted(monkeyp
 
     async def reading(id: str) -> Any:
         assert admitted[0]
-        (document,) = (name for n, name in enumerate(sizes, 1) if id == reading_id("m", tuple(sizes)[:n]))
-        return SimpleNamespace(status="ready", cursor=SimpleNamespace(position=ends[document], tokens=10))
+        (n,) = (n for n in range(1, 4) if id == reading_id("m", documents[:n]))
+        return SimpleNamespace(status="ready", cursor=SimpleNamespace(position=10 * n, tokens=10))
 
     async def document(id: str) -> Document:
-        return Document(id, None, sizes[id], 0, 0.0)
+        return Document(id, None, 60, 0, 0.0)
 
-    def read(_: Memories, document: Document, spans: object) -> dict[Any, Any]:
+    async def passages(document: Document, spans: object) -> dict[Any, Any]:
         assert admitted[0]
-        looked.append(document.id)
+        looked.append((document.id, spans))
         return {}
 
-    session = SimpleNamespace(model="m", documents=tuple(sizes), open=(), position=40)
-    phrases = [SimpleNamespace(start=n, end=n + 2) for n in (1, 11, 21, 31)]
+    session = SimpleNamespace(model="m", documents=documents, open=(), position=30)
+    phrases = [SimpleNamespace(start=n, end=n + 2) for n in (1, 21)]
     view = SimpleNamespace(layers=[SimpleNamespace(phrases=phrases)])
     memories: Any = Memories(
         SimpleNamespace(admit=admit, model=None, look=AsyncMock(return_value=view)),  # type: ignore[arg-type]
         AsyncMock(),
         AsyncMock(get=AsyncMock(return_value=session)),
         SimpleNamespace(reading=reading, get=document),  # type: ignore[arg-type]
-        None,  # type: ignore[arg-type]
+        SimpleNamespace(passages=passages),  # type: ignore[arg-type]
     )
     monkeypatch.setattr("everlong_server.engine.memories.load_state", lambda *_: None)
-    monkeypatch.setattr("everlong_server.engine.memories.MOST_TEXT", 100)
-    monkeypatch.setattr(Memories, "_read", read)
     asyncio.run(memories.look("ses_1"))
-    assert looked == ["doc_a", "doc_c"]
+    assert looked == [("doc_a", [(1, 3)]), ("doc_c", [(1, 3)])]
 
 
 def test_rmt_tells_how_old_and_how_full_it_is(server: Server) -> None:

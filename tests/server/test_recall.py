@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from websockets.sync.client import connect
 
 from everlong_models import load_model
+from everlong_models.tokenizer import Tokenizer
 from everlong_server.engine.grounding import TEMPLATE, Recall, asks, choose, lacks, words_of
 from everlong_server.engine.turn import Place, Turns
 from everlong_server.errors import NotFound
@@ -346,7 +347,7 @@ def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, t
     """A memory of its kind keeps no tokens: what the end of a segment takes along cannot be quoted any more."""
     served = load_model(str(model), models_dir=model.parent)
     S, tokenizer = served.memory.segment_length, served.tokenizer
-    turns = Turns(SimpleNamespace(model=served), *[None] * 4, max_message_chars=100)  # type: ignore[arg-type]
+    turns = Turns(SimpleNamespace(model=served), *[None] * 5, max_message_chars=100)  # type: ignore[arg-type]
     found = [replace(p, score=9.0 - n) for n, p in enumerate(passages_of(ALICE)[4:16])]
     state, filling, with_some = served.memory.initial_state(1), tokenizer.encode(NOVEL.read_text()[:2000]), 0
     for messages in (0, 2):
@@ -359,9 +360,9 @@ def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, t
             said = [*session.open, *prompt]
             last = tokenizer.decode(said[(len(said) - 1) // S * S :], skip_special=False)
             for e in evidence:
-                assert e["text"] in last, open
-                assert ALICE[e["start"] : e["end"]] == e["text"]
-                assert ALICE.encode()[e["start_byte"] : e["end_byte"]].decode() == e["text"]
+                assert e.text in last, open
+                assert ALICE[e.start : e.end] == e.text
+                assert ALICE.encode()[e.start_byte : e.end_byte].decode() == e.text
             with_some += bool(evidence)
     assert with_some > 0.9 * 2 * S
 
@@ -393,6 +394,20 @@ def grounded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield server.start()
 
 
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> Tokenizer:
+    return load_model(str(model), models_dir=model.parent).tokenizer
+
+
+def check_tokens(tokenizer: Tokenizer, text: str, evidence: list[dict[str, Any]]) -> None:
+    """Each piece's tokens are those of the whole text that any of its characters are in."""
+    spans = tokenizer.spans(text)
+    assert evidence
+    for e in evidence:
+        having = [n for n, (start, end) in enumerate(spans) if start < e["end"] and end > e["start"]]
+        assert (e["start_token"], e["end_token"]) == (having[0], having[-1] + 1)
+
+
 TEXT = "\ufeff" + "Naïve Ünïcödé 😀. " * 500 + ALICE[:30_000]
 QUESTION = "What would Dinah do with the black kitten's face?"
 
@@ -402,7 +417,7 @@ def document(grounded: Server) -> str:
     return grounded.read(TEXT)["id"]
 
 
-def test_an_answer_carries_its_evidence(grounded: Server, document: str) -> None:
+def test_an_answer_carries_its_evidence(grounded: Server, document: str, tokenizer: Tokenizer) -> None:
     session = grounded.session(document)["id"]
     plain = grounded.say(grounded.session(document)["id"], QUESTION, **GREEDY, recall=False)
     assert plain["evidence"] == []
@@ -418,6 +433,8 @@ def test_an_answer_carries_its_evidence(grounded: Server, document: str) -> None
         assert e["document"] == document
         assert TEXT[1:][e["start"] : e["end"]] == e["text"]
         assert TEXT[1:].encode()[e["start_byte"] : e["end_byte"]].decode() == e["text"]
+    check_tokens(tokenizer, TEXT[1:], evidence)
+    assert evidence[0]["start_token"] > 2000, "far behind what has tokens of parts of characters"
     assert 0 < message["usage"]["prompt_tokens"] - plain["usage"]["prompt_tokens"] <= 128
     stored = grounded.http.get(f"/v1/sessions/{session}/messages").json()["data"]
     assert stored[1]["evidence"] == evidence
@@ -540,20 +557,27 @@ def test_any_question_is_answered(grounded: Server, document: str, content: str)
     assert grounded.say(grounded.session(document)["id"], content, **GREEDY)["content"]
 
 
-def test_the_index_comes_and_goes_with_its_document(new_server, model: Path) -> None:
+def test_the_index_comes_and_goes_with_its_document(new_server, model: Path, tokenizer: Tokenizer) -> None:
+    """And with it where its tokens stand, also of a text whose reading was resumed."""
     server = new_server(model, checkpoint_seconds=0).start()
     folder = server.data / "documents"
-    document = server.upload(ALICE[:40_000])["id"]
+    text = "«Naïve» 🐋 " * 20 + ALICE[:80_000]
+    document = server.upload(text)["id"]
     wait_for(lambda: server.document(document)["tokens"] > 0)
     server.kill9()
     server.start()
     server.wait_read(document)
-    index = folder / f"{document}.passages"
-    assert {path.name for path in folder.iterdir()} == {document, index.name}
+    index, table = folder / f"{document}.passages", folder / f"{document}.tokens.{tokenizer.digest()[:16]}"
+    assert {path.name for path in folder.iterdir()} == {document, index.name, table.name}
+    rows = table.read_bytes()
+    assert len(rows) > 24 * 100
+    check_tokens(tokenizer, text, server.say(server.session(document)["id"], QUESTION, **GREEDY)["evidence"])
     index.unlink()  # as of a document that an older server read
+    table.unlink()
     session = server.session(document)["id"]
-    assert server.say(session, QUESTION, **GREEDY)["evidence"]
+    check_tokens(tokenizer, text, server.say(session, QUESTION, **GREEDY)["evidence"])
     assert index.exists()
+    assert table.read_bytes() == rows
     server.http.delete(f"/v1/documents/{document}")
     assert list(folder.iterdir()) == []
     assert server.say(session, QUESTION, **GREEDY)["evidence"] == []

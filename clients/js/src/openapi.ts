@@ -192,12 +192,15 @@ export interface components {
         };
         /**
          * @description A passage that the model had before it, word for word: `text[start:end]` of the document's text, counted in
-         *     characters, or in bytes of its UTF-8; a byte-order mark does not count.
+         *     characters, or in bytes of its UTF-8; a byte-order mark does not count. In tokens: those of the text alone, counted
+         *     from 0 by the model's tokenizer, that any of its characters are in.
          */
         Evidence: {
             document: string;
             end: number;
             end_byte: number;
+            /** @description missing in answers of versions before there was one, and where the document was deleted meanwhile */
+            end_token?: number | null;
             /** @description where it begins, in a PDF */
             page?: number | null;
             /** @description BM25 */
@@ -206,6 +209,8 @@ export interface components {
             section?: string | null;
             start: number;
             start_byte: number;
+            /** @description missing in answers of versions before there was one, and where the document was deleted meanwhile */
+            start_token?: number | null;
             text: string;
         };
         /** @description Where a document is. */
@@ -297,7 +302,7 @@ export interface components {
         /** @description Tokens of the context with much space. */
         MemoryPhrase: {
             end: number;
-            /** @description their words; null outside of documents, and for a document that was deleted or, with those before it, has over 16 MiB */
+            /** @description their words; null outside of documents, and for a document that was deleted */
             quote: components["schemas"]["Quote"] | null;
             /** @description their share of the memory, 0 … 1 */
             space: number;
@@ -353,8 +358,10 @@ export interface components {
             document: string;
             end: number;
             end_byte: number;
+            end_token: number;
             start: number;
             start_byte: number;
+            start_token: number;
             text: string;
         };
         /**

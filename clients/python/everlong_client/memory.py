@@ -9,7 +9,9 @@ __all__ = ["Memory", "MemoryDocument", "MemoryLayer", "MemoryPart", "MemoryPhras
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quote:
-    """Words of a document: characters `start` to `end` of it, or bytes of its UTF-8; a byte-order mark does not count."""
+    """Words of a document: characters `start` to `end` of it, or bytes of its UTF-8; a byte-order mark does not count.
+    `start_token` to `end_token`: the tokens of its text, as the model counts them, that any of its characters are in; None
+    where the server did not tell."""
 
     document: str
     start: int
@@ -17,6 +19,8 @@ class Quote:
     start_byte: int
     end_byte: int
     text: str
+    start_token: int | None = None
+    end_token: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

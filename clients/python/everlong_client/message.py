@@ -39,7 +39,8 @@ class Sampling(TypedDict, total=False):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
     """A passage that an answer was given, word for word: characters `start` to `end` of the document, or bytes of its
-    UTF-8; a byte-order mark does not count. The higher the `score`, the more it has of what was asked for. `page` (of a
+    UTF-8; a byte-order mark does not count. `start_token` to `end_token`: the tokens of the document's text, as the model
+    counts them, that any of its characters are in; None where the server did not tell. The higher the `score`, the more it has of what was asked for. `page` (of a
     PDF) or `section` (a heading): where it begins."""
 
     document: str
@@ -51,6 +52,8 @@ class Evidence:
     score: float = 0
     page: int | None = None
     section: str | None = None
+    start_token: int | None = None
+    end_token: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -132,6 +132,7 @@ async def delete(document_id: str, services: Served) -> schemas.Deleted:
             for blob in (document_id, marks.name(document_id)):
                 await services.blobs.delete(blob)
             await services.passages.delete(document_id)
+            await services.whereabouts.delete(document_id)
     return schemas.Deleted(id=document_id, object="document.deleted")
 
 

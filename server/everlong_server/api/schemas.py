@@ -146,15 +146,21 @@ class Usage(Wire):
     reused_tokens: int
 
 
+_TOLD = "missing in answers of versions before there was one, and where the document was deleted meanwhile"
+
+
 class Evidence(Wire):
     """A passage that the model had before it, word for word: `text[start:end]` of the document's text, counted in
-    characters, or in bytes of its UTF-8; a byte-order mark does not count."""
+    characters, or in bytes of its UTF-8; a byte-order mark does not count. In tokens: those of the text alone, counted
+    from 0 by the model's tokenizer, that any of its characters are in."""
 
     document: str
     start: int
     end: int
     start_byte: int
     end_byte: int
+    start_token: int | None = Field(None, description=_TOLD)
+    end_token: int | None = Field(None, description=_TOLD)
     text: str
     score: float = Field(description="BM25")
     page: int | None = Field(None, description="where it begins, in a PDF")
@@ -186,6 +192,8 @@ class Quote(Wire):
     end: int
     start_byte: int
     end_byte: int
+    start_token: int
+    end_token: int
     text: str
 
 
@@ -214,8 +222,7 @@ class MemoryPhrase(Wire):
     end: int
     space: float = Field(description="their share of the memory, 0 … 1")
     quote: Quote | None = Field(
-        description="their words; null outside of documents, and for a document that was deleted or, with those before it, "
-        "has over 16 MiB"
+        description="their words; null outside of documents, and for a document that was deleted"
     )
 
 

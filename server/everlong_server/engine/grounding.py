@@ -227,7 +227,9 @@ def choose_in_segment(
 
 def evidence_view(passage: Passage) -> dict[str, Any]:
     """As callers see it."""
-    place = {"page": passage.page, "section": passage.section}
+    place = {
+        "start_token": passage.start_token, "end_token": passage.end_token, "page": passage.page, "section": passage.section,
+    }  # fmt: skip
     return {
         "document": passage.document, "start": passage.start, "end": passage.end, "start_byte": passage.start_byte,
         "end_byte": passage.end_byte, "text": passage.text, "score": passage.score,

@@ -6,7 +6,6 @@ A look changes nothing and needs no lease: it is of the session as it was last c
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -14,16 +13,12 @@ from everlong_models import MemoryView
 from everlong_server.engine.conversation import Conversations
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.turn import load_state
-from everlong_server.engine.whereabouts import Span, passages_at
+from everlong_server.engine.whereabouts import Span, Whereabouts
 from everlong_server.errors import NotFound
-from everlong_server.store.blobs import Blobs
 from everlong_server.store.documents import Documents
 from everlong_server.store.passages import Passage
-from everlong_server.store.records import Document, Session, reading_id
+from everlong_server.store.records import Session, reading_id
 from everlong_server.store.sessions import Sessions
-
-MOST_TEXT = 16 << 20
-"""Bytes of a session's documents. Words are looked for in so many, document by document: that takes as long as encoding them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +32,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """`passages`: the text of the view's phrases, as far as they are of documents that are there and not too long."""
+    """`passages`: the text of the view's phrases, as far as they are of documents that are there."""
 
     session: Session
     view: MemoryView
@@ -49,13 +44,18 @@ class Memories:
     """Looks at the memories of sessions."""
 
     def __init__(
-        self, engine: Engine, conversations: Conversations, sessions: Sessions, documents: Documents, blobs: Blobs
+        self,
+        engine: Engine,
+        conversations: Conversations,
+        sessions: Sessions,
+        documents: Documents,
+        whereabouts: Whereabouts,
     ) -> None:
         self._engine = engine
         self._conversations = conversations
         self._sessions = sessions
         self._documents = documents
-        self._blobs = blobs
+        self._whereabouts = whereabouts
 
     async def look(self, session_id: str) -> SessionMemory:
         """Raises `NotFound`, and whatever a message to the session would be refused with, but for its being busy."""
@@ -79,9 +79,8 @@ class Memories:
         return extents
 
     async def _passages(self, extents: Sequence[Extent], spans: Collection[Span]) -> dict[Span, Passage]:
-        """The words of `spans`, in the documents that can be looked through."""
+        """The words of `spans`, in the documents that are there."""
         passages: dict[Span, Passage] = {}
-        left = MOST_TEXT
         for extent in extents:
             inside = {span: own for span in spans if (own := _inside(span, extent)) is not None}
             if not inside:
@@ -90,18 +89,10 @@ class Memories:
                 document = await self._documents.get(extent.document)
             except NotFound:  # deleted since
                 continue
-            if document.bytes > left:
-                continue
-            left -= document.bytes
-            found = await asyncio.to_thread(self._read, document, list(inside.values()))
+            found = await self._whereabouts.passages(document, list(inside.values()))
             # A phrase that reaches into two documents is the later one's, which has its end.
             passages |= {span: found[own] for span, own in inside.items() if own in found}
         return passages
-
-    def _read(self, document: Document, spans: Sequence[Span]) -> dict[Span, Passage]:
-        with contextlib.suppress(FileNotFoundError), self._blobs.open(document.id) as file:
-            return passages_at(file, self._engine.model.tokenizer, document.id, document.text_offset, spans)
-        return {}
 
 
 def _inside(span: Span, extent: Extent) -> Span | None:

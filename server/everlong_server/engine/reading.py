@@ -7,20 +7,22 @@ the job over, after any kind of end, goes on at the last checkpoint and arrives 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from array import array
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import IO, Any, Self
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Self
 
 import torch
 from redis.exceptions import RedisError, ResponseError
 
 from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
-from everlong_models.tokenizer import Tokenizer
 from everlong_server.engine.engine import Engine
+from everlong_server.engine.pieces import pieces
+from everlong_server.engine.whereabouts import Whereabouts
 from everlong_server.errors import Damaged
 from everlong_server.metrics import Metrics
 from everlong_server.store.blobs import Blobs
@@ -32,38 +34,11 @@ from everlong_server.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
-_BLOCK = 1 << 16
 _MOST_SEGMENTS = 64
 """Handed to the engine at once, where they are read quickly: each time costs a round through the event loop."""
 _MAX_ATTEMPTS = 8
 _RETRY_SECONDS = 0.5
 _LONGEST_PAUSE = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Tokens of a text, and its bytes: at `offset` encoding can be resumed to get them again."""
-
-    offset: int
-    end: int
-    tokens: list[int]
-
-
-def pieces(file: IO[bytes], tokenizer: Tokenizer, offset: int) -> Iterator[Piece]:
-    """The tokens of the UTF-8 text in `file`, which stands at byte `offset`, in bounded memory."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    stream = tokenizer.stream()
-    stream.consumed = offset
-    while True:
-        start = stream.consumed
-        block = file.read(_BLOCK)
-        tokens = stream.feed(decoder.decode(block, final=not block))
-        if not block:
-            tokens += stream.finish()
-        if tokens:
-            yield Piece(start, stream.consumed, tokens)
-        if not block:
-            return
 
 
 class Reader:
@@ -75,6 +50,7 @@ class Reader:
         documents: Documents,
         blobs: Blobs,
         passages: Passages | None,
+        whereabouts: Whereabouts,
         jobs: Jobs,
         metrics: Metrics,
         tracing: Tracing,
@@ -87,6 +63,7 @@ class Reader:
         self._documents = documents
         self._blobs = blobs
         self._passages = passages
+        self._whereabouts = whereabouts
         self._jobs = jobs
         self._metrics = metrics
         self._tracing = tracing
@@ -219,11 +196,13 @@ class Reader:
             checkpoints = await stack.enter_async_context(_Checkpoints(self._documents, self._metrics, reading, claim))
             source = pieces(file, model.tokenizer, offset)
             skip = cursor.skip
+            places = array("q")
             # The next piece is encoded while the device reads this one.
             upcoming = asyncio.create_task(asyncio.to_thread(next, source, None))
             try:
                 while (piece := await upcoming) is not None:
                     upcoming = asyncio.create_task(asyncio.to_thread(next, source, None))
+                    places.extend(chain.from_iterable(piece.places))
                     done, skip = skip, max(0, skip - len(piece.tokens))
                     while done < len(piece.tokens):
                         taken = piece.tokens[done : done + at_once * S - len(cursor.open)]
@@ -251,6 +230,7 @@ class Reader:
                                 await checkpoints.written()
                                 return cursor, False
                 await checkpoints.written()
+                await self._whereabouts.keep(document, places if offset == document.text_offset else None)
             finally:
                 upcoming.cancel()
                 await asyncio.gather(upcoming, return_exceptions=True)

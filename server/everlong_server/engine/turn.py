@@ -37,6 +37,7 @@ from everlong_server.engine.grounding import (
     words_of,
 )
 from everlong_server.engine.items import Answer, Finished
+from everlong_server.engine.whereabouts import Whereabouts
 from everlong_server.errors import InvalidRequest, StateUnusable, TooLarge
 from everlong_server.metrics import Metrics
 from everlong_server.store.allowance import Allowance
@@ -103,6 +104,7 @@ class Turns:
         self,
         engine: Engine,
         passages: Passages,
+        whereabouts: Whereabouts,
         metrics: Metrics,
         tracing: Tracing,
         allowance: Allowance,
@@ -113,6 +115,7 @@ class Turns:
         self._engine = engine
         self._allowance = allowance
         self._passages = passages
+        self._whereabouts = whereabouts
         self._metrics = metrics
         self._tracing = tracing
         self._max_message_chars = max_message_chars
@@ -163,9 +166,10 @@ class Turns:
             session = place.session
             found, lacking = await self._recall(place, content, recall)
             # Work that takes long in proportion to the message is not for the event loop.
-            prompt, evidence, newest, alone = await asyncio.to_thread(
+            prompt, rests, newest, alone = await asyncio.to_thread(
                 self._prompt, place, content, found, recall, lacking=lacking
             )
+            evidence = [evidence_view(passage) for passage in await self._whereabouts.placed(rests)]
             seed = params.seed if params.seed is not None else secrets.randbits(53)
             answer = Answer(
                 place.state,
@@ -268,7 +272,7 @@ class Turns:
 
     def _prompt(
         self, place: Place, content: str, found: list[Passage], recall: Recall, *, lacking: bool
-    ) -> tuple[list[int], list[dict[str, Any]], int | None, bool]:
+    ) -> tuple[list[int], list[Passage], int | None, bool]:
         """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`Answer.newest`,
         `Answer.alone`)."""
         memory, chat, tokenizer = self._engine.model.memory, self._engine.model.chat, self._engine.model.tokenizer
@@ -293,7 +297,7 @@ class Turns:
         alone = alone and bool(evidence or text)
         prompt = [*self._before(place, anew=alone), *tokenizer.encode(text), *question]
         newest = BESIDE if evidence or text else None
-        return prompt, [evidence_view(passage) for passage in evidence], newest, alone
+        return prompt, evidence, newest, alone
 
     def _before(self, place: Place, *, anew: bool) -> list[int]:
         """What stands between all that the session has read and the words of the question; `anew`: as if it were nothing."""

@@ -211,7 +211,7 @@ class _Answers:
         self._services, self._plan, self._recall = services, plan, recall
         self._template = TEMPLATES[plan.template]
         turns = Turns(
-            services.engine, services.passages, services.metrics, services.tracing, services.allowance,
+            services.engine, services.passages, services.whereabouts, services.metrics, services.tracing, services.allowance,
             max_message_chars=settings.max_message_chars, template=self._template,
         )  # fmt: skip
         self._conversations = Conversations(

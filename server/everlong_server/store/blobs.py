@@ -189,10 +189,14 @@ class Blobs:
         except FileNotFoundError:  # complete or deleted since it was listed
             return datetime.max.replace(tzinfo=UTC)
 
+    async def delete_all(self, pattern: str) -> None:
+        """Removes the blobs whose names match, with * for anything."""
+        for path in await asyncio.to_thread(self._fs.glob, self._path(pattern)):
+            await self.delete(path.rsplit("/", 1)[-1])
+
     async def delete_parts(self, upload: str) -> None:
         """Removes all that was received for an upload, also what is still being written."""
-        for path in await asyncio.to_thread(self._fs.glob, self._path(f"*{upload}.*")):
-            await self.delete(path.rsplit("/", 1)[-1])
+        await self.delete_all(f"*{upload}.*")
 
 
 def _in_utc(moment: datetime) -> datetime:

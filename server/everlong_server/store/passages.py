@@ -17,16 +17,17 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol
-from weakref import WeakValueDictionary
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.store import marks
+from everlong_server.store.beside import Beside, Shelf, Stopped
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.records import Document
 
@@ -55,9 +56,6 @@ _HEAVIEST = 6
 
 _MAPPED = 1 << 30
 """Bytes of an index that are read where the system's cache has them, without a copy."""
-_BUILDING: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-"""By document, of this process: an index is made once, however many requests find none."""
-
 _WORDS = "USING fts5(text, content='', columnsize=0, tokenize='porter unicode61')"
 
 
@@ -65,7 +63,8 @@ _WORDS = "USING fts5(text, content='', columnsize=0, tokenize='porter unicode61'
 class Passage:
     """A piece of a document. `start`, `end`: characters of the text; `start_byte`, `end_byte`: of its UTF-8.
 
-    `score`: BM25. `share`: how much of what was asked for it has, 0 … 1, rare words weighing more. `page`, `section`: where
+    `start_token`, `end_token`: tokens of the text that any of its characters are in, as a model counts them; None until
+    `engine.whereabouts` has told. `score`: BM25. `share`: how much of what was asked for it has, 0 … 1, rare words weighing more. `page`, `section`: where
     it begins, in a document that has these.
     """
 
@@ -79,6 +78,8 @@ class Passage:
     share: float = 0.0
     page: int | None = None
     section: str | None = None
+    start_token: int | None = None
+    end_token: int | None = None
 
 
 class SearchMissing(Exception):
@@ -127,40 +128,17 @@ def _cut(window: bytes) -> int:
     return cut
 
 
-class Shelf(Protocol):
-    """What is to be known of documents; `store.documents.Documents` is one."""
-
-    async def get(self, document_id: str) -> Document:
-        """Raises `NotFound`."""
-
-
 class Passages:
     """The passages of all documents."""
 
     def __init__(self, blobs: Blobs, documents: Shelf) -> None:
         self._blobs = blobs
         self._documents = documents
+        self._beside = Beside(blobs, documents)
 
     async def ensure(self, document: Document) -> None:
         """Makes the document's index unless it is there, or the document is not. Cancelling ends it soon."""
-        if await asyncio.to_thread(self._blobs.exists, _name(document.id)):
-            return
-        async with _BUILDING.setdefault(document.id, asyncio.Lock()):
-            if not await asyncio.to_thread(self._blobs.exists, _name(document.id)):
-                await self._make(document)
-
-    async def _make(self, document: Document) -> None:
-        stop = threading.Event()
-        building = asyncio.create_task(asyncio.to_thread(self._build, document, stop))
-        try:
-            await asyncio.shield(building)
-        finally:
-            stop.set()
-            await asyncio.wait([building])
-            try:
-                await self._documents.get(document.id)
-            except NotFound:  # deleted meanwhile, perhaps before the index had its name
-                await self.delete(document.id)
+        await self._beside.ensure(document, _name(document.id), partial(self._build, document))
 
     async def delete(self, document_id: str) -> None:
         """Removes the document's index; no error if there is none."""
@@ -198,10 +176,8 @@ class Passages:
                 return False
         return True
 
-    def _build(self, document: Document, stop: threading.Event) -> None:
+    def _build(self, document: Document, path: Path, stop: threading.Event) -> None:
         with (
-            contextlib.suppress(_Stopped, FileNotFoundError),
-            self._blobs.fill(_name(document.id)) as path,
             contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index,
             self._blobs.open(document.id, document.text_offset) as file,
         ):
@@ -216,7 +192,7 @@ class Passages:
             passages = enumerate(split(file))
             while some := list(islice(passages, _AT_ONCE)):
                 if stop.is_set():
-                    raise _Stopped
+                    raise Stopped
                 rows = ((n, p.start, p.end, p.start_byte, p.end_byte) for n, p in some)
                 index.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", rows)
                 index.executemany(
@@ -273,10 +249,6 @@ class Passages:
             mark = marks.at(there.get(passage.document, ()), begins)
             placed.append(replace(passage, page=mark.page, section=mark.section) if mark else passage)
         return placed
-
-
-class _Stopped(Exception):
-    """The index is no longer wanted."""
 
 
 def opened(path: Path) -> contextlib.closing[sqlite3.Connection]:

@@ -1,0 +1,66 @@
+"""`Beside`: what is made of a document's text and kept beside it. It is there when it is complete, and goes with the
+document; whoever finds none makes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from everlong_server.errors import NotFound
+from everlong_server.store.blobs import Blobs
+from everlong_server.store.records import Document
+
+Make = Callable[[Path, threading.Event], None]
+"""Writes a file. Raises `Stopped` soon after the event is set."""
+
+_MAKING: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+"""By blob, of this process: it is made once, however many requests find none."""
+
+
+class Shelf(Protocol):
+    """What is to be known of documents; `store.documents.Documents` is one."""
+
+    async def get(self, document_id: str) -> Document:
+        """Raises `NotFound`."""
+
+
+class Stopped(Exception):
+    """What was being made is no longer wanted."""
+
+
+class Beside:
+    """Blobs whose names begin with a document's."""
+
+    def __init__(self, blobs: Blobs, documents: Shelf) -> None:
+        self._blobs = blobs
+        self._documents = documents
+
+    async def ensure(self, document: Document, name: str, make: Make) -> None:
+        """Makes the blob `name` unless it is there, or the document is not. Cancelling ends it soon."""
+        if await asyncio.to_thread(self._blobs.exists, name):
+            return
+        async with _MAKING.setdefault(name, asyncio.Lock()):
+            if not await asyncio.to_thread(self._blobs.exists, name):
+                await self._make(document, name, make)
+
+    async def _make(self, document: Document, name: str, make: Make) -> None:
+        stop = threading.Event()
+        making = asyncio.create_task(asyncio.to_thread(self._fill, name, make, stop))
+        try:
+            await asyncio.shield(making)
+        finally:
+            stop.set()
+            await asyncio.wait([making])
+            try:
+                await self._documents.get(document.id)
+            except NotFound:  # deleted meanwhile, perhaps before the blob had its name
+                await self._blobs.delete(name)
+
+    def _fill(self, name: str, make: Make, stop: threading.Event) -> None:
+        with contextlib.suppress(Stopped, FileNotFoundError), self._blobs.fill(name) as path:
+            make(path, stop)
