@@ -125,7 +125,7 @@ class Whereabouts:
         try:
             table = await self._table(document)
             return await asyncio.to_thread(self._passages, document, table, spans)
-        except OSError:
+        except FileNotFoundError:
             return {}
 
     def _placed(self, document: Document, table: Table, passages: Sequence[Passage]) -> list[Passage]:
