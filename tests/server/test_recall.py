@@ -561,7 +561,7 @@ def test_the_index_comes_and_goes_with_its_document(new_server, model: Path, tok
     """And with it where its tokens stand, also of a text whose reading was resumed."""
     server = new_server(model, checkpoint_seconds=0).start()
     folder = server.data / "documents"
-    text = "«Naïve» 🐋 " * 20 + ALICE[:80_000]
+    text = "«Naïve» 🐋 " * 20 + ALICE[:40_000]
     document = server.upload(text)["id"]
     wait_for(lambda: server.document(document)["tokens"] > 0)
     server.kill9()
