@@ -36,8 +36,8 @@ def test_a_fact_is_known_far_beyond_the_seven_segments_of_training(kind, tmp_pat
 def test_of_two_facts_the_one_that_is_asked_for_is_found_beyond_the_training(tmp_path):
     """By chance, a sixth is right; by who does not look at the direction, less than four fifths."""
     model = load_model("rmt-reasoning", models_dir=tmp_path)
-    rows = facts([(model.memory, model.tokenizer)], "reasoning", lengths=[7, 32], samples=32, recite=True)
-    assert min(row["accuracy"] for row in rows) >= 0.9
+    rows = facts([(model.memory, model.tokenizer)], "reasoning", lengths=[7, 32, 256], samples=32, recite=True)
+    assert min(row["accuracy"] for row in rows) >= 0.95
 
 
 @pytest.mark.parametrize("folder", sorted(PACKAGED.iterdir()), ids=lambda folder: folder.name)
