@@ -31,4 +31,4 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         document = json.loads(Path(name).read_text())
-        print(f"`{document['command']}`", *tables(document), sep="\n\n", end="\n\n")
+        sys.stdout.write("\n\n".join([f"`{document['command']}`", *tables(document)]) + "\n\n")
