@@ -15,7 +15,12 @@ def tables(found: dict[str, Any]) -> list[str]:
     """Its figures, and its targets if it has any."""
     rows = [[shown(value) for value in row.values()] for row in found["rows"]]
     targets = [
-        [target["name"], shown(target["value"]), f"{target['comparison']} {shown(target['target'])}", str(target["met"])]
+        [
+            target["name"],
+            shown(target["value"]),
+            f"{target['comparison']} {shown(target['target'])}",
+            str(target["met"]),
+        ]
         for target in found["targets"]
     ]
     return [
