@@ -58,6 +58,10 @@ def _no_grad():
         yield
 
 
+CLOSE = {"sdpa": {"rtol": 1e-9, "atol": 1e-9}, "eager": {"rtol": 1e-6, "atol": 1e-6}}
+"""Transformers' eager attention has its softmax in float32, whatever the weights: sums of another order differ by 6e-8."""
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", [*FAMILIES, *COUSINS])
 def test_the_loop_is_the_backbones_forward(name, attention):
@@ -67,7 +71,7 @@ def test_the_loop_is_the_backbones_forward(name, attention):
     expected = backbone.model.base_model(inputs_embeds=x, use_cache=False).last_hidden_state
     layers = Layers(backbone)
     assert len(layers) == backbone.layers
-    torch.testing.assert_close(drive(layers, x), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(drive(layers, x), expected, **CLOSE[attention])
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -85,7 +89,7 @@ def test_rows_continue_at_their_own_positions(name, attention):
     rest = torch.stack([x[row, n : n + 3] for row, n in enumerate(starts)])
     out = drive(layers, rest, kv=kv, at=torch.tensor(starts))
     for row, n in enumerate(starts):
-        torch.testing.assert_close(out[row], whole[row, n : n + 3], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(out[row], whole[row, n : n + 3], **CLOSE[attention])
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
