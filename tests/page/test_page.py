@@ -229,8 +229,11 @@ def test_an_answer_is_stopped_a_session_is_forked_and_deleted(
 
 
 def test_it_fits_into_360_pixels(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
+    server.upload(TEXT, filename="A long name " * 20 + ".md")
+    named = str(server.session(server.wait_read(server.upload(TEXT, filename="a" * 200 + ".txt")["id"])["id"])["id"])
+    server.say(named, QUESTION, max_tokens=30, temperature=0, ignore_eos=True)
     tab = new_tab(viewport={"width": 360, "height": 640})
-    for place in places(server, talk):
+    for place in (*places(server, talk), named):
         page = tab.open(place)
         settled(page, place)
         wide = page.evaluate(

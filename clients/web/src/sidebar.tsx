@@ -37,7 +37,10 @@ export function Sidebar() {
               <a href={address({ session: each.id, panel: null })} onClick={close} aria-current={each.id === session ? "page" : undefined}>
                 <span class="title">{titleOf(each)}</span>
                 <span class="note">
-                  {each.status === "reading" ? "being read" : each.title !== null ? documentsOf(each) : each.messages ? many(each.messages / 2, "question") : "no questions yet"} · {ago(each.created_at)}
+                  <span class="title">
+                    {each.status === "reading" ? "being read" : each.title !== null ? documentsOf(each) : each.messages ? many(each.messages / 2, "question") : "no questions yet"}
+                  </span>{" "}
+                  · {ago(each.created_at)}
                 </span>
               </a>
             </li>
