@@ -333,7 +333,7 @@ def test_a_server_that_cannot_trace_says_so_in_a_line(tiny_model: Path, tmp_path
         (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules[{missing!r}] = None")
         server.environment["OTEL_TRACES_EXPORTER"] = "otlp"
         server.environment["PYTHONPATH"] = f"{tmp_path}:{server.environment.get('PYTHONPATH', '')}"
-        server.launch()
+        server.launch(imports=True)
         assert server.process is not None
         assert server.process.wait(START_SECONDS) == 1
         server.process = None
