@@ -1,4 +1,4 @@
-"""`Server`: a real `everlong serve` process, to be started, killed and started again."""
+"""`Server`: a real `everlong serve` process, to be started, killed and started again; `everlong`: any of its commands."""
 
 from __future__ import annotations
 
@@ -49,8 +49,11 @@ def wait_for(condition: Any, seconds: float = 60, what: str = "") -> Any:
 class Forked:
     """A command in a process of its own, as `subprocess.Popen` would start it, forked from one that has imported it."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
-        self._process = _FORKS.Process(target=_run, args=(arguments, environment, log), daemon=True)
+    def __init__(
+        self, arguments: list[str], environment: dict[str, str], stdout: Path, stderr: Path, *, daemon: bool
+    ) -> None:
+        """`daemon`: it ends with this process, and may not use multiprocessing."""
+        self._process = _FORKS.Process(target=_run, args=(arguments, environment, stdout, stderr), daemon=daemon)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -69,16 +72,37 @@ class Forked:
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """If it runs."""
+        self._process.kill()
 
-def _run(arguments: list[str], environment: dict[str, str], log: Path) -> None:
+
+def _run(arguments: list[str], environment: dict[str, str], stdout: Path, stderr: Path) -> None:
     """In the fork."""
     os.environ.clear()
     os.environ.update(environment)
-    nothing, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+    for target, path in enumerate((Path(os.devnull), stdout, stderr)):
+        source = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(source, target)
+        os.close(source)
     sys.argv = ["everlong", *arguments]
     main()
+
+
+def everlong(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The command, run to its end in a fork; of EVERLONG_* it has those of `variables` alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        stdout, stderr = Path(folder) / "stdout", Path(folder) / "stderr"
+        forked = Forked(list(arguments), _environment() | variables, stdout, stderr, daemon=False)
+        try:
+            status = forked.wait(2 * START_SECONDS)
+        finally:
+            forked.kill()
+        return subprocess.CompletedProcess(arguments, status, stdout.read_text(), stderr.read_text())
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("EVERLONG_")}
 
 
 class Server:
@@ -96,7 +120,7 @@ class Server:
         link.symlink_to(data)
         self._link = link
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("EVERLONG_")},
+            **_environment(),
             "EVERLONG_MODEL": str(model),
             "EVERLONG_DATA_DIR": str(link),
             "EVERLONG_THREADS": "1",
@@ -117,7 +141,7 @@ class Server:
         arguments = ["serve", "--port", str(self.port)]
         self.log.touch()
         if not imports:
-            self.process = Forked(arguments, self.environment, self.log)
+            self.process = Forked(arguments, self.environment, self.log, self.log, daemon=True)
             return
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -6,8 +6,6 @@ import importlib.util
 import json
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -30,7 +28,7 @@ from everlong_server.metrics import Metrics
 from everlong_server.settings import PREFIX, Settings, load_settings
 from tests.pages import PAGES as EVERY_PAGE
 from tests.pages import blocks, run_by
-from tests.process import Server
+from tests.process import Server, everlong
 from tests.tinymodel import DATA
 
 ROOT = Path(__file__).parents[1]
@@ -222,9 +220,7 @@ def test_ones_own_model_in_four_commands(tmp_path: Path, tiny_model: Path, monke
     perplexities = []
     for command in (train, measure, without):
         more = ["--json", str(tmp_path / "figures.json")] if command[0] == "eval" else ["--threads", "1"]
-        done = subprocess.run(
-            [sys.executable, "-m", "everlong_client", *command, *more], capture_output=True, text=True, check=False
-        )
+        done = everlong(*command, *more)
         assert done.returncode == 0, done.stderr
         if command[0] == "eval":
             perplexities.append(json.loads((tmp_path / "figures.json").read_text()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from gguf import GGUFReader, GGUFWriter
 from everlong_server.bench import generate, peers
 from everlong_server.bench.positions import with_positions
 from everlong_server.bench.process import Process
+from tests.process import everlong
 
 
 def row(peer: str, tokens: int, **figures: float) -> dict[str, Any]:
@@ -44,12 +44,6 @@ def test_targets_are_ratios_of_what_was_measured_in_this_run():
     assert all(target.met for target in found.values())
     rows[3]["read_s"] = 90.0
     assert [target.name for target in peers._targets(rows) if not target.met] == [next(iter(values))]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "everlong_client", "bench", *arguments], check=False, capture_output=True, text=True
-    )
 
 
 def test_a_peer_that_is_not_installed_says_how_to_install_it(monkeypatch):
@@ -141,7 +135,7 @@ def test_a_peer_that_breaks_is_named_with_what_it_had_done_and_the_others_go_on(
     ],
 )
 def test_what_is_asked_wrongly_is_named(arguments, said):
-    done = run(*arguments)
+    done = everlong("bench", *arguments)
     assert done.returncode != 0
     assert said in " ".join(done.stderr.split())
 
@@ -183,7 +177,9 @@ def test_llama_cpp_is_given_weights_that_know_enough_positions(tmp_path: Path) -
 def test_a_crowd_hangs_on_to_a_server_while_it_answers(tmp_path: Path) -> None:
     """Small: whether all of them are there, and what is said of it; not how fast it is."""
     report = tmp_path / "crowd.json"
-    done = run("crowd", "--quick", "--sockets", "3", "--uploads", "2", "--written", "64", "--json", str(report))
+    done = everlong(
+        "bench", "crowd", "--quick", "--sockets", "3", "--uploads", "2", "--written", "64", "--json", str(report)
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(report.read_text())
     assert [(row["sockets"], row["uploads"]) for row in found["rows"]] == [(0, 0), (3, 2)] * 3
@@ -191,6 +187,6 @@ def test_a_crowd_hangs_on_to_a_server_while_it_answers(tmp_path: Path) -> None:
     (target,) = found["targets"]
     assert target["target"] == 1.1
     assert target["comparison"] == "<="
-    nobody = run("crowd", "--sockets", "0", "--uploads", "0")
+    nobody = everlong("bench", "crowd", "--sockets", "0", "--uploads", "0")
     assert nobody.returncode != 0
     assert "0 of both are no crowd" in " ".join(nobody.stderr.split())

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 from everlong_server.doctor import examine
 from everlong_server.serving import serve_forever
 from everlong_server.settings import Settings
 from everlong_server.store.passages import require_search
-
-
-def everlong(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("EVERLONG_")} | variables
-    return subprocess.run(
-        [sys.executable, "-m", "everlong_client", *args],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment,
-        check=False,
-    )
+from tests.process import everlong
 
 
 def test_serve_help_names_every_setting() -> None:
