@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import multiprocessing
 import os
@@ -86,7 +87,10 @@ def _run(arguments: list[str], environment: dict[str, str], stdout: Path, stderr
         os.dup2(source, target)
         os.close(source)
     sys.argv = ["everlong", *arguments]
-    main()
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # forks of multiprocessing leave these out
 
 
 def everlong(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
