@@ -147,7 +147,8 @@ def test_figures_are_measured_ones() -> None:
     )
     (rmt, core, armt, infinite), = said  # fmt: skip
     assert 2 * _number(core) == _number(rmt)
-    rows = re.findall(r"^\| (\w+) \| smollm2-135m-instruct \| ([\d,]+) \|", performance, re.MULTILINE)
+    faster, _ = performance.split("## On a machine without AVX-512")
+    rows = re.findall(r"^\| (\w+) \| smollm2-135m-instruct \| ([\d,]+) \|", faster, re.MULTILINE)
     assert dict(rows) == {"rmt": rmt, "armt": armt, "infinite": infinite}
 
 
