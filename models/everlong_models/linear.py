@@ -3,8 +3,8 @@
     y = act(x Wᵀ + b) · times + plus
 
 On the CPU in float32 that is oneDNN with the weight in its own blocked layout: on AMD's processors more than twice as
-fast as the MKL behind `F.linear`, and never slower for few rows (docs/lab-notes.md). It also applies `silu`, `times` or
-`plus` while the result is still in a register. Everywhere else it is `F.linear` and the same formula.
+fast as the MKL behind `F.linear`, and never slower for few rows (docs/lab-notes.md). It also applies `silu` (with AVX-512),
+`times` or `plus` while the result is still in a register. Everywhere else it is `F.linear` and the same formula.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 # The layout is chosen for so many rows at once; any other number gives the same result, and few rows are fast too.
 ROWS = 512
+# Without AVX-512 oneDNN takes several times as long for it as another pass over the result.
+_FUSED_SILU = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 class Linear:
@@ -37,7 +39,10 @@ class Linear:
                 return op.binary(x, times, self.weight, self.bias, "mul")
             if plus is not None:
                 return op.binary(x, plus, self.weight, self.bias, "add")
-            return op(x, self.weight, self.bias, "swish" if silu else "none", [], "")
+            if silu and _FUSED_SILU:
+                return op(x, self.weight, self.bias, "swish", [], "")
+            y = op(x, self.weight, self.bias, "none", [], "")
+            return F.silu(y, inplace=True) if silu else y
         y = F.linear(x, self.weight, self.bias)
         if silu:
             return F.silu(y)
