@@ -11,10 +11,8 @@ from everlong_server.cli.bench import bench
 
 def found(*requests: tuple[float, float], errors: int = 0) -> dict:
     """A benchmark of guidellm's document: 2 s, requests of 32 tokens with first token and time between tokens in ms."""
-    percentiles = {"successful": {"percentiles": {"p50": 10.0, "p95": 20.0}}}
     return {
         "duration": 2.0,
-        "metrics": {"time_to_first_token_ms": percentiles, "inter_token_latency_ms": percentiles},
         "requests": {
             "successful": [
                 {
@@ -30,13 +28,20 @@ def found(*requests: tuple[float, float], errors: int = 0) -> dict:
     }
 
 
-def test_figures_are_per_second_and_goodput_is_what_was_quick_enough() -> None:
-    figures = serve.figures(found((900, 50), (1100, 50), (900, 150), errors=1), first_ms=1000, token_ms=100)
-    assert figures["tokens_per_second"] == 48
-    assert figures["requests_per_second"] == 1.5
+def test_figures_are_per_second_of_all_turns_and_goodput_is_what_was_quick_enough() -> None:
+    turns = [found((900, 50), (1100, 50), errors=1), found((900, 150), (800, 50))]
+    figures = serve.figures(turns, first_ms=1000, token_ms=100)
+    assert figures["tokens_per_second"] == 4 * 32 / 4.0
+    assert figures["requests_per_second"] == 1.0
     assert figures["goodput_per_second"] == 0.5
-    assert (figures["first_token_ms_p50"], figures["first_token_ms_p95"]) == (10.0, 20.0)
+    assert (figures["first_token_ms_p50"], figures["ms_per_token_p50"]) == (900, 50)
+    assert (figures["first_token_ms_p95"], figures["ms_per_token_p95"]) == pytest.approx((1070, 135))
     assert (figures["prompt_tokens"], figures["errors"]) == (600, 1)
+
+
+def test_a_load_without_one_answer_has_no_figures() -> None:
+    with pytest.raises(serve.LoadGeneratorMissing, match="2 failed"):
+        serve.figures([found(errors=2)], first_ms=1000, token_ms=100)
 
 
 def test_thirty_two_streams_are_held_against_the_engine_and_nothing_may_fail() -> None:

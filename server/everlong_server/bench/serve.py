@@ -1,8 +1,8 @@
 """`everlong bench serve`: many people ask at once about documents that were read. The load is guidellm's, over OpenAI's API.
 
 A document is read and answered about once, over HTTP; every request of the load goes on from that answer by its id
-(`previous_response_id`), which forks it: each is a session of its own behind a long document. Beside it, the engine without
-HTTP and Redis on the same prompts.
+(`previous_response_id`), which forks it: each is a session of its own behind a long document. In turns with it, the engine
+without HTTP and Redis on the same prompts.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from everlong_models import MemoryState, Model, SamplingParams
-from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
+from everlong_models.loading import DEFAULT_BACKBONE, find_backbone
 from everlong_models.tasks.text import packaged
 from everlong_server import services
 from everlong_server.bench.process import Process
@@ -29,7 +31,7 @@ from everlong_server.bench.report import Report, Target
 from everlong_server.engine.grounding import BESIDE
 from everlong_server.engine.items import Answer, Delta, Failed, Finished
 from everlong_server.engine.runner import Runner
-from everlong_server.settings import load_settings
+from everlong_server.settings import Settings, load_settings
 
 _PROMPT = 24
 """Tokens of a question, as guidellm makes them up."""
@@ -41,14 +43,16 @@ class LoadGeneratorMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: documents of `lengths` tokens, `streams` requests at a time (`rounds` times as many in all), answers
-    of `written` tokens. `first_ms`, `token_ms`: what an answer may take for its first token, and for each further one, to
-    count as goodput. `recall`: passages go before the questions, as the server does it by itself."""
+    """What is measured: documents of `lengths` tokens, `streams` requests at a time (`rounds` times as many in each of
+    `turns`, which the server and the engine alone take in turn), answers of `written` tokens. `first_ms`, `token_ms`: what
+    an answer may take for its first token, and for each further one, to count as goodput. `recall`: passages go before the
+    questions, as the server does it by itself."""
 
     memory: str
     lengths: Sequence[int]
     streams: Sequence[int]
     rounds: int
+    turns: int
     written: int
     first_ms: float
     token_ms: float
@@ -63,64 +67,63 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
             f"no program {plan.guidellm!r}: python -m venv load && load/bin/pip install torch guidellm, "
             "then --guidellm load/bin/guidellm (an environment of its own: it brings its own versions)"
         )
-    backbone = find_backbone(DEFAULT_BACKBONE, models_dir=load_settings().models_dir.expanduser(), progress=progress)
-    tokenizer = load_tokenizer(backbone)
-    whole = tokenizer.encode(packaged())
+    settings = load_settings().model_copy(update={"model": DEFAULT_BACKBONE, "memory": plan.memory})
+    backbone = find_backbone(DEFAULT_BACKBONE, models_dir=settings.models_dir.expanduser(), progress=progress)
+    model = services.load(settings, progress)
+    whole, S = model.tokenizer.encode(packaged()), model.segment_length
+    empty = model.memory.initial_state(1)
     rows: list[dict[str, Any]] = []
-    read: dict[int, int] = {}
-    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+    with tempfile.TemporaryDirectory(prefix="evl") as folder, _engine(model, settings) as runner:
         server = Process.everlong(Path(folder) / "data", "--model", DEFAULT_BACKBONE, "--memory", plan.memory)
         server.start()
         try:
             for length in plan.lengths:
                 progress(f"reading {length:,} tokens")
-                answered = _answered(server, tokenizer.decode((whole * -(-length // len(whole)))[:length]))
-                read[length] = _read(plan, server, answered, tokenizer.decode(whole[:_PROMPT]))
+                document = (whole * -(-length // len(whole)))[:length]
+                answered = _answered(server, model.tokenizer.decode(document))
+                prompt = whole[: _read(plan, server, answered, model.tokenizer.decode(whole[:_PROMPT]))]
+                with torch.inference_mode():
+                    text = torch.tensor([document[: length // S * S]], device=next(iter(empty.tensors.values())).device)
+                    state = model.memory.read(text, empty)
+                _alone(plan, runner, runner.max_streams, state, prompt)  # what kernels do at their first use
                 for streams in plan.streams:
-                    progress(f"{length:,} tokens, {streams} at a time")
-                    found = _load(plan, server, answered, streams, backbone, Path(folder) / "load.json")
-                    rows.append({"tokens": length, "streams": streams} | figures(found, plan.first_ms, plan.token_ms))
+                    loads, seconds = [], 0.0
+                    for turn in range(plan.turns):
+                        progress(f"{length:,} tokens, {streams} at a time, turn {turn + 1} of {plan.turns}")
+                        loads.append(_load(plan, server, answered, streams, backbone, Path(folder) / "load.json"))
+                        seconds += _alone(plan, runner, plan.rounds * streams, state, prompt)
+                    row = {"tokens": length, "streams": streams} | figures(loads, plan.first_ms, plan.token_ms)
+                    row["read_for_an_answer"] = len(prompt)
+                    written = plan.turns * plan.rounds * streams * plan.written
+                    rows.append(row | {"engine_alone_tokens_per_second": written / seconds})
         finally:
             server.kill()
-    progress("the engine alone")
-    settings = load_settings().model_copy(update={"model": DEFAULT_BACKBONE, "memory": plan.memory})
-    model = services.load(settings, progress)
-    S, empty = model.segment_length, model.memory.initial_state(1)
-    device = next(iter(empty.tensors.values())).device
-    newest = BESIDE if plan.recall else None
-    for length in plan.lengths:
-        text = torch.tensor([(whole * -(-length // len(whole)))[: length // S * S]])
-        with torch.inference_mode():
-            state = model.memory.read(text.to(device), empty)
-        prompt = whole[: read[length]]
-        for row in (row for row in rows if row["tokens"] == length):
-            progress(f"the engine alone: {length:,} tokens, {row['streams']} at a time")
-            row["read_for_an_answer"] = len(prompt)
-            row["engine_alone_tokens_per_second"] = _engine_alone(plan, model, row["streams"], state, prompt, newest)
     return Report("serve", rows, targets(rows), _notes(plan))
 
 
-def figures(found: dict[str, Any], first_ms: float, token_ms: float) -> dict[str, Any]:
-    """Of one benchmark in guidellm's document. `errors`: requests that failed."""
-    metrics, requests = found["metrics"], found["requests"]
-    first, between = (
-        metrics[name]["successful"]["percentiles"] for name in ("time_to_first_token_ms", "inter_token_latency_ms")
+def figures(loads: Sequence[dict[str, Any]], first_ms: float, token_ms: float) -> dict[str, Any]:
+    """Of guidellm's documents, one a turn, together; percentiles are of requests. `errors`: requests that failed.
+
+    Raises `LoadGeneratorMissing` if no request came to its end.
+    """
+    done = [request for load in loads for request in load["requests"]["successful"]]
+    errors, seconds = sum(len(load["requests"]["errored"]) for load in loads), sum(load["duration"] for load in loads)
+    if not done:
+        raise LoadGeneratorMissing(f"no request of guidellm's was answered, {errors} failed")
+    first, each, read, written = (
+        np.array([request[name] for request in done])
+        for name in ("time_to_first_token_ms", "inter_token_latency_ms", "prompt_tokens", "output_tokens")
     )
-    good = sum(
-        each["time_to_first_token_ms"] <= first_ms and each["inter_token_latency_ms"] <= token_ms
-        for each in requests["successful"]
-    )
-    prompts = [each["prompt_tokens"] for each in requests["successful"]]
     return {
-        "prompt_tokens": round(sum(prompts) / max(1, len(prompts))),
-        "first_token_ms_p50": first["p50"],
-        "first_token_ms_p95": first["p95"],
-        "ms_per_token_p50": between["p50"],
-        "ms_per_token_p95": between["p95"],
-        "tokens_per_second": sum(each["output_tokens"] for each in requests["successful"]) / found["duration"],
-        "requests_per_second": len(requests["successful"]) / found["duration"],
-        "goodput_per_second": good / found["duration"],
-        "errors": len(requests["errored"]),
+        "prompt_tokens": round(float(read.mean())),
+        "first_token_ms_p50": float(np.percentile(first, 50)),
+        "first_token_ms_p95": float(np.percentile(first, 95)),
+        "ms_per_token_p50": float(np.percentile(each, 50)),
+        "ms_per_token_p95": float(np.percentile(each, 95)),
+        "tokens_per_second": float(written.sum()) / seconds,
+        "requests_per_second": len(done) / seconds,
+        "goodput_per_second": int(((first <= first_ms) & (each <= token_ms)).sum()) / seconds,
+        "errors": errors,
     }
 
 
@@ -191,41 +194,39 @@ def _load(plan: Plan, server: Process, answered: str, streams: int, tokenizer: P
     return dict(found)
 
 
-def _engine_alone(
-    plan: Plan, model: Model, streams: int, state: MemoryState, prompt: list[int], newest: int | None
-) -> float:
-    """Tokens per second of the runner by itself: as many answers, each behind `state` and `prompt`, as many at once as the
-    server has. `newest`: see `Answer`."""
-    settings = load_settings()
+@contextmanager
+def _engine(model: Model, settings: Settings) -> Iterator[Runner]:
+    """The runner by itself, as the server has it."""
     runner = Runner(
         model, max_streams=settings.max_streams, reading_share=settings.reading_share,
         max_stall=settings.max_decode_stall_ms / 1e3, graphs=settings.cuda_graphs,
     )  # fmt: skip
-    params = SamplingParams(temperature=0, max_tokens=plan.written, ignore_eos=True)
-
-    def generate(answers: int) -> None:
-        events: list[queue.SimpleQueue[Delta | Finished | Failed]] = [queue.SimpleQueue() for _ in range(answers)]
-        for each in events:
-            runner.submit(Answer(state, [], prompt, params, 0, each.put, newest))
-        for each in events:
-            while isinstance(event := each.get(), Delta):
-                pass
-            if isinstance(event, Failed):
-                raise RuntimeError("the engine failed") from event.error
-
     runner.start()
     try:
-        generate(runner.max_streams)  # what kernels do at their first use; the server has answered before, too
-        began = time.perf_counter()
-        generate(plan.rounds * streams)
-        return plan.rounds * streams * plan.written / (time.perf_counter() - began)
+        yield runner
     finally:
         runner.stop()
 
 
+def _alone(plan: Plan, runner: Runner, answers: int, state: MemoryState, prompt: list[int]) -> float:
+    """Seconds for so many answers at once without HTTP and Redis, each behind `state` and `prompt`."""
+    params = SamplingParams(temperature=0, max_tokens=plan.written, ignore_eos=True)
+    events: list[queue.SimpleQueue[Delta | Finished | Failed]] = [queue.SimpleQueue() for _ in range(answers)]
+    began = time.perf_counter()
+    for each in events:
+        runner.submit(Answer(state, [], prompt, params, 0, each.put, BESIDE if plan.recall else None))
+    for each in events:
+        while isinstance(event := each.get(), Delta):
+            pass
+        if isinstance(event, Failed):
+            raise RuntimeError("the engine failed") from event.error
+    return time.perf_counter() - began
+
+
 def _notes(plan: Plan) -> list[str]:
     return [
-        f"load: guidellm, /v1/responses, streamed; {plan.rounds} requests a stream, prompts of {_PROMPT} made-up tokens, "
+        f"load: guidellm, /v1/responses, streamed; {plan.turns} turns of {plan.rounds} requests a stream, the engine alone "
+        f"after each; prompts of {_PROMPT} made-up tokens, "
         f"answers of {plan.written}; each forks one answer behind the document",
         f"memory {plan.memory}, recall {'as the server has it' if plan.recall else 'off'}; goodput: requests per second with a "
         f"first token within {plan.first_ms:g} ms and {plan.token_ms:g} ms for each further one",

@@ -86,7 +86,8 @@ def serve(
     memory: Annotated[str, typer.Option(help="around the default backbone")] = "rmt",
     lengths: Annotated[str, typer.Option(help="of documents that were read, in tokens")] = "1000,10000,100000",
     streams: Annotated[str, typer.Option(help="requests at a time")] = "1,4,16,32,64",
-    rounds: Annotated[int, typer.Option(help="requests of a stream", min=1)] = 2,
+    rounds: Annotated[int, typer.Option(help="requests of a stream, in each turn", min=1)] = 2,
+    turns: Annotated[int, typer.Option(help="of the server and the engine alone, one after the other", min=1)] = 2,
     written: Annotated[int, typer.Option(help="tokens of an answer", min=2)] = 32,
     first_ms: Annotated[float, typer.Option(help="goodput: for the first token", min=0)] = 5000.0,
     token_ms: Annotated[float, typer.Option(help="goodput: for each further token", min=0)] = 200.0,
@@ -98,7 +99,7 @@ def serve(
     from everlong_server.bench.serve import LoadGeneratorMissing, Plan, run
 
     sizes, at_once = _numbers("--lengths", lengths, 500), _numbers("--streams", streams, 1)
-    plan = Plan(memory, sizes, at_once, rounds, written, first_ms, token_ms, recall, guidellm)
+    plan = Plan(memory, sizes, at_once, rounds, turns, written, first_ms, token_ms, recall, guidellm)
     try:
         _report(lambda: run(plan, progress=_progress), output)
     except LoadGeneratorMissing as error:
