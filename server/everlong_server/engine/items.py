@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from everlong_models import Grammar, MemoryState, MemoryView, Sampler, SamplingParams
+from everlong_server.engine.wording import Wording
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Answer:
     logits: Tensor | None = None
     """(V,), for the token to come."""
     generated: int = 0
-    written: list[str] = field(default_factory=list)
+    wording: Wording | None = None
 
 
 @dataclass(slots=True, eq=False)

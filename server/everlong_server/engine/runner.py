@@ -20,10 +20,12 @@ from torch import Tensor
 
 from everlong_models import CUDAGraphs, MemoryState, Model, Sampler, StepGraphs
 from everlong_models.pause import pausing
-from everlong_models.sampling import StopStrings, choose
+from everlong_models.sampling import choose
 from everlong_server.engine.batch import Batch
 from everlong_server.engine.items import Answer, Delta, Failed, Finished, Item, Look, Read
 from everlong_server.engine.scheduler import Scheduler, Work
+from everlong_server.engine.segments import Segments
+from everlong_server.engine.wording import Wording, logprobs
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class Runner:
         self._memory = model.memory
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
         rows = reading_rows or (1 if self.on_cpu else 64)
+        self._segments = Segments(model.memory, self._device, rows)
         self.max_streams = max_streams or (8 if self.on_cpu else 64)
         self._scheduler = Scheduler(self.max_streams, reading_share, max_stall, rows)
         self._inbox: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
@@ -60,7 +63,6 @@ class Runner:
         )
         self._full: deque[tuple[Answer, int]] = deque()
         """Answers whose segment is full, out of the batch, and the token that begins their next one."""
-        self._texts: dict[int, tuple[Any, StopStrings]] = {}
         self._last_id = 0
         self._stepped = 0.0
         """When the answers were stepped last."""
@@ -183,12 +185,7 @@ class Runner:
                 item.began = time.perf_counter()
         with pausing(self._step_if_due):
             if work.kind == "read":
-                for item in items:
-                    if isinstance(item, Look):
-                        self._try(self._look, item)
-                self._read_segments([item for item in items if not isinstance(item, Look)])
-                if self._device.type == "cuda":  # or the answers are charged for it, which come next
-                    torch.cuda.synchronize(self._device)
+                self._read(items)
             elif work.kind == "open":
                 for item in items:
                     self._try(self._open, item)
@@ -239,51 +236,24 @@ class Runner:
     def _forget(self, item: Item) -> None:
         self._scheduler.remove(item.id)
         self._work.pop(item.id, None)
-        self._texts.pop(item.id, None)
         if isinstance(item, Answer) and item in self._batch.rows:
             self._batch.leave(item)
 
     # Documents
 
-    def _read_segments(self, items: list[Read | Answer]) -> None:
-        """Reads the next segment of each, side by side."""
-        half = 0
-        if len(items) > 1:
-            try:
-                read = self._read_together(items)
-            except torch.AcceleratorError:
-                raise
-            except torch.OutOfMemoryError as error:
-                half = self._scheduler.reading_rows = len(items) // 2
-                log.warning("%d segments have no room side by side, %d from now on: %s", len(items), half, error)
-            except Exception as error:  # whose fault it is (a damaged state, say) shows when each is read alone
-                log.warning("%d segments could not be read side by side: %s", len(items), error)
-            else:
-                for item, state in zip(items, read, strict=True):
-                    self._try(partial(self._keep, state=state), item)
-                return
-        if half:  # behind the handler, which holds on to what had no room
-            self._read_segments(items[:half])
-            self._read_segments(items[half:])
-            return
+    def _read(self, items: list[Item]) -> None:
+        """A segment further for every document and long prompt."""
         for item in items:
-            self._try(self._read_alone, item)
-
-    def _read_together(self, items: list[Read | Answer]) -> list[MemoryState]:
-        segments = torch.stack([self._segment(item) for item in items]).to(self._device)
-        states = MemoryState.stack([item.state.to(self._device) for item in items])
-        return self._memory.read(segments, states).split()
-
-    def _read_alone(self, item: Read | Answer) -> None:
-        segment = self._segment(item)[None].to(self._device)
-        self._keep(item, self._memory.read(segment, item.state.to(self._device)))
-
-    def _segment(self, item: Read | Answer) -> Tensor:
-        """The next S tokens: of a document, or of what lies before an answer, where there is more than one segment."""
-        S = self._memory.segment_length
-        if isinstance(item, Read):
-            return item.tokens[item.at : item.at + S]
-        return torch.tensor((item.open + item.prompt[item.at : item.at + S])[:S], dtype=torch.int64)
+            if isinstance(item, Look):
+                self._try(self._look, item)
+        for item, read in self._segments.read([item for item in items if not isinstance(item, Look)]):
+            if isinstance(read, MemoryState):
+                self._try(partial(self._keep, state=read), item)
+            else:
+                self._fail(item, read)
+        self._scheduler.reading_rows = self._segments.rows
+        if self._device.type == "cuda":  # or the answers are charged for it, which come next
+            torch.cuda.synchronize(self._device)
 
     def _keep(self, item: Read | Answer, state: MemoryState) -> None:
         """`state` has the item's next segment."""
@@ -314,7 +284,7 @@ class Runner:
         item.state = item.state.to(self._device)
         item.open = item.open + item.prompt[item.at :]
         item.sampler = Sampler(item.params, item.seed, item.open, self._memory.vocab_size, item.grammar)
-        self._texts[item.id] = self._model.tokenizer.text_stream(), StopStrings(item.params.stop)
+        item.wording = Wording(self._model.tokenizer, item.params.stop)
         self._batch.enter(item)
         self._scheduler.opened(item.id)
 
@@ -386,6 +356,8 @@ class Runner:
     def _say(self, item: Answer, token: int) -> bool:
         """Tells the sink of an answer its next token. False if that was its end."""
         assert item.sampler is not None
+        assert item.wording is not None
+        assert item.logits is not None
         params, tokenizer, grammar = item.params, self._model.tokenizer, item.grammar
         item.sampler.take(token)
         # An answer that follows a grammar can have come to the one end that it allows.
@@ -394,11 +366,10 @@ class Runner:
             self._finish(item, "stop")
             return False
         item.generated += 1
-        stream, stop = self._texts[item.id]
-        text = stop.feed(stream.feed(token))
-        item.written.append(text)
-        item.sink(Delta(text, [self._logprobs(item, token)] if params.logprobs else []))
-        over = stop.found or (grammar is not None and grammar.over)
+        text = item.wording.take(token)
+        likely = [logprobs(tokenizer, item.logits, token, params.top_logprobs)] if params.logprobs else []
+        item.sink(Delta(text, likely))
+        over = item.wording.stopped or (grammar is not None and grammar.over)
         if over or item.generated >= params.max_tokens:
             self._finish(item, "stop" if over else "length", token)
             return False
@@ -410,13 +381,9 @@ class Runner:
         What is held back, half a character or what may become a stop string, is said at the end. Of a cancelled answer it
         is not: had it gone on, or is it made again because a server was lost, it says what it says then.
         """
-        stream, stop = self._texts[item.id]
-        if not stop.found and reason != "cancelled":
-            rest = stop.feed(stream.finish())
-            rest += "" if stop.found else stop.finish()
-            if rest:
-                item.written.append(rest)
-                item.sink(Delta(rest, []))
+        assert item.wording is not None
+        if reason != "cancelled" and (rest := item.wording.end()):
+            item.sink(Delta(rest, []))
         S = self._memory.segment_length
         if len(item.open) == S:
             item.state = self._remembered(item)
@@ -427,24 +394,11 @@ class Runner:
                 item.state = self._remembered(item)
                 item.open = []
         finished = Finished(
-            reason, "".join(item.written), item.state.to("cpu"), list(item.open), item.generated, len(item.prompt),
+            reason, item.wording.text, item.state.to("cpu"), list(item.open), item.generated, len(item.prompt),
             time.perf_counter() - (item.began or 0.0),
         )  # fmt: skip
         self._forget(item)
         item.sink(finished)
-
-    def _logprobs(self, item: Answer, token: int) -> dict[str, Any]:
-        """Of the model's own distribution, before sampling changes it."""
-        assert item.logits is not None
-        tokenizer = self._model.tokenizer
-        logprobs = torch.log_softmax(item.logits.float(), dim=-1)
-
-        def entry(token_id: int) -> dict[str, Any]:
-            text = tokenizer.token(token_id)
-            return {"token": text, "id": token_id, "logprob": float(logprobs[token_id]), "bytes": list(text.encode())}
-
-        top = torch.topk(logprobs, item.params.top_logprobs).indices.tolist() if item.params.top_logprobs else []
-        return entry(token) | {"top_logprobs": [entry(other) for other in top]}
 
     def _tensor(self, tokens: list[int]) -> Tensor:
         return torch.tensor([tokens], dtype=torch.int64, device=self._device)

@@ -1,0 +1,71 @@
+"""`Segments`: the next segments of documents and of long prompts, read side by side as far as the device has room."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from everlong_models import MemoryState
+from everlong_models.memory import SegmentReader
+from everlong_server.engine.items import Answer, Read
+
+log = logging.getLogger(__name__)
+
+Reading = Read | Answer
+
+
+class Segments:
+    """Of one memory on one device. `rows`: how many are read in one pass at most; fewer once that had no room."""
+
+    def __init__(self, memory: SegmentReader, device: torch.device, rows: int) -> None:
+        self._memory = memory
+        self._device = device
+        self.rows = rows
+
+    def read(self, items: Sequence[Reading]) -> Iterator[tuple[Reading, MemoryState | Exception]]:
+        """The state of each with its next segment, or what was wrong with it alone, one after the other.
+
+        Raises `AcceleratorError`, after which the device can compute nothing.
+        """
+        half = 0
+        if len(items) > 1:
+            try:
+                states = self._together(items)
+            except torch.AcceleratorError:
+                raise
+            except torch.OutOfMemoryError as error:
+                half = self.rows = len(items) // 2
+                log.warning("%d segments have no room side by side, %d from now on: %s", len(items), half, error)
+            except Exception as error:  # whose fault it is (a damaged state, say) shows when each is read alone
+                log.warning("%d segments could not be read side by side: %s", len(items), error)
+            else:
+                yield from zip(items, states, strict=True)
+                return
+        if half:  # behind the handler, which holds on to what had no room
+            yield from self.read(items[:half])
+            yield from self.read(items[half:])
+            return
+        for item in items:
+            try:
+                state = self._memory.read(self._next(item)[None].to(self._device), item.state.to(self._device))
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:
+                yield item, error
+            else:
+                yield item, state
+
+    def _together(self, items: Sequence[Reading]) -> list[MemoryState]:
+        segments = torch.stack([self._next(item) for item in items]).to(self._device)
+        states = MemoryState.stack([item.state.to(self._device) for item in items])
+        return self._memory.read(segments, states).split()
+
+    def _next(self, item: Reading) -> Tensor:
+        """The next S tokens: of a document, or of what lies before an answer, where there is more than one segment."""
+        S = self._memory.segment_length
+        if isinstance(item, Read):
+            return item.tokens[item.at : item.at + S]
+        return torch.tensor((item.open + item.prompt[item.at : item.at + S])[:S], dtype=torch.int64)
