@@ -148,7 +148,7 @@ def test_a_superseded_fact_stands_before_the_one_that_is_asked_for(make):
 
 
 def test_only_detect_has_a_fact_that_is_superseded(make):
-    with pytest.raises(ConfigError, match="superseded=0.5: must be 0 for reasoning"):
+    with pytest.raises(ConfigError, match=r"superseded=0\.5: must be 0 for reasoning"):
         make("reasoning", superseded=0.5)
 
 
