@@ -49,8 +49,7 @@ class FactsConfig(TaskConfig):
     `direct`: the share of reasoning's questions that name the direction as the fact does, the others its opposite; of
     those that are measured it is half. `recited`: the share of documents of several segments that say the facts again
     before the question, whose words (places, people, directions) are to be learnt as the answer is: the memory must hold
-    them all, whatever will be asked. `superseded`: the share of detect's documents in which another fact stands before the
-    one that is asked for, if there is room: what the memory holds by then has to make way, be it a fact or only like one."""
+    them all, whatever will be asked."""
 
     name: Literal["facts"] = "facts"
     kind: Kind
@@ -60,7 +59,6 @@ class FactsConfig(TaskConfig):
     lookalikes: float = Field(0.0, ge=0, le=1)
     direct: float = Field(0.5, ge=0, le=1)
     recited: float = Field(0.0, ge=0, le=1)
-    superseded: float = Field(0.0, ge=0, le=1)
     vocabulary: int = Field(1024, ge=512)
 
 
@@ -77,8 +75,6 @@ class Facts(Task):
     """Facts in noise. Raises `ConfigError` if a question does not fit into a segment."""
 
     def __init__(self, config: FactsConfig, setting: Setting) -> None:
-        if config.superseded and config.kind != "detect":
-            raise ConfigError("superseded", config.superseded, f"must be 0 for {config.kind}: it is for detect")
         self.config = config
         self._seed = setting.seed
         self._S = setting.segment_length
@@ -220,8 +216,6 @@ class Facts(Task):
             line = self._line(random, room, noise, how)
             borders = noise.borders(line)
             at = [0] if how.kind == "memorize" else sorted(_choose(random, borders, room, len(told)))
-            if how.superseded and random.random() < how.superseded:
-                line, at = self._superseded(random, line, borders, at)
             told = [told[fact] for fact in random.permutation(len(told))]
             pieces, done = [], 0
             for place, fact in zip(at, told, strict=True):
@@ -247,18 +241,6 @@ class Facts(Task):
                 piece = np.concatenate([piece[:at], self._lookalike(random, how.kind), piece[at:]])[: self._S]
             pieces.append(piece)
         return np.concatenate(pieces or [np.empty(0, dtype=np.int32)])[:length]
-
-    def _superseded(
-        self, random: np.random.Generator, line: np.ndarray, borders: np.ndarray, at: list[int]
-    ) -> tuple[np.ndarray, list[int]]:
-        """`line` with another fact at one of the `borders` before the place `at` of the one that is asked for, which moves on;
-        as they were where the line has no room for that."""
-        (told,), _, _ = _question("detect", random)
-        fact, places = self.tokenizer.encode(told), borders[borders < at[0]]
-        if not len(places) or at[0] + len(fact) > len(line):
-            return line, at
-        place = int(random.choice(places))
-        return np.concatenate([line[:place], fact, line[place:]])[: len(line)], [at[0] + len(fact)]
 
     def _lookalike(self, random: np.random.Generator, kind: Kind) -> list[int]:
         """A fact with another word in the place of one person or place; the text may go on within its sentence."""

@@ -134,24 +134,6 @@ def test_a_distracting_run_holds_a_word_of_facts_and_begins_with_a_sentence_if_i
     assert len(noise.run_with(random, S, [task.vocab_size])) == S  # a word that is nowhere
 
 
-def test_a_superseded_fact_stands_before_the_one_that_is_asked_for(make):
-    found = re.compile(rf" ({'|'.join(PEOPLE)}) [a-z ]+ to the ({'|'.join(PLACES)})\.")
-    two = 0
-    for document in documents(make("detect", superseded=1.0), rows=64, segments=4):
-        facts = found.findall(document)
-        person, answer = re.search(r"Where is (\w+)\? Answer: (\w+)$", document).groups()
-        assert facts[-1] == (person, answer)
-        two += len(facts) == 2
-    assert two > 40  # the others' fact stands where there is no room before it
-    (row,) = {len(row) for row in make("detect", superseded=1.0).batch(0, 8, 3).tokens}
-    assert row == 3 * S
-
-
-def test_only_detect_has_a_fact_that_is_superseded(make):
-    with pytest.raises(ConfigError, match=r"superseded=0\.5: must be 0 for reasoning"):
-        make("reasoning", superseded=0.5)
-
-
 def test_text_around_words_overlaps_nowhere(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("x" * 50 + " garden " + "y" * 5 + " kitchen " + "z" * 90 + " gardens " + "w" * 30 + " office")
