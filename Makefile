@@ -37,7 +37,7 @@ openapi: $(VENV)/.installed
 page:
 	cd clients && npm ci && npm run types && npm run build
 
-# torch comes first and by itself: on a CPU machine its exact version keeps pip from fetching gigabytes of CUDA.
+# torch comes first and by itself, at its exact version: with an index of CPU wheels in PIP_EXTRA_INDEX_URL pip takes that build.
 $(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing everlong and what it needs (a few minutes the first time)"

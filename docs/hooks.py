@@ -1,6 +1,6 @@
 """What mkdocs makes besides the pages of this folder: references from the code they describe, and the repository's own texts.
 
-A page's `<!-- settings -->`, `<!-- metrics -->` or `<!-- api -->` becomes that reference.
+What stands between a page's `<!-- settings -->`, `<!-- metrics -->` or `<!-- api -->` and `<!-- end -->` becomes that reference.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fills in references, and makes links into the repository links within the site."""
     for name, reference in REFERENCES.items():
-        if f"<!-- {name} -->" in markdown:
-            markdown = markdown.replace(f"<!-- {name} -->", "\n".join(reference()))
+        before, begin, rest = markdown.partition(f"<!-- {name} -->")
+        if begin:
+            _, _, after = rest.partition("<!-- end -->")
+            markdown = before + "\n".join(reference()) + after
     if page.file.src_uri in ELSEWHERE.values() and page.file.src_uri != "index.md":
         return markdown  # relinked when it was added
     return relinked(markdown, f"docs/{page.file.src_uri}")

@@ -142,7 +142,7 @@ def test_there_is_no_block_that_nobody_runs() -> None:
         "docs/results.md": [0, 1, 2, 3, 4, 5, 7],
         "docs/reliability.md": [0],
         "docs/data.md": [0, 1],
-        "deploy/README.md": list(range(11)),
+        "deploy/README.md": [*range(8), *range(9, 14)],
     }
     elsewhere = {block.test for block in every if block.test}
     assert {test: len(run_by(test)) for test in elsewhere} == {

@@ -113,7 +113,9 @@ class Settings(BaseSettings):
         16, ge=0, le=32, description="passages of the text that are put before a question; 0 puts none"
     )
     recall_tokens: int = Field(
-        1000, ge=1, description="what these may take together; 256 of what a model sees, or half, are for the rest"
+        1000,
+        ge=1,
+        description="what these may take together; of what a model sees, 256 tokens (or half, if it sees fewer than 512) stay for question and answer",
     )
     max_session_documents: int = Field(64, ge=1, description="documents in one session")
     max_streams: int | None = Field(
