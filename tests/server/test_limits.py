@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import openai
 import pytest
@@ -22,6 +23,7 @@ from everlong_server.store.connection import Client, connect
 from everlong_server.store.credentials import Credentials
 from everlong_server.store.documents import Documents, adopt
 from everlong_server.store.records import Cursor, Document, new_id, now
+from everlong_server.store.scripts import Scripts
 from everlong_server.store.sessions import Sessions
 from tests.process import Server, wait_for
 
@@ -144,6 +146,27 @@ async def test_a_slot_that_could_not_be_given_back_is_later(redis: Client) -> No
     assert await redis.scard(keys.streams("ann")) == 1
     await slots.settle()
     assert await redis.scard(keys.streams("ann")) == 0
+
+
+async def test_a_slot_that_was_taken_without_anybody_being_told_is_given_back(redis: Client, monkeypatch: Any) -> None:
+    """The script was carried out, and its answer got lost; or the request was cancelled meanwhile."""
+    from redis.exceptions import ConnectionError as Lost
+
+    tenant, run = allowance(redis, streams=1), Scripts.run
+    await redis.set(keys.replica("r1"), 1, px=60_000)
+    for error in (Lost, asyncio.CancelledError):
+
+        async def carried_out(self: Scripts, *arguments: Any, error: Any = error) -> None:
+            assert await run(self, *arguments) == 1
+            raise error
+
+        monkeypatch.setattr(Scripts, "run", carried_out)
+        with pytest.raises(error):
+            await contextlib.AsyncExitStack().enter_async_context(tenant.stream(1.0))
+        monkeypatch.setattr(Scripts, "run", run)
+        assert await redis.scard(keys.streams("ann")) == 0
+    async with tenant.stream(1.0):
+        pass
 
 
 # Documents and sessions
@@ -303,6 +326,20 @@ async def test_an_answer_is_charged_however_it_ends(redis: Client) -> None:
     with pytest.raises(RateLimited):
         await contextlib.AsyncExitStack().enter_async_context(tenant.stream(1.0))
     assert int(await redis.get(keys.tokens("ann", today()))) == 120
+
+
+async def test_an_answer_is_charged_whose_caller_left(redis: Client) -> None:
+    """Then a stream's task is cancelled, and again wherever it awaits anything."""
+    tenant = allowance(redis, "eve", tokens=100, streams=1)
+    await redis.set(keys.replica("r1"), 1, px=60_000)
+    with anyio.CancelScope() as scope:
+        async with tenant.stream(1.0) as spent:
+            spent.tokens = 60
+            scope.cancel()
+            await anyio.sleep(60)
+    async with asyncio.timeout(10):
+        while await redis.get(keys.tokens("eve", today())) != b"60" or await redis.exists(keys.streams("eve")):
+            await asyncio.sleep(0.01)
 
 
 async def test_what_was_there_before_tenants_is_the_defaults(redis: Client) -> None:

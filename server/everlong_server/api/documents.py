@@ -94,13 +94,17 @@ async def stored(source: Source, services: Services, attempt: Attempt, form: For
     try:
         await services.documents.create(document, services.model.fingerprint)
     except BaseException:
-        # If it cannot be known whether the document is there, its text stays.
-        with contextlib.suppress(RedisError):
-            if not await services.documents.exists(document_id):
-                for blob in (document_id, marks.name(document_id)):
-                    await services.blobs.delete(blob)
+        await drop_text(services, document_id)
         raise
     return document
+
+
+async def drop_text(services: Services, document_id: str) -> None:
+    """Deletes the text of a document that was not made. If that cannot be known, the text stays."""
+    with contextlib.suppress(RedisError):
+        if not await services.documents.exists(document_id):
+            for blob in (document_id, marks.name(document_id)):
+                await services.blobs.delete(blob)
 
 
 @router.get("")

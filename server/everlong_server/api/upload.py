@@ -117,18 +117,33 @@ class Text:
         return start
 
 
+@dataclass(slots=True, weakref_slot=True)
+class Arriving:
+    """Bytes that this server is receiving for one upload, in parts side by side."""
+
+    bytes: int = 0
+
+
 @dataclass(slots=True)
 class Piece:
-    """Bytes of which only the whole is a text: they are counted."""
+    """Bytes of which only the whole is a text: they are counted. `limit`: of them, and `room`: of them and what else is
+    `arriving`."""
 
     limit: int
+    room: int
+    arriving: Arriving
     size: int = 0
 
     def feed(self, data: bytes) -> None:
         """Raises `TooLarge`."""
         self.size += len(data)
-        if self.size > self.limit:
+        self.arriving.bytes += len(data)
+        if self.size > self.limit or self.arriving.bytes > self.room:
             raise TooLarge(f"the part has more than the {self.limit} bytes that the upload has room for", param="data")
+
+    def end(self) -> None:
+        """They are there, or thrown away."""
+        self.arriving.bytes -= self.size
 
 
 def too_large(limit: int) -> TooLarge:
@@ -256,8 +271,8 @@ def name_of(given: str) -> str | None:
     return None if name in ("", ".", "..") else name
 
 
-async def receive_part(request: Request, blobs: Blobs, name: str, limit: int) -> int:
-    """The part `data` of the request's form in the blob `name`, durable; its bytes. Raises what is wrong with it."""
+async def receive_part(request: Request, blobs: Blobs, name: str, piece: Piece) -> None:
+    """The part `data` of the request's form in the blob `name`, durable, and counted. Raises what is wrong with it."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data":
         raise UnsupportedMedia(
@@ -265,7 +280,6 @@ async def receive_part(request: Request, blobs: Blobs, name: str, limit: int) ->
         )
     writer = await blobs.create(name)
     try:
-        piece = Piece(limit)
         await _multipart(request, writer, piece, options.get(b"boundary", b""), {}, "data")
         if not piece.size:
             raise InvalidRequest("the part is empty", param="data")
@@ -273,7 +287,6 @@ async def receive_part(request: Request, blobs: Blobs, name: str, limit: int) ->
     except BaseException:
         await writer.abort()
         raise
-    return piece.size
 
 
 def _check_type(kind: str, charset: str) -> None:

@@ -198,14 +198,14 @@ class Turns:
                     async for event in events:
                         if isinstance(event, Finished):
                             finished = event
+                            spent.tokens = len(prompt) + event.tokens
                             break
                         pace.token()
                         spent.tokens = 1 + (spent.tokens or len(prompt))
                         logprobs += event.logprobs
                         if event.text or event.logprobs:
-                            more = {"logprobs": event.logprobs} if event.logprobs else {}
-                            delta = {"response_id": turn.id, "delta": event.text, **more}
-                            yield {"type": "response.output_text.delta", **delta}
+                            delta = {"type": "response.output_text.delta", "response_id": turn.id, "delta": event.text}
+                            yield delta | ({"logprobs": event.logprobs} if event.logprobs else {})
             except GrammarError as error:
                 raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
             except InterruptedError:  # cancelled before the prompt was read: there is nothing to keep

@@ -6,12 +6,13 @@ counted in the step that stores them, have not; and one way of counting is enoug
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -71,6 +72,14 @@ class Slots:
         self._redis = redis
         self.replica = replica
         self._left: list[tuple[str, str]] = []
+        self._ending: set[asyncio.Task[None]] = set()
+
+    async def end(self, ending: Coroutine[None, None, None]) -> None:
+        """Runs `ending` to its end, also if who waits for it is cancelled at every await, as a request is whose caller left."""
+        task = asyncio.create_task(ending)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        await asyncio.shield(task)
 
     async def give_back(self, tenant: str, member: str) -> None:
         self._left.append((tenant, member))
@@ -118,18 +127,21 @@ class Allowance:
         """
         await self.require_tokens()
         limit, member = self.limits.streams, f"{self._slots.replica}|{uuid.uuid4().hex}"
-        if limit is not None and not await self._scripts.run(
-            scripts.OPEN_STREAM, [keys.streams(self.tenant)], [member, limit, keys.REPLICA]
-        ):
-            raise exceeded("streams", limit, "answers at once", seconds=usual / limit)
         spent = Spent()
-        try:
+        try:  # the place may be taken although nobody is told so
+            if limit is not None and not await self._scripts.run(
+                scripts.OPEN_STREAM, [keys.streams(self.tenant)], [member, limit, keys.REPLICA]
+            ):
+                raise exceeded("streams", limit, "answers at once", seconds=usual / limit)
             yield spent
         finally:
-            if limit is not None:
-                await self._slots.give_back(self.tenant, member)
-            with contextlib.suppress(RedisError):  # what cannot be charged is a gift
-                await self._spend(spent.tokens)
+            await self._slots.end(self._end(member, spent))
+
+    async def _end(self, member: str, spent: Spent) -> None:
+        if self.limits.streams is not None:
+            await self._slots.give_back(self.tenant, member)
+        with contextlib.suppress(RedisError):  # what cannot be charged is a gift
+            await self._spend(spent.tokens)
 
     async def _spend(self, tokens: int) -> None:
         if self.limits.tokens is not None and tokens:

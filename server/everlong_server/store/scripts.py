@@ -191,9 +191,14 @@ redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
 
-# KEYS: upload, its parts. ARGV: part id, part. Returns 1, or 0: the upload is not pending.
+# KEYS: upload, its parts. ARGV: part id, part, its bytes, most bytes of all, most parts.
+# Returns 1, 0 (the upload is not pending), -1 (there is no room for it)
 ADD_PART = """
 if redis.call('HGET', KEYS[1], 'status') ~= 'pending' then return 0 end
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 1 end -- sent again: its answer was lost
+if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[5]) then return -1 end
+if tonumber(redis.call('HGET', KEYS[1], 'received') or 0) + tonumber(ARGV[3]) > tonumber(ARGV[4]) then return -1 end
+redis.call('HINCRBY', KEYS[1], 'received', ARGV[3])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 return 1
 """

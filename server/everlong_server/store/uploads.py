@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from everlong_server.errors import NotFound
+from everlong_server.errors import NotFound, TooLarge
 from everlong_server.store import keys, scripts
 from everlong_server.store.connection import Client
 from everlong_server.store.records import belongs, is_id
@@ -75,6 +75,8 @@ class Uploads:
     async def get(self, upload_id: str) -> Upload:
         """Raises `NotFound`, also of one that has expired."""
         stored = await self._redis.hgetall(keys.upload(upload_id)) if is_id("upload", upload_id) else None
+        if stored:
+            stored.pop(b"received", None)  # counted for `add`
         foreign = stored and self._tenant not in (None, belongs(stored.pop(b"tenant", None)))
         if not stored or foreign or float(stored[b"expires_at"]) <= await self.moment():
             raise NotFound(
@@ -91,15 +93,19 @@ class Uploads:
         stored = await self._redis.hgetall(keys.upload_parts(upload_id))
         return {id.decode(): Part(**json.loads(part)) for id, part in stored.items()}
 
-    async def add(self, part: Part) -> bool:
-        """Makes the part the upload's; False if that is not pending any more."""
-        return bool(
-            await self._scripts.run(
-                scripts.ADD_PART,
-                [keys.upload(part.upload), keys.upload_parts(part.upload)],
-                [part.id, json.dumps(asdict(part))],
-            )
+    async def add(self, part: Part, most_bytes: int, most_parts: int) -> bool:
+        """Makes the part the upload's; False if that is not pending any more. Raises `TooLarge` if the upload would have more
+        bytes, or parts."""
+        done = await self._scripts.run(
+            scripts.ADD_PART,
+            [keys.upload(part.upload), keys.upload_parts(part.upload)],
+            [part.id, json.dumps(asdict(part)), part.bytes, most_bytes, most_parts],
         )
+        if done < 0:
+            raise TooLarge(
+                f"the upload has no room for the part: it holds {most_bytes} bytes in {most_parts} parts", param="data"
+            )
+        return bool(done)
 
     async def cancel(self, upload_id: str) -> bool:
         """Cancels it; False if it is not pending any more."""

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
+from redis.exceptions import ConnectionError as ConnectionError_
 
+from everlong_server.api.openai import uploads
+from everlong_server.store.allowance import Allowance, Limits, Slots
+from everlong_server.store.blobs import Blobs
+from everlong_server.store.connection import connect
+from everlong_server.store.documents import Documents
+from everlong_server.store.records import Document, new_id
+from everlong_server.store.uploads import Part, Upload, Uploads
 from tests.process import Server
 from tests.server.openai_api.talk import begin_upload, of
 from tests.tinymodel import STORY
@@ -105,16 +116,9 @@ def test_cancelled_uploads_leave_nothing(client: OpenAI, server: Server) -> None
 def test_completed_by_several_at_once_it_is_one_file(client: OpenAI, server: Server) -> None:
     upload = begin_upload(client, len(TEXT))
     part = add(client, upload.id, TEXT)
-    before, found = blobs(server), set[str]()
-    threads = [
-        threading.Thread(target=lambda: found.add(client.uploads.complete(upload.id, part_ids=[part]).file.id))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (file,) = found
+    before = blobs(server)
+    with ThreadPoolExecutor(6) as threads:
+        (file,) = set(threads.map(lambda _: client.uploads.complete(upload.id, part_ids=[part]).file.id, range(6)))
     assert {name for name in blobs(server) - before if file not in name} == set()
     client.files.delete(file)
 
@@ -164,3 +168,56 @@ def test_parts_that_cannot_be(client: OpenAI, server: Server) -> None:
             answer = post(f"/v1/uploads/{identifier}/{verb}", **body)
             assert answer.status_code == 404, answer.text
             assert answer.json()["error"]["code"].endswith("_not_found")
+
+
+def test_parts_that_come_at_once_have_room_together(client: OpenAI, server: Server) -> None:
+    """Each of them by itself would fit."""
+    upload, before = begin_upload(client, 100_000), blobs(server)
+
+    def post(_: int) -> int:
+        return server.http.post(f"/v1/uploads/{upload.id}/parts", files={"data": b"x" * 100_000}).status_code
+
+    with ThreadPoolExecutor(12) as threads:
+        answers = list(threads.map(post, range(12)))
+    assert set(answers) <= {200, 413}
+    assert 1 <= answers.count(200) <= 2
+    assert len(blobs(server) - before) == answers.count(200)
+    client.uploads.cancel(upload.id)
+    assert blobs(server) == before
+
+
+async def test_a_text_whose_document_may_be_there_stays(redis_url: str, tmp_path: Path) -> None:
+    """Redis has made the document of the parts, and its answer got lost; the caller asks again."""
+    redis = connect(redis_url)
+    await redis.flushdb()
+    tenant = Allowance(redis, "ann", Limits(), Slots(redis, "r1"))
+    files, made = Documents(redis, "ann", tenant), []
+
+    class Lost:
+        """Documents whose answer to `create` never comes."""
+
+        exists, get = files.exists, files.get
+
+        async def create(self, document: Document, *arguments: Any, **named: Any) -> None:
+            assert await files.create(document, *arguments, **named)
+            made.append(document.id)
+            raise ConnectionError_("lost")
+
+    services = SimpleNamespace(
+        engine=SimpleNamespace(draining=False), model=SimpleNamespace(fingerprint="f"), documents=Lost(),
+        settings=SimpleNamespace(max_document_bytes=1000, upload_seconds=60), blobs=Blobs(f"file://{tmp_path}"),
+        uploads=Uploads(redis, "ann"), allowance=tenant,
+    )  # fmt: skip
+    upload = Upload(new_id("upload"), 5, "a.txt", "user_data", await services.uploads.moment(), time.time() + 60)
+    await services.uploads.create(upload)
+    part = Part(new_id("part"), upload.id, 5, 0.0)
+    writer = await services.blobs.create(part.name)
+    await writer.write(b"Alice")
+    await writer.commit()
+    await services.uploads.add(part, 10, 9)
+    with pytest.raises(ConnectionError_):
+        await uploads.complete(upload.id, uploads.CompleteUpload(part_ids=[part.id]), services)
+    (document,) = made
+    assert services.blobs.open(document).read() == b"Alice"
+    assert (await services.uploads.get(upload.id)).file == document
+    await redis.aclose()

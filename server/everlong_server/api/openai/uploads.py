@@ -8,20 +8,31 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from typing import Annotated, Literal
+from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 
+from everlong_server.api.documents import drop_text
 from everlong_server.api.errors import RESPONSES
 from everlong_server.api.openai import files
 from everlong_server.api.openai.formats import Nullable
 from everlong_server.api.openai.schemas import File
 from everlong_server.api.schemas import Wire
-from everlong_server.api.upload import Received, Text, commit, converted, name_of, receive_part, too_large
+from everlong_server.api.upload import (
+    Arriving,
+    Piece,
+    Received,
+    Text,
+    commit,
+    converted,
+    name_of,
+    receive_part,
+    too_large,
+)
 from everlong_server.api.views import Served
-from everlong_server.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from everlong_server.errors import Conflict, InvalidRequest, NotFound, ServerError, Unavailable
 from everlong_server.services import Services
-from everlong_server.store import marks
 from everlong_server.store import uploads as store
 from everlong_server.store.records import Document, new_id, now
 
@@ -30,6 +41,8 @@ router = APIRouter(prefix="/v1/uploads", tags=["openai"], responses=RESPONSES)
 log = logging.getLogger(__name__)
 
 MAX_PARTS = 10_000
+_ARRIVING: WeakValueDictionary[str, Arriving] = WeakValueDictionary()
+"""By upload."""
 _BLOCK = 1 << 20
 _PART = {
     "requestBody": {
@@ -121,19 +134,22 @@ async def add(upload_id: str, request: Request, services: Served) -> UploadPart:
     if len(there) >= MAX_PARTS:
         raise InvalidRequest(f"the upload has {len(there)} parts, the limit is {MAX_PARTS}", param="upload_id")
     # Room for all of it twice: a part may come again whose answer was lost.
-    room = min(upload.bytes, 2 * upload.bytes - sum(part.bytes for part in there.values()))
+    room = 2 * upload.bytes - sum(part.bytes for part in there.values())
+    piece = Piece(min(upload.bytes, room), room, _ARRIVING.setdefault(upload.id, Arriving()))
     part_id, moment = new_id("part"), await services.uploads.moment()
     name = store.Part(part_id, upload.id, 0, moment).name
     added = False
     try:
-        part = store.Part(part_id, upload.id, await receive_part(request, services.blobs, name, room), moment)
-        size = part.bytes + sum(one.bytes for one in there.values())
+        await receive_part(request, services.blobs, name, piece)
+        part = store.Part(part_id, upload.id, piece.size, moment)
+        size = part.bytes + sum(one.bytes for one in (await services.uploads.parts(upload.id)).values())
         if size > upload.bytes:  # a part came twice
             await services.allowance.hold(upload.id, size, upload.expires_at - moment)
-        added = await services.uploads.add(part)
+        added = await services.uploads.add(part, 2 * upload.bytes, MAX_PARTS)
     except FileNotFoundError:  # what was received was thrown away meanwhile, with the upload
         log.info("part %s has lost its upload", part_id)
     finally:
+        piece.end()
         if not added:
             await services.blobs.delete(name)
     if not added:
@@ -147,22 +163,16 @@ async def complete(upload_id: str, body: CompleteUpload, services: Served) -> Up
     """Makes a file of the parts; it is being read when this answers. Sent again, it answers the same."""
     upload = await services.uploads.get(upload_id)
     if upload.status != "completed":
-        parts = await _parts(services, _pending(upload), body.part_ids)
-        document = await _joined(services, upload, parts, body.md5)
-        created = False
+        refused: ServerError | None = None
         try:
-            created = await services.documents.create(
-                document, services.model.fingerprint, upload=upload.id, held=upload.bytes
-            )
-        finally:
-            if not created:  # it was cancelled meanwhile, or completed by another request
-                for blob in (document.id, marks.name(document.id)):
-                    await services.blobs.delete(blob)
+            await _make(services, _pending(upload), body)
+        except (Conflict, NotFound) as error:  # as when another request has completed it meanwhile
+            refused = error
         upload = await services.uploads.get(upload_id)
         if upload.status != "completed":
-            _pending(upload)
-        await services.blobs.delete_parts(upload.id)
-        await services.allowance.release(upload.id)
+            raise refused or _not_pending(upload)
+    await services.blobs.delete_parts(upload.id)
+    await services.allowance.release(upload.id)
     return await _view(services, upload)
 
 
@@ -183,8 +193,22 @@ async def cancel(upload_id: str, services: Served) -> Upload:
 def _pending(upload: store.Upload) -> store.Upload:
     """Raises `Conflict` for one to which nothing can be added any more."""
     if upload.status != "pending":
-        raise Conflict(f"upload {upload.id!r} is {upload.status}", param="upload_id", code=f"upload_{upload.status}")
+        raise _not_pending(upload)
     return upload
+
+
+def _not_pending(upload: store.Upload) -> Conflict:
+    return Conflict(f"upload {upload.id!r} is {upload.status}", param="upload_id", code=f"upload_{upload.status}")
+
+
+async def _make(services: Services, upload: store.Upload, body: CompleteUpload) -> None:
+    """The document of the upload's parts, unless the upload was cancelled or completed meanwhile."""
+    parts = await _parts(services, upload, body.part_ids)
+    document = await _joined(services, upload, parts, body.md5)
+    try:
+        await services.documents.create(document, services.model.fingerprint, upload=upload.id, held=upload.bytes)
+    finally:
+        await drop_text(services, document.id)
 
 
 async def _parts(services: Services, upload: store.Upload, ids: Sequence[str]) -> list[store.Part]:
