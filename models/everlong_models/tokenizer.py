@@ -14,6 +14,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from everlong_models.errors import BackboneError
 
@@ -35,6 +36,7 @@ _ALTERNATIVE = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"
 _PATTERN = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*")
 _LOOK_AHEAD = 8  # characters behind a cut that must be known; the longest that a pattern needs is a contraction
 _CHUNK = 1 << 16
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _APART = 128
 """Tokens between two places of a stream, at least."""
 
@@ -62,6 +64,9 @@ class Tokenizer:
         self._text.encode_special_tokens = True
         self._spec = json.dumps(spec, sort_keys=True)
         self.streams = _restartable(spec)
+        byte_level = (spec.get("decoder") or {}).get("type") == "ByteLevel"
+        self._bytes = {character: byte for byte, character in bytes_to_unicode().items()} if byte_level else {}
+        self._added = {token["id"] for token in spec.get("added_tokens", [])}
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
         eos = tokenizer.eos_token_id
         self.eos_ids: tuple[int, ...] = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
@@ -93,6 +98,15 @@ class Tokenizer:
     def token(self, token_id: int) -> str:
         """The text of one token, as far as it is one (a byte of a longer character shows as U+FFFD)."""
         return str(self._text.decode([token_id], skip_special_tokens=False))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes of one token, also where they are a part of a character only."""
+        piece = "" if token_id in self._added else self._text.id_to_token(token_id) or ""
+        if piece and all(character in self._bytes for character in piece):
+            return bytes(self._bytes[character] for character in piece)
+        if fallback := _BYTE.fullmatch(piece):
+            return bytes([int(fallback[1], 16)])
+        return self.token(token_id).encode()
 
     def stream(self) -> TokenStream:
         """An incremental encoder."""

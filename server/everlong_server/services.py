@@ -40,6 +40,7 @@ from everlong_server.store.connection import Client, connect
 from everlong_server.store.credentials import Credentials, KeyTaken, is_secret
 from everlong_server.store.documents import Documents, adopt
 from everlong_server.store.jobs import Jobs
+from everlong_server.store.pairing import paired
 from everlong_server.store.passages import Passages
 from everlong_server.store.records import DEFAULT_TENANT, now
 from everlong_server.store.responses import Responses
@@ -271,7 +272,9 @@ async def running(
                 await adopt(redis)  # before anything is written under a name of today
                 await jobs.prepare(alone=alone)
                 await unwatched.prepare(alone=False)
-                if alone and settings.blob_url is None:  # nobody else can be uploading here
+                if (
+                    alone and settings.blob_url is None and await paired(redis, blobs)
+                ):  # nobody else can be uploading here
                     await blobs.sweep(known)
                 break
             except RedisError as error:
@@ -333,7 +336,7 @@ async def running(
                 _beat(redis, jobs, unwatched, slots, attempts, metrics, settings.lease_seconds / 3),
                 *(reader().run() for _ in range(settings.max_readers or (2 if engine.on_cpu else 64))),
                 background.run(),
-                _expire(uploads, blobs, known, settings.upload_seconds),
+                _expire(redis, uploads, blobs, known, settings.upload_seconds),
             )
         ]
 
@@ -375,14 +378,17 @@ async def _known(documents: Documents, uploads: Uploads) -> set[str]:
     return await documents.ids() | await uploads.ids()
 
 
-async def _expire(uploads: Uploads, blobs: Blobs, known: Callable[[], Awaitable[set[str]]], seconds: float) -> None:
+async def _expire(
+    redis: Client, uploads: Uploads, blobs: Blobs, known: Callable[[], Awaitable[set[str]]], seconds: float
+) -> None:
     """Throws uploads away whose time is up, and after as long what a killed server has left in the blob store."""
     while True:
         try:
             for upload in await uploads.expired():
                 await blobs.delete_parts(upload)
                 await uploads.remove(upload)
-            await blobs.sweep(known, untouched=seconds)
+            if await paired(redis, blobs):
+                await blobs.sweep(known, untouched=seconds)
         except (RedisError, OSError) as error:
             log.warning("expired uploads wait: %s: %s", type(error).__name__, error)
         await asyncio.sleep(min(60.0, seconds))

@@ -430,3 +430,18 @@ def byte_characters() -> dict[int, str]:
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in plain]
     return {b: chr(b) for b in plain} | {b: chr(256 + n) for n, b in enumerate(others)}
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_the_bytes_of_tokens_are_those_of_the_text(name: str) -> None:
+    tokenizer, text = bpe(name), " ".join(PIECES)
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))).decode() == text
+
+
+def test_the_bytes_of_one_token_are_those_of_its_text() -> None:
+    for tokenizer in (bpe("gpt2", added="naïve words"), wordpiece()):
+        for token in range(tokenizer.vocab_size):
+            if "\ufffd" not in (text := tokenizer.token(token)):
+                assert tokenizer.token_bytes(token).decode() == text
+    fallback = Fast(models.BPE({"<0xF0>": 0, "<0x9F>": 1, "a": 2, "<|im_end|>": 3}, []))
+    assert [Tokenizer(hf(fallback)).token_bytes(token) for token in range(3)] == [b"\xf0", b"\x9f", b"a"]

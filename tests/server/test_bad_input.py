@@ -55,6 +55,21 @@ def test_sampling_values(server: Server, session: str, fields: dict, param: str,
     assert words in error["message"]
 
 
+def test_schemas_that_no_json_can_be_made_of_again(server: Server, session: str) -> None:
+    deep: dict = {}
+    for _ in range(400):
+        deep = {"not": deep}
+    for schema in ({"const": "\ud800"}, deep):
+        body = json.dumps({"content": "hi", "json_schema": schema})
+        for headers in ({}, {"idempotency-key": "schema"}):
+            answer = server.http.post(
+                f"/v1/sessions/{session}/messages",
+                content=body,
+                headers={"content-type": "application/json"} | headers,
+            )
+            server.error(answer, 422, "invalid_value", "json_schema")
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_none(server: Server, session: str, number: str) -> None:
     answer = server.http.post(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner
 
 from everlong_server.bench import serve
 from everlong_server.cli.bench import bench
+from everlong_server.engine.items import Finished
 
 
 def found(*requests: tuple[float, float], errors: int = 0) -> dict:
@@ -64,3 +67,25 @@ def test_numbers_that_are_none_are_named(arguments: list[str]) -> None:
     done = CliRunner().invoke(bench, ["serve", *arguments])
     assert done.exit_code == 1
     assert " ".join(arguments) in " ".join(done.stderr.split())
+
+
+def test_the_engine_alone_has_no_more_answers_at_once_than_the_load() -> None:
+    class Counting:
+        """A runner that ends the oldest answer when as many as it was told are under way, or all are there."""
+
+        def __init__(self) -> None:
+            self.under_way: list[Any] = []
+            self.most = self.submitted = 0
+
+        def submit(self, answer: Any) -> None:
+            self.submitted += 1
+            self.under_way.append(answer)
+            self.most = max(self.most, len(self.under_way))
+            if len(self.under_way) == 3 or self.submitted > 7:
+                self.under_way.pop(0).sink(Finished("length", "", None, [], 1, 1, 0.0))  # type: ignore[arg-type]
+                while self.submitted == 10 and self.under_way:
+                    self.under_way.pop(0).sink(Finished("length", "", None, [], 1, 1, 0.0))  # type: ignore[arg-type]
+
+    runner, plan = Counting(), serve.Plan("rmt", [1000], [3], 1, 1, 4, 1, 1, recall=False, guidellm="")
+    assert serve._alone(plan, runner, 10, 3, None, [1]) > 0  # type: ignore[arg-type]
+    assert (runner.submitted, runner.most) == (10, 3)

@@ -90,6 +90,18 @@ def test_delete_cancels_reading_and_leaves_nothing(server: Server) -> None:
     server.read("something else")
 
 
+def test_deleting_what_never_was_looks_at_nothing_else(server: Server) -> None:
+    """Or anybody could make Redis go through all that it holds."""
+
+    def calls() -> dict[str, int]:
+        return {name: facts["calls"] for name, facts in server.redis.info("commandstats").items() if "scan" in name}
+
+    before = calls()
+    for _ in range(3):
+        server.error(server.http.delete(f"/v1/documents/doc_{'0' * 32}"), 404, "document_not_found")
+    assert calls() == before
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code", "words"),
     [

@@ -11,15 +11,21 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from redis.exceptions import ConnectionError as ConnectionError_
+from redis.exceptions import ResponseError
 
+from everlong_server.engine.reading import Reader
 from everlong_server.store import blobs as blobs_module
 from everlong_server.store import keys
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.connection import connect
 from everlong_server.store.embedded import EmbeddedRedis
 from everlong_server.store.jobs import Jobs
+from everlong_server.store.pairing import paired
 
 MODEL = "m" * 64
 
@@ -141,6 +147,51 @@ async def test_a_sweep_takes_only_our_own_leavings(tmp_path: Path) -> None:
     assert await blobs.sweep(known, untouched=3600) == [partial.name]
     assert await blobs.sweep(known) == [lost]
     assert {path.name for path in tmp_path.iterdir()} == {keep, "thesis.txt", "doc_short", "folder"}
+
+
+async def test_a_redis_and_a_blob_store_know_each_other(url: str, tmp_path: Path) -> None:
+    redis = connect(url)
+    await redis.flushdb()
+    one, other = Blobs(f"file://{tmp_path}/one"), Blobs(f"file://{tmp_path}/other")
+    assert await paired(redis, one), "they meet"
+    assert await paired(redis, one)
+    assert await paired(redis, other), "it never met a Redis"
+    assert one.word() == other.word() is not None
+    assert one.names() == []
+    assert await one.sweep(set_of()) == []
+    await redis.flushdb()
+    assert not await paired(redis, one)
+    assert not await redis.exists(keys.STORE), "it stays another one"
+    await redis.set(keys.STORE, "another")
+    assert not await paired(redis, one)
+    await redis.aclose()
+
+
+async def test_a_reader_outlives_a_redis_that_is_away_once_more() -> None:
+    """After losing its data it may be away again at the very next call."""
+    heard: list[str] = []
+
+    async def following(wait_ms: int) -> None:
+        heard.append("next")
+        if len(heard) > 3:
+            raise asyncio.CancelledError
+        raise ResponseError("NOGROUP No such key")
+
+    async def prepare(*, alone: bool) -> None:
+        heard.append("prepare")
+        raise ConnectionError_("away")
+
+    reader: Any = SimpleNamespace(_jobs=SimpleNamespace(next=following, prepare=prepare))
+    with pytest.raises(asyncio.CancelledError):
+        await Reader.run(reader)
+    assert heard == ["next", "prepare", "next", "prepare", "next"]
+
+
+def set_of(*names: str) -> Any:
+    async def known() -> set[str]:
+        return set(names)
+
+    return known
 
 
 async def test_a_sweep_goes_by_the_clock_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

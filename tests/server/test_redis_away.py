@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,3 +121,35 @@ def test_an_embedded_redis_that_ends_by_itself_is_started_again(new_server) -> N
     server.kill9()
     server.start()
     assert server.document(document["id"]) == document
+    # And looks after it as after its own.
+    psutil.Process(server.redis.info("server")["process_id"]).kill()
+    wait_for(lambda: server.log.read_text().count("it is started again") == 2)
+    wait_for(lambda: server.http.get("/readyz").status_code == 200)
+    assert server.document(document["id"]) == document
+
+
+def test_an_empty_redis_does_not_cost_the_texts(new_server) -> None:
+    """Whoever lost it, or named the wrong one, finds them all once it is back."""
+    server = new_server().start()
+    document = server.read("Alice was beginning to get very tired.")
+    server.kill9()
+    wait_for(lambda: not redis_of(server))
+    folder = server.data / "redis"
+    folder.rename(server.data / "away")
+    server.start()
+    assert server.http.get(f"/v1/documents/{document['id']}").status_code == 404
+    assert "Redis does not know the blob store" in server.log.read_text()
+    server.kill9()
+    wait_for(lambda: not redis_of(server))
+    shutil.rmtree(folder)
+    (server.data / "away").rename(folder)
+    server.start()
+    assert server.http.get(f"/v1/documents/{document['id']}/text").json()["text"] == "Alice was beginning to get very tired."
+
+
+def redis_of(server) -> bool:
+    """Whether one still answers on the server's socket."""
+    try:
+        return bool(server.redis.ping())
+    except redis.exceptions.RedisError:
+        return False

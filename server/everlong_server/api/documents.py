@@ -127,16 +127,22 @@ async def get(document_id: str, services: Served) -> schemas.Document:
 @router.delete("/{document_id}")
 async def delete(document_id: str, services: Served) -> schemas.Deleted:
     """Deletes the text and what was learnt from it; cancels its reading. Sessions keep the memory that they have."""
+    missing: NotFound | None = None
     try:
         await services.documents.delete(document_id)
-    finally:
-        # Also if it was deleted before and something of it is still there; not if it is another tenant's.
-        if is_id("doc", document_id) and not await services.documents.exists(document_id):
-            await services.chats.forget(document_id)
-            for blob in (document_id, marks.name(document_id)):
-                await services.blobs.delete(blob)
-            await services.passages.delete(document_id)
-            await services.whereabouts.delete(document_id)
+    except NotFound as error:
+        # It may have been deleted before, and something of it be there still, of which the text goes last.
+        missing = error
+        if not is_id("doc", document_id) or not await asyncio.to_thread(services.blobs.exists, document_id):
+            raise
+    if not await services.documents.exists(document_id):  # else it is another tenant's
+        await services.chats.forget(document_id)
+        await services.passages.delete(document_id)
+        await services.whereabouts.delete(document_id)
+        for blob in (marks.name(document_id), document_id):
+            await services.blobs.delete(blob)
+    if missing is not None:
+        raise missing
     return schemas.Deleted(id=document_id, object="document.deleted")
 
 

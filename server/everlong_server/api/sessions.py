@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic_core import PydanticSerializationError
 
 from everlong_models import SamplingParams
 from everlong_server.api import schemas
@@ -140,7 +141,7 @@ async def _events(
     try:
         # Also for an answer of before: the session may be another tenant's by now, or gone.
         session = await services.sessions.get(session_id)
-        await attempt.is_for("message", session_id, body.model_dump_json())
+        await attempt.is_for("message", session_id, _asked(body))
         message, message_id = attempt.answer, f"msg_{attempt.id}"
         if message is None and not attempt.first:  # its server was killed, perhaps behind the commit
             message = await services.sessions.message(session_id, message_id)
@@ -153,6 +154,14 @@ async def _events(
     except BaseException as error:
         await attempt.give_up(error)
         raise
+
+
+def _asked(body: schemas.CreateMessage) -> str:
+    """What an attempt is known by. Raises `InvalidRequest` for a schema that no JSON can be made of again."""
+    try:
+        return body.model_dump_json()
+    except PydanticSerializationError as error:  # half of a surrogate pair, or nested too deep
+        raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
 
 
 def said(services: Services, body: schemas.CreateMessage, session: Session) -> tuple[str, SamplingParams, Recall]:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 
 from everlong_server import formats
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from everlong_server.pools import Pool
 from everlong_server.store import marks
 from everlong_server.store.blobs import Blobs, BlobWriter
 
@@ -205,6 +206,10 @@ async def commit(writer: BlobWriter | Nowhere, received: Received) -> None:
     await writer.commit(_UPLOADED if received.format else "")
 
 
+_CONVERTERS = Pool("everlong-convert", 2)
+"""A conversion may take gigabytes of memory and minutes."""
+
+
 async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> Received:
     """What was received as the blob `name`, as text; marks beside it. Raises what is wrong with it, leaving no blob behind."""
     kind = received.format
@@ -219,7 +224,7 @@ async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> 
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             return replace(received, bytes=text.stat().st_size, text_offset=0, digest=digest, format=made_of)
 
-    converting = asyncio.create_task(asyncio.to_thread(convert))
+    converting = asyncio.create_task(_CONVERTERS.run(convert))
     try:
         return await asyncio.shield(converting)
     except BaseException:

@@ -85,13 +85,15 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
                 with torch.inference_mode():
                     text = torch.tensor([document[: length // S * S]], device=next(iter(empty.tensors.values())).device)
                     state = model.memory.read(text, empty)
-                _alone(plan, runner, runner.max_streams, state, prompt)  # what kernels do at their first use
+                _alone(
+                    plan, runner, runner.max_streams, runner.max_streams, state, prompt
+                )  # what kernels do at their first use
                 for streams in plan.streams:
                     loads, seconds = [], 0.0
                     for turn in range(plan.turns):
                         progress(f"{length:,} tokens, {streams} at a time, turn {turn + 1} of {plan.turns}")
                         loads.append(_load(plan, server, answered, streams, backbone, Path(folder) / "load.json"))
-                        seconds += _alone(plan, runner, plan.rounds * streams, state, prompt)
+                        seconds += _alone(plan, runner, plan.rounds * streams, streams, state, prompt)
                     row = {"tokens": length, "streams": streams} | figures(loads, plan.first_ms, plan.token_ms)
                     row["read_for_an_answer"] = len(prompt)
                     written = plan.turns * plan.rounds * streams * plan.written
@@ -208,18 +210,26 @@ def _engine(model: Model, settings: Settings) -> Iterator[Runner]:
         runner.stop()
 
 
-def _alone(plan: Plan, runner: Runner, answers: int, state: MemoryState, prompt: list[int]) -> float:
-    """Seconds for so many answers at once without HTTP and Redis, each behind `state` and `prompt`."""
+def _alone(plan: Plan, runner: Runner, answers: int, streams: int, state: MemoryState, prompt: list[int]) -> float:
+    """Seconds for so many answers, `streams` at a time, without HTTP and Redis, each behind `state` and `prompt`."""
     params = SamplingParams(temperature=0, max_tokens=plan.written, ignore_eos=True)
-    events: list[queue.SimpleQueue[Delta | Finished | Failed]] = [queue.SimpleQueue() for _ in range(answers)]
-    began = time.perf_counter()
-    for each in events:
-        runner.submit(Answer(state, [], prompt, params, 0, each.put, BESIDE if plan.recall else None))
-    for each in events:
-        while isinstance(event := each.get(), Delta):
-            pass
+    events: queue.SimpleQueue[Delta | Finished | Failed] = queue.SimpleQueue()
+
+    def submit() -> None:
+        runner.submit(Answer(state, [], prompt, params, 0, events.put, BESIDE if plan.recall else None))
+
+    began, waiting, left = time.perf_counter(), answers - min(answers, streams), answers
+    for _ in range(answers - waiting):
+        submit()
+    while left:
+        event = events.get()
         if isinstance(event, Failed):
             raise RuntimeError("the engine failed") from event.error
+        if isinstance(event, Finished):
+            left -= 1
+            if waiting:
+                waiting -= 1
+                submit()
     return time.perf_counter() - began
 
 

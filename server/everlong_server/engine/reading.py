@@ -7,6 +7,7 @@ the job over, after any kind of end, goes on at the last checkpoint and arrives 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from array import array
@@ -83,7 +84,8 @@ class Reader:
                 log.warning("redis is away, reading waits: %s", type(error).__name__)
                 await asyncio.sleep(_RETRY_SECONDS)
                 if isinstance(error, ResponseError) and "NOGROUP" in str(error):  # Redis has lost its data
-                    await self._jobs.prepare(alone=False)
+                    with contextlib.suppress(RedisError):
+                        await self._jobs.prepare(alone=False)
 
     async def _do(self, job: Job) -> None:
         """One job, to its end; also one that was begun elsewhere or before."""

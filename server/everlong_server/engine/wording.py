@@ -50,8 +50,10 @@ def logprobs(tokenizer: Tokenizer, logits: Tensor, token: int, top: int) -> dict
     found = torch.log_softmax(logits.float(), dim=-1)
 
     def entry(token_id: int) -> dict[str, Any]:
-        text = tokenizer.token(token_id)
-        return {"token": text, "id": token_id, "logprob": float(found[token_id]), "bytes": list(text.encode())}
+        return {
+            "token": tokenizer.token(token_id), "id": token_id, "logprob": float(found[token_id]),
+            "bytes": list(tokenizer.token_bytes(token_id)),
+        }  # fmt: skip
 
     others = torch.topk(found, top).indices.tolist() if top else []
     return entry(token) | {"top_logprobs": [entry(other) for other in others]}

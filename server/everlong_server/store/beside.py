@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from everlong_server.errors import NotFound
+from everlong_server.pools import Pool
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.records import Document
 
@@ -20,6 +22,7 @@ Make = Callable[[Path, threading.Event], None]
 
 _MAKING: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 """By blob, of this process: it is made once, however many requests find none."""
+_MAKERS = Pool("everlong-beside", max(2, (os.cpu_count() or 2) // 2))
 
 
 class Shelf(Protocol):
@@ -50,7 +53,7 @@ class Beside:
 
     async def _make(self, document: Document, name: str, make: Make) -> None:
         stop = threading.Event()
-        making = asyncio.create_task(asyncio.to_thread(self._fill, name, make, stop))
+        making = asyncio.create_task(_MAKERS.run(self._fill, name, make, stop))
         try:
             await asyncio.shield(making)
         finally:

@@ -31,6 +31,9 @@ class Blobs:
     `private_dir`: where copies lie that are not sealed; None: as `Copies` chooses.
     """
 
+    WORD = "everlong.store"
+    """The file by which a Redis knows the store: see `pairing`."""
+
     def __init__(self, url: str, vault: Vault | None = None, private_dir: Path | None = None) -> None:
         self.url = url.rstrip("/")
         self._fs, self._root = fsspec.core.url_to_fs(self.url)
@@ -126,6 +129,23 @@ class Blobs:
             return
         with self._copies.of(name, lambda: self.open(name)) as path:
             yield path
+
+    def word(self) -> str | None:
+        """What stands in `WORD`; None if there is no such file."""
+        try:
+            return str(self._fs.cat_file(self._path(self.WORD)).decode())
+        except FileNotFoundError:
+            return None
+
+    def set_word(self, word: str) -> None:
+        """Writes it, durable."""
+        partial = self._path(f".{self.WORD}.{uuid.uuid4().hex}")
+        with self._fs.open(partial, "wb") as file:
+            file.write(word.encode())
+            file.flush()
+            if self._local:
+                os.fsync(file.fileno())
+        _publish(self._fs, partial, self._path(self.WORD), local=self._local)
 
     def names(self) -> list[str]:
         """Every blob of ours that is complete."""

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+import psutil
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -71,6 +72,8 @@ class EmbeddedRedis:
                 f"({len(os.fsencode(self.socket))} bytes, at most {_SOCKET_PATH_LIMIT})"
             )
         self._process: subprocess.Popen[bytes] | None = None
+        self._taken_over = 0
+        """The process of one that was there already."""
         self._lock: IO[str] | None = None
 
     @property
@@ -86,19 +89,25 @@ class EmbeddedRedis:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise EmbeddedRedisError(f"another server uses the data folder {self.folder.parent}") from error
+        if self._loading():  # one that outlived its server; a second one on its files would ruin them
+            self._await(lambda: not self._loading())
         if self.answers():
+            self._taken_over = self._pid()
             return
         self._process = self._launch(_die_with_parent)
+        self._await(self.answers)
+
+    def _await(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        while not self.answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+        while not done():
+            if (self._process is not None and self._process.poll() is not None) or time.monotonic() > deadline:
                 tail = (self.folder / "redis.log").read_text(errors="replace")[-500:]
                 raise EmbeddedRedisError(f"the embedded Redis did not start: {tail}")
             time.sleep(0.02)
 
     def revive(self) -> bool:
         """Starts Redis again if it has ended by itself; True if it had. It loads its file and answers when it has."""
-        if self._process is None or self._process.poll() is None:
+        if psutil.pid_exists(self._taken_over) if self._process is None else self._process.poll() is None:
             return False
         # What runs between fork and exec may hang where there are threads. So this one outlives a server that is
         # killed, and the next one on the folder takes it over.
@@ -136,6 +145,26 @@ class EmbeddedRedis:
     def _client(self) -> redis.Redis:
         # Without redis-py's own retries, which wait for seconds: that nobody answers is an answer here.
         return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
+
+    def _pid(self) -> int:
+        client = self._client()
+        try:
+            return int(client.info("server")["process_id"])
+        finally:
+            client.close()
+
+    def _loading(self) -> bool:
+        """Whether one is there that does not answer yet, as it reads its file."""
+        client = self._client()
+        try:
+            client.ping()
+        except redis.exceptions.BusyLoadingError:
+            return True
+        except redis.exceptions.RedisError:
+            return False
+        finally:
+            client.close()
+        return False
 
     def answers(self) -> bool:
         """Whether it is there: started here, or by another process."""

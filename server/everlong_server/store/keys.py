@@ -70,6 +70,8 @@ KEYS = (
     Key("{everlong}:replica:*", "string", "that a server process is alive, and its model", "lease_seconds, renewed by the process", True),
     Key("{everlong}:vault", "string", "something that is encrypted if all else is, by which a server sees whether its keys are right",
         "none", False),
+    Key("{everlong}:store", "string", "a word that stands in the blob store, too: texts that are not in Redis are deleted only from "
+        "that one", "none", False),
     Key("{everlong}:fence", "string", "the last fencing token given out", "none: must only grow", False),
 )  # fmt: skip
 
@@ -77,6 +79,7 @@ API_KEYS = "{everlong}:apikeys"
 UPLOADS = "{everlong}:uploads"
 READERS = "readers"
 VAULT = "{everlong}:vault"
+STORE = "{everlong}:store"
 FENCE = "{everlong}:fence"
 REPLICA = "{everlong}:replica:"
 

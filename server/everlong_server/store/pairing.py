@@ -1,0 +1,33 @@
+"""`paired`: whether a Redis and a blob store belong together. Only then is a text of which Redis knows nothing nobody's.
+
+One word stands in both, written when they first met. A Redis that comes back empty, or is another one, does not have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+
+from everlong_server.store import keys
+from everlong_server.store.blobs import Blobs
+from everlong_server.store.connection import Client
+
+log = logging.getLogger(__name__)
+
+
+async def paired(redis: Client, blobs: Blobs) -> bool:
+    """Whether they are, from now on if the blob store never met a Redis; says so if not. Raises `RedisError`, `OSError`."""
+    written = await asyncio.to_thread(blobs.word)
+    if written is None:
+        await redis.set(keys.STORE, uuid.uuid4().hex, nx=True)
+        known = await redis.get(keys.STORE)
+        await asyncio.to_thread(blobs.set_word, known.decode())
+        return True
+    if (known := await redis.get(keys.STORE)) is not None and known.decode() == written:
+        return True
+    log.error(
+        "Redis does not know the blob store %s: it is empty, or another one. Nothing is deleted there. Restore Redis, or, "
+        "if the texts may go, delete %s", blobs.url, blobs.WORD,
+    )  # fmt: skip
+    return False
