@@ -36,16 +36,13 @@ OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 
 Kind = Literal["memorize", "detect", "reasoning"]
 
-_AROUND = 300
-"""Characters on either side of a word of the facts, from which distracting noise is drawn."""
-
 
 class FactsConfig(TaskConfig):
     """`kind`: see the module. `noise`: the data set of books that the training noise is taken from. `noise_characters`:
     how much of it is kept in memory. `vocabulary`: tokens of the tokenizer that is made for a model from scratch.
 
     Training only: `distracting`: the share of a document's noise, a segment's length each, that is chosen near a word of
-    the facts, of all books. `lookalikes`: the share that has a sentence in it that would be a fact, were not one word of the books'.
+    the facts. `lookalikes`: the share that has a sentence in it that would be a fact, were not one word of the books'.
     `direct`: the share of reasoning's questions that name the direction as the fact does, the others its opposite; of
     those that are measured it is half. `recited`: the share of documents of several segments that say the facts again
     before the question, whose words (places, people, directions) are to be learnt as the answer is: the memory must hold
@@ -99,12 +96,6 @@ class Facts(Task):
     @functools.cached_property
     def _noise(self) -> text.Noise:
         return text.Noise(self._books, self.tokenizer)
-
-    @functools.cached_property
-    def _near(self) -> text.Noise:
-        """Around the facts' words in all books: a few hundred places, seen again and again, are learnt by heart."""
-        kept, _ = text.books(text.find(self._data, self.config.noise))
-        return text.Noise(text.around(kept, (*PLACES, *PEOPLE), _AROUND), self.tokenizer)
 
     @functools.cached_property
     def _others(self) -> tuple[list[str], list[str]]:
@@ -235,7 +226,7 @@ class Facts(Task):
         pieces = []
         for _ in range(0, length, self._S):
             near = random.random() < how.distracting
-            piece = self._near.run_with(random, self._S, self._words) if near else noise.run(random, self._S)
+            piece = noise.run_with(random, self._S, self._words) if near else noise.run(random, self._S)
             if random.random() < how.lookalikes:
                 at = int(random.choice(noise.borders(piece)))
                 piece = np.concatenate([piece[:at], self._lookalike(random, how.kind), piece[at:]])[: self._S]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import lzma
-import re
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -82,20 +81,6 @@ def middles(files: Sequence[Path], characters: int) -> list[str]:
         start = max(0, (len(whole) - share) // 2)
         parts.append(whole[start : start + share])
     return parts
-
-
-def around(files: Sequence[Path], words: Sequence[str], characters: int) -> list[str]:
-    """Where any of `words` stands in `files`: so many characters before it and behind it, overlapping ones as one."""
-    found, parts = re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b"), []
-    for file in files:
-        whole, start, end = read(file), 0, -1
-        for match in found.finditer(whole):
-            if match.start() - characters > end:
-                parts.append(whole[start : max(start, end)])
-                start = max(0, match.start() - characters)
-            end = match.end() + characters
-        parts.append(whole[start : max(start, end)])
-    return [part for part in parts if part]
 
 
 def packaged() -> str:

@@ -134,15 +134,6 @@ def test_a_distracting_run_holds_a_word_of_facts_and_begins_with_a_sentence_if_i
     assert len(noise.run_with(random, S, [task.vocab_size])) == S  # a word that is nowhere
 
 
-def test_text_around_words_overlaps_nowhere(tmp_path):
-    file = tmp_path / "a.txt"
-    file.write_text("x" * 50 + " garden " + "y" * 5 + " kitchen " + "z" * 90 + " gardens " + "w" * 30 + " office")
-    near, far = text.around([file], ["garden", "kitchen", "office"], 10)
-    assert near == "x" * 9 + " garden " + "y" * 5 + " kitchen " + "z" * 9
-    assert far == "w" * 9 + " office"
-    assert text.around([file], ["hallway"], 10) == []
-
-
 @pytest.mark.parametrize("kind", ["detect", "reasoning"])
 def test_lookalikes_are_facts_but_for_one_word(make, kind):
     task, random = make(kind, lookalikes=1.0), np.random.default_rng(0)
