@@ -216,6 +216,17 @@ def test_an_answer_is_stopped_a_session_is_forked_and_deleted(
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".usage")).to_have_count(2)
     assert answers(server, fork)[-1]["finish_reason"] == "cancelled"
+    name = page.locator("h1").get_by_role("button")
+    name.click()
+    page.get_by_role("textbox", name="Title").fill("  What Alice saw ")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("What Alice saw")
+    expect(page.locator("nav")).to_contain_text("What Alice saw")
+    assert server.http.get(f"/v1/sessions/{fork}").json()["title"] == "What Alice saw"
+    name.click()
+    expect(page.get_by_role("textbox", name="Title")).to_have_value("What Alice saw")
+    page.keyboard.press("Escape")
+    expect(page.locator("h1")).to_have_text("What Alice saw")
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="Delete").click()

@@ -1,5 +1,5 @@
 import { useEffect } from "preact/hooks";
-import { Ask, Help, KeyDialog } from "./dialogs.js";
+import { Ask, Help, KeyDialog, NameDialog } from "./dialogs.js";
 import { spoken } from "./dialogue.js";
 import { Home } from "./home.js";
 import { sessions, titleOf, trouble } from "./library.js";
@@ -40,6 +40,7 @@ export function App() {
       <KeyDialog />
       <Help />
       <Ask />
+      <NameDialog />
     </>
   );
 }

@@ -18,6 +18,19 @@ export function confirmed(question: string, detail: string, action: string): Pro
   });
 }
 
+export const naming = signal<{ title: string; answer: (title: string | null) => void } | null>(null);
+
+/** What the person wants a conversation to be called, which is called `title`; null: as it is. */
+export function named(title: string): Promise<string | null> {
+  return new Promise((resolve) => {
+    const answer = (given: string | null) => {
+      naming.value = null;
+      resolve(given);
+    };
+    naming.value = { title, answer };
+  });
+}
+
 /** A modal dialog: the browser keeps the focus in it, and gives it back. */
 function Dialog(props: { title: string; onClose: () => void; children: ComponentChildren; locked?: boolean }) {
   const element = useRef<HTMLDialogElement>(null);
@@ -53,6 +66,32 @@ export function Ask() {
           {asked.action}
         </button>
       </div>
+    </Dialog>
+  );
+}
+
+export function NameDialog() {
+  const asked = naming.value;
+  if (!asked) return null;
+  return (
+    <Dialog title="Rename the conversation" onClose={() => asked.answer(null)}>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          asked.answer(String(new FormData(event.currentTarget).get("title") ?? "").trim() || null);
+        }}
+      >
+        <label for="title">Title</label>
+        <input id="title" name="title" defaultValue={asked.title} maxLength={200} required autofocus autocomplete="off" onFocus={(event) => event.currentTarget.select()} />
+        <div class="buttons">
+          <button type="button" onClick={() => asked.answer(null)}>
+            Cancel
+          </button>
+          <button class="main" type="submit">
+            Rename
+          </button>
+        </div>
+      </form>
     </Dialog>
   );
 }

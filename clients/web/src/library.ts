@@ -216,6 +216,10 @@ export async function fork(id: string): Promise<void> {
   go({ session: session.id, panel: null });
 }
 
+export async function rename(id: string, title: string): Promise<void> {
+  heard(await surely(() => client.sessions.rename(id, title)));
+}
+
 export async function removeSession(id: string): Promise<void> {
   await surely(() => client.sessions.delete(id));
   sessions.value = sessions.value.filter((session) => session.id !== id);

@@ -2,9 +2,9 @@
 import type { Evidence, Message, Session } from "everlong-client";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { type Turn, ask, draft, load, said, stop, turns, withdraw } from "./dialogue.js";
-import { confirmed } from "./dialogs.js";
+import { confirmed, named } from "./dialogs.js";
 import { opened } from "./focus.js";
-import { attempt, documents, find, findSession, fork, loaded, nameOf, removeSession, sessions, titleOf } from "./library.js";
+import { attempt, documents, find, findSession, fork, loaded, nameOf, removeSession, rename, sessions, titleOf } from "./library.js";
 import { many, percent } from "./numbers.js";
 import { ReadingOf } from "./reading.js";
 import { address, place } from "./route.js";
@@ -50,7 +50,20 @@ function Head({ session }: { session: Session }) {
   return (
     <header class="bar">
       <Menu />
-      <h1 title={titleOf(session)}>{titleOf(session)}</h1>
+      <h1 title={titleOf(session)}>
+        <button
+          class="name"
+          aria-description="Rename"
+          onClick={() =>
+            void attempt(async () => {
+              const title = await named(titleOf(session));
+              if (title !== null && title !== titleOf(session)) await rename(session.id, title);
+            })
+          }
+        >
+          {titleOf(session)}
+        </button>
+      </h1>
       <a
         class="button"
         href={address({ panel: memory ? null : { kind: "memory" } })}
