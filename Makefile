@@ -1,15 +1,13 @@
 # everlong: `make serve` and `make test` are all that a newcomer needs.
 PYTHON ?= python3
 VENV ?= .venv
-HOST ?= 127.0.0.1
-PORT ?= 8080
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: serve test lint format docs openapi page constraints clean
 
 serve: $(VENV)/.installed
-	@$(BIN)/everlong serve --host $(HOST) --port $(PORT) $(ARGS)
+	@$(BIN)/everlong serve $(if $(filter command line,$(origin HOST)),--host $(HOST)) $(if $(filter command line,$(origin PORT)),--port $(PORT)) $(ARGS)
 
 test: $(VENV)/.tests-installed
 	$(BIN)/python -m pytest -n logical --dist loadfile $(ARGS)

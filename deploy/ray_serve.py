@@ -43,12 +43,14 @@ class Everlong:
         # Ray's proxies listen for other machines: without EVERLONG_AUTH=off, requests need a key.
         self._settings = load_settings(host="0.0.0.0")  # noqa: S104
         self._failed: BaseException | None = None
+        self._app: FastAPI | None = None
         self._model = services.load(self._settings, log.info)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The application."""
         assert self._settings.redis_url is not None, "looked at before this was deployed"
-        return create_app(self._settings, self._settings.redis_url, lambda: self._model, on_failure=self._fail)
+        self._app = create_app(self._settings, self._settings.redis_url, lambda: self._model, on_failure=self._fail)
+        return self._app
 
     def _fail(self, error: BaseException) -> None:
         log.error("the server could not start: %s", error)
@@ -58,6 +60,8 @@ class Everlong:
         """Raises what keeps it from serving: Ray starts another one in its place."""
         if self._failed is not None:
             raise RuntimeError("the server could not start") from self._failed
+        if self._app is not None and self._app.state.services is not None and not self._app.state.services.engine.alive:
+            raise RuntimeError("the device has failed")
 
 
 def app(scale: Scale) -> Application:

@@ -7,6 +7,7 @@ The tensors are the memory's own parameters, and low-rank updates of the backbon
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,6 +74,14 @@ def save_weights(
         tensors | {name: tensor.detach().cpu().contiguous() for name, tensor in (lora or {}).items()}, folder / WEIGHTS
     )
     (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
+    share(folder)
+
+
+def share(folder: Path) -> None:
+    """Makes the files of a model folder as readable as its manifest, which is as the umask has it; safetensors writes files
+    that nobody but their owner can read, and a server in a container is another user."""
+    for file in folder.rglob("*.safetensors"):
+        shutil.copymode(folder / MANIFEST, file)
 
 
 def own_parameters(memory: nn.Module) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import torch
 from redis.exceptions import RedisError
 
@@ -264,4 +266,8 @@ def _port(settings: Settings) -> Finding:
         with socket.create_server((settings.host, settings.port)):
             return Finding("port", True, f"{settings.host}:{settings.port} is free")
     except OSError as error:
+        host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104 - compared, not bound
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"http://{host}:{settings.port}/livez", timeout=2).text == "ok":
+                return Finding("port", True, f"{settings.host}:{settings.port}: a server is there already")
         return Finding("port", False, f"{settings.host}:{settings.port}: {os.strerror(error.errno or 0)}")

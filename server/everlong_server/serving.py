@@ -78,7 +78,7 @@ def _serve(settings: Settings, redis_url: str, embedded: EmbeddedRedis | None) -
     app = create_app(settings, redis_url, load, on_ready=on_ready, on_failure=on_failure)
     server = _Server(app, settings, embedded)
     server.run(server.sockets())
-    return 1 if failed or not server.started else 0
+    return 1 if failed or server.failed or not server.started else 0
 
 
 # Longer than clients (httpx: 5 s) and proxies (nginx: 60 s) keep a connection that is not used: whoever ends it first must be
@@ -113,9 +113,19 @@ class _Server(uvicorn.Server):
         self._drain_seconds = settings.drain_seconds
         self._drain: asyncio.Task[None] | None = None
         self._embedded = embedded
+        self.failed = False
+        """Whether it has ended because it could not go on."""
 
     async def on_tick(self, counter: int) -> bool:
-        """Every tenth of a second: the embedded Redis is looked after, too. Meanwhile requests that need it get 503."""
+        """Every tenth of a second: the embedded Redis is looked after, too. Meanwhile requests that need it get 503.
+
+        A device that has failed ends the server: what restarts it (Docker, Kubernetes, systemd) can do so, and until then others
+        take over its documents.
+        """
+        services: Services | None = self._app.state.services
+        if services is not None and not services.engine.alive and not self.should_exit:
+            log.error("the device has failed; the server ends, to be started again")
+            self.failed = self.should_exit = True
         if self._embedded is not None and counter % 10 == 0 and self._embedded.revive():
             log.error("the embedded Redis had ended by itself; it is started again")
         return await super().on_tick(counter)

@@ -86,8 +86,10 @@ async def events(fake: Fake, session: str, content: str, stop: asyncio.Event) ->
     delta = "response.output_text.delta"
     yield {"type": "response.created", "response": {"id": "msg_1"}}
     yield {"type": "response.thinking", "note": "from the future"}
-    if content == "fail":
+    if content in ("fail", "full"):
         yield {"type": "error", "error": error("out_of_memory", "no room for the answer")}
+        if content == "full":
+            raise ConnectionResetError
         return
     pieces = [ANSWER[i : i + 5] for i in range(0, len(ANSWER), 5)]
     if content in ("hang", "deaf", "die", "cut"):

@@ -54,6 +54,15 @@ def test_ingest_many(run: Run, fake: Fake, book: Path):
     assert [document["filename"] for document in fake.documents.values()] == ["book.txt", "other [1].txt"]
 
 
+def test_ingest_goes_on_behind_a_file_that_is_refused(run: Run, fake: Fake, book: Path):
+    refused, other = book.with_name("large"), book.with_name("other.txt")
+    refused.write_text("x")
+    other.write_text("x")
+    result = run("ingest", book, refused, other)
+    assert (result.exit_code, result.stdout) == (1, "doc_1\ndoc_2\n")
+    assert "large: at most 1000 bytes" in result.stderr
+
+
 def test_ingest_from_a_pipe(run: Run, fake: Fake):
     assert run("ingest", "-", input="größer").stdout == "doc_1\n"
     assert fake.uploads[0][0] == "größer".encode()

@@ -102,6 +102,14 @@ def test_an_error_event_ends_the_answer_not_the_conversation(client: Any, sessio
         assert list(conversation.send("Who?"))[-1].message.content == ANSWER
 
 
+def test_a_connection_that_was_closed_meanwhile_is_opened_anew(client: Any, fake: Fake, session: str):
+    with client.sessions.connect(session) as conversation:
+        with pytest.raises(StreamError, match="no room for the answer"):
+            list(conversation.send("full"))
+        assert fake.closed.wait(10), "behind that, and nobody is told"
+        assert list(conversation.send("Who?"))[-1].message.content == ANSWER
+
+
 def test_a_restarting_server(client: Any, session: str):
     with client.sessions.connect(session) as conversation:
         with pytest.raises(StreamError, match="the server is restarting: see you soon") as raised:

@@ -155,6 +155,13 @@ def test_settings_are_the_servers(server: Object, monkeypatch: pytest.MonkeyPatc
     assert mounts[given["EVERLONG_SECRETS_DIR"]]["readOnly"]
 
 
+def test_no_variable_comes_from_a_service(pod: Object, built: list[Object]) -> None:
+    """Of a Service NAME there would be NAME_PORT and the like, which are settings where it is called everlong."""
+    services = [one["metadata"]["name"] for one in built if one["kind"] == "Service"]
+    assert any(f"{name.upper()}_".startswith(PREFIX) for name in services), "else it needs no test"
+    assert pod["enableServiceLinks"] is False
+
+
 def test_settings_of_the_overlays_are_the_servers() -> None:
     for file in FOLDER.glob("*/*.yaml"):
         for name in re.findall(rf"{PREFIX}[A-Z_]+", file.read_text()):

@@ -40,6 +40,8 @@ def folder(tmp_path):
     with torch.no_grad():
         memory.memory.copy_(torch.randn(memory.memory.shape, generator=torch.Generator().manual_seed(5)))
     save_weights(target, Manifest(backbone="backbone", memory=SPEC, description="a test"), memory)
+    modes = {file.stat().st_mode & 0o777 for file in (target / WEIGHTS, target / MANIFEST)}
+    assert len(modes) == 1, "who may read one may read the other, as a server of another user has to"
     return target
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import http.client
 import time
+from types import SimpleNamespace
 
+import pytest
+from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
+from everlong_server import serving
 from everlong_server.metrics import Metrics
+from everlong_server.settings import load_settings
 from tests.process import Server, wait_for
 
 
@@ -31,6 +36,18 @@ def test_a_server_that_is_loading_is_alive_and_not_ready(new_server) -> None:
     if answer.status_code != 200:  # it may be quick
         server.error(answer, 503, "loading")
     server.wait_ready()
+
+
+async def test_a_server_whose_device_has_failed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else would start it again, and no other would take over its documents."""
+    engine = SimpleNamespace(alive=True, draining=False, answering=0)
+    app = FastAPI()
+    app.state.services = SimpleNamespace(engine=engine)
+    server = serving._Server(app, load_settings(), None)
+    assert not await server.on_tick(1)
+    engine.alive = False
+    assert await server.on_tick(2)
+    assert server.failed
 
 
 def test_an_idle_connection_outlives_the_clients_patience(server: Server) -> None:

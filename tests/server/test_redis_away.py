@@ -144,7 +144,10 @@ def test_an_empty_redis_does_not_cost_the_texts(new_server) -> None:
     shutil.rmtree(folder)
     (server.data / "away").rename(folder)
     server.start()
-    assert server.http.get(f"/v1/documents/{document['id']}/text").json()["text"] == "Alice was beginning to get very tired."
+    assert (
+        server.http.get(f"/v1/documents/{document['id']}/text").json()["text"]
+        == "Alice was beginning to get very tired."
+    )
 
 
 def redis_of(server) -> bool:

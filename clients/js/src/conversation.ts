@@ -18,6 +18,10 @@ export class Conversation {
   readonly #sessions: Sessions;
   #link: Link | null = null;
   #answering = false;
+  /** The answer under way has been asked for over the link. */
+  #asked = false;
+  /** It is to end, as soon as it has been asked for. */
+  #cancelled = false;
   /** An answer was left: the server needs a moment to let go of the session. */
   #left = false;
 
@@ -33,7 +37,7 @@ export class Conversation {
    */
   async *send(content: string, sampling: Sampling = {}, { signal }: CallOptions = {}): AsyncGenerator<ResponseEvent> {
     if (this.#answering) throw new StreamError("this conversation has an answer under way", { code: "session_busy" });
-    this.#answering = true;
+    [this.#answering, this.#cancelled] = [true, false];
     let before: number | null = null;
     let since: number | null = null;
     let told = false;
@@ -49,6 +53,8 @@ export class Conversation {
           }
           const link = await this.#connected(signal);
           link.send({ ...sampling, type: "message.create", content });
+          this.#asked = true;
+          if (this.#cancelled) link.send({ type: "response.cancel" });
           for (;;) {
             const event = parsedEvent<ResponseEvent>(await link.next(signal));
             if (told) this.onlost?.(null);
@@ -58,17 +64,21 @@ export class Conversation {
             if (!this.#answering) return;
           }
         } catch (error) {
+          this.#asked = false;
           const busy = error instanceof StreamError && error.code === "session_busy" && (attempt > 0 || this.#left);
           if (!busy) this.#drop();
           if (signal?.aborted || !(busy || passing(error))) throw error;
-          if (!told && !busy) this.onlost?.(error as Error);
-          told ||= !busy;
+          const lost = !(error instanceof StreamError && error.type !== null); // else the server has said what is wrong
+          if (!told && lost) this.onlost?.(error as Error);
+          told ||= lost;
           since ??= Date.now();
-          if (Date.now() - since >= this.#transport.patience * 1000) throw error;
-          await pause(busy ? 0.1 : (delay(attempt, error) ?? 8), signal);
+          const seconds = busy ? 0.1 : delay(attempt, error);
+          if (seconds === null || Date.now() - since >= this.#transport.patience * 1000) throw error;
+          await pause(seconds, signal);
         }
       }
     } finally {
+      this.#asked = false;
       if (this.#answering) {
         this.#answering = false;
         this.#left = true;
@@ -79,7 +89,9 @@ export class Conversation {
 
   /** Ends the answer that is being written; its events then end with what there is of it. */
   cancel(): void {
-    if (this.#answering) this.#link?.send({ type: "response.cancel" });
+    if (!this.#answering) return;
+    this.#cancelled = true;
+    if (this.#asked) this.#link?.send({ type: "response.cancel" });
   }
 
   /** Closes the connection. An answer under way ends without a trace. */

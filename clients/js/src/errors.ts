@@ -84,15 +84,20 @@ export class ReadingFailedError extends EverlongError {
   }
 }
 
-/** A streamed answer failed. `code`, `type` and `param` come from the event; `closeCode` is a WebSocket's. */
+/** A streamed answer failed. `code`, `type`, `param` and `retryAfter` (seconds) come from the event; `closeCode` is a WebSocket's. */
 export class StreamError extends EverlongError {
   readonly code: string | null;
   readonly type: string | null;
   readonly param: string | null;
   readonly closeCode: number | null;
+  readonly retryAfter: number | null;
 
-  constructor(message: string, facts: { [key in "code" | "type" | "param"]?: string | null } & { closeCode?: number } = {}) {
+  constructor(
+    message: string,
+    facts: { [key in "code" | "type" | "param"]?: string | null } & { closeCode?: number; retryAfter?: number | null } = {},
+  ) {
     super(message);
+    this.retryAfter = facts.retryAfter ?? null;
     this.code = facts.code ?? null;
     this.type = facts.type ?? null;
     this.param = facts.param ?? null;

@@ -16,7 +16,7 @@ export function passing(error: unknown): boolean {
 
 /** Seconds before try number `attempt` + 1: what the server asks for, else twice as long each time; null is never. */
 export function delay(attempt: number, error: unknown, random: () => number = Math.random): number | null {
-  const asked = error instanceof APIStatusError ? error.retryAfter : null;
+  const asked = error instanceof APIStatusError || error instanceof StreamError ? error.retryAfter : null;
   if (asked !== null) return asked <= LONGEST_WAIT ? asked : null;
   return Math.min(0.25 * 2 ** attempt, 8) * (0.75 + random() / 2); // not all clients at the same moment
 }

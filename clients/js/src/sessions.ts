@@ -1,7 +1,7 @@
 /** `client.sessions`: ask about documents. */
 import { Conversation } from "./conversation.js";
 import { ReadingFailedError, StreamError } from "./errors.js";
-import { pause } from "./patience.js";
+import { delay, passing, pause } from "./patience.js";
 import { type Transport, path } from "./transport.js";
 import type { CallOptions, List, Message, PostOptions, Recall, ResponseEvent, Sampling, Session, SessionMemory } from "./types.js";
 
@@ -65,8 +65,20 @@ export class Sessions {
 
   /** Waits until the session has read its documents. Throws `ReadingFailedError` if it cannot. */
   async wait(id: string, options: CallOptions & { onProgress?: (session: Session) => void } = {}): Promise<Session> {
-    for (let seconds = 0.1; ; seconds = Math.min(2 * seconds, 2)) {
-      const session = await this.get(id, options);
+    let lost: number | null = null;
+    let seen = false;
+    for (let seconds = 0.1, attempt = 0; ; seconds = Math.min(2 * seconds, 2)) {
+      let session: Session;
+      try {
+        session = await this.get(id, options);
+      } catch (error) {
+        if (options.signal?.aborted || !seen || !passing(error)) throw error;
+        lost ??= Date.now();
+        if (Date.now() - lost >= this.#transport.patience * 1000) throw error;
+        await pause(delay(attempt++, error) ?? 8, options.signal);
+        continue;
+      }
+      [seen, lost, attempt] = [true, null, 0];
       options.onProgress?.(session);
       if (session.status === "ready") return session;
       if (session.status === "failed") throw new ReadingFailedError(`the documents of ${id} could not be read`, id, null);

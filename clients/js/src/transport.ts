@@ -53,7 +53,7 @@ export class Transport {
 
   /** The JSON that the server answers with. */
   async json<T>(call: Call): Promise<T> {
-    return this.parsed<T>(await this.#tried(call, this.#fetched(call)));
+    return this.#tried(call, this.#fetched(call), (response) => this.parsed<T>(response));
   }
 
   /** A socket at `path`. Browsers let no header be set on one: a ticket stands for the key. */
@@ -71,7 +71,7 @@ export class Transport {
 
   /** The `data` of the events that the server answers with, parsed. An `error` event is thrown. */
   async *events<T extends { type: string }>(call: Call): AsyncGenerator<T> {
-    const response = await this.#tried(call, this.#fetched(call));
+    const response = await this.#tried(call, this.#fetched(call), async (response) => response);
     if (!response.body || !(response.headers.get("content-type") ?? "").startsWith("text/event-stream"))
       throw new UnexpectedAnswerError(`${this.baseUrl} did not answer with an event stream`);
     try {
@@ -83,7 +83,7 @@ export class Transport {
 
   /** As `json`, for an upload: `exchange` does it, and can be called again if `again`. */
   async upload<T>(call: Call, exchange: Exchange, again: boolean): Promise<T> {
-    return this.parsed<T>(await this.#tried(call, exchange, again));
+    return this.#tried(call, exchange, (response) => this.parsed<T>(response), again);
   }
 
   fetch(url: string, init: RequestInit): Promise<Response> {
@@ -109,20 +109,20 @@ export class Transport {
   }
 
   /**
-   * The first answer that is a success. A refusal (429, 503) and a lost answer are tried again, after the time that the
+   * What `read` makes of the first answer that is a success. A refusal (429, 503) and a lost answer are tried again, after the time that the
    * server asks for: a POST has a key by which the server knows it again, so nothing is done twice.
    */
-  async #tried(call: Call, exchange: Exchange, again = true): Promise<Response> {
+  async #tried<T>(call: Call, exchange: Exchange, read: (response: Response) => Promise<T>, again = true): Promise<T> {
     const named = call.method === "POST" ? { ...call.headers, "Idempotency-Key": call.idempotencyKey ?? newKey() } : call.headers;
     let lost = false;
     for (let attempt = 0; ; attempt++) {
       let failure: unknown;
       try {
         const response = await this.#once({ ...call, headers: named ?? {} }, exchange);
-        if (response.ok) return response;
+        if (response.ok) return await this.#whole(call, () => read(response));
         // Deleted by the try before, whose answer was lost.
-        if (response.status === 404 && lost && call.method === "DELETE") return Response.json({});
-        failure = statusError(response.status, response.headers.get("retry-after"), await response.text());
+        if (response.status === 404 && lost && call.method === "DELETE") return await read(Response.json({}));
+        failure = statusError(response.status, response.headers.get("retry-after"), await this.#whole(call, () => response.text()));
       } catch (error) {
         if (!(error instanceof APIConnectionError)) throw error;
         failure = error;
@@ -139,10 +139,16 @@ export class Transport {
     for (const [name, value] of Object.entries(call.query ?? {})) if (value != null) url.searchParams.set(name, String(value));
     const key = this.apiKey;
     const headers = { ...call.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+    return this.#whole(call, () => exchange(url.href, headers));
+  }
+
+  /** What `doing` gives; where the connection is lost meanwhile, an `APIConnectionError`. */
+  async #whole<T>(call: Call, doing: () => Promise<T>): Promise<T> {
     try {
-      return await exchange(url.href, headers);
+      return await doing();
     } catch (error) {
       if (call.signal?.aborted) throw call.signal.reason;
+      if (error instanceof UnexpectedAnswerError) throw error;
       const cause = (error as { cause?: Error }).cause ?? (error as Error);
       throw new APIConnectionError(`no answer from ${this.baseUrl}: ${cause.message}`, { cause: error });
     }
@@ -151,13 +157,16 @@ export class Transport {
 
 /** An event from its JSON. Throws `StreamError` for an `error` event and for what cannot be understood. */
 export function parsedEvent<T extends { type: string }>(data: string): T {
-  let event: { type?: unknown; error?: { message: string; code?: string; type?: string; param?: string | null } };
+  let event: { type?: unknown; error?: { message: string; code?: string; type?: string; param?: string | null; retry_after?: number | null } };
   try {
     event = JSON.parse(data);
   } catch {
     throw new StreamError(`an event that cannot be understood: ${data.slice(0, 200)}`, { code: "invalid_event" });
   }
-  if (event.type === "error" && event.error) throw new StreamError(event.error.message, event.error);
+  if (event.type === "error" && event.error) {
+    const { message, retry_after: retryAfter, ...facts } = event.error;
+    throw new StreamError(message, { ...facts, retryAfter: retryAfter ?? null });
+  }
   return event as T;
 }
 

@@ -94,6 +94,14 @@ test("a deletion whose answer was lost is no error", async () => {
   await expect(client.documents.delete("doc_1")).rejects.toMatchObject({ status: 404 });
 });
 
+test("an answer that is cut off is asked for again", async () => {
+  const cut = new ReadableStream({ start: (body) => body.error(new TypeError("terminated")) });
+  const answers = [new Response(cut), Response.json({ data: [] }), new Response("<html>")];
+  const client = new Everlong({ baseUrl: "http://127.0.0.1:1", fetch: async () => answers.shift()! });
+  expect(await client.models()).toEqual([]);
+  await expect(client.models()).rejects.toThrow("not JSON");
+});
+
 test("it ends after some tries, and at once if the wait is too long", async () => {
   let client = await meeting(refusal(429, "overloaded", "0"));
   await expect(client.models()).rejects.toMatchObject({ code: "overloaded", retryAfter: 0, message: "no: overloaded" });

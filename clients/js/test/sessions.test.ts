@@ -122,6 +122,11 @@ test("an answer that is left or aborted leaves no trace; one that is cancelled i
   const last = (await all(cancelled)).at(-1)!;
   expect(last).toMatchObject({ type: "response.completed", message: { finish_reason: "cancelled" } });
   expect(await client.sessions.messages(id)).toHaveLength(2);
+  const early = conversation.send("Talk.", ENDLESS);
+  const begun = early.next();
+  conversation.cancel(); // before it was asked for
+  expect([await begun, ...(await all(early))].length).toBeGreaterThan(0);
+  expect((await client.sessions.messages(id)).length).toBeLessThanOrEqual(4);
   conversation.close();
 });
 

@@ -9,6 +9,7 @@ from typing import Literal, Self, TypeVar, Unpack
 
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.protocol import State
 
 from everlong_client import call as calls
 from everlong_client.call import Call, Page
@@ -273,6 +274,8 @@ class AsyncConversation:
         await self.close()
 
     async def _open(self) -> ClientConnection:
+        if self._socket is not None and self._socket.state is not State.OPEN:  # the server has closed it meanwhile
+            await self.close()
         if self._socket is None:
             self._socket = await connect(**self._arguments)
         return self._socket

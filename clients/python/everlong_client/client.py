@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Literal, Self, TypeVar, Unpack
 
 import httpx
+from websockets.protocol import State
 from websockets.sync.client import ClientConnection, connect
 
 from everlong_client import call as calls
@@ -293,6 +294,8 @@ class Conversation:
         self.close()
 
     def _open(self) -> ClientConnection:
+        if self._socket is not None and self._socket.state is not State.OPEN:  # the server has closed it meanwhile
+            self.close()
         if self._socket is None:
             self._socket = self._exit.enter_context(connect(**self._arguments))
         return self._socket

@@ -26,10 +26,10 @@ export async function load(session: string): Promise<void> {
 }
 
 function put(session: string, turn: Turn | null): void {
-  const next = new Map(turns.value);
-  if (turn) next.set(session, turn);
-  else next.delete(session);
-  turns.value = next;
+  const changed = new Map(turns.value);
+  if (turn) changed.set(session, turn);
+  else changed.delete(session);
+  turns.value = changed;
 }
 
 /** Asks, whatever happens to the server meanwhile; the question is a draft until it is answered. */
@@ -43,6 +43,7 @@ export async function ask(session: string, question: string): Promise<void> {
   put(session, fresh);
   draft(session, question);
   const sentences = new Sentences();
+  let unread = false;
   try {
     for (;;) {
       try {
@@ -55,7 +56,10 @@ export async function ask(session: string, question: string): Promise<void> {
           else if (event.type === "response.output_text.delta") {
             update({ text: now().text + event.delta, state: stopping ? "stopping" : "answering" });
             sentences.add(event.delta);
-          } else if (event.type === "response.completed") sentences.end();
+          } else if (event.type === "response.completed") {
+            sentences.end();
+            unread = event.message.finish_reason === "cancelled" && event.message.content === "";
+          }
         }
         break;
       } catch (error) {
@@ -63,6 +67,7 @@ export async function ask(session: string, question: string): Promise<void> {
         await there();
       }
     }
+    if (unread) return update({ state: "failed", error: "Stopped before anything was written." });
     await load(session);
     draft(session, "");
     put(session, null);
@@ -91,12 +96,22 @@ export function withdraw(session: string): string {
 }
 
 const DRAFT = "everlong.draft.";
+const NEXT = "everlong.next.";
 
-/** What is being typed in a session; outlives a reload. */
+/** What is being typed in a session, or asked; outlives a reload. */
 export function draft(session: string, text?: string): string {
-  if (text) sessionStorage.setItem(DRAFT + session, text);
-  else if (text === "") sessionStorage.removeItem(DRAFT + session);
-  return sessionStorage.getItem(DRAFT + session) ?? "";
+  return kept(DRAFT + session, text);
+}
+
+/** What is being typed while an answer is written. */
+export function next(session: string, text?: string): string {
+  return kept(NEXT + session, text);
+}
+
+function kept(name: string, text?: string): string {
+  if (text) sessionStorage.setItem(name, text);
+  else if (text === "") sessionStorage.removeItem(name);
+  return sessionStorage.getItem(name) ?? "";
 }
 
 /** Says an answer sentence by sentence: word by word nobody could follow. */

@@ -1,7 +1,7 @@
 /** What the server has: documents, being uploaded, being read and read; sessions; the model. */
 import { signal } from "@preact/signals";
 import type { Document, Formats, List, Model, Session } from "everlong-client";
-import { EverlongError, NotFoundError, newKey } from "everlong-client";
+import { APIConnectionError, EverlongError, NotFoundError, newKey } from "everlong-client";
 import { go, place } from "./route.js";
 import { client, surely } from "./server.js";
 
@@ -187,7 +187,13 @@ export async function take(files: readonly File[]): Promise<void> {
           begun: {}, // what is there already is not sent again
           onProgress: (sent: number) => update({ sent }),
         };
-        const document = await surely(() => client.documents.upload(file, options));
+        const document = await surely(() =>
+          client.documents.upload(file, options).catch(async (error: unknown) => {
+            // A browser says of a file that it cannot read (any more) what it says of a server that is away.
+            if (error instanceof APIConnectionError && !(await readable(file))) throw new EverlongError("this file cannot be read (any more)");
+            throw error;
+          }),
+        );
         seen(document);
         void follow(document);
         taken.push(document.id);
@@ -197,16 +203,23 @@ export async function take(files: readonly File[]): Promise<void> {
       }
     }),
   );
-  if (taken.length) await begin(taken);
+  if (taken.length) await begin(taken, () => place.value.session === null);
 }
 
-/** A conversation about documents. */
-export async function begin(ids: readonly string[]): Promise<void> {
+async function readable(file: File): Promise<boolean> {
+  return file.slice(0, 1).arrayBuffer().then(
+    () => true,
+    () => false,
+  );
+}
+
+/** A conversation about documents, which is gone to if the person would then. */
+export async function begin(ids: readonly string[], wanted: () => boolean = () => true): Promise<void> {
   const again = { idempotencyKey: newKey() };
   const session = await surely(() => client.sessions.create([...ids], again));
   heard(session);
   void awaited(session);
-  go({ session: session.id, panel: null });
+  if (wanted()) go({ session: session.id, panel: null });
 }
 
 export async function fork(id: string): Promise<void> {

@@ -16,15 +16,18 @@ export function Reader({ document: id, start, end }: { document: string; start: 
   const mark = useRef<HTMLElement>(null);
   const heading = useRef<HTMLHeadingElement>(null);
   const busy = useRef(false);
+  /** How often the reader has jumped: what was fetched for the place before is of no use any more. */
+  const jumps = useRef(0);
+  const [at, setAt] = useState(start ?? 0);
 
   const fetched = (from: number, to: number) =>
     surely(() => client.documents.text(id, { startByte: Math.max(0, from), endByte: Math.max(0, to) }));
 
-  async function work(doing: () => Promise<void>): Promise<void> {
+  async function work(doing: (before: number) => Promise<void>): Promise<void> {
     if (busy.current) return;
     busy.current = true;
     try {
-      await doing();
+      await doing(jumps.current);
     } catch (error) {
       setError(words(error));
     } finally {
@@ -32,16 +35,24 @@ export function Reader({ document: id, start, end }: { document: string; start: 
     }
   }
 
-  /** Shows the text around byte `at`. */
-  const jump = (at: number, to: number) =>
-    work(async () => {
-      setParts([await fetched(at - PART / 2, Math.max(to, at) + PART / 2)]);
-    });
+  /** Shows the text around byte `from`. Resolves to false if the reader has jumped elsewhere meanwhile. */
+  async function jump(from: number, to: number): Promise<boolean> {
+    const mine = ++jumps.current;
+    setAt(from);
+    try {
+      const part = await fetched(from - PART / 2, Math.max(to, from) + PART / 2);
+      if (mine === jumps.current) setParts([part]);
+    } catch (error) {
+      if (mine === jumps.current) setError(words(error));
+    }
+    return mine === jumps.current;
+  }
 
   useEffect(() => {
     setError(null);
     void find(id);
-    void jump(start ?? 0, end ?? 0).then(() => {
+    void jump(start ?? 0, end ?? 0).then((here) => {
+      if (!here) return;
       if (start === null) box.current?.scrollTo(0, 0);
       else if (mark.current) {
         const fits = mark.current.getBoundingClientRect().height < (box.current?.clientHeight ?? 0);
@@ -56,17 +67,16 @@ export function Reader({ document: id, start, end }: { document: string; start: 
   const total = last?.bytes ?? documents.value.get(id)?.bytes ?? 0;
   const earlier = () =>
     first &&
-    work(async () => {
-      const part = await fetched(first.start_byte - PART, first.start_byte);
-      setParts((now) => [part, ...now].slice(0, MOST));
+    work(async (before) => {
+      const [part, mine] = [await fetched(first.start_byte - PART, first.start_byte), jumps.current];
+      if (mine === before) setParts((now) => [part, ...now].slice(0, MOST));
     });
   const later = () =>
     last &&
-    work(async () => {
-      const part = await fetched(last.end_byte, last.end_byte + PART);
-      setParts((now) => [...now, part].slice(-MOST));
+    work(async (before) => {
+      const [part, mine] = [await fetched(last.end_byte, last.end_byte + PART), jumps.current];
+      if (mine === before) setParts((now) => [...now, part].slice(-MOST));
     });
-  const at = first ? (start ?? first.start_byte) : 0;
 
   return (
     <aside class="panel reader" aria-labelledby="panel-title">
@@ -88,7 +98,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
             max={total}
             step={Math.max(1, Math.round(total / 200))}
             value={at}
-            onChange={(event) => void jump(Number(event.currentTarget.value), 0).then(() => box.current?.scrollTo(0, box.current.scrollHeight / 2))}
+            onChange={(event) => void jump(Number(event.currentTarget.value), 0).then((here) => here && box.current?.scrollTo(0, box.current.scrollHeight / 2))}
           />
           <span class="note">{size(total)}</span>
         </div>

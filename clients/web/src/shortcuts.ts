@@ -7,9 +7,14 @@ import { address, go, place } from "./route.js";
 import { singleKeys } from "./settings.js";
 import { sidebar } from "./sidebar.js";
 
+/** Whether a key belongs to what is being composed, as Chinese is; Safari tells so of the last one by its code alone. */
+export function composing(event: KeyboardEvent): boolean {
+  return event.isComposing || event.keyCode === 229;
+}
+
 export function pressed(event: KeyboardEvent): void {
   const typing = (event.target as HTMLElement).closest("input:not([type=range], [type=checkbox]), textarea, select");
-  if (event.defaultPrevented || event.isComposing || document.querySelector("dialog[open]")) return;
+  if (event.defaultPrevented || composing(event) || document.querySelector("dialog[open]")) return;
   if (event.key === "Escape") {
     if (sidebar.value) sidebar.value = false;
     else if (place.value.panel) closePanel();

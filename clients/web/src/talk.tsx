@@ -1,13 +1,14 @@
 /** A conversation: what was said, what is being said, and the next question. */
 import type { Evidence, Message, Session } from "everlong-client";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { type Turn, ask, draft, load, said, stop, turns, withdraw } from "./dialogue.js";
+import { type Turn, ask, draft, load, next, said, stop, turns, withdraw } from "./dialogue.js";
 import { confirmed, named } from "./dialogs.js";
 import { opened } from "./focus.js";
 import { attempt, documents, find, findSession, fork, loaded, nameOf, removeSession, rename, sessions, titleOf } from "./library.js";
 import { many, percent } from "./numbers.js";
 import { ReadingOf } from "./reading.js";
 import { address, place } from "./route.js";
+import { composing } from "./shortcuts.js";
 import { Menu, sidebar } from "./sidebar.js";
 
 export function Dialogue({ session: id }: { session: string }) {
@@ -264,7 +265,14 @@ function Composer({ session, turn }: { session: Session; turn: Turn | undefined 
   const box = useRef<HTMLTextAreaElement>(null);
   const answering = turn !== undefined && turn.state !== "failed";
   const ready = session.status === "ready";
-  const [text, setText] = useState(() => (turn ? "" : draft(session.id)));
+  // What was typed beside an answer that a reload has cut off stands behind its question.
+  const [text, setText] = useState(() => (turn ? next(session.id) : [draft(session.id), next(session.id)].filter(Boolean).join("\n")));
+  const free = turn === undefined;
+  useEffect(() => {
+    if (!free) return;
+    if (text) draft(session.id, text);
+    next(session.id, "");
+  }, [free]);
   useEffect(() => {
     if (!document.querySelector("dialog[open]") && !place.value.panel && !sidebar.value) box.current?.focus({ preventScroll: true });
   }, []);
@@ -275,12 +283,13 @@ function Composer({ session, turn }: { session: Session; turn: Turn | undefined 
   }, [text]);
   const type = (value: string) => {
     setText(value);
-    if (!turn) draft(session.id, value);
+    (turn ? next : draft)(session.id, value);
   };
   const send = () => {
     const question = text.trim();
     if (!question || answering || !ready) return;
     if (turn) withdraw(session.id);
+    next(session.id, "");
     setText("");
     void ask(session.id, question);
   };
@@ -305,17 +314,17 @@ function Composer({ session, turn }: { session: Session; turn: Turn | undefined 
           disabled={session.status === "failed"}
           onInput={(event) => type(event.currentTarget.value)}
           onKeyDown={(event) => {
-            if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+            if (event.key !== "Enter" || event.shiftKey || composing(event)) return;
             event.preventDefault();
             send();
           }}
         />
         {answering ? (
-          <button type="button" onClick={() => stop(session.id)} disabled={turn.state === "stopping"}>
+          <button key="stop" type="button" onClick={() => stop(session.id)} disabled={turn.state === "stopping"}>
             Stop
           </button>
         ) : (
-          <button class="main" type="submit" disabled={!ready || text.trim() === ""}>
+          <button key="ask" class="main" type="submit" disabled={!ready || text.trim() === ""}>
             Ask
           </button>
         )}
