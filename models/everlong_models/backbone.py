@@ -105,7 +105,16 @@ class Backbone(nn.Module):
         return float(self.model.get_input_embeddings().weight.detach().float().std())
 
     def new_kv(self, rows: int, capacity: int) -> Tensor:
-        """An empty key/value tensor (rows, layers, 2, kv heads, capacity, head dim)."""
+        """An empty key/value tensor (rows, layers, 2, kv heads, capacity, head dim).
+
+        Raises `BackboneError` where that is more than a layer with a sliding window looks back: `hidden` with `at` has no window.
+        """
+        window = getattr(self.model.config, "sliding_window", None)
+        kinds = getattr(self.model.config, "layer_types", None) or ["sliding_attention"]
+        if window is not None and "sliding_attention" in kinds and capacity > window:
+            raise BackboneError(
+                f"{type(self.model).__name__}: its layers look back {window} positions, and {capacity} are needed"
+            )
         shape = (rows, self.layers, 2, self.kv_heads, capacity, self.head_dim)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
@@ -134,19 +143,27 @@ class Backbone(nn.Module):
             out = base(inputs_embeds=x, past_key_values=past, use_cache=past is not None).last_hidden_state
         else:
             positions = at[:, None] + torch.arange(x.shape[1], device=x.device)  # (B, T)
-            visible = torch.arange(kv.shape[4], device=x.device) <= positions[:, :, None]  # (B, T, C)
+            visible = (torch.arange(kv.shape[4], device=x.device) <= positions[:, :, None])[:, None]  # (B, 1, T, C)
+            if self.model.config._attn_implementation == "eager":  # adds the mask to the scores
+                visible = torch.zeros_like(visible, dtype=x.dtype).masked_fill_(~visible, torch.finfo(x.dtype).min)
             out = base(
                 inputs_embeds=x,
                 past_key_values=_KeysValues(kv, positions),
                 position_ids=positions,
-                attention_mask=visible[:, None],
+                attention_mask=visible,
                 use_cache=True,
             ).last_hidden_state
         return out if keep is None else out[:, -keep:]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Vocabulary scores (…, V) of final hidden states (…, D)."""
-        return self.model.get_output_embeddings()(hidden) if self._lean is None else self._lean.logits(hidden)
+        """Vocabulary scores (…, V) of final hidden states (…, D), as the model's own forward has them."""
+        if self._lean is not None:
+            return self._lean.logits(hidden)
+        config = self.model.config
+        scores: Tensor = self.model.get_output_embeddings()(hidden)
+        scores = scores * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)
+        cap = getattr(config, "final_logit_softcapping", None)
+        return scores if cap is None else torch.tanh(scores / cap) * cap
 
 
 def _refuse_saving(model: nn.Module, prefix: str, keep_vars: bool) -> None:

@@ -42,9 +42,17 @@ class CUDAGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._anchor: torch.cuda.CUDAGraph | None = None
+        """A graph of nothing that is never dropped: a pool whose graphs are all gone cannot be used again."""
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See `Record`. What `run` does is not done meanwhile. Raises `RuntimeError` for what cannot be recorded."""
+        if self._anchor is None:
+            self._anchor, _ = self._captured(lambda: torch.zeros(1, device=self._device))
+        graph, result = self._captured(run)
+        return graph.replay, result
+
+    def _captured(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile, as long as this one does what can be recorded.
         with (
@@ -52,7 +60,7 @@ class CUDAGraphs:
             torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
         ):
             result = run()
-        return graph.replay, result
+        return graph, result
 
 
 class StepGraphs:

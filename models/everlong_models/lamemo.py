@@ -101,13 +101,14 @@ class LaMemo(ScratchReader):
                 attention.mix(scores, v[:, :, near]),
                 scores.logsumexp(-1).mT,
             )
-            refreshed.append({"contexts": contexts, "mass": mass})
+            refreshed.append({"contexts": contexts.to(self._weight.dtype), "mass": mass.to(self._weight.dtype)})
             if answer or layer < self.last:
                 line = block(line, torch.cat([contexts, mixed], dim=1))
         return Run(line[:, M:], {**past, **stack_layers(refreshed)}, {"tokens": tokens, **stack_layers(kept)})
 
     def _keep(self, x: Tensor, context: Tensor, scores: Tensor) -> dict[str, Tensor]:
-        return {"contexts": context, "mass": scores.logsumexp(-1).mT}
+        # Under autocast, too, what is remembered has all of its bits.
+        return {"contexts": context.to(self._weight.dtype), "mass": scores.logsumexp(-1).mT.to(self._weight.dtype)}
 
     def _next(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> MemoryState:
         slid = {name: newest(past[name], trace[name], lengths) for name in ("tokens", "contexts", "mass")}

@@ -67,7 +67,11 @@ def load_backbone(
     if missing := sorted(report["missing_keys"]):  # transformers would go on with random numbers in their place
         raise BackboneError(f"the weights in {folder} lack {', '.join(missing[:5])} ({len(missing)} tensors in all)")
     model.requires_grad_(False)
-    return Backbone(model.to(device)).eval(), load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
+    # Of some models an answer ends with another token than a text does, of which only the settings of `generate` know.
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    tokenizer.end_with(() if ends is None else ends if isinstance(ends, list) else [ends])
+    return Backbone(model.to(device)).eval(), tokenizer
 
 
 def _require_room(folder: Path, device: torch.device, dtype: torch.dtype) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,6 +73,10 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
         self.chat_template: str | None = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
         self.hf = tokenizer
+
+    def end_with(self, ids: Iterable[int]) -> None:
+        """Answers end with these tokens, too."""
+        self.eos_ids = tuple(dict.fromkeys([*self.eos_ids, *(id for id in ids if 0 <= id < self.vocab_size)]))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; a special token spelt out in it stays text."""
@@ -210,21 +215,27 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._fast = tokenizer._text
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._given = 0
+        self._held: list[int] = []
 
     def feed(self, token_id: int) -> str:
         """The text that `token_id` completes, often empty."""
-        self._ids.append(token_id)
-        text = self._stream.step(self._fast, token_id) or ""
-        self._given += len(text)
-        return text
+        self._held.append(token_id)
+        try:
+            text = self._stream.step(self._fast, token_id)
+        except Exception:  # of bytes that are no character, it gives up, with an exception of no other type
+            lost = self._fast.decode(self._held[:-1], skip_special_tokens=True)
+            self._stream, self._held = DecodeStream(skip_special_tokens=True), [token_id]
+            text = str(lost) + (self._stream.step(self._fast, token_id) or "")
+            if text == lost:
+                return text
+        if text:
+            self._held = []
+        return text or ""
 
     def finish(self) -> str:
         """What was held back, with U+FFFD for bytes that never became a character."""
-        rest = self._fast.decode(self._ids, skip_special_tokens=True)[self._given :]
-        self._given += len(rest)
-        return str(rest)
+        held, self._held = self._held, []
+        return str(self._fast.decode(held, skip_special_tokens=True))
 
 
 def _settled(text: str) -> int:

@@ -158,6 +158,8 @@ def _full(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor
     if bool(batch.wanted.any()) or (model.learns_everywhere and torch.is_grad_enabled()):
         logits, after, auxiliary = model.training_segment(batch.tokens, state)
         loss, correct = _score(logits, batch)
+        if not model.learns_everywhere:  # a row without a target would by itself have been read only
+            auxiliary = auxiliary * batch.wanted.any(1)
         return loss, auxiliary, correct, after
     return *_nothing(batch), model.read(batch.tokens, state)  # no logits are computed before the answer
 

@@ -62,6 +62,8 @@ class Laws:
 
     pauses: ClassVar[int] = 2
     """How often a pass lets others have the device, at least."""
+    autocast: ClassVar[bool] = True
+    """Whether it can be trained under autocast on a CPU."""
 
     @pytest.fixture
     def model(self) -> MemoryModel:
@@ -87,6 +89,20 @@ class Laws:
         for part in text.split([n * model.segment_length for n in chunks], dim=1):
             state = model.read(part, state)
         assert_same_state(state, whole)
+
+    def test_under_autocast_a_state_keeps_its_types(self, model: MemoryModel) -> None:
+        """As in training on a GPU: what one segment leaves, the next one takes."""
+        if not self.autocast:
+            pytest.skip("not trained, or computed by what autocast leaves alone on a CPU")
+        model = model.float()
+        text, state = tokens(model, 2, 3 * model.segment_length), model.initial_state(2)
+        types = {name: tensor.dtype for name, tensor in state.tensors.items()}
+        with torch.autocast("cpu", torch.bfloat16):
+            for segment in text.split(model.segment_length, dim=1):
+                _, state, _ = model.training_segment(segment, state)
+                assert {name: tensor.dtype for name, tensor in state.tensors.items()} == types
+            state = model.read(text, state)
+        assert {name: tensor.dtype for name, tensor in state.tensors.items()} == types
 
     def test_another_answer_goes_on_between_the_layers_of_a_pass(self, model: MemoryModel) -> None:
         """Neither notices: bit for bit."""

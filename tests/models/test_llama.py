@@ -130,6 +130,8 @@ def test_what_comes_in_is_not_changed(twins):
 
 
 class TestLaws(Laws):
+    autocast = False
+
     @pytest.fixture
     def model(self):
         backbone = llama()

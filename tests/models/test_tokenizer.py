@@ -445,3 +445,29 @@ def test_the_bytes_of_one_token_are_those_of_its_text() -> None:
                 assert tokenizer.token_bytes(token).decode() == text
     fallback = Fast(models.BPE({"<0xF0>": 0, "<0x9F>": 1, "a": 2, "<|im_end|>": 3}, []))
     assert [Tokenizer(hf(fallback)).token_bytes(token) for token in range(3)] == [b"\xf0", b"\x9f", b"a"]
+
+
+def test_bytes_that_are_no_character_do_not_end_an_answer() -> None:
+    """Of tokenizers that spell what they do not know by its bytes."""
+    pieces = ["<unk>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256)), "a"]
+    fast = Fast(models.BPE({piece: id for id, piece in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>"))
+    fast.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = Tokenizer(hf(fast))
+    face, broken, letter = [2 + byte for byte in "😀".encode()], [2 + 0xF0, 2 + 0x9F], len(pieces) - 1
+    for ids, said in (
+        ([letter, *face, *broken, letter, letter], "a😀aa"),
+        ([letter, *face, *broken], "a😀"),
+        ([letter, *broken, letter, *face], "aa😀"),
+        ([*face, *face], "😀😀"),
+    ):
+        stream = tokenizer.text_stream()
+        text = "".join(map(stream.feed, ids)) + stream.finish()
+        assert text.replace("\ufffd", "") == said
+        assert ("\ufffd" in text) == (said != "😀😀")
+
+
+def test_an_answer_ends_with_what_the_model_ends_it_with() -> None:
+    tokenizer = Tokenizer(bpe("gpt2").hf)
+    (end,) = tokenizer.eos_ids
+    tokenizer.end_with([end, 0, 10**9, -1])
+    assert tokenizer.eos_ids == (end, 0)

@@ -100,12 +100,9 @@ class Language(Task):
             raise DataError(f"{self.config.texts} holds {len(self._stream)} tokens; a batch needs {length} in a row")
         start = np.arange(rows) * (len(self._stream) // rows) + step * length
         index = (start[:, None] + np.arange(length)) % len(self._stream)
-        return Batch(
-            torch.from_numpy(self._stream[index]),
-            torch.full((rows,), length),
-            torch.ones(rows, length, dtype=torch.bool),
-            fresh=step == 0,
-        )
+        targets = torch.ones(rows, length, dtype=torch.bool)
+        targets[:, 0] = False  # nothing of this batch predicts it
+        return Batch(torch.from_numpy(self._stream[index]), torch.full((rows,), length), targets, fresh=step == 0)
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
         """See `Scores.figures`, of `samples` runs of held-out text, each `segments` segments long."""

@@ -172,7 +172,7 @@ class Run:
                 return found
         memory, check = self.learner.memory, self.recipe.check
         memory.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._precision():
             scores = self.task.evaluate(
                 memory, samples=check.samples, segments=check.segments or self.recipe.stages[-1].segments
             )
