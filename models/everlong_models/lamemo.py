@@ -99,20 +99,25 @@ class LaMemo(ScratchReader):
                 past["contexts"][:, :, layer],
                 past["mass"][:, :, layer],
                 attention.mix(scores, v[:, :, near]),
-                scores.logsumexp(-1).mT,
+                _mass(scores),
             )
-            refreshed.append({"contexts": contexts.to(self._weight.dtype), "mass": mass.to(self._weight.dtype)})
+            refreshed.append({"contexts": contexts.to(self._weight.dtype), "mass": mass})
             if answer or layer < self.last:
                 line = block(line, torch.cat([contexts, mixed], dim=1))
         return Run(line[:, M:], {**past, **stack_layers(refreshed)}, {"tokens": tokens, **stack_layers(kept)})
 
     def _keep(self, x: Tensor, context: Tensor, scores: Tensor) -> dict[str, Tensor]:
         # Under autocast, too, what is remembered has all of its bits.
-        return {"contexts": context.to(self._weight.dtype), "mass": scores.logsumexp(-1).mT.to(self._weight.dtype)}
+        return {"contexts": context.to(self._weight.dtype), "mass": _mass(scores)}
 
     def _next(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> MemoryState:
         slid = {name: newest(past[name], trace[name], lengths) for name in ("tokens", "contexts", "mass")}
         return MemoryState({**slid, "seen": past["seen"] + lengths, "fresh": lengths.clone()})
+
+
+def _mass(scores: Tensor) -> Tensor:
+    """Log masses (B, T, H) of scores (B, H, T, K), in float32 at least."""
+    return scores.to(torch.promote_types(scores.dtype, torch.float32)).logsumexp(-1).mT
 
 
 def interpolate(old: Tensor, old_mass: Tensor, new: Tensor, new_mass: Tensor) -> tuple[Tensor, Tensor]:
