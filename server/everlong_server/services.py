@@ -273,7 +273,7 @@ async def running(
                 await jobs.prepare(alone=alone)
                 await unwatched.prepare(alone=False)
                 if (
-                    alone and settings.blob_url is None and await paired(redis, blobs)
+                    await paired(redis, blobs) and alone and settings.blob_url is None
                 ):  # nobody else can be uploading here
                     await blobs.sweep(known)
                 break

@@ -11,6 +11,7 @@ import pytest
 
 from everlong_server import formats
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from everlong_server.store.blobs import Blobs
 from everlong_server.store.marks import Mark, at
 from tests import files
 from tests.process import Server

@@ -22,6 +22,7 @@ from everlong_server.bench.chaos.soak import Sample, Sampling
 from everlong_server.bench.chaos.world import Gone, World, until, world
 from everlong_server.bench.report import Report, Target
 from everlong_server.bench.tiny import save_tiny
+from everlong_server.store.blobs import Blobs
 
 _KILLS = ("replica killed while reading", "replica killed while generating")
 _REDIS_CLOCK = "clock of Redis jumps"
