@@ -29,7 +29,7 @@ def environment(folder: Path, port: int) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {
         "EVERLONG_DATA_DIR": str(folder / "data"),
         "EVERLONG_MODELS_DIR": str(folder / "models"),
-        "PORT": str(port),
+        "EVERLONG_PORT": str(port),
     }
 
 
