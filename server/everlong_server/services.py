@@ -272,9 +272,8 @@ async def running(
                 await adopt(redis)  # before anything is written under a name of today
                 await jobs.prepare(alone=alone)
                 await unwatched.prepare(alone=False)
-                if (
-                    await paired(redis, blobs) and alone and settings.blob_url is None
-                ):  # nobody else can be uploading here
+                # Nobody else can be uploading here; and a blob store elsewhere may be away, which is no reason not to start.
+                if alone and settings.blob_url is None and await paired(redis, blobs):
                     await blobs.sweep(known)
                 break
             except RedisError as error:

@@ -149,7 +149,9 @@ async def test_a_sweep_takes_only_our_own_leavings(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {keep, "thesis.txt", "doc_short", "folder"}
 
 
-async def test_a_redis_and_a_blob_store_know_each_other(url: str, tmp_path: Path) -> None:
+async def test_a_redis_and_a_blob_store_know_each_other(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     redis = connect(url)
     await redis.flushdb()
     one, other = Blobs(f"file://{tmp_path}/one"), Blobs(f"file://{tmp_path}/other")
@@ -164,6 +166,14 @@ async def test_a_redis_and_a_blob_store_know_each_other(url: str, tmp_path: Path
     assert not await redis.exists(keys.STORE), "it stays another one"
     await redis.set(keys.STORE, "another")
     assert not await paired(redis, one)
+    full = Blobs(f"file://{tmp_path}/full")
+
+    def no_room(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(blobs_module, "_publish", no_room)
+    assert not await paired(redis, full), "nobody knows"
+    assert list((tmp_path / "full").iterdir()) == []
     await redis.aclose()
 
 

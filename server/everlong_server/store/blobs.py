@@ -140,12 +140,17 @@ class Blobs:
     def set_word(self, word: str) -> None:
         """Writes it, durable."""
         partial = self._path(f".{self.WORD}.{uuid.uuid4().hex}")
-        with self._fs.open(partial, "wb") as file:
-            file.write(word.encode())
-            file.flush()
-            if self._local:
-                os.fsync(file.fileno())
-        _publish(self._fs, partial, self._path(self.WORD), local=self._local)
+        try:
+            with self._fs.open(partial, "wb") as file:
+                file.write(word.encode())
+                file.flush()
+                if self._local:
+                    os.fsync(file.fileno())
+            _publish(self._fs, partial, self._path(self.WORD), local=self._local)
+        except BaseException:
+            if self._fs.exists(partial):
+                self._fs.rm_file(partial)
+            raise
 
     def names(self) -> list[str]:
         """Every blob of ours that is complete."""

@@ -17,13 +17,17 @@ log = logging.getLogger(__name__)
 
 
 async def paired(redis: Client, blobs: Blobs) -> bool:
-    """Whether they are, from now on if the blob store never met a Redis; says so if not. Raises `RedisError`, `OSError`."""
-    written = await asyncio.to_thread(blobs.word)
-    if written is None:
-        await redis.set(keys.STORE, uuid.uuid4().hex, nx=True)
-        known = await redis.get(keys.STORE)
-        await asyncio.to_thread(blobs.set_word, known.decode())
-        return True
+    """Whether they are, from now on if the blob store never met a Redis; says so if not. Raises `RedisError`."""
+    try:
+        written = await asyncio.to_thread(blobs.word)
+        if written is None:
+            await redis.set(keys.STORE, uuid.uuid4().hex, nx=True)
+            known = await redis.get(keys.STORE)
+            await asyncio.to_thread(blobs.set_word, known.decode())
+            return True
+    except OSError as error:  # away, or full: nobody knows, so nothing is deleted
+        log.warning("the blob store %s: %s: %s", blobs.url, type(error).__name__, error)
+        return False
     if (known := await redis.get(keys.STORE)) is not None and known.decode() == written:
         return True
     log.error(
