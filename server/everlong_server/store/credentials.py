@@ -143,7 +143,8 @@ class Credentials:
         stored = await self._redis.hgetall(keys.api_key(key_id)) if re.fullmatch(r"[0-9a-f]{16}", key_id) else None
         if not stored or (tenant is not None and _key(stored).tenant != tenant):
             raise NotFound(f"no key {key_id[:64]!r}", param="key_id", code="key_not_found")
-        if await self._scripts.run(scripts.REVOKE, [keys.api_key(key_id)], [now()]):
+        moment = now()
+        if float(await self._scripts.run(scripts.REVOKE, [keys.api_key(key_id)], [moment])) == moment:
             _log("key.revoked", _key(stored), by or command_line())
         return _key(await self._redis.hgetall(keys.api_key(key_id)))
 

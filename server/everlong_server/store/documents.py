@@ -122,7 +122,7 @@ class Documents:
         await self.get(document_id)  # whose it is never changes: it need not be one step
         tenant = self._tenant
         assert tenant is not None, "a document is deleted by its tenant"
-        done = await self._scripts.run(
+        await self._scripts.run(
             scripts.DELETE_DOCUMENT,
             [
                 keys.document(document_id), keys.documents(tenant), keys.document_readings(document_id),
@@ -130,8 +130,6 @@ class Documents:
             ],
             [document_id, keys.reading(""), keys.document(""), keys.queued(tenant, "")],
         )  # fmt: skip
-        if not done:
-            raise _no_document(document_id, "document_id")
 
     # Readings
 

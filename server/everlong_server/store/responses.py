@@ -158,8 +158,7 @@ class Responses:
     async def delete(self, response_id: str) -> None:
         """Raises `NotFound`. Whoever is answering it finds it gone and writes nothing."""
         await self.get(response_id)
-        if not await self._redis.delete(keys.response(response_id)):
-            raise no_response(response_id, "response_id")
+        await self._redis.delete(keys.response(response_id))
 
     # In the background
 
@@ -181,14 +180,10 @@ class Responses:
         args = [claim.token, *flat(self._vault.sealed(fields or {}))]
         return bool(await self._scripts.run(scripts.WRITE_RESPONSE, [keys.response(response_id)], args))
 
-    async def end(self, response_id: str, status: str, error: dict[str, Any] | None = None) -> bool:
-        """Ends one that is still to be answered, whoever has it; False if there is none, or it is over."""
+    async def end(self, response_id: str, status: str, error: dict[str, Any] | None = None) -> None:
+        """Ends one that is still to be answered, whoever has it; if there is none, or it is over, all is as it was."""
         fields = {"status": status} | ({} if error is None else {"error": json.dumps(error)})
-        return bool(
-            await self._scripts.run(
-                scripts.END_RESPONSE, [keys.response(response_id)], flat(self._vault.sealed(fields))
-            )
-        )
+        await self._scripts.run(scripts.END_RESPONSE, [keys.response(response_id)], flat(self._vault.sealed(fields)))
 
 
 _FACTS = (

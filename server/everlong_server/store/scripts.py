@@ -1,4 +1,7 @@
-"""Everything that must happen at once in Redis, as Lua. Each script checks before it writes."""
+"""Everything that must happen at once in Redis, as Lua. Each script checks before it writes.
+
+The connection sends a script again whose answer was lost (`connection.connect`), so each may run twice: what it has done
+the first time it tells the second time, too."""
 
 from __future__ import annotations
 
@@ -152,10 +155,10 @@ return taken[1] and taken[1][2]
 
 # KEYS: document, documents, document_readings, stored
 # ARGV: document id, prefix of reading keys, of document keys, of the tenant's queues
-# Returns 1, or 0 if there is no such document. What the document's readings had learnt goes with them.
+# What the document's readings had learnt goes with them.
 DELETE_DOCUMENT = """
 local size = redis.call('HMGET', KEYS[1], 'bytes', 'text_offset')
-if redis.call('DEL', KEYS[1]) == 0 then return 0 end
+if redis.call('DEL', KEYS[1]) == 0 then return end
 redis.call('DECRBY', KEYS[4], size[1] + size[2])
 redis.call('ZREM', KEYS[2], ARGV[1])
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[3])) do
@@ -167,7 +170,6 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[3])) do
   redis.call('DEL', ARGV[2] .. id, ARGV[2] .. id .. ':children')
 end
 redis.call('DEL', KEYS[3])
-return 1
 """
 
 _FORK = """
@@ -233,17 +235,18 @@ return {token, redis.call('HINCRBY', KEYS[1], 'attempts', 1)}
 # Returns 1, or 0: it was cancelled, deleted, or somebody else has it
 WRITE_RESPONSE = """
 local now = redis.call('HMGET', KEYS[1], 'status', 'fence')
-if now[2] ~= ARGV[1] or (now[1] ~= 'queued' and now[1] ~= 'in_progress') then return 0 end
+if now[2] ~= ARGV[1] then return 0 end
+if now[1] ~= 'queued' and now[1] ~= 'in_progress' then return 1 end -- sent again: its answer was lost
 if #ARGV > 1 then redis.call('HSET', KEYS[1], unpack(ARGV, 2)) end
 return 1
 """
 
-# KEYS: response. ARGV: fields and values. Ends one that is still to be answered, whoever has it. Returns 1 if it did.
+# KEYS: response. ARGV: fields and values. Ends one that is still to be answered; nobody has it from then on.
 END_RESPONSE = """
 local status = redis.call('HGET', KEYS[1], 'status')
-if status ~= 'queued' and status ~= 'in_progress' then return 0 end
+if status ~= 'queued' and status ~= 'in_progress' then return end
+redis.call('HDEL', KEYS[1], 'fence')
 redis.call('HSET', KEYS[1], unpack(ARGV))
-return 1
 """
 
 # KEYS: session, sessions, and the reading if there is one. ARGV: session id, created, most sessions or '', fields and values
@@ -293,10 +296,8 @@ return 1
 
 # KEYS: session, messages, lease, sessions. ARGV: session id
 DELETE_SESSION = """
-local there = redis.call('DEL', KEYS[1])
-redis.call('DEL', KEYS[2], KEYS[3])
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
 redis.call('ZREM', KEYS[4], ARGV[1])
-return there
 """
 
 # KEYS: lease, fence. ARGV: replica id, nonce, milliseconds, prefix of replica keys
@@ -430,8 +431,11 @@ if KEYS[2] then redis.call('ZADD', KEYS[2], ARGV[3], ARGV[2]) end
 return 1
 """
 
-# KEYS: API key. ARGV: time. Returns 1 if it was good until now.
-REVOKE = "return redis.call('HSETNX', KEYS[1], 'revoked_at', ARGV[1])"
+# KEYS: API key. ARGV: time. Returns the time at which it was revoked.
+REVOKE = """
+redis.call('HSETNX', KEYS[1], 'revoked_at', ARGV[1])
+return redis.call('HGET', KEYS[1], 'revoked_at')
+"""
 
 _COPY_MS = 2000
 

@@ -174,7 +174,7 @@ class Sessions:
     async def delete(self, session_id: str) -> None:
         """Raises `NotFound`. A writer that is at it finds its session gone and writes nothing."""
         await self._stored(session_id, False)
-        done = await self._scripts.run(
+        await self._scripts.run(
             scripts.DELETE_SESSION,
             [
                 keys.session(session_id),
@@ -184,8 +184,6 @@ class Sessions:
             ],
             [session_id],
         )
-        if not done:
-            raise _no_session(session_id)
 
     # One writer at a time
 
