@@ -12,8 +12,12 @@ from types import TracebackType
 from redis.exceptions import RedisError
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
+from rich.text import Text
 
 from everlong_models.errors import EverlongModelError
+
+log = logging.getLogger(__name__)
 
 REQUEST: ContextVar[str | None] = ContextVar("everlong_request", default=None)
 """The id of the request that is being answered."""
@@ -52,6 +56,25 @@ class AsJson(Discreet):
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
+
+
+class Voice:
+    """What a server says to whoever has started it: styled lines for people, or records of the log where that is JSON."""
+
+    def __init__(self, console: Console, *, as_json: bool) -> None:
+        self._console = console
+        self.as_json = as_json
+
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        """`text`: with rich's markup."""
+        if self.as_json:
+            log.log(level, "%s", Text.from_markup(text).plain)
+        else:
+            self._console.print(text)
+
+    def fail(self, error: BaseException) -> None:
+        """Why it ends."""
+        self.say(escape(str(error)) if self.as_json else f"[bold red]error:[/] {escape(str(error))}", logging.ERROR)
 
 
 def _lines(error: BaseException) -> str:

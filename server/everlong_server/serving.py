@@ -24,6 +24,7 @@ from everlong_server import logs
 from everlong_server import services as parts
 from everlong_server.app import create_app
 from everlong_server.errors import Unavailable
+from everlong_server.logs import Voice
 from everlong_server.protocol import BoundedHeads
 from everlong_server.services import NoKeys, Services
 from everlong_server.settings import Settings
@@ -38,45 +39,47 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def serve_forever(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; the exit status. Says on stderr what it does and what it is."""
-    logs.configure(settings.log_level, console, as_json=settings.log_format == "json")
+    as_json = settings.log_format == "json"
+    logs.configure(settings.log_level, console, as_json=as_json)
+    voice = Voice(console, as_json=as_json)
     redis: EmbeddedRedis | None = None
     try:
         require_search()
         if settings.redis_url is None:
-            console.print("starting the embedded Redis")
+            voice.say("starting the embedded Redis")
             # Here, in the main thread: the child asks to die with the thread that made it.
             embedded = EmbeddedRedis(settings.data_dir.expanduser().absolute())
             embedded.start()
             redis = embedded  # only one that was started here is stopped here
-        return _serve(settings, settings.redis_url or (redis.url if redis else ""), redis)
+        return _serve(settings, settings.redis_url or (redis.url if redis else ""), redis, voice)
     except (SearchMissing, EmbeddedRedisError, TracingError, OSError) as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}")
+        voice.fail(error)
         return 1
     finally:
         if redis is not None:
             redis.stop()
 
 
-def _serve(settings: Settings, redis_url: str, embedded: EmbeddedRedis | None) -> int:
+def _serve(settings: Settings, redis_url: str, embedded: EmbeddedRedis | None, voice: Voice) -> int:
     began = time.monotonic()
     failed: list[BaseException] = []
 
     def load() -> Model:
-        return parts.load(settings, progress=console.print)
+        return parts.load(settings, progress=voice.say)
 
     def on_ready(services: Services) -> None:
-        _banner(server, services, time.monotonic() - began)
+        _banner(server, services, time.monotonic() - began, voice)
 
     def on_failure(error: BaseException) -> None:
         failed.append(error)
         if isinstance(error, EverlongModelError | NoKeys | VaultError | TracingError):
-            console.print(f"[bold red]error:[/] {escape(str(error))}")
+            voice.fail(error)
         else:
             log.error("the server could not start", exc_info=error)
         server.should_exit = True
 
     app = create_app(settings, redis_url, load, on_ready=on_ready, on_failure=on_failure)
-    server = _Server(app, settings, embedded)
+    server = _Server(app, settings, embedded, voice)
     server.run(server.sockets())
     return 1 if failed or server.failed or not server.started else 0
 
@@ -89,7 +92,7 @@ _IDLE_SECONDS = 75
 class _Server(uvicorn.Server):
     """Drains before it ends: at the first signal new work is refused and running answers may finish."""
 
-    def __init__(self, app: FastAPI, settings: Settings, embedded: EmbeddedRedis | None) -> None:
+    def __init__(self, app: FastAPI, settings: Settings, embedded: EmbeddedRedis | None, voice: Voice) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -113,6 +116,7 @@ class _Server(uvicorn.Server):
         self._drain_seconds = settings.drain_seconds
         self._drain: asyncio.Task[None] | None = None
         self._embedded = embedded
+        self._voice = voice
         self.failed = False
         """Whether it has ended because it could not go on."""
 
@@ -146,7 +150,7 @@ class _Server(uvicorn.Server):
             self.force_exit = self.should_exit
             self.should_exit = True
         else:
-            console.print(f"{signal.Signals(sig).name}: finishing {services.engine.answering} answers")
+            self._voice.say(f"{signal.Signals(sig).name}: finishing {services.engine.answering} answers")
             self._drain = asyncio.get_running_loop().create_task(self._finish(services))
         if services is not None:
             services.engine.draining = True
@@ -161,14 +165,17 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _banner(server: _Server, services: Services, seconds: float) -> None:
+def _banner(server: _Server, services: Services, seconds: float, voice: Voice) -> None:
     model, settings = services.model, services.settings
+    voice.say(
+        f"[bold]everlong[/] serves [bold]{escape(model.name)}[/] with memory [bold]{model.memory_name}[/], ready after {seconds:.0f} s"
+    )
+    voice.say(_honesty(model))
+    if voice.as_json:
+        return
     port = server.servers[0].sockets[0].getsockname()[1] if server.servers else settings.port
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104 - compared, not bound
     url = f"{host}:{port}"
-    console.print(f"\n[bold]everlong[/] serves [bold]{model.name}[/] with memory [bold]{model.memory_name}[/], "
-                  f"ready after {seconds:.0f} s")  # fmt: skip
-    console.print(_honesty(model))
     console.print(
         f"""
 Open http://{url} in a browser; or upload a document, chat about it, or open a WebSocket:

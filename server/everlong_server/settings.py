@@ -42,6 +42,11 @@ class Settings(BaseSettings):
         description="keys: every request needs an API key; off: whoever reaches the server may read and delete "
         "everything; unset: off on a loopback address, keys elsewhere",
     )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description='names that this server is called by where it asks for no keys, as JSON: ["books.example.org"]; always: its addresses, '
+        "localhost, and, unless it listens on a loopback address, names that nobody can register (without a dot; .internal, .local)",
+    )
     admin_key_file: Path | None = Field(
         None,
         description="file with an API key that is made at the start, unless it is there: of the tenant default, with all scopes; "
@@ -208,6 +213,13 @@ class Settings(BaseSettings):
         """Whether only this machine can reach the server."""
         return is_loopback(self.host)
 
+    def is_called(self, name: str) -> bool:
+        """Whether this server may be meant by `name`, that of a URL. Not by one that somebody else's page may have had point here."""
+        name = name.removesuffix(".").lower()
+        if name in self.allowed_hosts or is_loopback(name):
+            return True
+        return not self.is_local and ("." not in name or name.endswith(_NOBODYS) or _is_address(name))
+
     @property
     def blobs(self) -> str:
         """Where uploads are kept, as an fsspec URL."""
@@ -223,14 +235,21 @@ def traces_wanted() -> bool:
     )
 
 
+# No registry gives out names below these: RFC 6762, ICANN's resolution 2024.07.29.06.
+_NOBODYS = (".internal", ".local")
+
+
 def is_loopback(host: str) -> bool:
     """Whether a name or address is this machine's own, for itself."""
-    if host == "localhost":
-        return True
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:  # a name, which may be anybody's
         return False
+    return True
 
 
 class SettingsError(Exception):

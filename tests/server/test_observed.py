@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -106,12 +106,28 @@ def observed(
 
 
 def log(server: Server) -> list[dict[str, Any]]:
-    """What the server has logged; all of it is JSON but for what it says while it starts."""
-    lines = [line for line in server.log.read_text().splitlines() if line.startswith("{")]
-    return [json.loads(line) for line in lines]
+    """What the server has logged; all of it is JSON."""
+    return [json.loads(line) for line in server.log.read_text().splitlines()]
 
 
 # Ids of requests, and logs
+
+
+def test_what_is_said_at_the_start_and_at_the_end_is_json_too(
+    observed: Server, new_server: Callable[..., Server]
+) -> None:
+    said = [entry.get("message", "") for entry in log(observed)]
+    assert "starting the embedded Redis" in said
+    assert any(message.startswith("everlong serves tiny-rmt with memory rmt, ready after") for message in said)
+    assert any(message.startswith("warning: the memory has no trained weights") for message in said)
+    wrong = new_server(log_format="json", device="cuda:99")
+    wrong.launch()
+    assert wrong.process is not None
+    assert wrong.process.wait(START_SECONDS) == 1
+    wrong.process = None
+    last = log(wrong)[-1]
+    assert last["level"] == "error"
+    assert "cuda" in last["message"]
 
 
 def test_every_answer_says_which_request_it_is_of(observed: Server) -> None:

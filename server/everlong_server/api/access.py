@@ -15,7 +15,7 @@ from everlong_server.api.errors import RESPONSES, answer
 from everlong_server.api.views import whole
 from everlong_server.errors import NotFound, PermissionDenied, Unauthenticated
 from everlong_server.metrics import Metrics
-from everlong_server.settings import Settings, is_loopback
+from everlong_server.settings import Settings
 from everlong_server.store.credentials import SCOPES, Caller
 from everlong_server.store.records import DEFAULT_TENANT
 
@@ -41,10 +41,7 @@ class Access:
 
     def __init__(self, app: ASGIApp, *, settings: Settings, metrics: Metrics) -> None:
         self._app = app
-        self._asks = settings.asks_for_keys
-        self._local = settings.is_local
-        self._counts = settings.tenant_requests_per_minute is not None
-        self._metrics_port = settings.metrics_port
+        self._settings = settings
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +56,7 @@ class Access:
                 self._check_origin(HTTPConnection(scope))
                 caller = await self._caller(HTTPConnection(scope), needed)
                 scope.setdefault("state", {})["caller"] = caller
-                if self._counts:
+                if self._settings.tenant_requests_per_minute is not None:
                     headers = await whole(HTTPConnection(scope)).allowance.of(caller.tenant).request()
         except Exception as error:
             response, known = answer(error)
@@ -77,27 +74,29 @@ class Access:
 
     def _check_port(self, scope: Scope) -> None:
         """Raises `NotFound` for what is not on this port."""
-        if self._metrics_port is None:
+        if self._settings.metrics_port is None:
             return
         # The connection's own address: nothing that a caller says.
-        here = (scope.get("server") or ("", None))[1] == self._metrics_port
+        here = (scope.get("server") or ("", None))[1] == self._settings.metrics_port
         if (here and scope["path"] not in PROBES) or (not here and scope["path"] == "/metrics"):
             raise NotFound("no such path", code="path_not_found")
 
     def _check_origin(self, connection: HTTPConnection) -> None:
         """Raises `PermissionDenied` for a browser that another site's page sends here, where no key tells its user's own
         requests from these: with the page's name as the origin, or (DNS rebinding) as the host."""
-        if self._asks:
+        if self._settings.asks_for_keys:
             return
         host, origin = connection.headers.get("host", ""), connection.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
             raise PermissionDenied(f"a page of {origin[:100]!r} may not use this server", code="origin_not_allowed")
         name = urlsplit(f"//{host}").hostname or ""
-        if self._local and host and not is_loopback(name):
-            raise PermissionDenied(f"this server is not {name[:100]!r}", code="host_not_allowed")
+        if host and not self._settings.is_called(name):
+            raise PermissionDenied(
+                f"this server is not {name[:100]!r} (EVERLONG_ALLOWED_HOSTS)", code="host_not_allowed"
+            )
 
     async def _caller(self, connection: HTTPConnection, needed: str) -> Caller:
-        if not self._asks:
+        if not self._settings.asks_for_keys:
             if needed == "admin":  # a key that is made while anybody may make one would be good for ever
                 raise PermissionDenied(
                     "this server asks for no keys; `everlong keys create` makes one for when it does"

@@ -37,6 +37,36 @@ def test_keys_are_asked_for_unless_only_this_machine_listens(settings: dict[str,
     assert Settings(**settings).asks_for_keys is asks
 
 
+@pytest.mark.parametrize(
+    ("host", "good", "bad"),
+    [
+        ("127.0.0.1", ["localhost", "127.0.0.1", "::1", "books.example"], ["server", "10.0.0.1", "evil.example", "", "a.local"]),
+        ("0.0.0.0", ["localhost", "10.0.0.1", "fe80::1", "server", "Server.", "server.default.svc.cluster.local",
+                     "host.docker.internal", "books.example", "Books.Example."],
+         ["evil.example", "books.example.evil.example", "xbooks.example", "a.local.evil.example", "1.2.3.4.evil.example"]),
+    ],
+)  # fmt: skip
+def test_names_that_somebody_could_have_registered_are_not_this_server(
+    host: str, good: list[str], bad: list[str]
+) -> None:
+    settings = Settings(host=host, auth="off", allowed_hosts=("books.example",))
+    assert [name for name in (*good, *bad) if settings.is_called(name)] == good
+
+
+def test_a_page_whose_name_points_here_may_not_use_a_server_that_asks_for_no_keys(
+    new_server: Callable[..., Server],
+) -> None:
+    server = new_server(host="0.0.0.0", auth="off", allowed_hosts=["books.example"]).start()
+    for name, known in (("books.example", True), (f"server:{server.port}", True), ("evil.example:80", False)):
+        answer = server.http.get("/v1/documents", headers={"host": name})
+        assert answer.status_code == (200 if known else 403), name
+        if not known:
+            message = server.error(answer, 403, "host_not_allowed")["message"]
+            assert "'evil.example'" in message
+            assert "EVERLONG_ALLOWED_HOSTS" in message
+    assert server.http.get("/v1/documents").status_code == 200
+
+
 def command(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`everlong keys …`."""
     program = "import sys; from everlong_server.cli.keys import keys; sys.argv[0] = 'everlong keys'; keys()"
