@@ -41,6 +41,7 @@ from everlong_models.errors import ConfigError
 from everlong_models.layers import Layers
 from everlong_models.memory import MemoryConfig, SegmentReader
 from everlong_models.pause import pause
+from everlong_models.precision import in_full, under_autocast
 from everlong_models.state import MemoryState
 from everlong_models.view import Part, effective_rank, relative_change
 
@@ -91,21 +92,24 @@ def recall(h: Tensor, W: Tensor, z: Tensor, by: Projections, epsilon: float) -> 
 
     Computed in the type of `W`, returned in that of `h`.
     """
-    phi = dpfp(F.linear(h, by.query).to(W.dtype))  # (B, T, K)
-    found = (phi @ W.mT / (phi @ z[..., None] + epsilon)).to(h.dtype)
+    query = F.linear(h, by.query)
+    with in_full(W.device):
+        phi = dpfp(query.to(W.dtype))  # (B, T, K)
+        found = (phi @ W.mT / (phi @ z[..., None] + epsilon)).to(h.dtype)
     return F.linear(found, by.output) if by.output.numel() else found
 
 
 def memorise(h: Tensor, W: Tensor, z: Tensor, by: Projections, epsilon: float) -> tuple[Tensor, Tensor]:
     """`W` (B, V, K) and `z` (B, K) after the write tokens' hidden states `h` (B, m, D) have written: the delta rule."""
-    phi = dpfp(F.linear(h, by.key).to(W.dtype))  # (B, m, K)
-    v = F.linear(h, by.value).to(W.dtype)
+    key, v = F.linear(h, by.key), F.linear(h, by.value).to(W.dtype)
     beta = torch.linalg.vecdot(h, by.gate).to(W.dtype).sigmoid()[..., None]  # (B, m, 1)
-    overlap = phi @ z[..., None]  # (B, m, 1)
-    known = phi @ W.mT / (overlap + epsilon)
-    # ‖φ‖² is 1, or 0 where a key has no features; such a token writes nothing, so any finite γ does.
-    gamma = (1 - overlap / phi.square().sum(-1, keepdim=True).clamp_min(epsilon)).clamp(0, 1).detach()
-    return W + (beta * (v - known)).mT @ phi, z + (gamma * phi).sum(-2)
+    with in_full(W.device):
+        phi = dpfp(key.to(W.dtype))  # (B, m, K)
+        overlap = phi @ z[..., None]  # (B, m, 1)
+        known = phi @ W.mT / (overlap + epsilon)
+        # ‖φ‖² is 1, or 0 where a key has no features; such a token writes nothing, so any finite γ does.
+        gamma = (1 - overlap / phi.square().sum(-1, keepdim=True).clamp_min(epsilon)).clamp(0, 1).detach()
+        return W + (beta * (v - known)).mT @ phi, z + (gamma * phi).sum(-2)
 
 
 class ARMT(SegmentReader):
@@ -203,7 +207,8 @@ class ARMT(SegmentReader):
 
     def _read_segments(self, segments: Sequence[Tensor], state: MemoryState) -> MemoryState:
         """In order, or along diagonals: on diagonal d, layer l works on segment d − l."""
-        if not self.config.diagonals or len(segments) == 1:  # one segment's diagonals have one cell each
+        alone = len(segments) == 1  # its diagonals have one cell each
+        if alone or not self.config.diagonals or under_autocast(state["W"].device):  # which vmap does not know
             return super()._read_segments(segments, state)
         m, epsilon, L = self.config.memory_tokens, self.config.epsilon, len(self.layers)
         stacked, own = self.layers.stacked(), self._projections()

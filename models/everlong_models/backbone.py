@@ -195,8 +195,8 @@ class _KeysValues:
             stored_keys[:, :, :T], stored_values[:, :, :T] = keys, values
             return keys, values
         rows = torch.arange(keys.shape[0], device=keys.device)[:, None]
-        stored_keys[rows, :, self.positions] = keys.transpose(1, 2)
-        stored_values[rows, :, self.positions] = values.transpose(1, 2)
+        stored_keys[rows, :, self.positions] = keys.transpose(1, 2).type_as(stored_keys)  # autocast's are of its type
+        stored_values[rows, :, self.positions] = values.transpose(1, 2).type_as(stored_keys)
         return stored_keys, stored_values
 
     def get_seq_length(self, layer: int = 0) -> int:

@@ -94,8 +94,10 @@ class Decoder(ABC):
                 raise BackboneError("decoder: continuing at a position needs the keys and values before it")
             stored_keys, stored_values = call.kv[:, layer].unbind(1)
             rows = torch.arange(keys.shape[0], device=keys.device)[:, None]
-            stored_keys[rows, :, call.positions] = keys.transpose(1, 2)
-            stored_values[rows, :, call.positions] = values.transpose(1, 2)
+            stored_keys[rows, :, call.positions] = keys.transpose(1, 2).type_as(
+                stored_keys
+            )  # autocast's are of its type
+            stored_values[rows, :, call.positions] = values.transpose(1, 2).type_as(stored_keys)
             keys, values = stored_keys, stored_values
             mask = (torch.arange(keys.shape[2], device=keys.device) <= call.positions[:, :, None])[:, None]
         elif call.kv is not None:

@@ -204,7 +204,8 @@ def _append(kv: Tensor | None, layer: int, places: Tensor, new: tuple[Tensor, Te
         raise ValueError("continuing a segment needs the keys and values before it")
     rows = torch.arange(places.shape[0], device=places.device)[:, None]
     keys, values = kv[:, layer].unbind(1)
-    keys[rows, :, places], values[rows, :, places] = new[0].transpose(1, 2), new[1].transpose(1, 2)
+    for stored, added in zip((keys, values), new, strict=True):
+        stored[rows, :, places] = added.transpose(1, 2).type_as(kv)  # autocast's are of its type
     return keys, values
 
 

@@ -107,7 +107,7 @@ class LaMemo(ScratchReader):
         return Run(line[:, M:], {**past, **stack_layers(refreshed)}, {"tokens": tokens, **stack_layers(kept)})
 
     def _keep(self, x: Tensor, context: Tensor, scores: Tensor) -> dict[str, Tensor]:
-        # Under autocast, too, what is remembered has all of its bits.
+        # Under autocast, too, a state keeps its type.
         return {"contexts": context.to(self._weight.dtype), "mass": _mass(scores)}
 
     def _next(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> MemoryState:

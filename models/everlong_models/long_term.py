@@ -33,6 +33,7 @@ from everlong_models import sticky
 from everlong_models.continuous import Basis, Regression, divergence, expectation, stored_operators
 from everlong_models.errors import ConfigError
 from everlong_models.memory import MemoryConfig
+from everlong_models.precision import in_full
 from everlong_models.space import Space, interpolate, sampled
 
 Contraction = float | Literal["k/(k+1)"]
@@ -134,15 +135,12 @@ class Thin(nn.Module):
         return cast(Tensor, self.after(self.before(x)))
 
 
-def in_full(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
+def exactly(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
     """Computes without autocast: a signal adds up thousands of segments, by operators of a badly conditioned regression."""
 
     @functools.wraps(method)
     def run(self: L, *args: P.args, **kwargs: P.kwargs) -> T:
-        device = self.bias.device.type
-        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-            return method(self, *args, **kwargs)
-        with torch.autocast(device, enabled=False):
+        with in_full(self.bias.device):
             return method(self, *args, **kwargs)
 
     return cast(Callable[Concatenate[L, P], T], run)
@@ -178,13 +176,13 @@ class LayerMemory(nn.Module):
         rank = self.config.rank
         return nn.Linear(width, out, bias=False) if rank is None else Thin(width, out, rank)
 
-    @in_full
+    @exactly
     def gate(self, x: Tensor) -> Tensor:
         """sigmoid(conv(X)) ⊙ X (B, T, D), with X detached and zeros beyond the segment's borders (Eq. 18)."""
         x = x.detach().to(self.bias.dtype)
         return torch.sigmoid(self.convolution(x.transpose(1, 2)).transpose(1, 2)) * x
 
-    @in_full
+    @exactly
     def look(self, coefficients: Tensor) -> Look:
         """Keys (under their affine maps) and values of `coefficients` (B, N, D) (Eq. 8)."""
         B, N, D = coefficients.shape
@@ -193,14 +191,14 @@ class LayerMemory(nn.Module):
         pooled = (self.affine.flatten(0, 1) @ coefficients).view(B, H, 2, D)
         return Look(values, pooled @ self.key.weight.view(H, d, D).transpose(1, 2))
 
-    @in_full
+    @exactly
     def density(self, look: Look, queries: Tensor) -> Density:
         """Where `queries` (B, H, T, d) look (Eq. 9, 10)."""
         scores = queries.to(self.bias.dtype) @ look.directions.transpose(2, 3) * self.head_dim**-0.5
         mean, variance = (scores + self.bias[:, None]).unbind(-1)  # (B, H, T) each
         return Density(torch.sigmoid(mean), F.softplus(variance).clamp_min(self.config.min_variance))
 
-    @in_full
+    @exactly
     def attend(self, look: Look, queries: Tensor) -> tuple[Tensor, Density]:
         """Z_LTM (B, T, D), in the queries' type, and the densities it was read with (Eq. 9-11). Zero for no memory."""
         density = self.density(look, queries)
@@ -210,7 +208,7 @@ class LayerMemory(nn.Module):
             context = context * 0  # all weights keep a gradient, of zero: an optimizer treats them as ever
         return cast(Tensor, self.output(context)).to(queries.dtype), density
 
-    @in_full
+    @exactly
     def extend(self, past: Tensor, new: Tensor, counts: list[int], positions: Tensor | None = None) -> Tensor:
         """The coefficients (B, N, D) after `past` (B, N, D) takes in gated vectors `new` (B, T, D) (Eq. 13-15).
 
@@ -239,7 +237,7 @@ class LayerMemory(nn.Module):
         samples = expectation(positions, torch.zeros_like(positions), self.centres, self.widths) @ past  # (B, M, D)
         return maps.past @ samples + fresh
 
-    @in_full
+    @exactly
     def scan(self, past: Tensor, entering: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
         """The coefficients before each of n segments `entering` (B, n, T, D), as (B, n, N, D), and after the last.
 

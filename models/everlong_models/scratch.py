@@ -222,8 +222,8 @@ class ScratchReader(SegmentReader):
         x, kept = self._embed(tokens[:, None]), []
         for layer, block in self._layers():
             attention = block.attention
-            kv[rows, layer, 0, :, self.past + at] = attention.keys(x)[:, :, 0]
-            kv[rows, layer, 1, :, self.past + at] = attention.values(x)[:, :, 0]
+            kv[rows, layer, 0, :, self.past + at] = attention.keys(x)[:, :, 0].type_as(kv)  # autocast's are of its type
+            kv[rows, layer, 1, :, self.past + at] = attention.values(x)[:, :, 0].type_as(kv)
             scores = attention.scores(attention.queries(x), kv[:, layer, 0], behind, visible)
             mixed = attention.mix(scores, kv[:, layer, 1])
             kept.append(self._keep(x, mixed, scores))

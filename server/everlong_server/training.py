@@ -80,9 +80,9 @@ def train(
     if not run.finished:
         console.print(f"stopped at step {position.step}; go on with --resume")
         return
+    run.learner.save(folder / MODEL, recipe.description)  # first: what is trained is not lost if it cannot be scored
     console.print("scoring on held-out documents")
     scores = run.score()
-    run.learner.save(folder / MODEL, recipe.description)
     curve = run.journal.draw(recipe.description or folder.name)
     console.print(
         "  ".join(f"{name} {value:.4f}" for name, value in scores.items())

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from everlong_models.cache import Cache, Slots
 from everlong_models.errors import StateNotFinite, StateShape, TokenError
+from everlong_models.greedy import answer
 from everlong_models.memory import MemoryModel
 from everlong_models.pause import pausing
 from everlong_models.state import MemoryState, decode_state, encode_state
@@ -102,6 +103,9 @@ class Laws:
                 _, state, _ = model.training_segment(segment, state)
                 assert {name: tensor.dtype for name, tensor in state.tensors.items()} == types
             state = model.read(text, state)
+            # And held-out documents are asked about, in answers that go on in the next segment.
+            (given,) = answer(model, model.initial_state(1), text[:1, :3], most=model.segment_length, ends=())
+        assert len(given) == model.segment_length
         assert {name: tensor.dtype for name, tensor in state.tensors.items()} == types
 
     def test_another_answer_goes_on_between_the_layers_of_a_pass(self, model: MemoryModel) -> None:

@@ -31,8 +31,6 @@ def armt(backbone: Backbone, trained: bool = True, **changes: object) -> ARMT:
 
 
 class TestARMT(Laws):
-    autocast = False
-
     @pytest.fixture(
         params=[*((family, way) for family in FAMILIES for way in ("in-order", "diagonals")), ("llama", "thin")],
         ids="-".join,

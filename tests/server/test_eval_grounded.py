@@ -20,9 +20,10 @@ from everlong_models.tasks.reading import REFUSAL
 from everlong_server.cli.eval import eval as command
 from everlong_server.engine.grounding import TEMPLATE
 from everlong_server.eval import grounded, prompts
+from everlong_server.eval.grounded import Cell
 from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank
-from everlong_server.eval.questions import texts
-from everlong_server.eval.scores import declines, holds, mean
+from everlong_server.eval.questions import Question, Text, texts
+from everlong_server.eval.scores import Mean, declines, holds, mean, ratio
 from everlong_server.eval.shelf import Shelf
 from everlong_server.settings import Settings
 
@@ -134,10 +135,44 @@ def test_an_answer_may_say_that_the_text_has_none() -> None:
 
 
 def test_an_interval_holds_its_mean_and_shrinks() -> None:
-    few, many = mean([0.0, 1.0] * 10), mean([0.0, 1.0] * 1000)
+    few, many = (mean([0.0, 1.0] * n, [str(k) for k in range(2 * n)]) for n in (10, 1000))
     assert few.low < few.value == many.value == 0.5 < few.high
     assert many.high - many.low < 0.2 * (few.high - few.low) + 0.02
-    assert (few.count, mean([]).count) == (20, 0)
+    assert (few.count, mean([], []).count) == (20, 0)
+    # The same ten questions a hundred times over are ten.
+    repeated = mean([0.0, 1.0] * 1000, [str(k % 20) for k in range(2000)])
+    assert (repeated.low, repeated.high) == (few.low, few.high)
+
+
+def test_a_ratio_is_of_sums_and_what_is_alike_in_both_cancels() -> None:
+    below = [1.0, 2.0, 4.0, 0.0]
+    half = ratio([0.5, 1.0, 2.0, 0.0], below, "abcd")
+    assert half.value == half.low == half.high == 0.5
+    assert ratio([1.0, 0.0, 0.0, 0.0], below, "abcd").value == pytest.approx(1 / 7)
+    assert ratio([1.0], [0.0], "a") == Mean(0.0, 0.0, 0.0, 1)
+
+
+async def test_no_question_is_asked_twice(tmp_path: Path) -> None:
+    """Texts run out before documents do."""
+    (tmp_path / "novel.txt").write_text("\n\n".join(f"A paragraph of words, number {n}." for n in range(2000)))
+    words = [f"text {n} has words of its own" for n in range(3)]
+    texts = [
+        Text(f"t{n}", text, False, (Question(f"q{n}", ("words",), ((0, 4),), ()),) * 2) for n, text in enumerate(words)
+    ]
+    texts.append(Text("t3", "nothing", False, (Question("q?", (), ((0, 4),), ()),)))
+    novels = Novels([tmp_path / "novel.txt"], lambda text: len(text.split()))
+    for answerable, wanted in ((True, ["q0", "q1", "q2"]), (False, ["q?"])):
+        made = grounded._new(texts, novels, Cell("x", 300), lambda text: len(text.split()), 0, answerable=answerable)
+        assert sorted(asked.question for _, new in [item async for item in made] for asked in new) == wanted
+
+
+async def test_questions_that_no_document_holds_end(tmp_path: Path) -> None:
+    (tmp_path / "novel.txt").write_text("A paragraph of words.\n\n" * 2000)
+    long = "word " * 1000
+    text = Text("t", long, True, (Question("q", ("word",), ((0, 4), (4000, 4004)), ()),))
+    novels = Novels([tmp_path / "novel.txt"], lambda text: len(text.split()))
+    made = grounded._new([text], novels, Cell("x", 100), lambda text: len(text.split()), 0, answerable=True)
+    assert [item async for item in made] == []
 
 
 def test_evidence_holds_an_answer_in_one_piece_within_the_right_part() -> None:
@@ -238,7 +273,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Settings, tiny_model: Path) -> None:
     plan = grounded.Plan(
-        sets=("squad",), lengths=(400,), samples=2, searches=3, max_tokens=2, floor=256, recall=grounded.Recall(2, 300)
+        sets=("squad",), lengths=(100,), samples=2, searches=3, max_tokens=2, floor=256, recall=grounded.Recall(2, 300)
     )
     from rich.console import Console
 
@@ -247,16 +282,17 @@ def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Setti
     )
     rows = {row["way"]: row for row in report.rows}
     refusals = ["refuses wrongly", "refuses what is not in it", "refuses what it nearly holds"]
-    assert list(rows) == ["evidence", *grounded.WAYS, "recall, no answer", *refusals]
+    assert list(rows) == ["evidence", *grounded.WAYS, "recall, no answer", *refusals, "both ÷ ceiling"]
+    assert rows["evidence"]["documents"] > 1
     assert rows["recall, no answer"]["n"] == len(cell.declined) == 2
     assert rows["refuses wrongly"]["refused"].startswith("0.000")
-    assert rows["evidence"]["n"] == 3
+    assert rows["evidence"]["n"] == 2, "each of those there are, once"
     assert rows["evidence"]["hit"].startswith("1.000")
     assert {rows[way]["n"] for way in grounded.WAYS} == {2}
     asked = {way: [a["question"] for a in cell.answers if a["way"] == way] for way in grounded.WAYS}
     assert all(questions == asked["both"] for questions in asked.values())
     assert [target.name for target in report.targets] == [
-        "squad at 400: evidence holds the answer", "squad at 400: F1 with both ÷ ceiling",
+        "squad at 100: evidence holds the answer", "squad at 100: F1 with both ÷ ceiling",
     ]  # fmt: skip
 
 

@@ -38,7 +38,13 @@ def arguments(tmp_path):
     file = tmp_path / "tiny.yaml"
 
     def make(steps: int, out: str) -> list[str]:
-        tree = recipe(stages=[{"segments": 1, "steps": steps}], save_minutes=0.001).model_dump(mode="json")
+        learner = recipe().learner
+        noisy = learner.model_copy(
+            update={"options": learner.options | {"noise": 0.2}}
+        )  # which draws numbers at every step
+        tree = recipe(learner=noisy, stages=[{"segments": 1, "steps": steps}], save_minutes=0.001).model_dump(
+            mode="json"
+        )
         file.write_text(yaml.safe_dump(tree))
         return [str(file), "--out", str(tmp_path / out), "--threads", "1"]
 
@@ -115,6 +121,13 @@ def test_told_to_stop_then_killed_then_resumed(train, invoke, data, tmp_path):
     model = "model/memory.safetensors"
     assert (folder / model).read_bytes() == (tmp_path / "undisturbed" / model).read_bytes()
     assert (folder / FILE).read_bytes() != b""
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan"])
+def test_a_time_that_is_none(invoke, minutes):
+    done = invoke("--max-minutes", minutes)
+    assert done.exit_code == 1
+    assert f"--max-minutes={minutes} must be greater than 0" in done.stderr
 
 
 def test_the_data_folder_may_be_a_variable(invoke, data):

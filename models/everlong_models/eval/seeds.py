@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from everlong_models.errors import RunError
 from everlong_models.memory import SegmentReader
 from everlong_models.tokenizer import Tokenizer
 
@@ -18,11 +19,20 @@ class Seed(NamedTuple):
 
 
 def by_name(models: Sequence[Seed]) -> dict[str, list[Seed]]:
-    """The models under their names, in the order in which these first come."""
+    """The models under their names, in the order in which these first come. Raises `RunError` for two of one name that differ by
+    more than their seed: their mean would be of nothing."""
     found: dict[str, list[Seed]] = {}
     for model in models:
         found.setdefault(model.name, []).append(model)
+    for name, group in found.items():
+        if len({_kind(model) for model in group}) > 1:
+            raise RunError(f"{name!r} names models that differ by more than their seed: measure each by itself")
     return found
+
+
+def _kind(model: Seed) -> tuple[str, int, str]:
+    config = model.memory.config.model_dump_json(exclude={"seed"})  # type: ignore[union-attr, operator]
+    return config, sum(parameter.numel() for parameter in model.memory.parameters()), model.tokenizer.digest()
 
 
 def together(figures: Sequence[Mapping[str, float]], main: str) -> dict[str, Any]:

@@ -106,6 +106,8 @@ def _read(data: Path, name: str) -> tuple[list[tuple[Turn, ...]], list[tuple[Tur
     parts: tuple[list[tuple[Turn, ...]], list[tuple[Turn, ...]]] = ([], [])
     for where, row in json_lines(file.parent, file.name):
         with checked(where):
+            if wrong := [turn["answers"] for turn in row["turns"] if not isinstance(turn["answers"], list)]:
+                raise ValueError(f"answers must be a list, found {wrong[0]!r:.40}")
             turns = tuple(Turn(str(turn["prompt"]), tuple(map(str, turn["answers"]))) for turn in row["turns"])
             source = str(row["source"])
             if not turns or not all(turn.answers for turn in turns):

@@ -23,10 +23,11 @@ def files(folder: Path, pattern: str) -> list[Path]:
 
 
 def json_lines(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines, each an object, of the one file of that name below `folder`, each with its place for complaints. Raises
+    """The lines, each an object, of the file of that name in `folder` or else below it, each with its place for complaints. Raises
     `DataError`."""
-    file = next(iter(files(folder, name)))
-    for number, line in enumerate(text.read(file).splitlines(), 1):
+    file = folder / name if (folder / name).is_file() else files(folder, name)[0]
+    # Only at line ends: JSON may hold other separators of lines as they are.
+    for number, line in enumerate(text.read(file).split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -54,7 +55,14 @@ def csv_rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[s
     reader = csv.DictReader(io.StringIO(text.read(file), newline=""))
     if missing := [column for column in columns if column not in (reader.fieldnames or ())]:
         raise DataError(f"{file}, line 1: no column {missing[0]!r}")
-    for row in reader:
+    rows = iter(reader)
+    while True:
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise DataError(f"{file}, line {reader.line_num}: {error}") from error
+        if row is None:
+            return
         where = f"{file}, line {reader.line_num}"
         if empty := [column for column in columns if not (row[column] or "").strip()]:
             raise DataError(f"{where}: nothing in column {empty[0]!r}")

@@ -33,19 +33,16 @@ def find(data: Path, name: str) -> Path:
     key = hashlib.sha256(f"{archive.resolve()}:{archive.stat().st_size}".encode()).hexdigest()[:12]
     target = Path.home() / ".cache" / "everlong" / "data" / f"{name}-{key}"
     if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Complete before it gets its name; whoever else unpacks the same meanwhile has a scratch folder of its own.
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpacking-") as scratch:
-            try:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # Complete before it gets its name; whoever else unpacks the same meanwhile has a scratch folder of its own.
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpacking-") as scratch:
                 with tarfile.open(archive) as packed:
                     packed.extractall(f"{scratch}/data", filter="data")
-            except (tarfile.TarError, OSError, EOFError, lzma.LZMAError) as error:
-                raise DataError(f"cannot unpack {archive}: {error}") from error
-            try:
                 Path(scratch, "data").rename(target)
-            except OSError:
-                if not target.is_dir():  # else another process was quicker
-                    raise
+        except (tarfile.TarError, OSError, EOFError, lzma.LZMAError) as error:
+            if not target.is_dir():  # else another process was quicker
+                raise DataError(f"cannot unpack {archive} to {target.parent}: {error}") from error
     return target
 
 

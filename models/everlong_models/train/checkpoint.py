@@ -35,12 +35,13 @@ def save(
     folder: Path,
     *,
     recipe: str,
+    tokenizer: str,
     position: Mapping[str, Any],
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     carried: list[MemoryState],
 ) -> None:
-    """Writes `folder`/checkpoint.safetensors. `recipe`: its digest. Raises `RunError`; the old checkpoint then stays."""
+    """Writes `folder`/checkpoint.safetensors. `recipe`, `tokenizer`: their digests. Raises `RunError`; the old checkpoint then stays."""
     tensors: dict[str, Tensor] = {f"parameter.{name}": parameter.detach() for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -50,7 +51,7 @@ def save(
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors |= {f"random.cuda.{device}": state for device, state in enumerate(torch.cuda.get_rng_state_all())}
-    metadata = {"format": _FORMAT, "recipe": recipe, "position": json.dumps(position)}
+    metadata = {"format": _FORMAT, "recipe": recipe, "tokenizer": tokenizer, "position": json.dumps(position)}
     scratch = folder / f".{FILE}.part"
     try:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, scratch, metadata)
@@ -64,11 +65,16 @@ def save(
 
 
 def restore(
-    folder: Path, *, recipe: str, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+    folder: Path,
+    *,
+    recipe: str,
+    tokenizer: str,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
 ) -> Restored:
     """Takes up weights, optimiser and random numbers where `save` left them.
 
-    Raises `RunError` if there is no checkpoint, it is damaged, or is one of another recipe or architecture.
+    Raises `RunError` if there is no checkpoint, it is damaged, or is one of another recipe, tokenizer or architecture.
     """
     file = folder / FILE
     if not file.is_file():
@@ -84,6 +90,11 @@ def restore(
     if metadata["recipe"] != recipe:
         raise RunError(
             f"{file} belongs to another recipe: resume with the one it was begun with, or choose another --out"
+        )
+    if metadata.get("tokenizer", tokenizer) != tokenizer:  # one of a version before has none
+        raise RunError(
+            f"{file} was begun with other data: the tokenizer made of it was {metadata['tokenizer'][:12]}…, that of this data is "
+            f"{tokenizer[:12]}…; resume with the --data that it was begun with, or choose another --out"
         )
     for name, parameter in parameters.items():
         saved = tensors.get(f"parameter.{name}")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
 
 from everlong_models.backbone import Backbone
 from everlong_models.errors import ConfigError, RunError
@@ -100,7 +101,8 @@ def make_learner(
     seed: int,
     progress: Progress = lambda message: None,
 ) -> Learner:
-    """What a recipe describes, with weights that follow from `seed`.
+    """What a recipe describes, with weights that follow from `seed`, unless it names one among the memory's `options`. (What
+    RMT and ARMT begin with is the same for every seed: their weights are those that learn around it.)
 
     `made_tokenizer`: of a model from scratch. Raises `ConfigError`, `BackboneError`.
     """
@@ -109,7 +111,8 @@ def make_learner(
     if recipe.memory not in MEMORIES:
         raise ConfigError("learner.memory", recipe.memory, f"one of {', '.join(sorted(MEMORIES))}")
     kind = MEMORIES[recipe.memory]
-    options = dict(recipe.options)
+    drawn = "seed" in kind.config.model_fields and recipe.start is None
+    options = {**({"seed": seed} if drawn else {}), **recipe.options}
     torch.manual_seed(seed)
     backbone: Backbone | None = None
     if not kind.around:
@@ -221,19 +224,23 @@ def _llama(sizes: ScratchBackbone, vocabulary: int) -> LlamaForCausalLM:
 
 
 def _adapt(backbone: Backbone, adapters: Adapters) -> None:
-    from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415 - the library serves without it
-
-    linear = {
-        name.rpartition(".")[2]
-        for name, module in backbone.model.base_model.named_modules()
-        if isinstance(module, nn.Linear)
-    }
+    try:
+        from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415 - the library serves without it
+    except ImportError as error:
+        raise ConfigError(
+            "learner.adapters", adapters.rank, f"need peft ({error}): pip install 'everlong[train]'"
+        ) from error
+    layers = [(name, module) for name, module in backbone.model.base_model.named_modules()]
+    linear = {name.rpartition(".")[2] for name, module in layers if isinstance(module, nn.Linear | Conv1D)}
+    if not linear:
+        raise ConfigError("learner.adapters", adapters.rank, "the backbone has no linear layers that could have them")
     config = LoraConfig(
         r=adapters.rank,
         lora_alpha=adapters.alpha,
         lora_dropout=adapters.dropout,
         target_modules=sorted(linear),
         bias="none",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for _, module in layers),
     )
     inject_adapter_in_model(config, backbone.model)
 

@@ -165,7 +165,7 @@ def _apply(tree: dict[str, Any], change: str) -> None:
     if not found:
         raise ConfigError("--set", change, "must be KEY=VALUE, with dots between the parts of the key")
     at: Any = tree
-    *parents, last = (int(part) if part.isdigit() else part for part in path.split("."))
+    *parents, last = (int(part) if part.isdecimal() else part for part in path.split("."))
     try:
         for part in parents:
             at = at.setdefault(part, {}) if isinstance(at, dict) else at[part]

@@ -78,8 +78,8 @@ class Run:
         resume: bool = False,
         progress: Progress = lambda message: None,
     ) -> None:
-        if not resume and (folder / checkpoint.FILE).exists():
-            raise RunError(f"{folder} holds a run: resume it, or choose another folder")
+        if not resume and (held := [name for name in (checkpoint.FILE, MODEL) if (folder / name).exists()]):
+            raise RunError(f"{folder} holds a run ({held[0]}): resume it, or choose another folder")
         self.recipe = recipe
         self.folder = folder
         self.device = usable(device)
@@ -92,6 +92,7 @@ class Run:
             seed=recipe.seed,
             progress=progress,
         )
+        self._tokenizer = self.learner.tokenizer.digest()
         progress("preparing the data")
         memory = self.learner.memory
         self.task: Task = make_task(
@@ -113,7 +114,11 @@ class Run:
         torch.manual_seed(recipe.seed)
         if resume:
             restored = checkpoint.restore(
-                folder, recipe=recipe.digest(), parameters=self.learner.parameters, optimizer=self._optimizer
+                folder,
+                recipe=recipe.digest(),
+                tokenizer=self._tokenizer,
+                parameters=self.learner.parameters,
+                optimizer=self._optimizer,
             )
             self.position, self._carried = Position(**restored.position), restored.carried
         try:
@@ -157,6 +162,7 @@ class Run:
         checkpoint.save(
             self.folder,
             recipe=self.recipe.digest(),
+            tokenizer=self._tokenizer,
             position=asdict(self.position),
             parameters=self.learner.parameters,
             optimizer=self._optimizer,
@@ -172,10 +178,12 @@ class Run:
                 return found
         memory, check = self.learner.memory, self.recipe.check
         memory.eval()
-        with torch.no_grad(), self._precision():
-            scores = self.task.evaluate(
-                memory, samples=check.samples, segments=check.segments or self.recipe.stages[-1].segments
-            )
+        segments = check.segments or self.recipe.stages[-1].segments
+        try:
+            with torch.no_grad(), self._precision():
+                scores = self.task.evaluate(memory, samples=check.samples, segments=segments)
+        except torch.OutOfMemoryError as error:
+            raise self._broken(f"no room to score documents of {segments} segments: {error}") from error
         memory.train()
         self.journal.write(step=self.position.step, scores=scores)
         return scores
@@ -213,7 +221,12 @@ class Run:
             position.step_in_stage = 0
             position.recent = []
         update = Update(position.step, segments, loss, auxiliary, correct, lr, norm, tokens, seconds)
-        self.journal.write(**{key: round(value, 6) for key, value in asdict(update).items()})
+        self.journal.write(
+            **{
+                key: float(f"{value:.7g}") if isinstance(value, float) else value
+                for key, value in asdict(update).items()
+            }
+        )
         return update
 
     def _gradients(self, batch: Batch, targets: int) -> tuple[float, float, float]:
@@ -247,11 +260,14 @@ class Run:
                         if part.border and waiting.requires_grad:
                             waiting.backward()
                             waiting = None
+                if waiting is not None and waiting.requires_grad:
+                    waiting.backward()
             except StateNotFinite as error:
                 raise self._broken(str(error)) from error
-            if waiting is not None and waiting.requires_grad:
-                waiting.backward()
-            if state is not None:
+            except torch.OutOfMemoryError as error:
+                limit = f"rows_at_once={at_once} rows of {batch.tokens.shape[1]} tokens have no room: take fewer"
+                raise self._broken(f"{limit} ({error})") from error
+            if state is not None and self.task.continues:
                 self._carried.append(MemoryState({name: tensor.detach() for name, tensor in state.tensors.items()}))
         return float(loss), float(auxiliary), float(correct)
 
@@ -260,7 +276,9 @@ class Run:
         return RunError(f"step {self.position.step}: {reason}; the last good checkpoint: {kept}")
 
     def _precision(self) -> Any:
-        return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+        # Without its cache: before torch's #165068, weights that were first used without a gradient had none afterwards either.
+        on = self.device.type == "cuda"
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if on else nullcontext()
 
     def _segments(self, stage: Stage) -> int:
         """A random number of segments keeps shorter documents solved (reference: fixed numbers break them)."""

@@ -15,7 +15,9 @@ def flops_per_token(memory: SegmentReader) -> int:
     """Matmul FLOPs that a step needs for a token: 2 a weight forward, 2 for the gradient of what enters it, and 2 more for
     that of a weight that learns (Chowdhery et al. 2022, appendix B, by weight).
 
-    A lower bound: neither attention's own products nor a memory's, nor what is computed again for want of room.
+    An estimate. Not counted: attention's own products, a memory's, and what is computed again for want of room. Counted though
+    it may be left out: the head's products and the gradients for segments without a target, of which a recipe that only asks at
+    the end of a document has many.
     """
     counted = 0
     for module in memory.modules():
@@ -27,7 +29,9 @@ def flops_per_token(memory: SegmentReader) -> int:
 def matmul_peak(device: torch.device, seconds: float = 0.5) -> float:
     """FLOP/s of a large product, the best of those tried within `seconds`: bfloat16 on CUDA, else float32."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1536, torch.float32)
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    # Of a generator of its own: a run's numbers follow from its seed alone.
+    numbers = torch.Generator(device).manual_seed(0)
+    a, b = (torch.randn(size, size, device=device, dtype=dtype, generator=numbers) for _ in range(2))
     best, began = 0.0, time.monotonic()
     while True:
         _wait(device)

@@ -36,6 +36,8 @@ def _train(
         width = max(map(len, names))
         out.print("\n".join(f"{name:{width}}  {load_recipe(name).description}" for name in names), soft_wrap=True)
         return
+    if max_minutes is not None and not max_minutes > 0:
+        raise fail(f"--max-minutes={max_minutes:g} must be greater than 0")
     if threads is not None:
         torch.set_num_threads(threads)
     try:

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from everlong_models import Model, SamplingParams
+from everlong_models.errors import DataError
 from everlong_models.eval.wording import squad
 from everlong_server.bench.report import Report, Target
 from everlong_server.engine.conversation import Conversations
@@ -27,7 +28,7 @@ from everlong_server.errors import DocumentFailed
 from everlong_server.eval.floor import Floor
 from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank
 from everlong_server.eval.questions import SETS, Span, Split, Text, texts
-from everlong_server.eval.scores import Mean, declines, holds, mean
+from everlong_server.eval.scores import Mean, declines, holds, mean, ratio
 from everlong_server.eval.shelf import Shelf
 from everlong_server.metrics import Metrics
 from everlong_server.services import Services, load, running
@@ -54,6 +55,9 @@ TEMPLATES = {
     "plain": Template("", "\n\n", "\n\n"),
 }
 """The one that the server uses and those it was measured against."""
+
+_IN_VAIN = 50
+"""Documents in a row without a new question, until there is none: of a text only a stretch may fit."""
 
 BRIEFLY = " Answer in a few words."
 """Said with every question, in every way: the references are a few words, and F1 counts every word too many."""
@@ -91,6 +95,8 @@ class Cell:
     document before; `impossible`: of this document's passages, which don't hold the answer."""
     refused: dict[str, list[float]] = field(default_factory=dict)
     """Likewise, 1 where nothing was found about what is asked: the model is told to say so."""
+    sources: dict[str, list[str]] = field(default_factory=dict)
+    """Likewise, the text that each is about."""
     scores: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
     declined: list[float] = field(default_factory=list)
     answered: int = 0
@@ -114,6 +120,8 @@ def evaluate(settings: Settings, plan: Plan, data: Path, console: Console) -> tu
 
     `console` shows how far it is. Raises `DataError`, and what a server raises that cannot start.
     """
+    if plan.ways:
+        squad("", [""])  # what it needs is there, before an hour is spent
     # A short path: a Unix socket is to be in it.
     with (
         tempfile.TemporaryDirectory(prefix="everlong-") as folder,
@@ -167,40 +175,57 @@ async def _measure(
     answers = _Answers(services, plan, recall)
     wanted = max(plan.samples if plan.ways else 0, plan.searches)
 
-    async def search(kind: str, document: Document, question: str) -> list[Span]:
-        words = words_of(question, None)
+    async def search(kind: str, document: Document, asked: Asked) -> list[Span]:
+        question, words = asked.question, words_of(asked.question, None)
         passages = await shelf.passages.search([document.id], words, recall.passages) if words else []
         evidence, _ = choose(passages, "", recall.tokens, answers.count, template)
+        cell.sources.setdefault(kind, []).append(asked.source)
         cell.shares.setdefault(kind, []).append(max((passage.share for passage in passages), default=0.0))
         cell.refused.setdefault(kind, []).append(float(not evidence and asks(question)))
         return [(passage.start, passage.end) for passage in evidence]
 
-    before: tuple[Asked, ...] = ()
-    found = documents(of, novels, cell.length, answers.count, plan.seed, answerable=True)
-    while len(cell.ranks) < wanted:
-        hidden = await asyncio.to_thread(next, found)
-        asked = hidden.asked[: wanted - len(cell.ranks)]
+    before: list[Asked] = []
+    async for hidden, new in _new(of, novels, cell, answers.count, plan.seed, answerable=True):
+        asked = new[: wanted - len(cell.ranks)]
         document = await shelf.put(hidden.text)
         cell.tokens.append(hidden.tokens)
         for question in asked:
-            cell.ranks.append(rank(hidden, question, await search("asked", document, question.question)))
+            cell.ranks.append(rank(hidden, question, await search("asked", document, question)))
         for question in before:
-            await search("elsewhere", document, question.question)
+            await search("elsewhere", document, question)
         before = asked
         if plan.ways and cell.answered < plan.samples:
             await answers.add(cell, hidden, document, asked[: plan.samples - cell.answered])
         await shelf.remove(document)
         tell(len(cell.ranks) / wanted)
-    if any(not question.answers for text in of for question in text.questions):
-        found = documents(of, novels, cell.length, answers.count, plan.seed, answerable=False)
-        while len(cell.refused.get("impossible", ())) < wanted:
-            hidden = await asyncio.to_thread(next, found)
-            document = await shelf.put(hidden.text)
-            for question in hidden.asked:
-                await search("impossible", document, question.question)
-            if "recall" in plan.ways:
-                await answers.decline(cell, hidden, document, hidden.asked[: plan.samples - len(cell.declined)])
-            await shelf.remove(document)
+        if len(cell.ranks) >= wanted:
+            break
+    if not cell.ranks:
+        raise DataError(f"{cell.name}: no question's passages fit into documents of {cell.length} tokens")
+    async for hidden, new in _new(of, novels, cell, answers.count, plan.seed, answerable=False):
+        document = await shelf.put(hidden.text)
+        for question in new:
+            await search("impossible", document, question)
+        if "recall" in plan.ways:
+            await answers.decline(cell, hidden, document, new[: plan.samples - len(cell.declined)])
+        await shelf.remove(document)
+        if len(cell.refused["impossible"]) >= wanted:
+            break
+
+
+async def _new(
+    of: Sequence[Text], novels: Novels, cell: Cell, count: Callable[[str], int], seed: int, *, answerable: bool
+) -> AsyncIterator[tuple[Hidden, list[Asked]]]:
+    """Documents, each with those of its questions that none before had, until all were asked or no more are met."""
+    left = {(text.name, q.text) for text in of for q in text.questions if bool(q.answers) == answerable}
+    found, in_vain = documents(of, novels, cell.length, count, seed, answerable=answerable), 0
+    while left and in_vain < _IN_VAIN:
+        hidden = await asyncio.to_thread(next, found)
+        new = [asked for asked in hidden.asked if (asked.source, asked.question) in left]
+        left -= {(asked.source, asked.question) for asked in new}
+        in_vain = 0 if new else in_vain + 1
+        if new:
+            yield hidden, new
 
 
 class _Answers:
@@ -293,29 +318,35 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
     rows: list[dict[str, Any]] = []
     targets: list[Target] = []
     for cell in cells:
-        hit = mean([float(found is not None) for found in cell.ranks], plan.seed)
-        first = mean([1 / found if found else 0.0 for found in cell.ranks], plan.seed)
+        sources = cell.sources["asked"]
+        hit = mean([float(found is not None) for found in cell.ranks], sources, plan.seed)
+        first = mean([1 / found if found else 0.0 for found in cell.ranks], sources, plan.seed)
         rows.append(_row(cell, "evidence", hit=hit, mrr=first) | {"documents": len(cell.tokens)})
         for way, scores in cell.scores.items():
             columns = zip(("f1", "exact", "within", "declined"), zip(*scores, strict=True), strict=True)
-            rows.append(_row(cell, way, **{name: mean(values, plan.seed) for name, values in columns}))
+            figures = {name: mean(values, sources[: len(values)], plan.seed) for name, values in columns}
+            rows.append(_row(cell, way, **figures))
         if cell.declined:
-            rows.append(_row(cell, "recall, no answer", declined=mean(cell.declined, plan.seed)))
+            about = cell.sources["impossible"][: len(cell.declined)]
+            rows.append(_row(cell, "recall, no answer", declined=mean(cell.declined, about, plan.seed)))
         for kind, what in REFUSALS.items():
             if refused := cell.refused.get(kind):
-                rows.append(_row(cell, f"refuses {what}", refused=mean(refused, plan.seed)))
+                rows.append(_row(cell, f"refuses {what}", refused=mean(refused, cell.sources[kind], plan.seed)))
         where = f"{cell.name} at {cell.length:,}"
         targets.append(Target(f"{where}: evidence holds the answer", hit.value, 0.9, at_most=False))
         if {"both", "ceiling"} <= cell.scores.keys():
-            both, ceiling = (mean([score[0] for score in cell.scores[way]]).value for way in ("both", "ceiling"))
-            ratio = both / ceiling if ceiling else 0.0
-            targets.append(Target(f"{where}: F1 with both ÷ ceiling", ratio, 0.9, at_most=False))
+            share = _share([cell], plan.seed)
+            rows.append(_row(cell, "both ÷ ceiling", f1=share))
+            targets.append(Target(f"{where}: F1 with both ÷ ceiling", share.value, 0.9, at_most=False))
+    if len(cells) > 1 and all({"both", "ceiling"} <= cell.scores.keys() for cell in cells):
+        every = Cell("all", 0)
+        rows.append(_row(every, "both ÷ ceiling", f1=_share(cells, plan.seed)))
     recall = plan.recall
     notes = [f"{way}: {what}" for way, what in WAYS.items() if way in plan.ways] + [
         f"model {model.name}, memory {model.memory_name}, {plan.split} split, seed {plan.seed}, template {plan.template}, "
         f"recall {'as the server has it' if recall is None else recall}, greedy, at most {plan.max_tokens} tokens, "
         f"{minutes:.1f} minutes",
-        "in brackets: 95 % intervals, bootstrapped over questions",
+        "in brackets: 95 % intervals, bootstrapped over the texts that questions are about",
     ]  # fmt: skip
     if model.memory_name == "window" and plan.ways:
         notes.append(
@@ -323,6 +354,15 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
             "no document at all"
         )
     return Report("grounded", rows, targets, notes, kind="eval")
+
+
+def _share(cells: Sequence[Cell], seed: int) -> Mean:
+    """F1 with both ÷ ceiling, of the same questions."""
+    both, ceiling = ([score[0] for cell in cells for score in cell.scores[way]] for way in ("both", "ceiling"))
+    sources = [
+        f"{cell.name}: {source}" for cell in cells for source in cell.sources["asked"][: len(cell.scores["both"])]
+    ]
+    return ratio(both, ceiling, sources, seed)
 
 
 def _row(cell: Cell, way: str, **figures: Mean) -> dict[str, Any]:

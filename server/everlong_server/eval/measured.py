@@ -15,6 +15,7 @@ from everlong_models.errors import ConfigError
 from everlong_models.eval.babilong import babilong, limit, table, tokens_of
 from everlong_models.eval.dialogue import Way, dialogue, sample, usual
 from everlong_models.eval.dialogue import table as of_dialogue
+from everlong_models.eval.wording import wording
 from everlong_models.model import Model
 from everlong_models.tasks.babi import BabiTask
 from everlong_models.tasks.dialogue import dialogues
@@ -94,6 +95,7 @@ def measure_dialogue(
     console: Console,
 ) -> Measured:
     """`ways`: default the `usual` ones. Raises what `dialogue` does."""
+    wording(["a"], ["a"])  # what it needs is there, before an hour is spent
     sampled = sample(dialogues(data, "test"), responses=samples, written=written, seed=seed)
     own = getattr(model.memory, "backbone", None)
     backbone = own if isinstance(own, Backbone) else None

@@ -42,7 +42,7 @@ _DECLINED = normalised(REFUSAL)
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean with its 95 % interval, of `count` values."""
+    """A mean, or a ratio of means, with its 95 % interval, of `count` values."""
 
     value: float
     low: float
@@ -50,11 +50,21 @@ class Mean:
     count: int
 
 
-def mean(values: Sequence[float], seed: int = 0) -> Mean:
-    """The mean of `values` and its bootstrap interval (2,000 resamples of the questions)."""
-    if not values:
-        return Mean(0.0, 0.0, 0.0, 0)
-    sample = np.asarray(values, np.float64)
-    draws = np.random.default_rng(seed).integers(0, len(sample), (2000, len(sample)))
-    low, high = np.percentile(sample[draws].mean(axis=1), (2.5, 97.5))
-    return Mean(float(sample.mean()), float(low), float(high), len(sample))
+def mean(values: Sequence[float], groups: Sequence[str], seed: int = 0) -> Mean:
+    """The mean of `values`; see `ratio`."""
+    return ratio(values, [1.0] * len(values), groups, seed)
+
+
+def ratio(above: Sequence[float], below: Sequence[float], groups: Sequence[str], seed: int = 0) -> Mean:
+    """Σ `above` ÷ Σ `below` with its bootstrap interval (2,000 resamples of the groups): questions of one text, which are alike, are
+    drawn together. 0 where nothing is below."""
+    names = {name: n for n, name in enumerate(dict.fromkeys(groups))}
+    sums = np.zeros((len(names), 2))
+    for group, *pair in zip(groups, above, below, strict=True):
+        sums[names[group]] += pair
+    if not sums[:, 1].any():
+        return Mean(0.0, 0.0, 0.0, len(above))
+    draws = sums[np.random.default_rng(seed).integers(0, len(sums), (2000, len(sums)))].sum(axis=1)
+    found = np.divide(draws[:, 0], draws[:, 1], out=np.zeros(len(draws)), where=draws[:, 1] != 0)
+    low, high = np.percentile(found, (2.5, 97.5))
+    return Mean(float(sums[:, 0].sum() / sums[:, 1].sum()), float(low), float(high), len(above))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from everlong_models.armt import ARMTConfig
-from everlong_models.errors import ConfigError, DataError
+from everlong_models.errors import ConfigError, DataError, RunError
 from everlong_models.eval.language import draw_language, extended, language
 from everlong_models.eval.seeds import Seed
 from everlong_models.eval.sorting import draw_sorting, sorting
@@ -56,6 +56,9 @@ def test_seeds_of_one_name_are_one_row_and_a_plot_shows_them(tmp_path: Path) -> 
     alone = [sorting([model], **how)[1] for model in made]
     assert [(row["model"], row["symbols"]) for row in rows] == [("one", 16), ("one", 64), ("two", 16), ("two", 64)]
     assert rows[1] == alone[0]
+    wider = TransformerXL(TransformerXLConfig(vocab_size=5, memory_length=16, **SIZES)).eval()
+    with pytest.raises(RunError, match="'two' names models that differ by more than their seed"):
+        sorting([*made, Seed("two", wider, symbols(4))], **how)
     values = [row["accuracy"] for row in alone[1:]]
     assert values[0] != values[1]
     assert (rows[3]["least"], rows[3]["most"]) == (min(values), max(values))

@@ -96,6 +96,18 @@ def test_held_out_answers_are_scored(tmp_path: Path, tokenizer: Tokenizer, tiny_
     assert 1 < scores["perplexity"] < 1e6
 
 
+def test_the_file_that_is_named_is_read(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Not one of its name elsewhere; and whatever separators its words hold."""
+    (tmp_path / "an-archive").mkdir()
+    (tmp_path / "an-archive" / "prompts.jsonl").write_text("{")
+    lines = [line(n) for n in range(40)]
+    lines[3]["turns"][0]["prompt"] += "\u2028\x85"
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps(each, ensure_ascii=False) for each in lines))
+    make(tmp_path, tokenizer)
+    (tmp_path / "b[1].jsonl").write_text((tmp_path / "prompts.jsonl").read_text())
+    make(tmp_path, tokenizer, file="b[1].jsonl")
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -104,6 +116,10 @@ def test_held_out_answers_are_scored(tmp_path: Path, tokenizer: Tokenizer, tiny_
         (json.dumps({"source": "a", "turns": []}), "line 1: no turns"),
         (json.dumps({"source": "a", "turns": [{"prompt": "b", "answers": []}]}), "line 1: a turn lacks answers"),
         (json.dumps({"turns": [{"prompt": "b", "answers": ["c"]}]}), "line 1: no 'source'"),
+        (
+            json.dumps({"source": "a", "turns": [{"prompt": "b", "answers": "Paris"}]}),
+            "line 1: answers must be a list, found 'Paris'",
+        ),
         (json.dumps(line(1)), "one source in 20 is held out"),
     ],
 )

@@ -207,21 +207,30 @@ def test_readers_of_other_formats(tmp_path):
     (met,) = sources.read(tmp_path, "qmsum", "train")
     assert met.parts[1] == "B: Words of B."
     assert met.asked == (Asked("Summarize.", ("They met.",)), Asked("What of B?", ("It spoke.",), (1, 2)))
-    passage = "A tower stands in the north of the town. " * 8
+    around = "A tower stands in the north of the town. " * 4
+    passages = [
+        f"{around}Tower {n} is the one of all of them that a person sees first who comes by sea. {around}"
+        for n in range(20)
+    ]
     write(
         tmp_path / "t0_docqa" / "data_per_template" / "a.jsonl",
         "".join(
             json.dumps(
-                {"prompt": f"Read this:\n\n{passage}{n}\n\nWhere is tower {n}?", "completion": "north<|endoftext|>"}
+                {"prompt": f"Read this:\n\n{head}{passage}{tail}\n\nWhere is it?", "completion": "north<|endoftext|>"}
             )
             + "\n"
-            for n in range(20)
+            for passage in passages
+            for head, tail in (("", ""), ("", ", can you guess it?"), ("Text: ", ""))
         ),
     )
     kept, held = (sources.read(tmp_path, "t0_docqa", part) for part in ("train", "validation"))
-    assert len(kept) + len(held) == 20
+    assert len(kept) + len(held) == 60
+    told = [{passage for passage in passages for source in part if passage in source.parts[0]} for part in (kept, held)]
+    assert told[0].isdisjoint(told[1]), "a passage is held out in all of its prompts, or in none"
+    assert [len(part) for part in told] == [len(kept) / 3, len(held) / 3]
+    assert held
     assert kept[0].parts[0].startswith("A tower stands")
-    assert kept[0].asked[0].question.startswith("Read this:\nWhere is tower")
+    assert kept[0].asked[0].question.startswith("Read this:\nWhere is it")
     assert kept[0].asked[0].answers == ("north",)
 
 
@@ -243,6 +252,9 @@ def test_broken_lines_are_named(tmp_path, data):
         rows(asked, *table)
         with pytest.raises(DataError, match=rf"a-questions\.csv, {said}"):
             sources.read(tmp_path, "fairytaleqa", "train")
+    write(asked, 'question,cor_section,answer1\nWhat?,1,"It' + "s" * 140_000 + "\n")
+    with pytest.raises(DataError, match=r"a-questions\.csv, line \d+: field larger than field limit"):
+        sources.read(tmp_path, "fairytaleqa", "train")
     rows(asked, ("question", "cor_section", "answer1"), ("What?", "1", "It."))
     stories.unlink()
     with pytest.raises(DataError, match=r"cannot read .*a-story\.csv"):

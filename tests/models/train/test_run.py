@@ -14,7 +14,9 @@ from everlong_models.train import checkpoint
 from everlong_models.train import run as running
 from everlong_models.train.learner import make_learner
 from everlong_models.train.run import MODEL, Run
+from tests.models import folders
 from tests.models.train.conftest import full_disk, made_once, recipe, take
+from tests.tinymodel import STORY
 
 
 def weights(run):
@@ -227,8 +229,114 @@ def test_a_checkpoint_of_another_architecture(start, tmp_path):
     other = {**run.learner.parameters, name: torch.nn.Parameter(parameter.data[:1])}
     with pytest.raises(RunError, match=f"of another architecture: {re.escape(name)} is"):
         checkpoint.restore(
-            tmp_path / "run", recipe=recipe().digest(), parameters=other, optimizer=torch.optim.AdamW(other.values())
+            tmp_path / "run",
+            recipe=recipe().digest(),
+            tokenizer=run.learner.tokenizer.digest(),
+            parameters=other,
+            optimizer=torch.optim.AdamW(other.values()),
         )
+
+
+def test_a_run_goes_on_with_the_data_that_it_was_begun_with(start, data, tmp_path):
+    """A tokenizer made of other texts has other words at the same numbers."""
+    take(start(recipe()), 1)
+    other = tmp_path / "other" / "books-260"
+    other.mkdir(parents=True)
+    (other / "book.txt").write_text(STORY.read_text().upper())
+    (other / "another.txt").write_text(STORY.read_text()[:3000])
+    with pytest.raises(RunError, match=r"was begun with other data: the tokenizer made of it was [0-9a-f]{12}…"):
+        start(recipe(), resume=True, data=other.parent)
+    assert start(recipe(), resume=True).position.step == 1
+
+
+def test_a_folder_with_a_model_is_not_begun_anew(start, tmp_path):
+    run = start(recipe())
+    take(run, 99)
+    run.learner.save(tmp_path / "run" / MODEL, "of a test")
+    (tmp_path / "run" / checkpoint.FILE).unlink()
+    written = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(RunError, match=r"holds a run \(model\)"):
+        start(recipe())
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == written
+
+
+def test_memories_that_nobody_goes_on_from_are_not_kept(start):
+    run = start(recipe())
+    take(run, 1)
+    assert run._carried == []
+    language = start(
+        recipe(task={"name": "language", "vocabulary": 300}, mixed=0, stages=[{"segments": 1, "steps": 2}]), "l"
+    )
+    take(language, 1)
+    assert [state.rows for state in language._carried] == [4]
+
+
+def test_no_room_for_the_rows_names_what_to_change(start, monkeypatch):
+    run = start(recipe(rows_at_once=3))
+    take(run, 1)
+    run.save()
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(running, "unroll", full)
+    with pytest.raises(RunError, match=r"step 1: rows_at_once=3 rows of \d+ tokens.*2\.00 GiB.*that of step 1 is kept"):
+        take(run, 1)
+    monkeypatch.setattr(run.task, "evaluate", full)
+    with pytest.raises(RunError, match="step 1: no room to score documents of 2 segments"):
+        run.score()
+
+
+def test_small_figures_are_written_as_they_are(start):
+    run = start(recipe(optimizer={"lr": 1e-5, "warmup": 500}))
+    take(run, 1)
+    assert [entry["lr"] for entry in run.journal.read()] == [pytest.approx(2e-8)]
+
+
+INFINITE = {"segment_length": 16, "width": 16, "layers": 1, "heads": 2, "short_term": 8, "basis": 8, "samples": 8}
+
+
+def test_a_seed_draws_all_weights(data, tmp_path):
+    """Also those of memories that draw theirs by themselves; a model that is begun with keeps its own."""
+
+    def made(number, **options):
+        learner = {"memory": "infinite_scratch", "options": INFINITE | options, "learn": "all"}
+        task = recipe().task
+        found = make_learner(
+            recipe(learner=learner).learner,
+            made_tokenizer=made_once(task, data),
+            models_dir=tmp_path,
+            device=torch.device("cpu"),
+            seed=number,
+        )
+        return {name: parameter.detach() for name, parameter in found.parameters.items() if parameter.std() > 0}
+
+    first, again, other, named = made(0), made(0), made(1), made(1, seed=0)
+    assert_same(first, again)
+    assert_same(first, named)
+    same = [name for name in first if torch.equal(first[name], other[name])]
+    assert same == ["memory.layers.0.bias"], "where densities begin is no matter of chance"
+
+
+def test_adapters_of_a_backbone_with_transposed_weights(tmp_path):
+    learner = {
+        "memory": "rmt", "options": {"segment_length": 24, "memory_tokens": 2}, "backbone": str(folders.backbone("gpt2")),
+        "adapters": {"rank": 2, "alpha": 8},
+    }  # fmt: skip
+    found = make_learner(
+        recipe(learner=learner).learner, made_tokenizer=None, models_dir=tmp_path, device=torch.device("cpu"), seed=0
+    )
+    torch.manual_seed(0)
+    for parameter in found.parameters.values():
+        torch.nn.init.normal_(parameter, std=0.1)
+    found.save(tmp_path / MODEL, "")
+    loaded = load_model(str(tmp_path / MODEL), models_dir=tmp_path)
+    plain = load_model(str(folders.backbone("gpt2")), models_dir=tmp_path, memory="rmt", options=learner["options"])
+    text, memory = torch.arange(20)[None] + 5, found.memory.eval()
+    with torch.no_grad():
+        expected, got, without = (m.forward(text, m.initial_state(1)) for m in (memory, loaded.memory, plain.memory))
+    torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)  # the updates are stored in bfloat16
+    assert not torch.allclose(without, expected, rtol=0.2, atol=0.2)
 
 
 def test_a_checkpoint_is_no_pickle(start, tmp_path):
