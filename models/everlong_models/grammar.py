@@ -6,6 +6,7 @@ on with it. That is the mask over a row's logits.
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -25,6 +26,10 @@ _JSON: llguidance._lib.JsonCompileOptions = {
 }
 _LIMITS = llguidance.LLParserLimits(step_max_items=20_000)
 """What a token may cost: a schema that takes more stalls all answers."""
+_LONGEST = 200_000
+"""Characters of a schema's grammar: some thousand properties, and seconds to compile."""
+_KEPT = 16
+"""Grammars that were asked for lately."""
 
 
 class Grammar:
@@ -63,20 +68,29 @@ class Grammars:
         self._vocab_size = vocab_size
         self._made: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
+        self._compiled = functools.lru_cache(_KEPT)(self._compile)
 
     def json(self, schema: dict[str, Any]) -> Grammar:
         """JSON of that schema. Raises `GrammarError` for one that is wrong, too large, or says what is not supported."""
-        with self._lock:
-            if self._made is None:  # a second for a large vocabulary, once
-                self._made = self._tokenizer.automaton(self._vocab_size)
         try:
             text = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
         except ValueError as error:  # a number that is none of JSON's
             raise GrammarError(str(error)[:200]) from error
-        grammar = Grammar(llguidance.LLMatcher(self._made, text, log_level=0, limits=_LIMITS), self._vocab_size)
+        if len(text) > _LONGEST:
+            raise GrammarError(
+                f"its grammar has {len(text)} characters, the limit is {_LONGEST}: name fewer properties"
+            )
+        return Grammar(self._compiled(text).deep_copy(), self._vocab_size)
+
+    def _compile(self, text: str) -> llguidance.LLMatcher:
+        with self._lock:
+            if self._made is None:  # a second for a large vocabulary, once
+                self._made = self._tokenizer.automaton(self._vocab_size)
+        matcher = llguidance.LLMatcher(self._made, text, log_level=0, limits=_LIMITS)
+        grammar = Grammar(matcher, self._vocab_size)
         grammar._require()
         grammar.allowed()  # what is too much for the first token is said at once
-        return grammar
+        return matcher
 
 
 def _first(error: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -18,6 +19,9 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from everlong_models.errors import BackboneError
+
+# A text at a time is encoded here: threads would do nothing for it, and every fork would warn of them.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # The alternatives that the patterns of byte-level tokenizers in use are made of (GPT-2, SmolLM, Llama 3, Qwen, o200k,
 # Tekken). `_settled` is right for these; a pattern of any other kind is not cut.
@@ -135,7 +139,8 @@ class Tokenizer:
         return hashlib.sha256(f"{self._spec}\0{self.chat_template}".encode()).hexdigest()
 
     def _encoded(self, text: str) -> Encoding:
-        return self._text.encode(text, add_special_tokens=False)
+        # Not `encode`, which lets nothing else run in this process meanwhile.
+        return self._text.encode_batch([text], add_special_tokens=False)[0]
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,7 +17,10 @@ class Pool:
     def __init__(self, name: str, threads: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
+    def begin(self, do: Callable[..., T], *arguments: object) -> Future[T]:
+        """What `do` will return, in the caller's context. Cancelling it succeeds unless it has begun."""
+        return self._executor.submit(contextvars.copy_context().run, do, *arguments)
+
     async def run(self, do: Callable[..., T], *arguments: object) -> T:
         """What `do` returns, in the caller's context. Cancelling ends the waiting only, unless it has not begun."""
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, do, *arguments)
+        return await asyncio.wrap_future(self.begin(do, *arguments))

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from redis.exceptions import RedisError
@@ -55,6 +55,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _LEAVE_SECONDS = 3.0
+_AGAIN_SECONDS = 1.0
 _REST = 256
 """Tokens of what a model sees that a question and its answer need beside the passages, or half if it sees few."""
 
@@ -330,12 +331,12 @@ async def running(
             )  # fmt: skip
 
         tasks = [
-            asyncio.create_task(work)
+            asyncio.create_task(_lasting(work))
             for work in (
-                _beat(redis, jobs, unwatched, slots, attempts, metrics, settings.lease_seconds / 3),
-                *(reader().run() for _ in range(settings.max_readers or (2 if engine.on_cpu else 64))),
-                background.run(),
-                _expire(redis, uploads, blobs, known, settings.upload_seconds),
+                lambda: _beat(redis, jobs, unwatched, slots, attempts, metrics, settings.lease_seconds / 3),
+                *[lambda: reader().run()] * (settings.max_readers or (2 if engine.on_cpu else 64)),
+                background.run,
+                lambda: _expire(redis, uploads, blobs, known, settings.upload_seconds),
             )
         ]
 
@@ -349,6 +350,17 @@ async def running(
 
         stack.push_async_callback(end)
         yield services
+
+
+async def _lasting(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Work that goes on for as long as the server; broken off by what nobody thought of, it begins again."""
+    while True:
+        try:
+            await work()
+            return
+        except Exception:
+            log.exception("work in the background broke off, and begins again")
+            await asyncio.sleep(_AGAIN_SECONDS)
 
 
 async def _beat(

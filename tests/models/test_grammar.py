@@ -91,13 +91,26 @@ def test_the_mask_is_the_last_word(grammars: Grammars, tokenizer: Tokenizer) -> 
         ({"$ref": "http://127.0.0.1:1/x"}, "does not fetch"),
         ({"$ref": "file:///etc/passwd"}, "does not fetch"),
         ({"type": "integer", "maximum": 10**400}, "not JSON"),
-        ({"properties": {str(n): {"type": "string"} for n in range(20_000)}}, "too large"),
+        ({"properties": {str(n): {"type": "string"} for n in range(20_000)}}, "the limit is 200000: name fewer"),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "unsatisfiable"),
     ],
 )
 def test_schemas_that_cannot_be_followed(grammars: Grammars, schema: dict[str, Any], words: str) -> None:
     with pytest.raises(GrammarError, match=f"(?i){words}"):
         grammars.json(schema)
+
+
+def test_answers_of_one_schema_go_their_own_ways(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """It is compiled once, and each follows its own answer."""
+    schema = {"enum": ["yes", "no"]}
+    one, other = grammars.json(schema), grammars.json(schema)
+    before = other.allowed()
+    for token in tokenizer.encode('"yes"'):
+        one.take(token)
+    assert one.over
+    assert not other.over
+    assert torch.equal(other.allowed(), before)
+    assert torch.equal(grammars.json(schema).allowed(), before)
 
 
 def test_schemas_nested_beyond_measure(grammars: Grammars) -> None:

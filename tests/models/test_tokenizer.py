@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 import everlong_models.tokenizer as module
 from everlong_models.errors import BackboneError
 from everlong_models.tokenizer import Place, Tokenizer, TokenStream
-from tests.tinymodel import NOVEL
+from tests.tinymodel import NOVEL, make_tokenizer
 
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -257,9 +258,9 @@ class TestStreaming:
         class Counting:
             characters = 0
 
-            def encode(self, text: str, **options: object) -> object:
-                self.characters += len(text)
-                return tokenizer._text.encode(text, **options)
+            def encode_batch(self, texts: list[str], **options: object) -> object:
+                self.characters += sum(map(len, texts))
+                return tokenizer._text.encode_batch(texts, **options)
 
         tokenizer, text = bpe(name), "start " + run * 6000 + " end of the run" * 20
         counting = Counting()
@@ -471,3 +472,26 @@ def test_an_answer_ends_with_what_the_model_ends_it_with() -> None:
     (end,) = tokenizer.eos_ids
     tokenizer.end_with([end, 0, 10**9, -1])
     assert tokenizer.eos_ids == (end, 0)
+
+
+def test_others_run_while_a_text_is_encoded() -> None:
+    """Those who generate answers, above all."""
+    tokenizer, text = Tokenizer(make_tokenizer()), NOVEL.read_text()
+    turns, over, begun = 0, threading.Event(), threading.Event()
+
+    def turn() -> None:
+        nonlocal turns
+        while not over.is_set():
+            turns += 1
+            begun.set()
+
+    other = threading.Thread(target=turn)
+    other.start()
+    assert begun.wait(30)
+    before = turns
+    ids = tokenizer.encode(text * 4)
+    after = turns
+    over.set()
+    other.join()
+    assert len(ids) > 10_000
+    assert after - before > 100, "at most a few where the interpreter is held"

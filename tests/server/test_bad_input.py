@@ -42,6 +42,11 @@ def session(shared_server: Server) -> str:
         ({"logit_bias": {"100000": 1}}, "logit_bias", "vocabulary"),
         ({"stop_token_ids": [100000]}, "stop_token_ids", "vocabulary"),
         ({"top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        (
+            {"logprobs": True, "top_logprobs": 20, "max_tokens": 10_000},
+            "max_tokens",
+            "limit of 200000 log-probabilities",
+        ),
         ({"stream": "maybe"}, "stream", "boolean"),
         ({"content": ""}, "content", "at least 1 character"),
         ({"content": None}, "content", "string"),

@@ -5,8 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from everlong_server import services
 from everlong_server.pools import Pool
+from everlong_server.store import beside as beside_module
+from everlong_server.store.beside import Beside
+from everlong_server.store.blobs import Blobs
 
 
 async def test_it_takes_no_thread_from_others_and_keeps_the_context() -> None:
@@ -26,3 +35,58 @@ async def test_it_takes_no_thread_from_others_and_keeps_the_context() -> None:
     assert await asyncio.wait_for(asyncio.to_thread(lambda: "at once"), 30) == "at once"
     go.set()
     assert await asyncio.gather(*tasks) == [(number, "Alice", "test") for number in range(40)]
+
+
+class Known:
+    """Every document is there."""
+
+    async def get(self, document_id: str) -> Any:
+        return document_id
+
+
+async def test_whoever_leaves_while_it_stands_in_line_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being made for others goes on; what was begun for the one who leaves has ended when he is gone."""
+    monkeypatch.setattr(beside_module, "_MAKERS", Pool("test", 1))
+    beside, begun, made = Beside(Blobs(f"file://{tmp_path}"), Known()), threading.Event(), []
+
+    def make(path: Path, stop: threading.Event) -> None:
+        begun.set()
+        assert stop.wait(30)
+        made.append(path.name)
+        raise beside_module.Stopped
+
+    def ensure(name: str) -> asyncio.Task[None]:
+        document: Any = SimpleNamespace(id=name)
+        return asyncio.create_task(beside.ensure(document, f"{name}.x", make))
+
+    first = ensure("doc_1")
+    assert await asyncio.to_thread(begun.wait, 30)
+    second = ensure("doc_2")
+    while "doc_2.x" not in beside_module._MAKING or not beside_module._MAKING["doc_2.x"].locked():
+        await asyncio.sleep(0.01)
+    second.cancel()
+    await asyncio.wait([second], timeout=30)
+    assert second.cancelled()
+    assert not first.done()
+    assert made == []
+    first.cancel()
+    await asyncio.wait([first], timeout=30)
+    assert first.cancelled()
+    assert len(made) == 1, "it has ended, and the other one never began"
+
+
+async def test_work_that_breaks_off_begins_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(services, "_AGAIN_SECONDS", 0)
+    left = [NotImplementedError("no such thing"), ValueError("x")]
+
+    async def work() -> None:
+        if left:
+            raise left.pop()
+
+    await services._lasting(work)
+    assert left == []
+    assert [record.message for record in caplog.records] == ["work in the background broke off, and begins again"] * 2

@@ -143,6 +143,34 @@ def test_reading_gets_its_share_while_answers_are_generated(share: float) -> Non
         assert longest == 1, "a stream stalls for one segment at most"
 
 
+@pytest.mark.parametrize("tokens", [1, 4, 64])
+@pytest.mark.parametrize("places", [1, 8])
+def test_reading_gets_its_share_while_prompts_wait(tokens: int, places: int) -> None:
+    """There are always more: places that become free are taken at once."""
+    scheduler, left, next_id = Scheduler(places, 0.3, 0.1), {}, 1
+    spent, cost = {"read": 0.0, "open": 0.0, "step": 0.0}, {"read": 1.0, "open": 0.4, "step": 0.05}
+    scheduler.add_document(0)
+    for n in range(5000):
+        while len(scheduler.prompts) < 3:
+            next_id += 1
+            scheduler.add_prompt(next_id)
+        work = scheduler.next()
+        assert work is not None
+        if n == 0:
+            assert work.kind == "open", "the first one waits for nothing"
+        if work.kind == "open":
+            scheduler.opened(work.ids[0])
+            left[work.ids[0]] = tokens
+        elif work.kind == "step":
+            for stream in list(scheduler.streams):
+                left[stream] -= 1
+                if not left[stream]:
+                    scheduler.remove(stream)
+        scheduler.record(work, cost[work.kind])
+        spent[work.kind] += cost[work.kind]
+    assert spent["read"] / sum(spent.values()) == pytest.approx(0.3, abs=0.02)
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from(["prompt", "document", "cancel"]), st.integers(0, 5), st.floats(0.001, 2.0)),

@@ -24,8 +24,9 @@ SCRIPTS = {
     for name, text in vars(scripts).items()
     if isinstance(text, str) and "redis.call" in text and not name.startswith("_")
 }
-DYING = {"TAKE_JOB"}
-"""What is only run when a replica has died: tests/server/test_jobs.py, and the campaigns."""
+DYING = {"TAKE_JOB", "DROP_LEASE"}
+"""What is only run when a replica has died, or Redis is away for longer: tests/server/test_jobs.py, test_leases.py, and the
+campaigns."""
 
 
 @pytest.fixture(scope="module")

@@ -181,6 +181,13 @@ def test_a_silent_client_is_let_go(new_server) -> None:
         connection.recv(timeout=20)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1001
+    # Not while it is answered, however long that takes.
+    with opened(server, server.session()["id"]) as connection:
+        socket = Socket(connection)
+        socket.send({"type": "message.create", "content": "Talk.", "max_tokens": 2000, "ignore_eos": True})
+        assert socket.until("response.completed")[-1]["message"]["usage"]["completion_tokens"] == 2000
+        with pytest.raises(ConnectionClosed):
+            connection.recv(timeout=20)
 
 
 def test_overload_closes_with_try_again_later(new_server) -> None:

@@ -49,8 +49,7 @@ class Socket(ABC):
         """Until the client leaves, is silent for too long, or may not go on."""
         try:
             while self.socket.client_state is WebSocketState.CONNECTED:
-                async with asyncio.timeout(self._idle_seconds):
-                    frame = await self.socket.receive()
+                frame = await self._heard()
                 if frame["type"] == "websocket.disconnect":
                     return
                 try:
@@ -67,6 +66,18 @@ class Socket(ABC):
             if self.answering is not None:
                 self.answering.cancel()
                 await asyncio.gather(self.answering, return_exceptions=True)
+
+    async def _heard(self) -> MutableMapping[str, Any]:
+        """The client's next frame. Raises `TimeoutError` if it is silent for too long, and no answer is under way."""
+        hearing = asyncio.create_task(self.socket.receive())
+        try:
+            while not (await asyncio.wait([hearing], timeout=self._idle_seconds))[0]:
+                if self.answering is None or self.answering.done():
+                    raise TimeoutError
+                await asyncio.wait([hearing, self.answering], return_when=asyncio.FIRST_COMPLETED)
+            return await hearing
+        finally:
+            hearing.cancel()
 
     async def send(self, event: dict[str, Any]) -> None:
         """Raises `WebSocketDisconnect` if the client has gone."""

@@ -7,18 +7,20 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from everlong_models import Grammars, MemoryState, MemoryView, Model
+from everlong_models import Grammar, Grammars, MemoryState, MemoryView, Model
 from everlong_server.engine.items import Answer, Delta, Failed, Finished, Look, Read
 from everlong_server.engine.runner import Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
+from everlong_server.pools import Pool
 
 T = TypeVar("T")
 _USUAL = 10.0
 """Seconds of an answer, before there was one."""
+_COMPILERS = Pool("everlong-grammars", 2)
 
 
 class Engine:
@@ -39,7 +41,7 @@ class Engine:
         """`max_stall`: seconds. `max_streams`, `reading_rows`, `graphs`: see `Runner`. `on_step`: told on the device's thread, after each
         step of the answers, which share of the places was taken."""
         self.model = model
-        self.grammars = Grammars(model.tokenizer, model.memory.vocab_size)
+        self._grammars = Grammars(model.tokenizer, model.memory.vocab_size)
         self._runner = Runner(
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
             graphs=graphs, on_step=on_step,
@@ -49,6 +51,10 @@ class Engine:
         self._durations: deque[float] = deque(maxlen=32)
         self._answers: set[asyncio.Queue[Delta | Finished | Failed]] = set()
         self.draining = False
+
+    async def grammar(self, schema: dict[str, Any]) -> Grammar:
+        """What an answer of that JSON schema may be. Raises `GrammarError`. A large one takes seconds, and threads of its own."""
+        return await _COMPILERS.run(self._grammars.json, schema)
 
     def start(self) -> None:
         """Starts the device thread."""

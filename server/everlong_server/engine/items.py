@@ -75,7 +75,7 @@ class Answer:
     began: float | None = None
     """When the device began with it."""
     at: int = 0
-    """Tokens of the prompt that are in the memory."""
+    """Tokens of the prompt that were read."""
     sampler: Sampler | None = None
     logits: Tensor | None = None
     """(V,), for the token to come."""

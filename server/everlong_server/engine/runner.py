@@ -282,7 +282,7 @@ class Runner:
     def _open(self, item: Answer) -> None:
         """Reads the last 1 … S tokens before the answer into a cache, which joins the batch."""
         item.state = item.state.to(self._device)
-        item.open = item.open + item.prompt[item.at :]
+        item.open, item.at = item.open + item.prompt[item.at :], len(item.prompt)
         item.sampler = Sampler(item.params, item.seed, item.open, self._memory.vocab_size, item.grammar)
         item.wording = Wording(self._model.tokenizer, item.params.stop)
         self._batch.enter(item)

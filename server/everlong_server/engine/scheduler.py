@@ -82,7 +82,7 @@ class Scheduler:
     streams: set[int] = field(default_factory=set)
     documents: Turns = field(default_factory=Turns)
     _reading_debt: float = 0.0
-    """Seconds of answering that are still owed for the reading done since the answers came."""
+    """Seconds of answering that are still owed for the reading done since the answers came. Below zero reading is owed some."""
 
     def add_prompt(self, id: int, owner: str = "") -> None:
         """An answer is wanted."""
@@ -104,7 +104,8 @@ class Scheduler:
 
     def next(self) -> Work | None:
         """The work to do now, or None if there is none."""
-        if self.prompts and len(self.streams) < self.max_streams:
+        opening = bool(self.prompts) and len(self.streams) < self.max_streams
+        if opening and not (self.documents and self._reading_debt < 0):
             return Work("open", (self.prompts.take(),))
         if self.documents and (not self.streams or self._reading_debt <= 0):
             return Work("read", self.documents.turns(self.reading_rows))  # a segment each
@@ -118,9 +119,11 @@ class Scheduler:
 
     def record(self, work: Work, seconds: float) -> None:
         """`work` has taken so many seconds of the device."""
-        if work.kind == "read" and self.streams:
+        if work.kind == "read" and (self.streams or self._reading_debt < 0):
             self._reading_debt += seconds * (1 - self.reading_share) / self.reading_share
         elif work.kind != "read":
-            self._reading_debt = max(0.0, self._reading_debt - seconds)
-        if not self.streams:
+            self._reading_debt -= seconds
+            if not self.documents:
+                self._reading_debt = max(0.0, self._reading_debt)
+        if not (self.streams or self.prompts):
             self._reading_debt = 0.0

@@ -45,6 +45,9 @@ from everlong_server.store.passages import Passage, Passages
 from everlong_server.store.records import Said, Session, new_id, now
 from everlong_server.tracing import Tracing
 
+_MOST_LOGPROBS = 200_000
+"""They are kept until the answer is complete, about half a kilobyte each."""
+
 Event = dict[str, Any]
 Written = dict[str, Any]
 """What is stored of a session behind an answer: state, open segment, position."""
@@ -60,6 +63,12 @@ class Turn:
     _answer: Answer | None = None
     _engine: Engine | None = None
     _lost: Exception | None = None
+
+    def begun(self, answer: Answer, engine: Engine) -> None:
+        """There is something to cancel now. Raises what it was lost with before."""
+        self._answer, self._engine = answer, engine
+        if self._lost is not None:
+            raise self._lost
 
     def cancel(self) -> None:
         """The answer ends within one step, with `finish_reason` "cancelled"; what was said is kept."""
@@ -157,11 +166,11 @@ class Turns:
     ) -> AsyncGenerator[Event, None]:
         pace = self._metrics.pace()
         self._check(content, params)
-        grammar = await asyncio.to_thread(self._grammar, params)
         async with AsyncExitStack() as stack:
             span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
             stack.enter_context(self._engine.admit())
             spent = await stack.enter_async_context(self._allowance.stream(self._engine.usual_seconds))
+            grammar = await self._grammar(params)
             place = await stack.enter_async_context(entered)
             session = place.session
             found, lacking = await self._recall(place, content, recall)
@@ -183,7 +192,7 @@ class Turns:
                 grammar,
                 self._allowance.tenant,
             )
-            turn._answer, turn._engine = answer, self._engine
+            turn.begun(answer, self._engine)
             message: dict[str, Any] = {
                 "id": turn.id, "object": "message", "role": "assistant", "session": session.id,
                 "model": self._engine.model.name, "created_at": now(), "seed": seed,
@@ -198,10 +207,8 @@ class Turns:
                     async for event in events:
                         if isinstance(event, Finished):
                             finished = event
-                            spent.tokens = len(prompt) + event.tokens
                             break
                         pace.token()
-                        spent.tokens = 1 + (spent.tokens or len(prompt))
                         logprobs += event.logprobs
                         if event.text or event.logprobs:
                             delta = {"type": "response.output_text.delta", "response_id": turn.id, "delta": event.text}
@@ -210,6 +217,8 @@ class Turns:
                 raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
             except InterruptedError:  # cancelled before the prompt was read: there is nothing to keep
                 pass
+            finally:  # what the device has done is charged, though the caller left before the first word
+                spent.tokens = answer.at + answer.generated
             if turn._lost is not None:
                 raise turn._lost
             reused = session.position - len(session.open)
@@ -228,9 +237,8 @@ class Turns:
                     "completion_tokens": finished.tokens if finished else 0,
                     "reused_tokens": reused,
                 },
+                **({"logprobs": logprobs} if params.logprobs else {}),
             }
-            if params.logprobs:
-                message["logprobs"] = logprobs
             if finished is not None:
                 await place.keep(message, await self._written(session, finished))
                 pace.end()
@@ -245,6 +253,11 @@ class Turns:
                 f"content has {len(content)} characters, the limit is {self._max_message_chars}: "
                 "upload a long text as a document", param="content",
             )  # fmt: skip
+        if params.logprobs and params.max_tokens * (1 + params.top_logprobs) > _MOST_LOGPROBS:
+            raise InvalidRequest(
+                f"max_tokens={params.max_tokens} with {1 + params.top_logprobs} log-probabilities each is more than the limit of "
+                f"{_MOST_LOGPROBS} log-probabilities in an answer: ask for fewer tokens, or a lower top_logprobs", param="max_tokens",
+            )  # fmt: skip
         vocabulary = self._engine.model.memory.vocab_size
         for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             for token in tokens:
@@ -253,9 +266,9 @@ class Turns:
                         f"{name}: token id {token} is not below the vocabulary's {vocabulary}", param=name
                     )
 
-    def _grammar(self, params: SamplingParams) -> Grammar | None:
+    async def _grammar(self, params: SamplingParams) -> Grammar | None:
         try:
-            return None if params.json_schema is None else self._engine.grammars.json(params.json_schema)
+            return None if params.json_schema is None else await self._engine.grammar(params.json_schema)
         except GrammarError as error:
             raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
 

@@ -53,12 +53,14 @@ class Beside:
 
     async def _make(self, document: Document, name: str, make: Make) -> None:
         stop = threading.Event()
-        making = asyncio.create_task(_MAKERS.run(self._fill, name, make, stop))
+        begun = _MAKERS.begin(self._fill, name, make, stop)
+        making = asyncio.wrap_future(begun)
         try:
             await asyncio.shield(making)
         finally:
             stop.set()
-            await asyncio.wait([making])
+            if not begun.cancel():  # else it still stood in line
+                await asyncio.wait([making])
             try:
                 await self._documents.get(document.id)
             except NotFound:  # deleted meanwhile, perhaps before the blob had its name

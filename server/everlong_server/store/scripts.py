@@ -314,6 +314,12 @@ redis.call('SET', KEYS[1], value, 'PX', ARGV[3])
 return value
 """
 
+# KEYS: lease. ARGV: nonce. Gives back a lease whose value nobody was told.
+DROP_LEASE = """
+local holder = redis.call('GET', KEYS[1])
+if holder and string.match(holder, '^[^|]*|([^|]*)|') == ARGV[1] then redis.call('DEL', KEYS[1]) end
+"""
+
 # KEYS: lease. ARGV: value, milliseconds (0: give it back). Returns 1 if the lease was ours.
 RENEW_LEASE = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
 from everlong_server.store import keys, scripts
@@ -189,11 +193,15 @@ class Sessions:
 
     async def acquire(self, session_id: str) -> Lease:
         """Raises `SessionBusy` if a living replica holds the lease."""
-        value = await self._scripts.run(
-            scripts.ACQUIRE_LEASE,
-            [keys.session_lease(session_id), keys.FENCE],
-            [self._replica, uuid.uuid4().hex, self._lease_ms, keys.REPLICA],
-        )
+        lease, nonce = keys.session_lease(session_id), uuid.uuid4().hex
+        try:
+            value = await self._scripts.run(
+                scripts.ACQUIRE_LEASE, [lease, keys.FENCE], [self._replica, nonce, self._lease_ms, keys.REPLICA]
+            )
+        except (RedisError, asyncio.CancelledError):  # Redis may have it down all the same
+            with contextlib.suppress(RedisError):  # then it expires by itself
+                await asyncio.shield(self._scripts.run(scripts.DROP_LEASE, [lease], [nonce]))
+            raise
         if not value:
             raise SessionBusy(f"session {session_id!r} is generating an answer", param="session_id")
         return Lease(session_id, value.decode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Literal
 
 from pydantic import BaseModel, model_validator
@@ -46,7 +45,7 @@ def format_kind(value: object) -> str | None:
 async def require_schema(services: Services, schema: dict[str, Any], name: str) -> dict[str, Any]:
     """The schema in the field `name` of the request. Raises `InvalidRequest` for one that no answer can follow."""
     try:
-        await asyncio.to_thread(services.engine.grammars.json, schema)
+        await services.engine.grammar(schema)
     except GrammarError as error:
         raise InvalidRequest(f"{name}: {error}", param=name) from error
     return schema
