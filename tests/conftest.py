@@ -6,10 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from everlong_server.store.embedded import EmbeddedRedis
 from tests.process import Server
 from tests.tinymodel import make_model
+
+# The same examples each time, however long each takes here; pytest's --hypothesis-profile chooses others.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

@@ -93,7 +93,13 @@ def bomb(size: int) -> bytes:
     ):
         for name in small.namelist():
             content = small.read(name)
-            if name == "word/document.xml":
-                content = content.replace(b">x<", b">" + b"a " * (size // 2) + b"<")
-            big.writestr(name, content)
+            if name != "word/document.xml":
+                big.writestr(name, content)
+                continue
+            head, tail = content.split(b">x<")
+            with big.open(name, "w") as entry:  # in pieces: it may be more than there is memory for
+                entry.write(head + b">")
+                for at in range(0, size, 1 << 20):
+                    entry.write(b"a " * (min(1 << 20, size - at) // 2))
+                entry.write(b"<" + tail)
     return out.getvalue()

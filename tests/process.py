@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import psutil
 import redis
 
 from everlong_client.cli import main
+from everlong_server.bench.ports import free_port
 from everlong_server.store import keys
 
 START_SECONDS = 120
@@ -28,12 +28,6 @@ START_SECONDS = 120
 # Where servers are forked from: it has imported what they import, which takes a core ten times as long as all else they do.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["everlong_server.serving", "transformers.models.llama.modeling_llama"])
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def wait_for(condition: Any, seconds: float = 60, what: str = "") -> Any:
@@ -237,6 +231,10 @@ class Server:
         """Uploads a document and waits until it is read."""
         return self.wait_read(self.upload(text)["id"])
 
+    def stored(self) -> set[str]:
+        """Ids of what lies in the folder of documents, whole or in part; what is made of a document lies under its id."""
+        return {path.name.lstrip(".").split(".")[0] for path in (self.data / "documents").iterdir()}
+
     def session(self, *documents: str) -> dict[str, Any]:
         """Creates a session."""
         answer = self.http.post("/v1/sessions", json={"documents": list(documents)})
@@ -268,8 +266,19 @@ class Server:
             assert int(answer.headers["retry-after"]) >= 1
         return body["error"]
 
-    def check_keys(self) -> None:
-        """Every key in Redis is documented, expires if it should, and belongs to something that exists."""
+    def check_keys(self, seconds: float = 10) -> None:
+        """Every key in Redis is documented, expires if it should, and belongs to something that exists; within `seconds`, as
+        what is just being deleted looks as if it had been left behind."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return self._check_keys()
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
+    def _check_keys(self) -> None:
         client = self.redis
         found = {key.decode() for key in client.scan_iter("*")}
         for key in found:

@@ -14,9 +14,10 @@ import httpx
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from everlong_server.bench.ports import free_port
 from tests.page.conftest import CHROMIUM, FLAGS
 from tests.pages import ROOT, run_by
-from tests.process import free_port, wait_for
+from tests.process import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.docs, pytest.mark.timeout(1200)]
 
@@ -43,7 +44,7 @@ def running(script: str, folder: Path, port: int) -> Iterator[None]:
             stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
-    http = httpx.Client(base_url=f"http://127.0.0.1:{port}")
+    http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
 
     def ready() -> bool:
         assert process.poll() is None, log.read_text()[-4000:]

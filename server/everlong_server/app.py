@@ -32,6 +32,7 @@ from everlong_server.api import (
     tickets,
 )
 from everlong_server.api.openai import chat, files, responses, responses_socket, uploads
+from everlong_server.errors import Unavailable
 from everlong_server.metrics import Metrics
 from everlong_server.services import Services, require_keys, require_vault, running
 from everlong_server.settings import Settings, traces_wanted
@@ -141,7 +142,8 @@ UPLOADS = re.compile("/v1/(documents|files|uploads/[^/]+/parts)/?")
 class _Guard:
     """Counts requests, and bounds the bodies of all but uploads, which bound themselves as they are streamed.
 
-    Nothing is decompressed: a body's length is what is sent.
+    Nothing is decompressed: a body's length is what is sent. What is cancelled, as the server ends before it is done, is told
+    to come again.
     """
 
     def __init__(self, app: ASGIApp, limit: int, metrics: Metrics) -> None:
@@ -153,7 +155,7 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        received = 0
+        received, begun = 0, False
         upload = scope["method"] == "POST" and UPLOADS.fullmatch(scope["path"]) is not None
 
         async def bounded() -> Message:
@@ -169,9 +171,18 @@ class _Guard:
             return message
 
         async def counted(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 route = getattr(scope.get("route"), "path", "other")
                 self._metrics.requests.labels(scope["method"], route, str(message["status"])).inc()
             await send(message)
 
-        await self._app(scope, bounded, counted)
+        try:
+            await self._app(scope, bounded, counted)
+        except asyncio.CancelledError:
+            if begun:
+                raise
+            # Uvicorn's own answer to this would be 500.
+            response, _ = errors.answer(Unavailable("the server is shutting down", code="draining", retry_after=5))
+            await response(scope, receive, counted)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import redis
 
+from everlong_server.bench.ports import free_port
 from everlong_server.store import keys
 from everlong_server.store.embedded import redis_server
-from tests.process import free_port, wait_for
+from tests.process import wait_for
 
 
 class Node:
@@ -47,6 +48,7 @@ class Node:
             self.process = None
 
 
+_DOWN_MS = 5000  # long enough to be seen, and not to be taken for a machine that stalls
 AOF = ("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction")
 
 
@@ -63,7 +65,7 @@ def sentinels(folder: Path) -> Iterator[tuple[str, list[Node]]]:
             config = folder / f"sentinel{number}.conf"
             config.write_text(
                 f"sentinel monitor everlong 127.0.0.1 {master.port} 2\n"
-                "sentinel down-after-milliseconds everlong 1000\n"
+                f"sentinel down-after-milliseconds everlong {_DOWN_MS}\n"
                 "sentinel failover-timeout everlong 5000\n"
             )
             watchers.append(Node(folder / f"s{number}", str(config), "--sentinel").start())
@@ -90,7 +92,7 @@ def cluster(folder: Path, replicas: int = 0) -> Iterator[tuple[str, list[Node]]]
         "--cluster-enabled",
         "yes",
         "--cluster-node-timeout",
-        "2000",
+        str(_DOWN_MS),
         "--cluster-replica-validity-factor",
         "0",
         *AOF,

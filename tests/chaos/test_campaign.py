@@ -11,6 +11,7 @@ import pytest
 from everlong_server.bench.chaos import clock
 from everlong_server.bench.chaos.campaign import Outcome, Plan, campaign, report
 from everlong_server.bench.chaos.faults import FAULTS
+from everlong_server.bench.chaos.load import PASSING
 from everlong_server.store.embedded import redis_servers
 
 
@@ -23,37 +24,45 @@ async def tried(plan: Plan, model: Path) -> Outcome:
     return outcome
 
 
+@pytest.mark.timeout(1200)
 async def test_a_replica_is_killed_while_it_generates(tiny_model: Path) -> None:
-    plan = Plan(points=1, minutes=4, replicas=2, workers=2, burst=1, faults=["replica killed while generating"])
+    plan = Plan(points=1, minutes=12, replicas=2, workers=2, burst=1, faults=["replica killed while generating"])
     outcome = await tried(plan, tiny_model)
     assert outcome.points >= 1
-    assert outcome.done["message"] >= 6
+    # Each worker has acted out a script, of two messages at least.
+    assert outcome.done["message"] >= outcome.rehearsed["message"] + 2 * plan.workers
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(900)  # it ends by itself when every fault has been tried
+@pytest.mark.timeout(1200)  # it ends by itself when every fault has been tried
 async def test_every_fault(tiny_model: Path) -> None:
-    plan = Plan(points=8, minutes=4, away=2.0, burst=2)
+    plan = Plan(points=8, minutes=12, away=2.0, burst=2)
     outcome = await tried(plan, tiny_model)
     missing = set(FAULTS) - set(outcome.recovery) - set(outcome.impossible)
     assert not missing, f"there was no time for {missing}"
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("program", redis_servers()[1:], ids=lambda path: Path(path).name)
 async def test_faults_of_other_redis_programs(tiny_model: Path, program: str) -> None:
     """The wheels' Redis 6.2, where Redis 7 is on the machine, and Valkey, whose clock can be set."""
     faults = [name for name in FAULTS if "Redis" in name]
-    outcome = await tried(Plan(points=0, minutes=4, away=2.0, program=program, seed=1, faults=faults), tiny_model)
+    outcome = await tried(Plan(points=0, minutes=12, away=2.0, program=program, seed=1, faults=faults), tiny_model)
     assert set(faults) == set(outcome.recovery) | set(outcome.impossible)
     assert "valkey" not in program or "clock of Redis jumps" not in outcome.impossible or not clock.settable()
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(1200)
 async def test_a_rolling_restart_fails_no_request(tiny_model: Path) -> None:
-    outcome = await tried(Plan(points=0, minutes=4, faults=["rolling restart"]), tiny_model)
-    refused = {why for why in outcome.again if not why.startswith(("503 ", "409 "))} - {"ConnectError"}
+    """Connections are not used twice: one that is ended just as the next request comes is no server's fault."""
+    outcome = await tried(Plan(points=0, minutes=12, faults=["rolling restart"], keep_alive=False), tiny_model)
+    refused = {why for why in outcome.again if not why.startswith(("503 ", "409 "))}
+    # No connection; or one that the system had made when the server stopped taking them.
+    refused -= {"ConnectError", "ConnectTimeout", "ReadError", "RemoteProtocolError", "WriteError"}
+    # The word for 503 or 409 where the head of a stream has been sent, and nothing of the answer.
+    refused -= {f"stream: {code}" for code in (*PASSING, "draining", "loading", "store_unavailable", "unavailable")}
     assert not refused, outcome.again  # nothing that was begun was broken off
 
 

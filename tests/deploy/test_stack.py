@@ -22,11 +22,12 @@ import redis
 import yaml
 from websockets.sync.client import connect
 
+from everlong_server.bench.ports import free_port
 from everlong_server.store.embedded import redis_server
 from tests.deploy.files import ROOT, program, run
 from tests.deploy.fleet import Fleet
 from tests.deploy.names import Names
-from tests.process import free_port, wait_for
+from tests.process import wait_for
 from tests.tinymodel import make_model
 
 SERVERS = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
@@ -162,7 +163,7 @@ class Stack:
         log = self._log.read_text()
         assert "Traceback" not in log, log[-3000:]
         try:
-            return httpx.get(f"{url}/readyz").status_code == 200
+            return httpx.get(f"{url}/readyz", timeout=60).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -232,7 +233,9 @@ def test_servers_need_no_more_than_a_read_only_root(stack: Stack) -> None:
 def test_every_server_gets_requests(stack: Stack) -> None:
     def served() -> bool:
         assert stack.http.get("/v1/models").status_code == 200
-        return all('route="/v1/models"' in httpx.get(f"{stack.at(server)}/metrics").text for server in SERVERS)
+        return all(
+            'route="/v1/models"' in httpx.get(f"{stack.at(server)}/metrics", timeout=60).text for server in SERVERS
+        )
 
     wait_for(served)
 
@@ -240,7 +243,7 @@ def test_every_server_gets_requests(stack: Stack) -> None:
 def test_what_is_done_on_one_server_is_known_to_all(stack: Stack) -> None:
     session = stack.session()
     for server in SERVERS:
-        assert httpx.get(f"{stack.at(server)}/v1/sessions/{session}").json()["id"] == session
+        assert httpx.get(f"{stack.at(server)}/v1/sessions/{session}", timeout=60).json()["id"] == session
 
 
 def test_events_arrive_before_the_rest_is_made(stack: Stack) -> None:
@@ -268,9 +271,10 @@ def test_events_arrive_before_the_rest_is_made(stack: Stack) -> None:
 
 def test_a_caller_that_leaves_is_missed(stack: Stack) -> None:
     def answering() -> float:
-        pages = [httpx.get(f"{stack.at(server)}/metrics").text for server in SERVERS]
+        pages = [httpx.get(f"{stack.at(server)}/metrics", timeout=60).text for server in SERVERS]
         return sum(float(re.findall(r"^everlong_answering (\S+)", page, re.MULTILINE)[0]) for page in pages)
 
+    wait_for(lambda: answering() == 0)  # those of the test before have been left
     message = {"content": "Go on.", **LONG}
     with stack.http.stream("POST", f"/v1/sessions/{stack.session()}/messages", json=message) as response:
         arriving = events(response)
@@ -395,7 +399,7 @@ def test_without_servers_the_proxy_says_so_as_they_would(stack: Stack, resolving
 
 def test_tls(stack: Stack) -> None:
     trusted = ssl.create_default_context(cafile=str(stack.certificate))
-    with httpx.Client(base_url=f"https://127.0.0.1:{stack.tls_port}", verify=trusted) as client:
+    with httpx.Client(base_url=f"https://127.0.0.1:{stack.tls_port}", verify=trusted, timeout=60) as client:
         answer = client.get("/v1/models")
         assert (answer.status_code, answer.headers["strict-transport-security"]) == (200, "max-age=31536000")
     url = f"wss://127.0.0.1:{stack.tls_port}/v1/sessions/{stack.session()}/stream"
@@ -445,7 +449,7 @@ def test_prometheus_knows_every_series_of_the_dashboard(stack: Stack, tmp_path: 
                 assert answer.json()["status"] == "success", (query, answer.text)
                 return answer.json()["data"]["result"]
 
-            wait_for(lambda: ask('min(count_over_time(up{job="everlong"}[1m])) >= 2 and count(up == 1) == 3'))
+            wait_for(lambda: ask('min(sum_over_time(up{job="everlong"}[1m])) >= 2 and count(up == 1) == 3'))
             for title, query in dashboard_queries():
                 result = ask(query)
                 assert result or title in {"Errors, by route", "Alerts that are pending or fire"}, (title, query)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from everlong_models.loading import find_packaged
+from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, find_packaged
+from everlong_server.settings import load_settings
 from tests.process import Server
 from tests.tinymodel import STORY
 
@@ -16,6 +17,8 @@ DEFAULT = "smollm2-135m-reader"
 @pytest.mark.timeout(600)
 def test_a_question_whose_answer_stands_in_the_last_part(tmp_path: Path) -> None:
     assert find_packaged() is not None, "the default model's weights are missing: make test installs them"
+    # Once a machine, and longer than a server is waited for.
+    find_backbone(DEFAULT_BACKBONE, models_dir=load_settings([]).models_dir)
     text = STORY.read_text()[:11_000] + "\n\nThe White Queen told Alice the password. The password is “marmalade”.\n"
     with Server(DEFAULT, tmp_path / "data", threads=2) as server:
         server.http.timeout = 300

@@ -8,8 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from everlong_server.bench.ports import free_port
 from tests import files
-from tests.process import Server, free_port
+from tests.process import Server
 
 PAGE = b"<!doctype html><html><body><h1>Harbours</h1><p>Ferries leave at dawn.</p></body></html>"
 

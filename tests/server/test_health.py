@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import time
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from everlong_server import serving
+from everlong_server.logs import Voice
 from everlong_server.metrics import Metrics
 from everlong_server.settings import load_settings
 from tests.process import Server, wait_for
@@ -43,7 +45,7 @@ async def test_a_server_whose_device_has_failed_ends(monkeypatch: pytest.MonkeyP
     engine = SimpleNamespace(alive=True, draining=False, answering=0)
     app = FastAPI()
     app.state.services = SimpleNamespace(engine=engine)
-    server = serving._Server(app, load_settings(), None)
+    server = serving._Server(app, load_settings(), None, Voice(serving.console, as_json=False))
     assert not await server.on_tick(1)
     engine.alive = False
     assert await server.on_tick(2)
@@ -98,7 +100,8 @@ def test_metrics_count_what_happens(server: Server) -> None:
     assert value("everlong_state_bytes") == server.http.get("/v1/models/tiny-rmt").json()["state_bytes"]
     wait_for(lambda: value("everlong_redis_seconds_count"))
     assert value("everlong_rows") == 0
-    assert value("everlong_queued", queue="readings") >= 0
+    page = server.http.get("/metrics").text
+    assert re.search(r'^everlong_queued\{queue="readings"\} \d', page, re.MULTILINE), page
 
 
 def test_names_follow_prometheus() -> None:

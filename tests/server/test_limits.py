@@ -67,12 +67,15 @@ async def finish(store: Documents, reading_id: str, status: str = "ready", token
 
 async def test_requests_are_counted_by_the_minute(redis: Client) -> None:
     one, other = allowance(redis, requests=5), allowance(redis, replica="r2", requests=5)
+    start = time.monotonic()
     left = [(await which.request())["x-ratelimit-remaining-requests"] for which in (one, other, one, other, one)]
     assert left == ["4", "3", "2", "1", "0"]
     with pytest.raises(RateLimited) as caught:
         await other.request()
-    error = caught.value
-    assert (error.code, error.retry_after) == ("requests_limit", 12)  # a fifth of a minute
+    error, passed = caught.value, time.monotonic() - start
+    assert error.code == "requests_limit"
+    assert error.retry_after is not None
+    assert 12 - passed <= error.retry_after <= 12  # a fifth of a minute
     assert error.headers["x-ratelimit-limit-requests"] == "5"
     assert error.headers["x-ratelimit-remaining-requests"] == "0"
     assert "5 requests a minute" in error.message
@@ -445,8 +448,8 @@ def test_bytes_and_tokens_over_http(limited: Server) -> None:
     assert client.post(f"/v1/uploads/{upload}/cancel").status_code == 200
     upload = client.post("/v1/uploads", json=fields).json()["id"]
     assert client.post(f"/v1/uploads/{upload}/cancel").status_code == 200
-    while client.get(f"/v1/documents/{document.json()['id']}").json()["status"] != "ready":
-        time.sleep(0.02)  # its tokens count when they are read
+    # Its tokens count when they are read. Redis is asked: requests are counted.
+    wait_for(lambda: not limited.redis.keys(keys.queued("d", "*")))
     limited.redis.set(keys.tokens("d", today()), 1000, ex=100)
     refused = client.post("/v1/documents", content=b"x", **plain)
     limited.error(refused, 429, "tokens_limit")
@@ -506,7 +509,9 @@ def test_responses_are_counted_among_the_bytes(new_server: Callable[..., Server]
 
 def test_messages_over_a_socket_are_requests(limited: Server) -> None:
     key = key_of(limited, "e")
-    session = httpx.post(f"{limited.url}/v1/sessions", json={}, headers={"Authorization": f"Bearer {key}"}).json()["id"]
+    session = httpx.post(
+        f"{limited.url}/v1/sessions", json={}, headers={"Authorization": f"Bearer {key}"}, timeout=60
+    ).json()["id"]
     address = f"ws://127.0.0.1:{limited.port}/v1/sessions/{session}/stream"
     with open_socket(address, additional_headers={"Authorization": f"Bearer {key}"}) as socket:
         codes = []

@@ -12,8 +12,9 @@ import psutil
 import pytest
 import redis
 
+from everlong_server.bench.ports import free_port
 from everlong_server.store.embedded import redis_server
-from tests.process import Server, free_port, wait_for
+from tests.process import Server, wait_for
 from tests.tinymodel import STORY
 
 GREEDY = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
@@ -70,9 +71,9 @@ def test_redis_killed_and_restarted(new_server, own_redis: OwnRedis, server: Ser
     assert other.http.get("/livez").status_code == 200
     other.error(other.http.get(f"/v1/documents/{document}"), 503, "store_unavailable")
     other.error(other.http.post(f"/v1/sessions/{session}/messages", json={"content": "?"}), 503, "store_unavailable")
-    files = set((other.data / "documents").iterdir())
+    stored = other.stored()
     other.error(other.http.post("/v1/documents", content=b"some text"), 503, "store_unavailable")
-    assert set((other.data / "documents").iterdir()) == files, "a document that was not acknowledged left a file"
+    assert other.stored() == stored, "a document that was not acknowledged left a file"
 
     own_redis.start()
     wait_for(lambda: other.http.get("/readyz").status_code == 200)

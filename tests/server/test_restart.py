@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -26,7 +29,7 @@ def test_a_novel_read_across_two_kills_equals_one_read_in_peace(server: Server, 
     assert answer.status_code == 202
     document = answer.json()["id"]
     seen = 0
-    for share in (0.2, 0.6):
+    for share in (0.15, 0.4):
         wait_for(
             lambda share=share: (broken.document(document)["progress"] or 0) > share, 120, "for reading to come so far"
         )
@@ -102,24 +105,43 @@ def test_a_kill_while_answering_leaves_the_session_as_it_was(new_server) -> None
 
 
 def test_sigterm_lets_an_answer_finish_and_refuses_new_ones(new_server) -> None:
-    server = new_server().start()
-    session, other = server.session()["id"], server.session()["id"]
-    body = {"content": "Talk.", "stream": True, "max_tokens": 400, "ignore_eos": True}
-    with server.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
+    server = new_server(drain_seconds=120).start()
+    session, whole, other = (server.session()["id"] for _ in range(3))
+    body = {"content": "Talk.", "max_tokens": 1000, "ignore_eos": True}
+    with (
+        httpx.Client(base_url=server.url, timeout=120) as client,
+        ThreadPoolExecutor(1) as threads,
+        server.http.stream("POST", f"/v1/sessions/{session}/messages", json=body | {"stream": True}) as response,
+    ):
         lines = response.iter_lines()
         next(line for line in lines if "delta" in line)
+        said = threads.submit(client.post, f"/v1/sessions/{whole}/messages", json=body)
+        wait_for(lambda: "everlong_answering 2.0" in client.get("/metrics").text)
         assert server.process is not None
         server.process.send_signal(signal.SIGTERM)
-        with httpx.Client(base_url=server.url) as client:
-            wait_for(lambda: client.get("/readyz").status_code == 503)
-            server.error(client.get("/readyz"), 503, "draining")
-            server.error(client.post(f"/v1/sessions/{other}/messages", json={"content": "?"}), 503, "draining")
-            server.error(client.post("/v1/documents", content=b"text"), 503, "draining")
+        wait_for(lambda: client.get("/readyz").status_code == 503)
+        server.error(client.get("/readyz"), 503, "draining")
+        server.error(client.post(f"/v1/sessions/{other}/messages", json={"content": "?"}), 503, "draining")
+        server.error(client.post("/v1/documents", content=b"text"), 503, "draining")
         assert "response.completed" in "".join(lines)
-    assert server.process.wait(30) == 0
+        assert said.result().json()["usage"]["completion_tokens"] == 1000
+    assert server.process.wait(60) == 0
     server.process = None
     server.start()
-    assert server.get_session(session)["messages"] == 2
+    assert [server.get_session(each)["messages"] for each in (session, whole, other)] == [2, 2, 0]
+
+
+def test_what_is_not_done_when_the_server_ends_is_told_to_come_again(new_server) -> None:
+    server = new_server().start()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
+        peer.sendall(b"POST /v1/documents HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\nhalf")
+        wait_for(lambda: any(path.name.startswith(".") for path in (server.data / "documents").iterdir()))
+        assert server.terminate() == 0
+        head, _, body = b"".join(iter(lambda: peer.recv(4096), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 5" in head
+    assert json.loads(body)["error"]["code"] == "draining"
+    assert not [path.name for path in (server.data / "documents").iterdir() if path.name.startswith(".")]
 
 
 def test_a_document_of_another_model_is_read_again_and_its_sessions_say_why_not(new_server, tmp_path) -> None:

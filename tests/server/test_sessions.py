@@ -179,7 +179,7 @@ def test_a_busy_session_says_so(server: Server, document: str) -> None:
     with server.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
         lines = response.iter_lines()
         next(line for line in lines if "delta" in line)
-        with httpx.Client(base_url=server.url) as other:
+        with httpx.Client(base_url=server.url, timeout=60) as other:
             answer = other.post(f"/v1/sessions/{session}/messages", json={"content": "Me too."})
             server.error(answer, 409, "session_busy")
             answer = other.post(f"/v1/sessions/{session}/messages", json={"content": "Me too.", "stream": True})
@@ -231,13 +231,14 @@ def test_deleting_a_session(server: Server, document: str) -> None:
     server.error(server.http.post(f"/v1/sessions/{session}/fork"), 404, "session_not_found")
 
 
-def test_a_session_deleted_while_it_generates(server: Server, document: str) -> None:
-    session = server.session(document)["id"]
-    body = {"content": "Talk.", "stream": True, "max_tokens": 300, "ignore_eos": True}
+def test_a_session_deleted_while_it_generates(new_server) -> None:
+    server = new_server(lease_seconds=300).start()  # the answer's end comes before it is seen that the lease is gone
+    session = server.session()["id"]
+    body = {"content": "Talk.", "stream": True, "max_tokens": 1000, "ignore_eos": True}
     with server.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
         lines = response.iter_lines()
         next(line for line in lines if "delta" in line)
-        assert httpx.delete(f"{server.url}/v1/sessions/{session}").status_code == 200
+        assert server.http.delete(f"/v1/sessions/{session}").status_code == 200
         last = [json.loads(line[6:]) for line in lines if line.startswith("data: ")][-1]
     assert last["type"] == "error"
     assert last["error"]["code"] == "session_not_found"
@@ -250,7 +251,7 @@ def test_overload_is_refused_at_once_with_a_time_to_come_back(new_server) -> Non
     with server.http.stream("POST", f"/v1/sessions/{one}/messages", json=body) as response:
         lines = response.iter_lines()  # kept: httpx closes a stream whose iterator is dropped
         next(line for line in lines if "delta" in line)
-        with httpx.Client(base_url=server.url) as other:
+        with httpx.Client(base_url=server.url, timeout=60) as other:
             server.error(other.post(f"/v1/sessions/{two}/messages", json={"content": "?"}), 429, "overloaded")
     server.check_keys()
 

@@ -102,7 +102,7 @@ def test_a_run_leaves_a_model_a_curve_and_its_figures(train, tmp_path):
 
 def test_told_to_stop_then_killed_then_resumed(train, invoke, data, tmp_path):
     """SIGTERM ends with a checkpoint, SIGKILL without; what is resumed goes on and ends as if nothing had been."""
-    folder, many = tmp_path / "run", 60
+    folder, many = tmp_path / "run", 150
     process = train(steps=many)
     wait_for(lambda: (folder / "metrics.jsonl").exists() and len(steps(folder)) > 2)
     process.send_signal(signal.SIGTERM)
@@ -115,7 +115,7 @@ def test_told_to_stop_then_killed_then_resumed(train, invoke, data, tmp_path):
     wait_for(lambda: len(steps(folder)) > stopped + 2)
     process.kill()
     finish(process)
-    assert "after 60 steps" in invoke("--data", str(data), "--resume", steps=many).stderr
+    assert f"after {many} steps" in invoke("--data", str(data), "--resume", steps=many).stderr
     invoke("--data", str(data), steps=many, out="undisturbed")
     assert steps(folder) == list(range(1, many + 1))
     model = "model/memory.safetensors"

@@ -258,18 +258,20 @@ def test_a_table_is_sealed(tokenizer: Tokenizer, tmp_path: Path) -> None:
 
 
 def test_a_passage_costs_the_same_in_a_long_text(tokenizer: Tokenizer) -> None:
-    """The target is 2 ms; what is asserted leaves room for a busy machine."""
-    texts, text = Texts(tokenizer), NOVEL.read_text()
-    document = texts.add(text)
-    with texts.blobs.open(document.id, len(MARK)) as file:
-        passages = list(split(file, document.id))
-    table = asyncio.run(texts.whereabouts._table(document))
-    seconds = []
-    for passage in random.Random(1).sample(passages, 50):
-        start = time.process_time()
-        texts.whereabouts._placed(document, table, [passage])
-        seconds.append(time.process_time() - start)
-    assert sorted(seconds)[25] < 0.01
+    """The median of fifty, against that of a text of a tenth; to encode all that is before would take ten times as long."""
+    texts, medians = Texts(tokenizer), []
+    for text in (NOVEL.read_text()[: len(NOVEL.read_text()) // 10], NOVEL.read_text()):
+        document = texts.add(text)
+        with texts.blobs.open(document.id, len(MARK)) as file:
+            passages = list(split(file, document.id))
+        table = asyncio.run(texts.whereabouts._table(document))
+        seconds = []
+        for passage in random.Random(1).sample(passages, 50):
+            start = time.process_time()
+            texts.whereabouts._placed(document, table, [passage])
+            seconds.append(time.process_time() - start)
+        medians.append(sorted(seconds)[25])
+    assert medians[1] < 3 * medians[0], medians
 
 
 def test_tokens_are_found_in_the_text_that_they_are_of(tokenizer: Tokenizer) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from everlong_server.bench.ports import free_port
 from everlong_server.store import keys
 from everlong_server.store.credentials import SCOPES
-from tests.process import Server, free_port
+from tests.process import Server
 from tests.server.tenants import Tenant, credentials, new_key, tenant
 
 

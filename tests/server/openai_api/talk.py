@@ -51,7 +51,7 @@ def over(client: OpenAI, response_id: str) -> Any:
     """The response, once it is over."""
     open = ("queued", "in_progress")
     return wait_for(
-        lambda: (r := client.responses.retrieve(response_id)).status not in open and r, 60, f"for {response_id}"
+        lambda: (r := client.responses.retrieve(response_id)).status not in open and r, 120, f"for {response_id}"
     )
 
 

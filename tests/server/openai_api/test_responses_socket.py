@@ -88,7 +88,8 @@ def test_garbage_gets_an_error_and_the_socket_goes_on(ws: Any, frame: Any, code:
 
 
 def test_one_at_a_time(ws: Any) -> None:
-    ws.response.create(input="Talk.", **{**HOW, "max_output_tokens": 300})
+    long = {"type": "response.create", "input": "Talk.", **HOW, "max_output_tokens": 1000, "ignore_eos": True}
+    ws.send_raw(json.dumps(long))
     heard(ws, "response.output_text.delta")
     ws.response.create(input="Me too.", **HOW)
     assert heard(ws, "error")[-1].error.code == "response_in_progress"

@@ -56,8 +56,8 @@ def uploads_that_are_not_complete(client: OpenAI, server: Server) -> Iterator[No
 
 
 def background_responses(client: OpenAI, server: Server) -> Iterator[None]:
-    expected = respond(client, "Talk.", max_output_tokens=800).output_text
-    first = respond(client, "Talk.", max_output_tokens=800, background=True)
+    expected = respond(client, "Talk.", max_output_tokens=1500).output_text
+    first = respond(client, "Talk.", max_output_tokens=1500, background=True)
     wait_for(lambda: client.responses.retrieve(first.id).status == "in_progress", 30, "for the answer to begin")
     poison, orphan, last = (respond(client, "Hi.", background=True) for _ in range(3))
     assert client.responses.retrieve(last.id).status == "queued"

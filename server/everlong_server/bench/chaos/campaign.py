@@ -47,6 +47,8 @@ class Plan:
     faults: Sequence[str] | None = None
     program: str | None = None
     """The Redis server; None: the one that the server would start."""
+    keep_alive: bool = True
+    """Whether callers use a connection for more than one request."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,8 @@ class Outcome:
     lost: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
+    rehearsed: dict[str, int] = field(default_factory=dict)
+    """What of `done` was before anything was broken."""
     done: dict[str, int] = field(default_factory=dict)
     again: dict[str, int] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
@@ -95,12 +99,13 @@ async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> 
     wanted = list(plan.faults or FAULTS)
     async with world(model, plan.replicas, program=plan.program, redis_clock=_REDIS_CLOCK in wanted) as here:
         outcome.impossible = {name: why for name, why in _impossible(here).items() if name in wanted}
-        load = Load(here.replicas, plan.seed, plan.workers, scripts=6)
+        load = Load(here.replicas, plan.seed, plan.workers, scripts=6, keep_alive=plan.keep_alive)
         scene = Scene(here, load, chance, plan.away, plan.burst)
         names = [name for name in wanted if name not in outcome.impossible]
         before = await _keys(here)
         progress("acting everything out once, undisturbed")
         await load.rehearse()
+        outcome.rehearsed = dict(load.ledger.done)
         load.start()
         start = time.monotonic()
         async with Sampling(here, outcome.samples):

@@ -25,8 +25,9 @@ from everlong_server.bench.chaos.world import Replica
 STUCK_SECONDS = 180.0
 _AGAIN_SECONDS = 0.1
 _ANSWER_TOKENS = 48
-_PASSING = ("session_busy", "idempotency_in_progress", "document_not_ready", "conflict")
+PASSING = ("session_busy", "idempotency_in_progress", "document_not_ready", "conflict")
 """What 409 says that will be otherwise in a moment."""
+_WITHIN = ", within an answer"
 _WORDS = [
     "ash",
     "bell",
@@ -99,12 +100,14 @@ class Caller:
     """Asks any replica, and again another one as long as the answer is that it should try later, or there is none.
 
     Every request is the same each time, with the same Idempotency-Key. `twice`: each is sent to two replicas at once.
+    `keep_alive`: False for a connection of its own for each.
     """
 
-    def __init__(self, replicas: Sequence[Replica], ledger: Ledger, seed: int) -> None:
+    def __init__(self, replicas: Sequence[Replica], ledger: Ledger, seed: int, *, keep_alive: bool = True) -> None:
         self._replicas = replicas
         self._chance = random.Random(seed)  # noqa: S311
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(20, connect=2))
+        limits = httpx.Limits(max_connections=100, max_keepalive_connections=20 if keep_alive else 0)
+        self._http = httpx.AsyncClient(timeout=httpx.Timeout(20, connect=2), limits=limits)
         self.ledger = ledger
         self.twice = False
         self.streaming: Counter[int] = Counter()
@@ -144,10 +147,14 @@ class Caller:
         self, replica: Replica, method: str, path: str, headers: dict[str, str], body: dict[str, Any]
     ) -> httpx.Response | str:
         """The answer, or why there is none."""
+        begun = False
         try:
-            return await self._http.request(method, f"{replica.url}{path}", headers=headers, **body)
+            async with self._http.stream(method, f"{replica.url}{path}", headers=headers, **body) as response:
+                begun = True
+                await response.aread()
+                return response
         except httpx.TransportError as error:
-            return type(error).__name__
+            return _broken(error, begun=begun)
 
     async def say(self, session: str, body: dict[str, Any], *, stream: bool) -> dict[str, Any]:
         """The answer to a message. What was streamed of it before it broke off has to be its beginning."""
@@ -183,10 +190,11 @@ class Caller:
         self, replica: Replica, session: str, headers: dict[str, str], body: dict[str, Any], seen: list[str]
     ) -> dict[str, Any] | httpx.Response | str:
         """The complete message, or why there is none; `seen` gets what was streamed."""
-        text = ""
+        text, begun = "", False
         url = f"{replica.url}/v1/sessions/{session}/messages"
         try:
             async with self._http.stream("POST", url, json=body | {"stream": True}, headers=headers) as response:
+                begun = True
                 if response.status_code != 200:
                     await response.aread()
                     return response
@@ -199,17 +207,22 @@ class Caller:
                     elif event["type"] == "response.completed":
                         return dict(event["message"])
                     elif event["type"] == "error":
-                        return f"stream: {event['error']['code']}"
+                        return f"stream: {event['error']['code']}{_WITHIN if text else ''}"
             return "a stream ended without a word"
         except httpx.TransportError as error:
-            return type(error).__name__
+            return _broken(error, begun=begun)
         finally:
             seen.append(text)
 
 
+def _broken(error: httpx.TransportError, *, begun: bool) -> str:
+    """Why there is no answer. `begun`: there was something of one."""
+    return f"{type(error).__name__}{_WITHIN if begun else ''}"
+
+
 def _later(answer: httpx.Response) -> bool:
     """Whether the request may be tried again."""
-    return answer.status_code in (429, 503) or (answer.status_code == 409 and _code(answer) in _PASSING)
+    return answer.status_code in (429, 503) or (answer.status_code == 409 and _code(answer) in PASSING)
 
 
 def _code(answer: httpx.Response) -> str:
@@ -227,9 +240,11 @@ def _why(answer: object) -> str:
 class Load:
     """`workers` people at once, each with a script after the other. `truths` by seed, after `rehearse`."""
 
-    def __init__(self, replicas: Sequence[Replica], seed: int, workers: int, scripts: int) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], seed: int, workers: int, scripts: int, *, keep_alive: bool = True
+    ) -> None:
         self.ledger = Ledger()
-        self.caller = Caller(replicas, self.ledger, seed)
+        self.caller = Caller(replicas, self.ledger, seed, keep_alive=keep_alive)
         self.truths: dict[int, Truth] = {}
         self.fault = "no fault"
         """What is broken now."""

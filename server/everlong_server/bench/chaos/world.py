@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -27,6 +26,7 @@ from everlong_server.bench.chaos import clock
 from everlong_server.bench.chaos.clock import Clock
 from everlong_server.bench.chaos.link import Link
 from everlong_server.bench.chaos.nursery import Nursery
+from everlong_server.bench.ports import free_port
 from everlong_server.store import keys
 from everlong_server.store.embedded import redis_server
 
@@ -35,12 +35,6 @@ _START_SECONDS = 120.0
 _SPOOL_BYTES = 64 << 20
 _PROBE_SECONDS = 1000.0
 _PROBE_WAIT_SECONDS = 10.0
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Gone(Exception):
@@ -82,7 +76,7 @@ class RedisProcess:
         self.clock.jump(_PROBE_SECONDS)
         self._launch()
         self.clock_settable = False
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(Gone, RedisError):
             # One with jemalloc inside hangs.
             await until(self._answers_or_ended, _PROBE_WAIT_SECONDS, "Redis")
             if self._runs():
