@@ -24,8 +24,6 @@ SCRIPTS = {
     for name, text in vars(scripts).items()
     if isinstance(text, str) and "redis.call" in text and not name.startswith("_")
 }
-DYING = {"TAKE_JOB"}
-"""What is only run when a replica has died: tests/server/test_jobs.py, and the campaigns."""
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +108,17 @@ def test_responses(forgotten: Server) -> None:
             client.responses.delete(response.id)
 
 
+def test_what_waits_for_its_document(forgotten: Server) -> None:
+    """It goes behind all others again and again, and stays one."""
+    with sdk(forgotten) as client:
+        file = client.files.create(file=("long.txt", STORY.read_bytes()), purpose="user_data").id
+        parts = [{"type": "input_file", "file_id": file}, {"type": "input_text", "text": "Who?"}]
+        response = over(client, respond(client, [{"role": "user", "content": parts}], background=True).id)
+        assert response.usage.input_tokens > forgotten.document(file)["tokens"]
+        client.files.delete(file)
+        client.responses.delete(response.id)
+
+
 def test_keys(way: Forgetful, tmp_path: Path) -> None:
     where = {"EVERLONG_REDIS_URL": way.url, "EVERLONG_DATA_DIR": str(tmp_path), "EVERLONG_LOG_FORMAT": "json"}
     made = everlong("keys", "create", "--tenant", "ann", **where)
@@ -130,4 +139,4 @@ def test_nothing_was_counted_twice(forgotten: Server, way: Forgetful) -> None:
 
 def test_every_script_was_sent_again(way: Forgetful) -> None:
     """Else the tests above show nothing of it."""
-    assert {SCRIPTS[digest] for digest in way.lost} == set(SCRIPTS.values()) - DYING
+    assert {SCRIPTS[digest] for digest in way.lost} == set(SCRIPTS.values())

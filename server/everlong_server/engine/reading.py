@@ -100,7 +100,7 @@ class Reader:
                 log.info("reading stops: %s", reason)
                 if await self._others(job):
                     self._metrics.lease_losses.labels("reading").inc()
-                    self._jobs.drop(job)
+                    await self._jobs.drop(job)
                     return
             except RedisError as error:
                 # Nothing is lost: the next try starts at the last checkpoint.

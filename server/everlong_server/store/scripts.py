@@ -143,14 +143,41 @@ redis.call('EXPIRE', KEYS[2], 86400)
 return {newest, found[1], found[2]}
 """
 
-# KEYS: jobs, the owner's replica. ARGV: group, replica id, entry, owner
-# Returns the fields of an entry that was taken over, or nothing: its owner lives, or somebody was quicker.
-TAKE_JOB = """
-if ARGV[4] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1 then return nil end
-local pending = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)
-if not pending[1] or pending[1][2] ~= ARGV[4] then return nil end
-local taken = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3])
-return taken[1] and taken[1][2]
+# KEYS: jobs. ARGV: group, replica id, prefix of replicas' keys, the entries that the replica has in hand
+# Gives the replica the oldest entry that was left behind: by a replica that is dead, or delivered to this one, which did not
+# hear of it. Returns {entry, its owner so far, fields}, or nothing.
+RECLAIM_JOB = """
+local hands, lives = {}, {[ARGV[2]] = 0}
+for i = 4, #ARGV do hands[ARGV[i]] = true end
+local from, pending = '-', nil
+repeat
+  pending = redis.call('XPENDING', KEYS[1], ARGV[1], from, '+', 1000)
+  for _, item in ipairs(pending) do
+    local entry, owner = item[1], item[2]
+    lives[owner] = lives[owner] or redis.call('EXISTS', ARGV[3] .. owner)
+    if lives[owner] == 0 and not hands[entry] then
+      local taken = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, entry)
+      if taken[1] then return {entry, owner, taken[1][2]} end
+      redis.call('XACK', KEYS[1], ARGV[1], entry) -- it was deleted, and nobody said that it was done
+    end
+    from = '(' .. entry
+  end
+until #pending < 1000
+"""
+
+# KEYS: jobs. ARGV: group, replica id, entry, another entry of the same job or '', fields and values or nothing
+# Ends the entry if it is the replica's, and puts one with these fields behind all others. With another entry: only if that
+# is in anybody's hands. Returns 1, or 0: it is not. Without the group, Redis has lost its data: nobody has anything.
+END_JOB = """
+local function owner(entry)
+  local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
+  return not pending.err and pending[1] and pending[1][2]
+end
+if ARGV[4] ~= '' and not owner(ARGV[4]) then return 0 end
+if owner(ARGV[3]) ~= ARGV[2] then return 1 end -- sent again, or another has taken it over
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
+if redis.call('XDEL', KEYS[1], ARGV[3]) == 1 and #ARGV > 4 then redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5)) end
+return 1
 """
 
 # KEYS: document, documents, document_readings, stored
