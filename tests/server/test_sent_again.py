@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from everlong_server.store import scripts
+from everlong_server.store import keys, scripts
+from everlong_server.store.allowance import Allowance, Limits, Slots
+from everlong_server.store.connection import connect
+from everlong_server.store.documents import Documents
+from everlong_server.store.records import DEFAULT_TENANT
+from everlong_server.store.responses import Responses
 from tests.forgetful import Forgetful
 from tests.process import Server, everlong, wait_for
 from tests.server.openai_api.talk import begin_upload, over, respond, sdk
@@ -117,6 +122,24 @@ def test_what_waits_for_its_document(forgotten: Server) -> None:
         assert response.usage.input_tokens > forgotten.document(file)["tokens"]
         client.files.delete(file)
         client.responses.delete(response.id)
+
+
+async def test_a_try_counts_once(way: Forgetful) -> None:
+    client = connect(way.url)
+    redis = Redis(port=way.target)
+    redis.hset(keys.reading("r1"), mapping={"status": "queued", "version": 0, "fence": 0, "attempts": 0})
+    redis.hset(keys.response("r1"), mapping={"status": "queued"})
+    for store in (
+        Documents(client, None, Allowance(client, DEFAULT_TENANT, Limits(), Slots(client, "r"))),
+        Responses(client, None, 60.0),
+    ):
+        for by, tries in (("one", 1), ("one", 1), ("two", 2)):
+            claim = await store.claim("r1", by)
+            assert claim is not None
+            assert claim.attempts == tries
+        assert claim.token == int(redis.get(keys.FENCE))
+    redis.delete(keys.reading("r1"), keys.response("r1"))
+    await client.aclose()
 
 
 def test_keys(way: Forgetful, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Tenants take turns, however many jobs each of them has waiting; a tenant's own j
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,15 @@ class Job:
     fields: tuple[bytes, ...] = field(default=(), compare=False)
     redelivered: bool = field(default=False, compare=False)
     """Whether it was another replica's before."""
+
+    def claimant(self) -> str:
+        """What to claim its reading or response by: this entry, and a word of its own for each try that counts."""
+        return f"{self.entry}/{uuid.uuid4().hex}"
+
+
+def entry_of(claimant: str) -> str:
+    """The entry that a claimant has the job by."""
+    return claimant.partition("/")[0]
 
 
 class Jobs:
