@@ -22,7 +22,7 @@ from everlong_server.engine.reading import Reader
 from everlong_server.store import blobs as blobs_module
 from everlong_server.store import keys
 from everlong_server.store.blobs import Blobs
-from everlong_server.store.connection import connect
+from everlong_server.store.connection import Client, connect
 from everlong_server.store.embedded import EmbeddedRedis
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.pairing import paired
@@ -55,6 +55,107 @@ async def test_a_dead_replicas_job_is_taken_over_by_one(url: str) -> None:
     assert [job for job in taken if job is not None] == [job]
     await (a if job.entry in a._held else b).done(job)
     assert await redis.xlen(keys.jobs(MODEL)) == 0
+    await redis.aclose()
+
+
+async def held(redis: Client) -> dict[bytes, bytes]:
+    """Who has what: entries and replicas."""
+    pending = await redis.xpending_range(keys.jobs(MODEL), keys.READERS, "-", "+", 1000)
+    return {item["message_id"]: item["consumer"] for item in pending}
+
+
+async def test_what_another_replica_has_taken_over_is_that_ones(url: str) -> None:
+    """The one that was stalled removed it, or queued it again, under the hands of the other."""
+    redis = connect(url)
+    await redis.flushall()
+    stalled, other = (Jobs(redis, MODEL, name, 60.0) for name in ("stalled", "other"))
+    for jobs in (stalled, other):
+        await jobs.prepare(alone=False)
+    await redis.xadd(keys.jobs(MODEL), {"reading": "r1", "tenant": "t"})
+    job = await stalled.next(10)
+    assert job is not None
+    await stalled.leave()
+    assert await other.next(10) == job
+    for end in (stalled.done, stalled.again):
+        await end(job)
+        assert await held(redis) == {job.entry.encode(): b"other"}
+        assert await redis.xlen(keys.jobs(MODEL)) == 1
+    await other.done(job)
+    assert await redis.xlen(keys.jobs(MODEL)) == 0
+    await redis.aclose()
+
+
+async def test_a_job_that_is_put_back_twice_is_there_once(url: str) -> None:
+    """As whoever does not hear the answer sends it."""
+    redis = connect(url)
+    await redis.flushall()
+    jobs = Jobs(redis, MODEL, "a", 60.0)
+    await jobs.prepare(alone=False)
+    await redis.xadd(keys.jobs(MODEL), {"reading": "r1", "tenant": "t"})
+    job = await jobs.next(10)
+    assert job is not None
+    for _ in range(2):
+        await jobs.again(job)
+    assert await redis.xlen(keys.jobs(MODEL)) == 1
+    later = await jobs.next(10)
+    assert later is not None
+    assert (later.id, later.fields) == (job.id, job.fields)
+    await jobs.done(job)
+    assert await redis.xlen(keys.jobs(MODEL)) == 1, "the entry before says nothing of this one"
+    await redis.xdel(keys.jobs(MODEL), later.entry)  # as servers of before do it whose job it was no more
+    await jobs.again(later)
+    assert await redis.xlen(keys.jobs(MODEL)) == 0
+    assert await held(redis) == {}
+    await redis.aclose()
+
+
+async def test_of_two_entries_for_one_job_a_replica_does_one(url: str) -> None:
+    """Its readers took it from each other until the document was given up."""
+    redis = connect(url)
+    await redis.flushall()
+    jobs = Jobs(redis, MODEL, "a", 60.0)
+    await jobs.prepare(alone=False)
+    for _ in range(2):
+        await redis.xadd(keys.jobs(MODEL), {"reading": "r1", "tenant": "t"})
+    job = await jobs.next(10)
+    assert job is not None
+    assert await jobs.next(10) is None
+    assert await held(redis) == {job.entry.encode(): b"a"}
+    assert await redis.xlen(keys.jobs(MODEL)) == 1
+    # It was put back, and its reader has not heard of it yet: the new entry is all that there is.
+    await Jobs(redis, MODEL, "a", 60.0).again(job)
+    again = await jobs.next(10)
+    assert again is not None
+    assert again.id == "r1"
+    await jobs.drop(again, job.entry)
+    assert await held(redis) == {again.entry.encode(): b"a"}, "the other entry is gone"
+    await redis.aclose()
+
+
+async def test_what_the_dead_left_is_found_behind_whatever_the_living_have(url: str) -> None:
+    redis = connect(url)
+    await redis.flushall()
+    alive, dead, idle = (Jobs(redis, MODEL, name, 60.0) for name in ("alive", "dead", "idle"))
+    for jobs in (alive, dead, idle):
+        await jobs.prepare(alone=False)
+    async with redis.pipeline() as pipe:
+        for n in range(1102):
+            pipe.xadd(keys.jobs(MODEL), {"reading": f"r{n}", "tenant": "t"})
+        await pipe.execute()
+    entries = [entry for entry, _ in await redis.xrange(keys.jobs(MODEL))]
+    await redis.xclaim(keys.jobs(MODEL), keys.READERS, "alive", 0, entries[:1100], force=True)
+    last = [await dead.next(10) for _ in range(2)]
+    await dead.leave()
+    assert last[0] is not None
+    await redis.xdel(keys.jobs(MODEL), last[0].entry)  # nobody said that it was done
+    calls = (await redis.info("commandstats"))["cmdstat_evalsha"]["calls"]
+    found = await idle.next(10)
+    assert found == last[1]
+    assert found.redelivered
+    assert last[0].entry.encode() not in await held(redis)
+    assert await idle.next(10) is None
+    polls = (await redis.info("commandstats"))["cmdstat_evalsha"]["calls"] - calls
+    assert polls <= 4, "one script for all that others have"
     await redis.aclose()
 
 

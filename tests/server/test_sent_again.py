@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from everlong_server.store import scripts
+from everlong_server.store import keys, scripts
+from everlong_server.store.allowance import Allowance, Limits, Slots
+from everlong_server.store.connection import connect
+from everlong_server.store.documents import Documents
+from everlong_server.store.records import DEFAULT_TENANT
+from everlong_server.store.responses import Responses
 from tests.forgetful import Forgetful
 from tests.process import Server, everlong, wait_for
 from tests.server.openai_api.talk import begin_upload, over, respond, sdk
@@ -24,9 +29,8 @@ SCRIPTS = {
     for name, text in vars(scripts).items()
     if isinstance(text, str) and "redis.call" in text and not name.startswith("_")
 }
-DYING = {"TAKE_JOB", "DROP_LEASE"}
-"""What is only run when a replica has died, or Redis is away for longer: tests/server/test_jobs.py, test_leases.py, and the
-campaigns."""
+AWAY = {"DROP_LEASE"}
+"""What is only run when Redis is away for longer: tests/server/test_leases.py."""
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +115,35 @@ def test_responses(forgotten: Server) -> None:
             client.responses.delete(response.id)
 
 
+def test_what_waits_for_its_document(forgotten: Server) -> None:
+    """It goes behind all others again and again, and stays one."""
+    with sdk(forgotten) as client:
+        file = client.files.create(file=("long.txt", STORY.read_bytes()), purpose="user_data").id
+        parts = [{"type": "input_file", "file_id": file}, {"type": "input_text", "text": "Who?"}]
+        response = over(client, respond(client, [{"role": "user", "content": parts}], background=True).id)
+        assert response.usage.input_tokens > forgotten.document(file)["tokens"]
+        client.files.delete(file)
+        client.responses.delete(response.id)
+
+
+async def test_a_try_counts_once(way: Forgetful) -> None:
+    client = connect(way.url)
+    redis = Redis(port=way.target)
+    redis.hset(keys.reading("r1"), mapping={"status": "queued", "version": 0, "fence": 0, "attempts": 0})
+    redis.hset(keys.response("r1"), mapping={"status": "queued"})
+    for store in (
+        Documents(client, None, Allowance(client, DEFAULT_TENANT, Limits(), Slots(client, "r"))),
+        Responses(client, None, 60.0),
+    ):
+        for by, tries in (("one", 1), ("one", 1), ("two", 2)):
+            claim = await store.claim("r1", by)
+            assert claim is not None
+            assert claim.attempts == tries
+        assert claim.token == int(redis.get(keys.FENCE))
+    redis.delete(keys.reading("r1"), keys.response("r1"))
+    await client.aclose()
+
+
 def test_keys(way: Forgetful, tmp_path: Path) -> None:
     where = {"EVERLONG_REDIS_URL": way.url, "EVERLONG_DATA_DIR": str(tmp_path), "EVERLONG_LOG_FORMAT": "json"}
     made = everlong("keys", "create", "--tenant", "ann", **where)
@@ -131,4 +164,4 @@ def test_nothing_was_counted_twice(forgotten: Server, way: Forgetful) -> None:
 
 def test_every_script_was_sent_again(way: Forgetful) -> None:
     """Else the tests above show nothing of it."""
-    assert {SCRIPTS[digest] for digest in way.lost} == set(SCRIPTS.values()) - DYING
+    assert {SCRIPTS[digest] for digest in way.lost} == set(SCRIPTS.values()) - AWAY

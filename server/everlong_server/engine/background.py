@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 5
 _RETRY_SECONDS = 0.5
+_LONGEST_PAUSE = 30.0
+_BACK_SECONDS = 5.0
+"""Before a job is given back that cannot be done here, so that others are at it in the meantime."""
 _LOOK_SECONDS = 0.2
 """How often an answer under way looks whether it is still wanted."""
 
@@ -69,24 +73,32 @@ class Background:
 
     async def _do(self, job: Job) -> None:
         """One job, to its end; also one that was begun elsewhere or before."""
+        pause, by = _RETRY_SECONDS, job.claimant()
+        end: Callable[[], Awaitable[None]] | None = None
         try:
             while self._engine.alive:
                 try:
-                    claim = await self._store.claim(job.id)
-                    if claim is None or await self._answer(job.id, claim):
-                        await self._jobs.done(job)
-                    else:
-                        await self._jobs.again(job)
+                    if end is None:
+                        claim = await self._store.claim(job.id, by)
+                        over = claim is None or await self._answer(job.id, claim)
+                        end = partial(self._jobs.done if over else self._jobs.again, job)
+                    await end()
                     return
-                except RedisError as error:
+                except RedisError as error:  # what has failed is not this try
                     log.warning("redis is away, response %s waits: %s", job.id, type(error).__name__)
                     await asyncio.sleep(_RETRY_SECONDS)
                 except Unavailable as error:  # this server ends: the job stays, for its next start or another replica
                     log.info("response %s is left: %s", job.id, error)
                     return
-                except Exception:
-                    log.exception("response %s broke off", job.id)
-                    await asyncio.sleep(_RETRY_SECONDS)
+                except Exception as error:
+                    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+                        # The blob store is away or full: nor is it this one.
+                        log.warning("the blob store is away, response %s waits %.1f s: %r", job.id, pause, error)
+                    else:
+                        log.exception("response %s broke off, trying again in %.1f s", job.id, pause)
+                        by = job.claimant()
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
         finally:
             self._places.release()
 
@@ -98,8 +110,12 @@ class Background:
             response = await self._store.get(response_id)
             with self._tracing.span("respond", "consumer", parent=response.trace, everlong__response=response.id):
                 return await self._respond(response, claim)
-        except Unavailable:
-            raise
+        except Unavailable as error:
+            if self._engine.draining or not self._engine.alive:
+                raise
+            # A key that this server has not, say. Another replica may have it.
+            log.warning("response %s is given back: %s", response_id, error)
+            return await self._wait(response_id, claim, _BACK_SECONDS)
         except _Unwanted as error:
             log.info("%s", error)
         except ServerError as error:
@@ -116,12 +132,15 @@ class Background:
         except (Overloaded, RateLimited, DocumentNotReady) as error:
             if isinstance(error, RateLimited) and error.code != "streams_limit":
                 raise  # what is used up for a day, say
-            # Others' jobs are not to wait with it. It was no try.
-            await self._store.write(response.id, claim, {"attempts": 0})
-            await asyncio.sleep(_RETRY_SECONDS)
-            return False
+            return await self._wait(response.id, claim, _RETRY_SECONDS)
         await self._through(answering, claim)
         return True
+
+    async def _wait(self, response_id: str, claim: Claim, seconds: float) -> bool:
+        """Before it goes behind others' jobs, which are not to wait with it. It was no try."""
+        await self._store.write(response_id, claim, {"attempts": 0})
+        await asyncio.sleep(seconds)
+        return False
 
     def _keep(self, responding: Responding, claim: Claim) -> Keep:
         async def keep(done: Response) -> None:

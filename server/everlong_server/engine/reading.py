@@ -11,9 +11,10 @@ import contextlib
 import logging
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, Self
 
@@ -28,7 +29,7 @@ from everlong_server.errors import Damaged
 from everlong_server.metrics import Metrics
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.documents import Claim, Documents, Fenced
-from everlong_server.store.jobs import Job, Jobs
+from everlong_server.store.jobs import Job, Jobs, entry_of
 from everlong_server.store.passages import Passages
 from everlong_server.store.records import Cursor, Document, Reading
 from everlong_server.tracing import Tracing
@@ -89,40 +90,50 @@ class Reader:
 
     async def _do(self, job: Job) -> None:
         """One job, to its end; also one that was begun elsewhere or before."""
-        pause = _RETRY_SECONDS
+        pause, by = _RETRY_SECONDS, job.claimant()
+        claim: Claim | None = None
+        lost: Claim | None = None
+        end: Callable[[], Awaitable[None]] | None = None
         while self._engine.alive:
             try:
-                claim = await self._documents.claim(job.id)
-                over = claim is None or await self._read(job.id, claim)
-                await (self._jobs.done(job) if over else self._jobs.again(job))
+                if lost is not None:
+                    end = await self._left(job, lost)
+                    lost = None
+                if end is None:
+                    claim = await self._documents.claim(job.id, by)
+                    over = claim is None or await self._read(job.id, claim)
+                    end = partial(self._jobs.done if over else self._jobs.again, job)
+                await end()
                 return
             except Fenced as reason:
                 log.info("reading stops: %s", reason)
-                if await self._others(job):
-                    self._metrics.lease_losses.labels("reading").inc()
-                    self._jobs.drop(job)
-                    return
+                lost, by = claim, job.claimant()
             except RedisError as error:
-                # Nothing is lost: the next try starts at the last checkpoint.
+                # Nothing is lost: the next try starts at the last checkpoint. What has failed is not this one.
                 log.warning("redis is away, reading waits: %s", type(error).__name__)
                 await asyncio.sleep(_RETRY_SECONDS)
-            except Exception:
-                # A blob store that is away, a device out of memory. The tries without progress are counted with the
-                # claim, and end this.
-                log.exception("reading %s broke off, trying again in %.1f s", job.id, pause)
+            except OSError as error:
+                # The blob store is away or full: no try either, and no reason to give a document up.
+                log.warning("the blob store is away, reading %s waits %.1f s: %r", job.id, pause, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+            except Exception:
+                # A device out of memory. The tries without progress are counted with the claim, and end this.
+                log.exception("reading %s broke off, trying again in %.1f s", job.id, pause)
+                await asyncio.sleep(pause)
+                pause, by = min(2 * pause, _LONGEST_PAUSE), job.claimant()
         # The device is gone: the job stays, for this server's next start or for another replica.
         log.error("the engine has failed, reading %s waits for a restart", job.id)
         await asyncio.Event().wait()
 
-    async def _others(self, job: Job) -> bool:
-        """Whether another replica has taken over the job, and so ends it; False: it is to be done or dropped here."""
-        try:
-            reading = await self._documents.reading(job.id)
-        except RedisError:
-            return False
-        return reading is not None and reading.status == "reading"
+    async def _left(self, job: Job, lost: Claim) -> Callable[[], Awaitable[None]] | None:
+        """How the job ends here if somebody else has claimed its reading; None: it is to be claimed again, since it is over,
+        or what came between was a late write of our own."""
+        holder = await self._documents.holder(job.id)
+        if holder is None or holder[0] == lost.token:
+            return None
+        self._metrics.lease_losses.labels("reading").inc()
+        return partial(self._jobs.drop, job, entry_of(holder[1]))
 
     async def _read(self, reading_id: str, claim: Claim) -> bool:
         """Whether it is over; False if it has to go on later."""
@@ -140,6 +151,8 @@ class Reader:
                 span.set(everlong__tokens__read=read.tokens, everlong__segments=read.segments)
                 return over
         except (ReadingError, EverlongModelError, Damaged, FileNotFoundError, UnicodeDecodeError) as error:
+            if isinstance(error, FileNotFoundError) and await asyncio.to_thread(self._blobs.word) is None:
+                raise  # not this text alone is missing
             code = error.code if isinstance(error, ReadingError | Damaged) else "reading_failed"
             log.warning("reading %s failed: %s", reading_id, error)
             current = await self._documents.reading(reading_id)

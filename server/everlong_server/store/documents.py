@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ from everlong_server.tracing import current
 
 
 class Fenced(Exception):
-    """Somebody else has the reading now, or it is gone: nothing was written, and nothing may be."""
+    """Somebody else has the reading now, it is gone, or not where it was: nothing was written, and nothing may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +174,24 @@ class Documents:
         stored = {field: value for field, value in zip(_FACTS, values, strict=True) if value is not None}
         return Reading.of(self._vault.opened(stored)) if stored else None
 
-    async def claim(self, id: str) -> Claim | None:
-        """The right to write the reading from now on, taken from whoever had it; None if it is done or gone."""
-        result = await self._scripts.run(scripts.CLAIM_READING, [keys.reading(id), keys.FENCE], [])
+    async def claim(self, id: str, by: str) -> Claim | None:
+        """The right to write the reading from now on, taken from whoever had it; None if it is done or gone. The same `by`
+        again has the same right, as long as nobody else has claimed it."""
+        result = await self._scripts.run(scripts.CLAIM_READING, [keys.reading(id), keys.FENCE], [by])
         return Claim(int(result[0]), int(result[1])) if result else None
 
+    async def holder(self, id: str) -> tuple[int, str] | None:
+        """The token that the reading is being read with, and by what it was claimed, "" if that is not known; None if
+        nobody reads it."""
+        status, fence, claim = await self._redis.hmget(keys.reading(id), "status", "fence", "claim")
+        if status != b"reading":
+            return None
+        by, _, token = (claim or b"").rpartition(b":")
+        return int(fence), by.decode() if token == fence else ""
+
     async def checkpoint(self, reading: Reading, claim: Claim, cursor: Cursor, state: bytes | None, **more: Any) -> int:
-        """Writes state and cursor together; the new version. Raises `Fenced`, having written nothing.
+        """Writes state and cursor together; the new version. Raises `Fenced`, having written nothing: also if an earlier
+        write, of which nobody waited for the end, came between.
 
         `more`: fields that end the reading (`status`, `error`, `state_digest`, …); then those that wait for it are queued.
         """
@@ -199,11 +211,12 @@ class Documents:
             ],
             [
                 claim.token, reading.version, int("status" in more),
-                "" if self._allowance.limits.tokens is None else cursor.tokens, *flat(self._vault.sealed(fields)),
+                "" if self._allowance.limits.tokens is None else cursor.tokens, uuid.uuid4().hex,
+                *flat(self._vault.sealed(fields)),
             ],
         )  # fmt: skip
         if version <= 0:
-            raise Fenced(f"reading {reading.id} is {'gone' if version == 0 else 'in other hands'}")
+            raise Fenced(f"reading {reading.id} is {'gone' if version == 0 else 'in other hands, or not where it was'}")
         return int(version)
 
 

@@ -6,7 +6,8 @@ Tenants take turns, however many jobs each of them has waiting; a tenant's own j
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from redis.exceptions import ResponseError
@@ -29,6 +30,15 @@ class Job:
     redelivered: bool = field(default=False, compare=False)
     """Whether it was another replica's before."""
 
+    def claimant(self) -> str:
+        """What to claim its reading or response by: this entry, and a word of its own for each try that counts."""
+        return f"{self.entry}/{uuid.uuid4().hex}"
+
+
+def entry_of(claimant: str) -> str:
+    """The entry that a claimant has the job by."""
+    return claimant.partition("/")[0]
+
 
 class Jobs:
     """The `stream` of one model (fingerprint) as seen by one replica."""
@@ -42,7 +52,8 @@ class Jobs:
         self._replica = replica
         self._lease_ms = int(lease_seconds * 1000)
         self._scripts = Scripts(redis)
-        self._held: set[str] = set()
+        self._held: dict[str, str] = {}
+        """The entries in hand here, and what is to be done of each."""
         self._polling = asyncio.Lock()
 
     async def prepare(self, *, alone: bool) -> None:
@@ -76,10 +87,13 @@ class Jobs:
     async def next(self, wait_ms: int) -> Job | None:
         """A job, first those that their takers have left behind; None if there is none within `wait_ms`."""
         async with self._polling:  # one at a time, so that `_held` knows of every entry that was delivered
-            job = await self._reclaim() or await self._take(wait_ms)
-            if job is not None:
-                self._held.add(job.entry)
-            return job
+            while (job := await self._reclaim() or await self._take(wait_ms)) is not None:
+                # Two entries for one job, as servers of before could make them, would be done against each other here.
+                twin = next((entry for entry, id in self._held.items() if id == job.id), None)
+                if twin is None or not await self._end(job, twin):
+                    self._held[job.entry] = job.id
+                    return job
+            return None
 
     async def _take(self, wait_ms: int) -> Job | None:
         job, newest = await self._next()
@@ -101,18 +115,13 @@ class Jobs:
 
     async def _reclaim(self) -> Job | None:
         """A job of a dead replica, or one that was delivered here although its answer got lost."""
-        for item in await self._redis.xpending_range(self._stream, keys.READERS, "-", "+", count=100):
-            entry, owner = item["message_id"].decode(), item["consumer"].decode()
-            if entry in self._held:
-                continue
-            taken = await self._scripts.run(
-                scripts.TAKE_JOB,
-                [self._stream, keys.replica(owner)],
-                [keys.READERS, self._replica, entry, owner],
-            )
-            if taken:
-                return _job(entry, taken, redelivered=owner != self._replica)
-        return None
+        found = await self._scripts.run(
+            scripts.RECLAIM_JOB, [self._stream], [keys.READERS, self._replica, keys.REPLICA, *self._held]
+        )
+        if not found:
+            return None
+        entry, owner, fields = found
+        return _job(entry.decode(), fields, redelivered=owner.decode() != self._replica)
 
     async def length(self) -> int:
         """How many jobs there are, those under way among them."""
@@ -127,25 +136,25 @@ class Jobs:
         return int(length) > int(held["pending"])
 
     async def done(self, job: Job) -> None:
-        """Removes the job."""
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.xack(self._stream, keys.READERS, job.entry)
-            pipe.xdel(self._stream, job.entry)
-            await pipe.execute()
-        self._held.discard(job.entry)
+        """Removes the job, unless another replica has taken it over: it is that one's to remove."""
+        await self._end(job)
+        self._held.pop(job.entry, None)
 
     async def again(self, job: Job) -> None:
-        """Puts the job behind all others."""
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.xadd(self._stream, dict(zip(job.fields[::2], job.fields[1::2], strict=True)))
-            pipe.xack(self._stream, keys.READERS, job.entry)
-            pipe.xdel(self._stream, job.entry)
-            await pipe.execute()
-        self._held.discard(job.entry)
+        """Puts the job behind all others, unless another replica has taken it over."""
+        await self._end(job, "", job.fields)
+        self._held.pop(job.entry, None)
 
-    def drop(self, job: Job) -> None:
-        """Leaves the job to whoever has it now."""
-        self._held.discard(job.entry)
+    async def drop(self, job: Job, other: str = "") -> None:
+        """Leaves the job to whoever has it now. `other`: the entry that they have it by; if there are two, this one ends."""
+        if other not in ("", job.entry):
+            await self._end(job, other)
+        self._held.pop(job.entry, None)
+
+    async def _end(self, job: Job, other: str = "", again: Sequence[bytes] = ()) -> bool:
+        """Ends the entry, once, if it is still this replica's. False, and nothing is done: `other` is not in hand any more."""
+        args = [keys.READERS, self._replica, job.entry, other, *again]
+        return bool(await self._scripts.run(scripts.END_JOB, [self._stream], args))
 
 
 def _job(entry: str, fields: list[bytes], *, redelivered: bool = False) -> Job:

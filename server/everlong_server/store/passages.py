@@ -177,6 +177,12 @@ class Passages:
         return True
 
     def _build(self, document: Document, path: Path, stop: threading.Event) -> None:
+        try:
+            self._index(document, path, stop)
+        except sqlite3.OperationalError as error:  # it cannot write: that is no fault of the text
+            raise OSError(f"the index of document {document.id} cannot be written: {error}") from error
+
+    def _index(self, document: Document, path: Path, stop: threading.Event) -> None:
         with (
             contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index,
             self._blobs.open(document.id, document.text_offset) as file,

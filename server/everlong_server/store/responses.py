@@ -170,9 +170,10 @@ class Responses:
             [response.id, self._ms, *flat(self._vault.sealed(response.asked()))],
         )
 
-    async def claim(self, response_id: str) -> Claim | None:
-        """The right to write it from now on, taken from whoever had it; None if it is over or gone."""
-        result = await self._scripts.run(scripts.CLAIM_RESPONSE, [keys.response(response_id), keys.FENCE], [])
+    async def claim(self, response_id: str, by: str) -> Claim | None:
+        """The right to write it from now on, taken from whoever had it; None if it is over or gone. The same `by` again
+        has the same right, as long as nobody else has claimed it."""
+        result = await self._scripts.run(scripts.CLAIM_RESPONSE, [keys.response(response_id), keys.FENCE], [by])
         return Claim(int(result[0]), int(result[1])) if result else None
 
     async def write(self, response_id: str, claim: Claim, fields: Mapping[str, Any] | None = None) -> bool:

@@ -76,23 +76,39 @@ end
 return 1
 """
 
-# KEYS: reading, fence. Returns {token, attempts} of the one who may write now, or nothing if there is nothing to do.
-CLAIM_READING = """
-local status = redis.call('HGET', KEYS[1], 'status')
-if not status or status == 'ready' or status == 'failed' then return nil end
-local token = redis.call('INCR', KEYS[2])
-redis.call('HSET', KEYS[1], 'fence', token, 'status', 'reading')
-return {token, redis.call('HINCRBY', KEYS[1], 'attempts', 1)}
+# Whoever claims says by what: the same again has the same token, and is counted once. The token stands beside it, since
+# servers of before that claim leave no word.
+_CLAIM = """
+local function claim(what, fence, by)
+  local last = redis.call('HMGET', what, 'claim', 'fence', 'attempts')
+  if last[2] and last[1] == by .. ':' .. last[2] then return {last[2], last[3]} end -- sent again: its answer was lost
+  local token = redis.call('INCR', fence)
+  redis.call('HSET', what, 'fence', token, 'claim', by .. ':' .. token)
+  return {token, redis.call('HINCRBY', what, 'attempts', 1)}
+end
 """
 
+# KEYS: reading, fence. ARGV: by what it is claimed
+# Returns {token, attempts} of the one who may write now, or nothing if there is nothing to do.
+CLAIM_READING = (
+    _CLAIM
+    + """
+local status = redis.call('HGET', KEYS[1], 'status')
+if not status or status == 'ready' or status == 'failed' then return nil end
+redis.call('HSET', KEYS[1], 'status', 'reading')
+return claim(KEYS[1], KEYS[2], ARGV[1])
+"""
+)
+
 # KEYS: reading, children, jobs, queued, tokens of the day
-# ARGV: token, expected version, 1 if this is the end, tokens read or '' if they are not counted, fields and values
-# Returns the new version, 0 (the reading is gone), -1 (somebody else has it)
+# ARGV: token, expected version, 1 if this is the end, tokens read or '' if they are not counted, nonce of the write, fields
+# and values
+# Returns the new version, 0 (the reading is gone), -1 (somebody else has it, or another write was quicker)
 CHECKPOINT_READING = """
-local now = redis.call('HMGET', KEYS[1], 'fence', 'version')
+local now = redis.call('HMGET', KEYS[1], 'fence', 'version', 'write')
 if not now[2] then return 0 end
 if now[1] ~= ARGV[1] then return -1 end
-if tonumber(now[2]) == tonumber(ARGV[2]) + 1 then return tonumber(now[2]) end -- sent again: its answer was lost
+if now[3] == ARGV[5] then return tonumber(now[2]) end -- sent again: its answer was lost
 if now[2] ~= ARGV[2] then return -1 end
 if ARGV[4] ~= '' then
   local more = tonumber(ARGV[4]) - tonumber(redis.call('HGET', KEYS[1], 'tokens') or 0)
@@ -101,7 +117,7 @@ if ARGV[4] ~= '' then
     redis.call('EXPIRE', KEYS[5], 172800)
   end
 end
-redis.call('HSET', KEYS[1], 'attempts', 0, unpack(ARGV, 5))
+redis.call('HSET', KEYS[1], 'attempts', 0, 'write', ARGV[5], unpack(ARGV, 6))
 if ARGV[3] == '1' then
   redis.call('SREM', KEYS[4], redis.call('HGET', KEYS[1], 'id'))
   local tenant = redis.call('HGET', KEYS[1], 'tenant')
@@ -143,14 +159,41 @@ redis.call('EXPIRE', KEYS[2], 86400)
 return {newest, found[1], found[2]}
 """
 
-# KEYS: jobs, the owner's replica. ARGV: group, replica id, entry, owner
-# Returns the fields of an entry that was taken over, or nothing: its owner lives, or somebody was quicker.
-TAKE_JOB = """
-if ARGV[4] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1 then return nil end
-local pending = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)
-if not pending[1] or pending[1][2] ~= ARGV[4] then return nil end
-local taken = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3])
-return taken[1] and taken[1][2]
+# KEYS: jobs. ARGV: group, replica id, prefix of replicas' keys, the entries that the replica has in hand
+# Gives the replica the oldest entry that was left behind: by a replica that is dead, or delivered to this one, which did not
+# hear of it. Returns {entry, its owner so far, fields}, or nothing.
+RECLAIM_JOB = """
+local hands, lives = {}, {[ARGV[2]] = 0}
+for i = 4, #ARGV do hands[ARGV[i]] = true end
+local from, pending = '-', nil
+repeat
+  pending = redis.call('XPENDING', KEYS[1], ARGV[1], from, '+', 1000)
+  for _, item in ipairs(pending) do
+    local entry, owner = item[1], item[2]
+    lives[owner] = lives[owner] or redis.call('EXISTS', ARGV[3] .. owner)
+    if lives[owner] == 0 and not hands[entry] then
+      local taken = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, entry)
+      if taken[1] then return {entry, owner, taken[1][2]} end
+      redis.call('XACK', KEYS[1], ARGV[1], entry) -- it was deleted, and nobody said that it was done
+    end
+    from = '(' .. entry
+  end
+until #pending < 1000
+"""
+
+# KEYS: jobs. ARGV: group, replica id, entry, another entry of the same job or '', fields and values or nothing
+# Ends the entry if it is the replica's, and puts one with these fields behind all others. With another entry: only if that
+# is in anybody's hands. Returns 1, or 0: it is not. Without the group, Redis has lost its data: nobody has anything.
+END_JOB = """
+local function owner(entry)
+  local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
+  return not pending.err and pending[1] and pending[1][2]
+end
+if ARGV[4] ~= '' and not owner(ARGV[4]) then return 0 end
+if owner(ARGV[3]) ~= ARGV[2] then return 1 end -- sent again, or another has taken it over
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
+if redis.call('XDEL', KEYS[1], ARGV[3]) == 1 and #ARGV > 4 then redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5)) end
+return 1
 """
 
 # KEYS: document, documents, document_readings, stored
@@ -222,14 +265,16 @@ redis.call('XADD', KEYS[2], '*', 'response', ARGV[1], 'tenant', redis.call('HGET
 return 1
 """
 
-# KEYS: response, fence. Returns {token, attempts} of the one who may write now, or nothing if it is over or gone.
-CLAIM_RESPONSE = """
+# KEYS: response, fence. ARGV: by what it is claimed
+# Returns {token, attempts} of the one who may write now, or nothing if it is over or gone.
+CLAIM_RESPONSE = (
+    _CLAIM
+    + """
 local status = redis.call('HGET', KEYS[1], 'status')
 if status ~= 'queued' and status ~= 'in_progress' then return nil end
-local token = redis.call('INCR', KEYS[2])
-redis.call('HSET', KEYS[1], 'fence', token)
-return {token, redis.call('HINCRBY', KEYS[1], 'attempts', 1)}
+return claim(KEYS[1], KEYS[2], ARGV[1])
 """
+)
 
 # KEYS: response. ARGV: token, fields and values
 # Returns 1, or 0: it was cancelled, deleted, or somebody else has it
