@@ -146,6 +146,7 @@ class Background:
         async def keep(done: Response) -> None:
             await responding.count(done)
             if not await self._store.write(done.id, claim, done.end()):
+                await responding.recount(done.id)  # its answer is not stored
                 raise _Unwanted(f"response {done.id!r} is not wanted any more")
 
         return keep

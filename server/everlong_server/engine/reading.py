@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from everlong_server.engine.pieces import pieces
 from everlong_server.engine.whereabouts import Whereabouts
 from everlong_server.errors import Damaged
 from everlong_server.metrics import Metrics
+from everlong_server.pools import Pool
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.documents import Claim, Documents, Fenced
 from everlong_server.store.jobs import Job, Jobs, entry_of
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 
 _MOST_SEGMENTS = 64
 """Handed to the engine at once, where they are read quickly: each time costs a round through the event loop."""
+_READING = Pool("everlong-reading", max(4, os.cpu_count() or 4))
+"""Texts are checked and encoded in threads of their own: answers wait for none of that."""
 _MAX_ATTEMPTS = 8
 _RETRY_SECONDS = 0.5
 _LONGEST_PAUSE = 30.0
@@ -71,22 +75,29 @@ class Reader:
         self._tracing = tracing
         self._checkpoint_seconds = checkpoint_seconds
         self._turn_seconds = turn_seconds
+        self._indexing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Until cancelled. Redis being away is waited out."""
-        while True:
-            try:
-                job = await self._jobs.next(wait_ms=1000)
-                if job is not None:
-                    if job.redelivered:
-                        self._metrics.redeliveries.labels("readings").inc()
-                    await self._do(job)
-            except RedisError as error:
-                log.warning("redis is away, reading waits: %s", type(error).__name__)
-                await asyncio.sleep(_RETRY_SECONDS)
-                if isinstance(error, ResponseError) and "NOGROUP" in str(error):  # Redis has lost its data
-                    with contextlib.suppress(RedisError):
-                        await self._jobs.prepare(alone=False)
+        try:
+            while True:
+                await self._next()
+        finally:
+            await _ended(list(self._indexing))
+
+    async def _next(self) -> None:
+        try:
+            job = await self._jobs.next(wait_ms=1000)
+            if job is not None:
+                if job.redelivered:
+                    self._metrics.redeliveries.labels("readings").inc()
+                await self._do(job)
+        except RedisError as error:
+            log.warning("redis is away, reading waits: %s", type(error).__name__)
+            await asyncio.sleep(_RETRY_SECONDS)
+            if isinstance(error, ResponseError) and "NOGROUP" in str(error):  # Redis has lost its data
+                with contextlib.suppress(RedisError):
+                    await self._jobs.prepare(alone=False)
 
     async def _do(self, job: Job) -> None:
         """One job, to its end; also one that was begun elsewhere or before."""
@@ -176,19 +187,28 @@ class Reader:
         cursor = Cursor(open=before.open + model.chat.separator, position=before.position + len(model.chat.separator))
         return decode_state(parent.state, model.fingerprint), cursor
 
+    def _made(self, index: asyncio.Task[None]) -> None:
+        self._indexing.discard(index)
+        if not index.cancelled() and (error := index.exception()) is not None:  # the next turn makes it, or says so
+            log.info("an index broke off: %r", error)
+
     @asynccontextmanager
-    async def _indexed(self, document: Document) -> AsyncIterator[None]:
-        """Makes the document's passages beside the block, on a thread of their own; both are complete at its end."""
-        if self._passages is None:
-            yield
-            return
-        index = asyncio.create_task(self._passages.ensure(document))
+    async def _indexed(self, document: Document) -> AsyncIterator[asyncio.Task[None]]:
+        """Makes the document's passages beside the block, on a thread of their own: a task to wait for at the text's end. It goes on
+        when only a turn is over, and ends with a reading that fails."""
+
+        async def make() -> None:
+            if self._passages is not None:
+                await self._passages.ensure(document)
+
+        index = asyncio.create_task(make())
+        self._indexing.add(index)
+        index.add_done_callback(self._made)
         try:
-            yield
-            await index
-        finally:
-            index.cancel()
-            await asyncio.gather(index, return_exceptions=True)
+            yield index
+        except BaseException:
+            await _ended([index])
+            raise
 
     async def _advance(self, reading: Reading, claim: Claim) -> tuple[Cursor, bool]:
         """To the end of its last document, or until its turn is over and others wait. How far; whether that is the end."""
@@ -201,22 +221,21 @@ class Reader:
 
         size = document.text_offset + document.bytes
         if reading.state is None and (
-            damage := await asyncio.to_thread(self._blobs.check, document.id, size, document.digest)
+            damage := await _READING.run(self._blobs.check, document.id, size, document.digest)
         ):
             raise ReadingError("document_damaged", f"the stored text is damaged: {damage}")
         offset = max(cursor.offset, document.text_offset)
         async with AsyncExitStack() as stack:
-            file = stack.enter_context(await asyncio.to_thread(self._blobs.open, document.id, offset))
-            await stack.enter_async_context(self._indexed(document))
+            file = stack.enter_context(await _READING.run(self._blobs.open, document.id, offset))
+            index = await stack.enter_async_context(self._indexed(document))
             checkpoints = await stack.enter_async_context(_Checkpoints(self._documents, self._metrics, reading, claim))
             source = pieces(file, model.tokenizer, offset)
-            skip = cursor.skip
-            places = array("q")
+            skip, places = cursor.skip, array("q")
             # The next piece is encoded while the device reads this one.
-            upcoming = asyncio.create_task(asyncio.to_thread(next, source, None))
+            upcoming = asyncio.create_task(_READING.run(next, source, None))
             try:
                 while (piece := await upcoming) is not None:
-                    upcoming = asyncio.create_task(asyncio.to_thread(next, source, None))
+                    upcoming = asyncio.create_task(_READING.run(next, source, None))
                     places.extend(chain.from_iterable(piece.places))
                     done, skip = skip, max(0, skip - len(piece.tokens))
                     while done < len(piece.tokens):
@@ -245,6 +264,7 @@ class Reader:
                                 await checkpoints.written()
                                 return cursor, False
                 await checkpoints.written()
+                await index
                 await self._whereabouts.keep(document, places if offset == document.text_offset else None)
             finally:
                 upcoming.cancel()
@@ -253,6 +273,13 @@ class Reader:
         await checkpoints.add(state, cursor, status="ready", state_digest=state.digest())
         await checkpoints.written()
         return cursor, True
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancels them, and waits for that."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Checkpoints:

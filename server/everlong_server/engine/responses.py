@@ -188,6 +188,13 @@ class Responding:
         """Counts the bytes of one that has its answer, in place of those that were expected."""
         await self._allowance.hold(response.id, response.stored_bytes, self._store.seconds, limited=False)
 
+    async def recount(self, response_id: str) -> None:
+        """Counts the bytes of one as it is stored now: none, if it is gone."""
+        try:
+            await self.count(await self._store.get(response_id))
+        except NotFound:
+            await self._allowance.release(response_id)
+
     async def queue(self, response: Response) -> None:
         """Stores it; it is answered in the background, here or by another replica. Raises `Unavailable`, and `RateLimited` if
         there is no room for it."""
@@ -206,6 +213,7 @@ class Responding:
                 code="not_in_background",
             )
         await self._store.end(response_id, "cancelled")
+        await self.recount(response_id)  # without the state that it was expected to have
         return await self._store.get(response_id)
 
     async def delete(self, response_id: str) -> None:
