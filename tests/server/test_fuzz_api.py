@@ -45,6 +45,7 @@ def fuzzed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         log = server.log.read_text()
         assert "Traceback" not in log, log[-3000:]
         server.check_keys()
+        assert COUNTED["cases"] > 0, "no answer was looked at"
 
 
 @pytest.fixture(scope="module")

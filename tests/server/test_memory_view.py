@@ -170,5 +170,5 @@ def test_a_look_does_not_wait_for_the_answer_under_way(server: Server) -> None:
     with server.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
         lines = response.iter_lines()
         next(line for line in lines if "delta" in line)
-        with httpx.Client(base_url=server.url) as other:
+        with httpx.Client(base_url=server.url, timeout=60) as other:
             assert other.get(f"/v1/sessions/{session}/memory").json()["tokens"] == 0

@@ -55,7 +55,7 @@ test("reading is followed until it is done", async () => {
 
 test("following goes on through a lost connection, and gives up without patience", async () => {
   const proxy = await Proxy.to(URL);
-  const { id } = await client.documents.upload(TEXT.repeat(25));
+  const { id } = await client.documents.upload(TEXT.repeat(100));
   const follow = new Everlong({ baseUrl: proxy.url }).documents.follow(id);
   const impatient = new Everlong({ baseUrl: proxy.url, patience: 0, retries: 0 }).documents.follow(id);
   await Promise.all([follow.next(), impatient.next()]);

@@ -132,11 +132,11 @@ test("an answer that is left or aborted leaves no trace; one that is cancelled i
 
 test("an answer cut off in the middle is asked for again, once", async () => {
   const [here, there] = [await session(), await session()];
-  const said = await client.sessions.send(here, "Who?", { ...GREEDY, max_tokens: 150 });
+  const said = await client.sessions.send(here, "Who?", { ...GREEDY, max_tokens: 600 });
   const conversation = distant.sessions.connect(there);
   const lost: (string | null)[] = [];
   conversation.onlost = (error) => lost.push(error && error.name);
-  const events = conversation.send("Who?", { ...GREEDY, max_tokens: 150 });
+  const events = conversation.send("Who?", { ...GREEDY, max_tokens: 600 });
   await speaking(events);
   await proxy.plug(await proxy.pull());
   const rest = await all(events);

@@ -214,7 +214,7 @@ def test_a_file_of_another_tenant_grounds_no_response(alice: Tenant, bob: Tenant
 
 
 def test_metrics_have_a_port_of_their_own(locked: Server) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{locked.settings['metrics_port']}") as probe:
+    with httpx.Client(base_url=f"http://127.0.0.1:{locked.settings['metrics_port']}", timeout=60) as probe:
         assert "everlong_rejections_total" in probe.get("/metrics").text
         assert probe.get("/readyz").text == "ok"
         for path in ("/v1/models", "/docs", "/v1/sessions", "/"):
