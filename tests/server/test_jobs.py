@@ -292,9 +292,10 @@ async def test_a_reader_outlives_a_redis_that_is_away_once_more() -> None:
         heard.append("prepare")
         raise ConnectionError_("away")
 
-    reader: Any = SimpleNamespace(_jobs=SimpleNamespace(next=following, prepare=prepare))
+    none: Any = None
+    jobs: Any = SimpleNamespace(next=following, prepare=prepare)
     with pytest.raises(asyncio.CancelledError):
-        await Reader.run(reader)
+        await Reader(none, none, none, none, none, jobs, none, none, 1.0, 1.0).run()
     assert heard == ["next", "prepare", "next", "prepare", "next"]
 
 
