@@ -126,7 +126,9 @@ async def send(
     If the caller goes away before the answer is complete, nothing has happened to the session. With an Idempotency-Key
     the answer to a message that was answered before comes at once, and the session is as it was.
     """
-    events = await _events(services, session_id, body, key)
+    events = await unless_gone(request, _events(services, session_id, body, key))
+    if events is None:
+        return Response(status_code=CLIENT_CLOSED)
     if body.stream:
         return event_stream(events, services.settings.keepalive_seconds)
     message = await unless_gone(request, _whole(events))

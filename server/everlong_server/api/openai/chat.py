@@ -45,7 +45,9 @@ async def create(body: CreateChatCompletion, request: Request, services: Served)
     model = services.model
     require_model(services, body.model)
     documents, said = await _dialogue(services, body.messages)
-    turns = await _begun(services, body, documents, said)
+    turns = await unless_gone(request, _begun(services, body, documents, said))
+    if turns is None:
+        return Response(status_code=CLIENT_CLOSED)
     head = {
         "id": f"chatcmpl-{new_id('chat')[5:]}", "object": "chat.completion", "created": int(now()),
         "model": model.name, "system_fingerprint": model.fingerprint[:16],
@@ -92,15 +94,16 @@ async def _begun(
         how if how.seed is None else how.model_copy(update={"seed": (how.seed + index) % 2**63})
         for index in range(body.n)
     ]
-    chats = (services.dialogues.answer(documents, said, params, grounds) for params in every)
-    turns = await asyncio.gather(*chats, return_exceptions=True)
-    refused = next((turn for turn in turns if isinstance(turn, BaseException)), None)
-    begun = [turn for turn in turns if isinstance(turn, Turn)]
-    if refused is not None:
-        for turn in begun:
-            await turn.events.aclose()
-        raise refused
-    return begun
+    begun = [asyncio.create_task(services.dialogues.answer(documents, said, params, grounds)) for params in every]
+    try:
+        return await asyncio.gather(*begun)
+    except BaseException:
+        for task in begun:
+            task.cancel()
+        for turn in await asyncio.gather(*begun, return_exceptions=True):
+            if isinstance(turn, Turn):
+                await turn.events.aclose()
+        raise
 
 
 async def _events(turns: Sequence[Turn]) -> AsyncGenerator[tuple[int, Event], None]:

@@ -57,7 +57,10 @@ async def create(body: CreateResponse, request: Request, services: Served) -> An
             raise InvalidRequest(f"{name}: a background response is stored and not streamed", param=name)
         await services.responding.queue(response)
         return JSONResponse(view(response))
-    answering = await services.responding.begin(response, previous, services.responding.keep if body.store else None)
+    keep = services.responding.keep if body.store else None
+    answering = await unless_gone(request, services.responding.begin(response, previous, keep))
+    if answering is None:
+        return Answer(status_code=CLIENT_CLOSED)
     if body.stream:
         return event_stream(events(answering), services.settings.keepalive_seconds)
     if await unless_gone(request, _whole(answering)) is None:
