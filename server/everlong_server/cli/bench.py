@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everlong_server.cli.common import Output, command, err, fail, out, writable, write
+from everlong_server.cli.common import ModelsDir, Output, chosen_models_dir, command, err, fail, out, writable, write
 
 if TYPE_CHECKING:
     from everlong_server.bench.report import Report
@@ -135,6 +135,33 @@ def crowd(
     _report(
         lambda: crowd.run(sockets=sockets, uploads=uploads, written=written, quick=quick, progress=_progress), output
     )
+
+
+@bench.command()
+def recall(
+    megabytes: Annotated[float, typer.Option(help="of text", min=0.1)] = 10.0,
+    texts: Annotated[
+        Path | None, typer.Option(help="folder of texts (.md, .txt); default: a novel, over and over", file_okay=False)
+    ] = None,
+    questions: Annotated[int, typer.Option(help="that are searched for", min=1)] = 200,
+    rounds: Annotated[int, typer.Option(help="of reading and indexing in turns", min=1)] = 3,
+    models_dir: ModelsDir = None,
+    output: Output = None,
+) -> None:
+    """What indexing a text costs beside reading it, and a search in it."""
+    from everlong_models.errors import EverlongModelError
+    from everlong_server.bench import recall
+
+    folder = chosen_models_dir(models_dir)
+    try:
+        _report(
+            lambda: recall.run(
+                megabytes=megabytes, texts=texts, questions=questions, rounds=rounds, models_dir=folder, progress=_progress
+            ),
+            output,
+        )  # fmt: skip
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
 
 
 @bench.command()
