@@ -29,8 +29,8 @@ SCRIPTS = {
     for name, text in vars(scripts).items()
     if isinstance(text, str) and "redis.call" in text and not name.startswith("_")
 }
-AWAY = {"DROP_LEASE"}
-"""What is only run when Redis is away for longer: tests/server/test_leases.py."""
+AWAY = {"DROP_LEASE", "UNTRY_READING"}
+"""What is only run when Redis is away for longer, or a key: tests/server/test_leases.py, test_tries.py."""
 
 
 @pytest.fixture(scope="module")

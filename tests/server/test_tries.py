@@ -37,7 +37,7 @@ async def redis(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     for module in (reading, background):
         monkeypatch.setattr(module, "_RETRY_SECONDS", 0.001)
         monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.001)
-    monkeypatch.setattr(background, "_BACK_SECONDS", 0.001)
+        monkeypatch.setattr(module, "_BACK_SECONDS", 0.001)
     monkeypatch.setattr(scripts, "_COPY_MS", 1)
     client = connect(redis_url)
     await client.flushdb()
@@ -138,6 +138,22 @@ async def test_what_fails_in_a_reading_is_counted(redis: Client, tmp_path: Path)
     await reader._do(job)
     assert reader.tries == list(range(1, reading._MAX_ATTEMPTS + 1))
     assert b"too_many_attempts" in await redis.hget(keys.reading(job.id), "error")
+
+
+async def test_a_reading_that_lacks_a_key_here_is_anothers(redis: Client, tmp_path: Path) -> None:
+    """However often it comes back here before, as no server with that key is there yet."""
+    jobs, other = [await replica(redis, name) for name in "ab"]
+    blobs = Blobs(f"file://{tmp_path}")
+    await uploaded(redis, blobs)
+    for _ in range(OUTAGE):
+        reader = Read(redis, blobs, jobs)
+        reader.doing = failing(1, KeyMissing("encrypted with the key 'two'"), reader.doing)  # type: ignore[method-assign]
+        await reader._do(await taken(jobs))
+    assert await jobs.length() == 1
+    reader, job = Read(redis, blobs, other), await taken(other)
+    await reader._do(job)
+    assert reader.tries == [1]
+    assert await redis.hget(keys.reading(job.id), "status") == b"ready"
 
 
 async def test_a_blob_store_that_is_away_is_waited_for(redis: Client, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from everlong_models import EverlongModelError, MemoryState, decode_state, encod
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.pieces import pieces
 from everlong_server.engine.whereabouts import Whereabouts
-from everlong_server.errors import Damaged
+from everlong_server.errors import Damaged, Unavailable
 from everlong_server.metrics import Metrics
 from everlong_server.pools import Pool
 from everlong_server.store.blobs import Blobs
@@ -45,6 +45,8 @@ _READING = Pool("everlong-reading", max(4, os.cpu_count() or 4))
 _MAX_ATTEMPTS = 8
 _RETRY_SECONDS = 0.5
 _LONGEST_PAUSE = 30.0
+_BACK_SECONDS = 5.0
+"""Before a job is given back that cannot be done here, so that others are at it in the meantime."""
 
 
 class Reader:
@@ -128,6 +130,10 @@ class Reader:
                 log.warning("the blob store is away, reading %s waits %.1f s: %r", job.id, pause, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+            except Unavailable as error:  # a key that this server has not, say: another replica may have it
+                log.warning("reading %s is given back: %s", job.id, error)
+                await asyncio.sleep(_BACK_SECONDS)
+                end = partial(self._back, job, claim)
             except Exception:
                 # A device out of memory. The tries without progress are counted with the claim, and end this.
                 log.exception("reading %s broke off, trying again in %.1f s", job.id, pause)
@@ -136,6 +142,12 @@ class Reader:
         # The device is gone: the job stays, for this server's next start or for another replica.
         log.error("the engine has failed, reading %s waits for a restart", job.id)
         await asyncio.Event().wait()
+
+    async def _back(self, job: Job, claim: Claim | None) -> None:
+        """Others may do the job; that it could not be done here was no try."""
+        if claim is not None:
+            await self._documents.untried(job.id, claim)
+        await self._jobs.again(job)
 
     async def _left(self, job: Job, lost: Claim) -> Callable[[], Awaitable[None]] | None:
         """How the job ends here if somebody else has claimed its reading; None: it is to be claimed again, since it is over,

@@ -180,6 +180,10 @@ class Documents:
         result = await self._scripts.run(scripts.CLAIM_READING, [keys.reading(id), keys.FENCE], [by])
         return Claim(int(result[0]), int(result[1])) if result else None
 
+    async def untried(self, id: str, claim: Claim) -> None:
+        """What was tried with `claim` is not counted, nor what was before."""
+        await self._scripts.run(scripts.UNTRY_READING, [keys.reading(id)], [claim.token])
+
     async def holder(self, id: str) -> tuple[int, str] | None:
         """The token that the reading is being read with, and by what it was claimed, "" if that is not known; None if
         nobody reads it."""

@@ -100,6 +100,9 @@ return claim(KEYS[1], KEYS[2], ARGV[1])
 """
 )
 
+# KEYS: reading. ARGV: token. What its owner could not try does not count.
+UNTRY_READING = "if redis.call('HGET', KEYS[1], 'fence') == ARGV[1] then redis.call('HSET', KEYS[1], 'attempts', 0) end"
+
 # KEYS: reading, children, jobs, queued, tokens of the day
 # ARGV: token, expected version, 1 if this is the end, tokens read or '' if they are not counted, nonce of the write, fields
 # and values
