@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -19,9 +18,6 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from everlong_models.errors import BackboneError
-
-# A text at a time is encoded here: threads would do nothing for it, and every fork would warn of them.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # The alternatives that the patterns of byte-level tokenizers in use are made of (GPT-2, SmolLM, Llama 3, Qwen, o200k,
 # Tekken). `_settled` is right for these; a pattern of any other kind is not cut.

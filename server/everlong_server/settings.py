@@ -18,6 +18,9 @@ PREFIX = "EVERLONG_"
 # Read by the client's command line, not by the server.
 _FOREIGN = {"EVERLONG_URL", "EVERLONG_API_KEY", "EVERLONG_DATA"}
 
+# Texts are encoded one at a time: the tokenizer's own threads would do nothing for them, and warn at every fork.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 GiB = 1 << 30
 MiB = 1 << 20
 
