@@ -24,8 +24,8 @@ from everlong_server.eval.grounded import Cell
 from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank
 from everlong_server.eval.questions import Question, Text, texts
 from everlong_server.eval.scores import Mean, declines, holds, mean, ratio
-from everlong_server.eval.shelf import Shelf
 from everlong_server.settings import Settings
+from everlong_server.store.shelf import Shelf
 
 FACTS = [
     ("Harbours", "The lighthouse of Brimsund was painted green by Oda Kvist in 1911.", "Who painted Brimsund's lighthouse?", "Oda Kvist"),

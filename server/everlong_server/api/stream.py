@@ -1,7 +1,8 @@
 """`WS /v1/sessions/{id}/stream`: a conversation over one socket.
 
 The client sends `message.create` and `response.cancel`; the server sends `response.created`, `response.evidence`,
-`response.output_text.delta`, `response.completed` and `error`. An error of a message leaves the socket open.
+`response.output_text.delta`, `response.completed` and `error`. An error of a message leaves the socket open, unless
+the server is full or ends, or the session or the key is gone.
 `response.cancel` may name the `response_id` that it means; it then has no effect on another.
 """
 

@@ -18,9 +18,9 @@ from everlong_models.tokenizer import Tokenizer
 from everlong_server.bench.report import Report, Target
 from everlong_server.engine.grounding import words_of
 from everlong_server.engine.pieces import pieces
-from everlong_server.eval.shelf import Shelf
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.records import Document
+from everlong_server.store.shelf import Shelf
 
 PASSAGES = 16
 """Of each question, as the server asks for them."""

@@ -1,7 +1,7 @@
 """`Whereabouts`: where a tokenizer's tokens stand in the texts of documents, in characters and bytes, and the other way round.
 
 A table beside a text has a place every 128 tokens from which encoding can be resumed. So what is asked for costs encoding
-it, and as much as is between two places, however long the text is.
+it, and as much as is between two places; of the rest of the text only the table is looked at, 24 bytes a place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from everlong_models.tokenizer import Place, Tokenizer
 from everlong_server.engine.pieces import pieces
 from everlong_server.errors import Damaged, NotFound
-from everlong_server.store.beside import Beside, Shelf, Stopped
+from everlong_server.store.beside import Beside, Catalogue, Stopped
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.passages import Passage
 from everlong_server.store.records import Document
@@ -82,7 +82,7 @@ class Whereabouts:
     what comes of it is kept.
     """
 
-    def __init__(self, blobs: Blobs, documents: Shelf, tokenizer: Tokenizer) -> None:
+    def __init__(self, blobs: Blobs, documents: Catalogue, tokenizer: Tokenizer) -> None:
         self._blobs = blobs
         self._documents = documents
         self._tokenizer = tokenizer

@@ -23,9 +23,9 @@ from everlong_models.tasks.reading import REFUSAL
 from everlong_server.engine.grounding import TEMPLATE, choose, words_of
 from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank
 from everlong_server.eval.questions import LEARNT, texts
-from everlong_server.eval.shelf import Shelf
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.records import Document
+from everlong_server.store.shelf import Shelf
 
 _PASSAGES = 16
 _LINES = 10

@@ -25,7 +25,7 @@ _MAKING: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 _MAKERS = Pool("everlong-beside", max(2, (os.cpu_count() or 2) // 2))
 
 
-class Shelf(Protocol):
+class Catalogue(Protocol):
     """What is to be known of documents; `store.documents.Documents` is one."""
 
     async def get(self, document_id: str) -> Document:
@@ -39,7 +39,7 @@ class Stopped(Exception):
 class Beside:
     """Blobs whose names begin with a document's."""
 
-    def __init__(self, blobs: Blobs, documents: Shelf) -> None:
+    def __init__(self, blobs: Blobs, documents: Catalogue) -> None:
         self._blobs = blobs
         self._documents = documents
 

@@ -172,10 +172,10 @@ class Blobs:
 
     async def delete(self, name: str) -> None:
         """Removes the blob; no error if there is none."""
-        if self._copies is not None:
-            await asyncio.to_thread(self._copies.drop, name)
         with contextlib.suppress(FileNotFoundError):  # never there, or another server is deleting it at this moment
             await asyncio.to_thread(self._fs.rm_file, self._path(name))
+        if self._copies is not None:  # no other is made any more
+            await asyncio.to_thread(self._copies.drop, name)
 
     async def sweep(self, keep: Callable[[], Awaitable[set[str]]], untouched: float = 0.0) -> list[str]:
         """Removes what was never completed, and what belongs to no document or upload in `keep`; nothing but our own.

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.store import marks
-from everlong_server.store.beside import Beside, Shelf, Stopped
+from everlong_server.store.beside import Beside, Catalogue, Stopped
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.records import Document
 
@@ -131,7 +131,7 @@ def _cut(window: bytes) -> int:
 class Passages:
     """The passages of all documents."""
 
-    def __init__(self, blobs: Blobs, documents: Shelf) -> None:
+    def __init__(self, blobs: Blobs, documents: Catalogue) -> None:
         self._blobs = blobs
         self._documents = documents
         self._beside = Beside(blobs, documents)
