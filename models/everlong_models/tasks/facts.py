@@ -43,6 +43,7 @@ class FactsConfig(TaskConfig):
 
     Training only: `distracting`: the share of a document's noise, a segment's length each, that is chosen near a word of
     the facts. `lookalikes`: the share that has a sentence in it that would be a fact, were not one word of the books'.
+    `cut`: the share of borders between segments that have noise like a fact's second half behind them: see `_crossing`.
     `direct`: the share of reasoning's questions that name the direction as the fact does, the others its opposite; of
     those that are measured it is half. `recited`: the share of documents of several segments that say the facts again
     before the question, whose words (places, people, directions) are to be learnt as the answer is: the memory must hold
@@ -54,6 +55,7 @@ class FactsConfig(TaskConfig):
     noise_characters: int = Field(4_000_000, ge=10_000)
     distracting: float = Field(0.0, ge=0, le=1)
     lookalikes: float = Field(0.0, ge=0, le=1)
+    cut: float = Field(0.0, ge=0, le=1)
     direct: float = Field(0.5, ge=0, le=1)
     recited: float = Field(0.0, ge=0, le=1)
     vocabulary: int = Field(1024, ge=512)
@@ -208,13 +210,17 @@ class Facts(Task):
             borders = noise.borders(line)
             at = [0] if how.kind == "memorize" else sorted(_choose(random, borders, room, len(told)))
             told = [told[fact] for fact in random.permutation(len(told))]
-            pieces, done = [], 0
+            pieces: list[np.ndarray | list[int]] = []
+            done, free = 0, np.ones(length, dtype=bool)
             for place, fact in zip(at, told, strict=True):
                 pieces += [line[done:place], fact]
-                done = place
+                done, end = place, sum(map(len, pieces))
+                free[end - len(fact) : end] = False
             again = [token for fact in told for token in fact] if recites else []
             tokens[row] = np.concatenate([*pieces, line[done:], again, asked, [self._answers[answer]]])
             start = length - 1 - len(asked) - len(again)
+            if how.cut:
+                self._cut(random, tokens[row, :start], free, noise, how)
             recited[row, start : start + len(again)] = np.isin(again, self._telling)
             endings.append(again + asked)
         return Documents(torch.from_numpy(tokens), endings, torch.from_numpy(recited))
@@ -232,6 +238,33 @@ class Facts(Task):
                 piece = np.concatenate([piece[:at], self._lookalike(random, how.kind), piece[at:]])[: self._S]
             pieces.append(piece)
         return np.concatenate(pieces or [np.empty(0, dtype=np.int32)])[:length]
+
+    def _cut(
+        self, random: np.random.Generator, tokens: np.ndarray, free: np.ndarray, noise: text.Noise, how: FactsConfig
+    ) -> None:
+        """Puts `_crossing` noise across a share of the borders between segments, in place, where the text is `free`."""
+        for border in range(self._S, len(tokens), self._S):
+            if random.random() < how.cut:
+                piece, before = self._crossing(random, noise, how.kind)
+                start, end = border - before, border - before + len(piece)
+                if end <= len(tokens) and free[start:end].all():
+                    tokens[start:end] = piece
+
+    def _crossing(self, random: np.random.Generator, noise: text.Noise, kind: Kind) -> tuple[np.ndarray, int]:
+        """Noise, and how much of it stands before a border, so that a fact might seem to end behind the border: a
+        lookalike, or text with a word of the facts there, that the book has or in the place of the book's own."""
+        sort = random.integers(3)
+        if sort == 0:
+            told = np.array(self._lookalike(random, kind))
+            return told, int(random.integers(1, len(told)))
+        before, behind = self._S // 2, int(random.integers(3))
+        natural = noise.place(random, self._words) if sort == 1 else None
+        place = noise.start(random) + int(random.integers(self._S)) if natural is None else natural
+        start = place - before - behind
+        piece = noise.cut(start, start + self._S)
+        if natural is None:
+            piece[before + behind] = random.choice(self._words)
+        return piece, before
 
     def _lookalike(self, random: np.random.Generator, kind: Kind) -> list[int]:
         """A fact with another word in the place of one person or place; the text may go on within its sentence."""

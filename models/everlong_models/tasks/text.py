@@ -128,16 +128,19 @@ class Noise:
 
         It begins with a sentence, unless the one of that place began too long before.
         """
-        if (places := self._places.get(tuple(words))) is None:
-            places = self._places[tuple(words)] = np.flatnonzero(np.isin(self._ids, words))
-        if not len(places):
+        if (place := self.place(random, words)) is None:
             return self.run(random, length)
-        place = int(random.choice(places))
         first, last = np.searchsorted(self._starts, [place - length, place], side="right")
         start = (
             int(self._starts[random.integers(first, last)]) if first < last else place - int(random.integers(length))
         )
         return self.cut(start, start + length)
+
+    def place(self, random: np.random.Generator, words: Sequence[int]) -> int | None:
+        """Where one of the tokens `words` stands; None if nowhere."""
+        if (places := self._places.get(tuple(words))) is None:
+            places = self._places[tuple(words)] = np.flatnonzero(np.isin(self._ids, words))
+        return int(random.choice(places)) if len(places) else None
 
     def borders(self, ids: np.ndarray) -> np.ndarray:
         """Where in `ids` sentences begin; 0 is one."""

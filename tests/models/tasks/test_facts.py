@@ -154,6 +154,18 @@ def test_lookalikes_are_facts_but_for_one_word(make, kind):
     assert sum(len(re.findall(almost, line)) for line in lines) > 1.5 * len(lines)
 
 
+def test_cut_noise_has_words_of_facts_behind_borders_and_leaves_facts_whole(make):
+    def share(task):
+        """Of the segments behind a border that begin with a word of the facts, within three tokens."""
+        heads = task.batch(0, 64, 4).tokens[:, S : 3 * S].reshape(-1, S)[:, :3]
+        return float(torch.isin(heads, torch.tensor(task._words)).any(1).float().mean())
+
+    assert share(make("memorize", cut=1.0)) > 0.6
+    assert share(make("memorize")) < 0.2
+    test_the_fact_answers_the_question(lambda kind: make(kind, cut=1.0, lookalikes=0.5), "detect")
+    test_two_facts_answer_the_question(lambda kind: make(kind, cut=1.0))
+
+
 def test_more_of_the_questions_to_learn_from_may_be_direct(make):
     def direct(**fields):
         lines = documents(make("reasoning", **fields), rows=100, segments=1)

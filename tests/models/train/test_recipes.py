@@ -116,3 +116,20 @@ def test_memorize_is_trained_by_itself(start) -> None:
         fact, _, rest = tokenizer.decode(row).strip().partition(".")
         person, place = fact.split()[0], fact.split()[-1]
         assert rest.endswith(f" Where is {person}? Answer: {place}")
+
+
+def test_reasoning_starts_from_a_model_of_the_package(tmp_path: Path) -> None:
+    """Of the same sizes as the recipe's, around the tokenizer that the books of its data give."""
+    recipe = load_recipe("facts-reasoning").learner
+    assert recipe.start is not None
+    binding = load_model(recipe.start, models_dir=tmp_path)
+    learner = make_learner(
+        recipe, made_tokenizer=binding.tokenizer.hf, models_dir=tmp_path, device=torch.device("cpu"), seed=1
+    )
+    tokens = torch.tensor(
+        [binding.tokenizer.encode(" The office is north of the garden. What is north of the garden?")]
+    )
+    memory = learner.memory
+    torch.testing.assert_close(
+        memory.forward(tokens, memory.initial_state()), binding.memory.forward(tokens, binding.memory.initial_state())
+    )
