@@ -252,16 +252,21 @@ class Facts(Task):
 
     def _crossing(self, random: np.random.Generator, noise: text.Noise, kind: Kind) -> tuple[np.ndarray, int]:
         """Noise, and how much of it stands before a border, so that a fact might seem to end behind the border: a
-        lookalike, or text with a word of the facts there, that the book has or in the place of the book's own."""
-        sort = random.integers(3)
+        lookalike; or text with a word of the facts there, that the book has, or that takes the place of the book's own
+        somewhere or at the end of a sentence."""
+        sort = random.integers(4)
         if sort == 0:
             told = np.array(self._lookalike(random, kind))
             return told, int(random.integers(1, len(told)))
         before, behind = self._S // 2, int(random.integers(3))
         natural = noise.place(random, self._words) if sort == 1 else None
-        place = noise.start(random) + int(random.integers(self._S)) if natural is None else natural
-        start = place - before - behind
-        piece = noise.cut(start, start + self._S)
+        if natural is not None:
+            place = natural
+        elif sort == 2:
+            place = noise.start(random) + int(random.integers(self._S))
+        else:
+            place = noise.start(random) - 2  # before the full stop
+        piece = noise.cut(place - before - behind, place - before - behind + self._S)
         if natural is None:
             piece[before + behind] = random.choice(self._words)
         return piece, before
