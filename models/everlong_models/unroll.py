@@ -13,7 +13,7 @@ from each document's last segment: the answer is at the end, and its gradient re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -74,13 +74,15 @@ def unroll(
     state: MemoryState | None = None,
     truncate: int | None = None,
     checkpointed: bool = False,
+    between: Callable[[int, MemoryState], MemoryState] | None = None,
 ) -> Iterator[Part]:
     """The parts of documents `tokens` (B, N), segment by segment.
 
     `lengths` (B,): tokens in each row's document, default N; what stands behind them is never looked at.
     `loss_mask` (B, N): which tokens are targets, default all. `state`: the memory before, default the initial one.
     `truncate`: segments that a gradient reaches back over, default all. `checkpointed`: activations are not kept but
-    computed again in the backward pass, one segment at a time.
+    computed again in the backward pass, one segment at a time. `between`: called with a segment's index and the memory
+    after it, where another segment follows, which then goes on with what it returns.
 
     Raises `TokenError` or `ConfigError` at the call, for what does not fit together.
     """
@@ -100,7 +102,7 @@ def unroll(
     following, wanted = (F.pad(x[:, 1:], (0, 1)) for x in (tokens, wanted))  # nothing follows the last
     state = model.initial_state(rows) if state is None else state
     batch = _Batch(tokens, following, wanted)
-    return _parts(model, batch, held, state, truncate=truncate, checkpointed=checkpointed)
+    return _parts(model, batch, held, state, truncate=truncate, checkpointed=checkpointed, between=between)
 
 
 def _parts(
@@ -111,6 +113,7 @@ def _parts(
     *,
     truncate: int | None,
     checkpointed: bool,
+    between: Callable[[int, MemoryState], MemoryState] | None,
 ) -> Iterator[Part]:
     S, rows = model.segment_length, len(held)
     segments = [-(-length // S) for length in held]
@@ -151,6 +154,8 @@ def _parts(
             state=state,
             border=border_before(index + 1),
         )
+        if between is not None and index + 1 < max(segments):
+            state = between(index, state)
 
 
 def _full(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, MemoryState]:

@@ -80,7 +80,7 @@ def train(
     if not run.finished:
         console.print(f"stopped at step {position.step}; go on with --resume")
         return
-    run.learner.save(folder / MODEL, recipe.description)  # first: what is trained is not lost if it cannot be scored
+    run.save_model()  # first: what is trained is not lost if it cannot be scored
     console.print("scoring on held-out documents")
     scores = run.score()
     curve = run.journal.draw(recipe.description or folder.name)

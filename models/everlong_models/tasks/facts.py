@@ -63,11 +63,12 @@ class FactsConfig(TaskConfig):
 
 class Documents(NamedTuple):
     """`tokens` (B, N) that end with each row's ending and the answer. `endings`: the facts where they are recited, and
-    the question. `recited` (B, N): whether a token is one of the words of a fact that is said again."""
+    the question. `recited` (B, N): whether a token is one of the words of a fact that is said again. `idle`: as in `Batch`."""
 
     tokens: Tensor
     endings: list[list[int]]
     recited: Tensor
+    idle: Tensor
 
 
 class Facts(Task):
@@ -128,10 +129,10 @@ class Facts(Task):
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         random = self.random(self._seed, step)
-        tokens, _, recited = self._documents(random, rows, segments, self._noise, self.config)
+        tokens, _, recited, idle = self._documents(random, rows, segments, self._noise, self.config)
         targets = recited.clone()
         targets[:, -1] = True
-        return Batch(tokens, torch.full((rows,), tokens.shape[1]), targets)
+        return Batch(tokens, torch.full((rows,), tokens.shape[1]), targets, idle=idle)
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
         """`accuracy`: the share of answers that have the highest probability of the six places; `recited`: that of those
@@ -198,6 +199,7 @@ class Facts(Task):
         length = segments * self._S
         tokens = np.empty((rows, length), dtype=np.int64)
         endings, recited = [], np.zeros((rows, length), dtype=bool)
+        idle = np.zeros((rows, segments), dtype=bool)  # the last one has the question
         for row in range(rows):
             facts, question, answer = _question(how.kind, random, how.direct)
             asked = self.tokenizer.encode(question)
@@ -222,8 +224,9 @@ class Facts(Task):
             if how.cut:
                 self._cut(random, tokens[row, :start], free, noise, how)
             recited[row, start : start + len(again)] = np.isin(again, self._telling)
+            idle[row, :-1] = free.reshape(segments, self._S)[:-1].all(1)
             endings.append(again + asked)
-        return Documents(torch.from_numpy(tokens), endings, torch.from_numpy(recited))
+        return Documents(torch.from_numpy(tokens), endings, torch.from_numpy(recited), torch.from_numpy(idle))
 
     def _line(self, random: np.random.Generator, length: int, noise: text.Noise, how: FactsConfig) -> np.ndarray:
         """Noise of `length` tokens."""

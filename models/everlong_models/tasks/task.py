@@ -39,13 +39,15 @@ class Batch(NamedTuple):
 
     `tokens` (B, N) int64; `lengths` (B,): tokens of each row, what stands behind is padding. `targets` (B, N) bool:
     the tokens that are to be predicted. `fresh`: rows begin with an empty memory; else each continues where its row of
-    the batch before ended.
+    the batch before ended. `idle` (B, segments) bool: the full segments that say nothing that must be remembered, where
+    a task knows them.
     """
 
     tokens: Tensor
     lengths: Tensor
     targets: Tensor
     fresh: bool = True
+    idle: Tensor | None = None
 
 
 class Task(ABC):

@@ -1,4 +1,4 @@
-"""A training run on disk: weights, optimiser, random numbers, position and the memories that rows carry, in one file.
+"""A training run on disk: weights and their average, optimiser, random numbers, position and the memories that rows carry, in one file.
 
 One safetensors file, no pickle. It is written beside its place, flushed, and renamed: a full disk, or a kill at any
 moment, leaves the last good checkpoint.
@@ -39,6 +39,7 @@ def save(
     position: Mapping[str, Any],
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
+    average: Mapping[str, Tensor],
     carried: list[MemoryState],
 ) -> None:
     """Writes `folder`/checkpoint.safetensors. `recipe`, `tokenizer`: their digests. Raises `RunError`; the old checkpoint then stays."""
@@ -46,6 +47,7 @@ def save(
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer.{key}.{name}"] = torch.as_tensor(value)
+    tensors |= {f"average.{name}": value for name, value in average.items()}
     for index, state in enumerate(carried):
         tensors |= {f"carried.{index}.{name}": tensor.detach() for name, tensor in state.tensors.items()}
     tensors["random.cpu"] = torch.get_rng_state()
@@ -71,8 +73,9 @@ def restore(
     tokenizer: str,
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
+    average: Mapping[str, Tensor],
 ) -> Restored:
-    """Takes up weights, optimiser and random numbers where `save` left them.
+    """Takes up weights, their `average`, optimiser and random numbers where `save` left them.
 
     Raises `RunError` if there is no checkpoint, it is damaged, or is one of another recipe, tokenizer or architecture.
     """
@@ -107,11 +110,9 @@ def restore(
             key: value.to(parameter.device) if value.dim() else value.to(_step_device(optimizer, parameter))
             for key, value in _of(tensors, "optimizer", name).items()
         }
-    torch.set_rng_state(tensors["random.cpu"])
-    if torch.cuda.is_available():
-        for number in range(torch.cuda.device_count()):
-            if (random := tensors.get(f"random.cuda.{number}")) is not None:
-                torch.cuda.set_rng_state(random, number)
+    for name, value in average.items():
+        value.copy_(tensors[f"average.{name}"])
+    _restore_random(tensors)
     carried: dict[int, dict[str, Tensor]] = {}
     device = next(iter(parameters.values())).device
     for key, value in tensors.items():
@@ -120,6 +121,14 @@ def restore(
             carried.setdefault(int(index), {})[name] = value.to(device)
     states = [MemoryState(carried[index]) for index in sorted(carried)]
     return Restored(json.loads(metadata["position"]), states)
+
+
+def _restore_random(tensors: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(tensors["random.cpu"])
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            if (random := tensors.get(f"random.cuda.{number}")) is not None:
+                torch.cuda.set_rng_state(random, number)
 
 
 def _of(tensors: Mapping[str, Tensor], kind: str, name: str) -> dict[str, Tensor]:

@@ -85,6 +85,15 @@ class OptimizerRecipe(_Part):
     clip: float = Field(1.0, gt=0)
 
 
+class DriftRecipe(_Part):
+    """Memories moved on in training, for RMT: see `drift`. `segments`: up to how many further. `share`: of the documents
+    with a place for it. `limit`: of the change, both measured as root mean squares, the memory's being 1."""
+
+    segments: float = Field(gt=0)
+    share: float = Field(0.9, ge=0, le=1)
+    limit: float = Field(0.5, gt=0)
+
+
 class Check(_Part):
     """How often and on how much the task's score is taken while training. `every`: steps; 0 is only at the end."""
 
@@ -99,7 +108,8 @@ class Recipe(_Part):
     `rows`: documents in a batch, computed `rows_at_once` at a time (default all). `mixed`: the share of batches whose
     number of segments is drawn from 1 … the stage's, all others have the stage's. `truncate`: segments that a gradient
     reaches back over. `checkpointed`: activations are computed again in the backward pass. `auxiliary`: weight of the
-    memory's own loss. `save_minutes`: between checkpoints.
+    memory's own loss. `average`: decay by step of the weights' moving average (Polyak and Juditsky 1992), which then is
+    what is scored and saved; 0: the weights of the last step are. `save_minutes`: between checkpoints.
     """
 
     description: str = ""
@@ -113,6 +123,8 @@ class Recipe(_Part):
     truncate: int | None = Field(None, ge=1)
     checkpointed: bool = False
     auxiliary: float = Field(0.0, ge=0)
+    average: float = Field(0.0, ge=0, lt=1)
+    drift: DriftRecipe | None = None
     seed: int = Field(0, ge=0, lt=2**63)
     check: Check = Check()
     save_minutes: float = Field(5.0, gt=0)

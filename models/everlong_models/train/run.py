@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from everlong_models.errors import ConfigError, RunError, StateNotFinite
 from everlong_models.loading import Progress, usable
@@ -23,6 +24,7 @@ from everlong_models.state import MemoryState
 from everlong_models.tasks import Setting, Task, made_tokenizer, make_task
 from everlong_models.tasks.task import Batch
 from everlong_models.train import checkpoint
+from everlong_models.train.drift import Drift
 from everlong_models.train.journal import Journal
 from everlong_models.train.learner import Learner, make_learner
 from everlong_models.train.recipe import Recipe, ScratchBackbone, Stage
@@ -101,6 +103,8 @@ class Run:
         if self.task.continues and (recipe.mixed or len({(stage.segments, stage.rows) for stage in recipe.stages}) > 1):
             limit = f"must be 0, and all stages alike: the batches of {recipe.task.name} go on where others ended"
             raise ConfigError("mixed", recipe.mixed, limit)
+        if recipe.drift and recipe.learner.memory != "rmt":
+            raise ConfigError("drift", recipe.drift.segments, f"is for rmt, not {recipe.learner.memory}")
         options = recipe.optimizer
         self._optimizer = torch.optim.AdamW(
             list(self.learner.parameters.values()),
@@ -109,6 +113,8 @@ class Run:
             weight_decay=options.weight_decay,
             fused=True,
         )
+        averaged = self.learner.parameters if recipe.average else {}
+        self._average = {name: parameter.detach().clone() for name, parameter in averaged.items()}
         self.position = Position()
         self._carried: list[MemoryState] = []
         torch.manual_seed(recipe.seed)
@@ -119,6 +125,7 @@ class Run:
                 tokenizer=self._tokenizer,
                 parameters=self.learner.parameters,
                 optimizer=self._optimizer,
+                average=self._average,
             )
             self.position, self._carried = Position(**restored.position), restored.carried
         try:
@@ -166,9 +173,15 @@ class Run:
             position=asdict(self.position),
             parameters=self.learner.parameters,
             optimizer=self._optimizer,
+            average=self._average,
             carried=self._carried,
         )
         self._saved_at = self.position.step
+
+    def save_model(self) -> None:
+        """Writes what has been learnt to `folder`/model. Raises `RunError`."""
+        with self._averaged():
+            self.learner.save(self.folder / MODEL, self.recipe.description)
 
     def score(self) -> dict[str, float]:
         """The task's scores on held-out documents; also written to the journal, where those of this step may be already."""
@@ -180,13 +193,25 @@ class Run:
         memory.eval()
         segments = check.segments or self.recipe.stages[-1].segments
         try:
-            with torch.no_grad(), self._precision():
+            with torch.no_grad(), self._precision(), self._averaged():
                 scores = self.task.evaluate(memory, samples=check.samples, segments=segments)
         except torch.OutOfMemoryError as error:
             raise self._broken(f"no room to score documents of {segments} segments: {error}") from error
         memory.train()
         self.journal.write(step=self.position.step, scores=scores)
         return scores
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """The averages in the weights' places, if there are any."""
+        weights = {name: self.learner.parameters[name].data for name in self._average}
+        for name, average in self._average.items():
+            self.learner.parameters[name].data = average
+        try:
+            yield
+        finally:
+            for name, weight in weights.items():
+                self.learner.parameters[name].data = weight
 
     def _step(self) -> Update:
         position, recipe, stage = self.position, self.recipe, self.recipe.stages[self.position.stage]
@@ -196,6 +221,10 @@ class Run:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         batch = self.task.batch(position.step, stage.rows or recipe.rows, segments)
+        if recipe.drift and batch.idle is None:
+            raise ConfigError(
+                "drift", recipe.drift.segments, f"{recipe.task.name} does not say where there is nothing to remember"
+            )
         targets = int(batch.targets.sum())
         if not targets:
             raise RunError(f"step {position.step}: no token of the batch is a target")
@@ -205,6 +234,9 @@ class Run:
         if not np.isfinite([loss, auxiliary, norm]).all():
             raise self._broken(f"the loss is {loss:g}, its gradient's norm {norm:g}")
         self._optimizer.step()
+        if self._average:
+            weights = list(self.learner.parameters.values())
+            get_ema_multi_avg_fn(recipe.average)(list(self._average.values()), weights, position.step)
         tokens = int(batch.lengths.sum())
         position.step += 1
         position.step_in_stage += 1
@@ -235,6 +267,7 @@ class Run:
         at_once = recipe.rows_at_once or rows
         loss, auxiliary, correct = (torch.zeros((), device=self.device) for _ in range(3))
         before, self._carried = (self._carried if not batch.fresh else []), []
+        random = np.random.default_rng([recipe.seed, 2, self.position.step])
         for index, first in enumerate(range(0, rows, at_once)):
             some = slice(first, first + at_once)
             waiting: Tensor | None = None
@@ -249,6 +282,9 @@ class Run:
                         state=state,
                         truncate=recipe.truncate,
                         checkpointed=recipe.checkpointed,
+                        between=None
+                        if batch.idle is None or not recipe.drift
+                        else Drift(recipe.drift, batch.idle[some], random),
                     )
                     for part in parts:
                         term = part.loss.sum() / targets + recipe.auxiliary * part.auxiliary.sum() / rows
