@@ -233,3 +233,23 @@ def test_bad_input_is_refused_at_the_call(model):
     with pytest.raises(TokenError, match="no token of the batch is a target"):
         document_loss(model, text, loss_mask=torch.zeros(2, 2 * S))
     assert list(unroll(model, text, lengths=torch.tensor([0, 0]))) == []
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+def test_a_document_goes_on_with_what_is_returned_between_its_segments(checkpointed):
+    model = rmt()
+    text, seen = tokens(model, 2, 3 * S), []
+
+    def between(index: int, state: MemoryState) -> MemoryState:
+        seen.append((index, state))
+        return MemoryState({"memory": 2 * state["memory"]})
+
+    parts = list(unroll(model, text, checkpointed=checkpointed, between=between))
+    assert [index for index, _ in seen] == [0, 1], "nothing goes on from the last"
+    state = model.initial_state(2)
+    for index, part in enumerate(parts):
+        state = model.read(text[:, index * S : (index + 1) * S], state)
+        assert_same_state(part.state, state)
+        if index < 2:
+            assert_same_state(seen[index][1], state)
+        state = MemoryState({"memory": 2 * state["memory"]})

@@ -166,6 +166,24 @@ def test_cut_noise_has_words_of_facts_behind_borders_and_leaves_facts_whole(make
     test_two_facts_answer_the_question(lambda kind: make(kind, cut=1.0))
 
 
+@pytest.mark.parametrize("kind", ["detect", "reasoning"])
+def test_segments_without_a_fact_are_idle(make, kind):
+    task = make(kind, recited=0.5)
+    batch = task.batch(0, 32, 5)
+    told = r" The \w+ is \w+ of the \w+\." if kind == "reasoning" else r" \w+ [a-z ]+ to the \w+\."
+    for row, idle in zip(batch.tokens.tolist(), batch.idle.tolist(), strict=True):
+        busy = {4}
+        for fact in re.findall(told, task.tokenizer.decode(row)):
+            ids = task.tokenizer.encode(fact)
+            at = [place for place in range(len(row)) if row[place : place + len(ids)] == ids]
+            busy |= {token // S for place in at for token in range(place, place + len(ids))}
+        assert {segment for segment in range(5) if not idle[segment]} <= busy
+        assert not idle[4]
+    assert 0.3 < batch.idle.float().mean() < 0.8
+    memorize = make("memorize").batch(0, 4, 3)
+    assert memorize.idle.tolist() == [[False, True, False]] * 4
+
+
 def test_more_of_the_questions_to_learn_from_may_be_direct(make):
     def direct(**fields):
         lines = documents(make("reasoning", **fields), rows=100, segments=1)

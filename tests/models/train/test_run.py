@@ -39,7 +39,12 @@ DROPPING = recipe(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("of", [recipe(), DROPPING, recipe(rows_at_once=3, checkpointed=True)])
+LASTING = recipe(
+    average=0.9, drift={"segments": 9}, stages=[{"segments": 1, "steps": 1}, {"segments": 6, "steps": 5}], mixed=0
+)
+
+
+@pytest.mark.parametrize("of", [recipe(), DROPPING, recipe(rows_at_once=3, checkpointed=True), LASTING])
 @pytest.mark.parametrize("cut", [1, 2, 5])
 def test_resumed_is_uninterrupted(start, of, cut):
     """Figures and weights, bit for bit, wherever it was cut: in a stage, and between two."""
@@ -53,6 +58,7 @@ def test_resumed_is_uninterrupted(start, of, cut):
     assert got == expected
     assert len(got) == 6
     assert_same(weights(second), weights(whole))
+    assert_same(second._average, whole._average)
     steps = [entry["step"] for entry in second.journal.read() if "loss" in entry]
     assert steps == [1, 2, 3, 4, 5, 6]
 
@@ -234,7 +240,51 @@ def test_a_checkpoint_of_another_architecture(start, tmp_path):
             tokenizer=run.learner.tokenizer.digest(),
             parameters=other,
             optimizer=torch.optim.AdamW(other.values()),
+            average={},
         )
+
+
+def test_the_average_of_the_weights_is_what_is_scored_and_saved(start, tmp_path, monkeypatch):
+    run = start(recipe(average=0.75))
+    average = weights(run)
+    for _ in range(6):
+        take(run, 1)
+        average = {name: 0.75 * average[name] + 0.25 * weight for name, weight in weights(run).items()}
+    last, scored = weights(run), []
+    monkeypatch.setattr(run.task, "evaluate", lambda *_, **__: scored.append(weights(run)) or {})
+    run.score()
+    run.save_model()
+    saved = load_model(str(tmp_path / "run" / MODEL), models_dir=tmp_path).memory
+    for name, weight in average.items():
+        torch.testing.assert_close(scored[0][name], weight)
+    memory, text = run.learner.memory.eval(), torch.arange(24)[None]
+    with torch.no_grad():
+        given, trained = (model.forward(text, model.read(text, model.initial_state())) for model in (saved, memory))
+        with run._averaged():
+            torch.testing.assert_close(given, memory.forward(text, memory.read(text, memory.initial_state())))
+    assert not torch.allclose(given, trained)
+    assert_same(weights(run), last)
+    assert any(not torch.equal(last[name], scored[0][name]) for name in last)
+
+
+def test_drift_is_part_of_what_is_learnt(start):
+    """Same documents, other memories between their segments: another loss, from the first step on."""
+    stages = [{"segments": 6, "steps": 1}]
+    still, moved = (
+        take(start(recipe(stages=stages, mixed=0, rows=16, drift=drift), name), 1)[0]["loss"]
+        for drift, name in ((None, "still"), ({"segments": 40, "share": 1}, "moved"))
+    )
+    assert moved != still
+    assert moved == pytest.approx(still, abs=0.5)
+
+
+def test_drift_is_refused_where_it_cannot_be(start):
+    with pytest.raises(ConfigError, match="drift=9.0: is for rmt, not lamemo"):
+        start(DROPPING.model_copy(update={"drift": LASTING.drift}))
+    language = {"name": "language", "vocabulary": 300}
+    run = start(recipe(task=language, drift={"segments": 9}, mixed=0, stages=[{"segments": 4, "steps": 1}]), "l")
+    with pytest.raises(ConfigError, match="drift=9.0: language does not say where there is nothing to remember"):
+        take(run, 1)
 
 
 def test_a_run_goes_on_with_the_data_that_it_was_begun_with(start, data, tmp_path):
