@@ -44,6 +44,7 @@ class FactsConfig(TaskConfig):
     Training only: `distracting`: the share of a document's noise, a segment's length each, that is chosen near a word of
     the facts. `lookalikes`: the share that has a sentence in it that would be a fact, were not one word of the books'.
     `cut`: the share of borders between segments that have noise like a fact's second half behind them: see `_crossing`.
+    `early`: the share of documents that tell all their facts in the first segment.
     `direct`: the share of reasoning's questions that name the direction as the fact does, the others its opposite; of
     those that are measured it is half. `recited`: the share of documents of several segments that say the facts again
     before the question, whose words (places, people, directions) are to be learnt as the answer is: the memory must hold
@@ -56,6 +57,7 @@ class FactsConfig(TaskConfig):
     distracting: float = Field(0.0, ge=0, le=1)
     lookalikes: float = Field(0.0, ge=0, le=1)
     cut: float = Field(0.0, ge=0, le=1)
+    early: float = Field(0.0, ge=0, le=1)
     direct: float = Field(0.5, ge=0, le=1)
     recited: float = Field(0.0, ge=0, le=1)
     vocabulary: int = Field(1024, ge=512)
@@ -210,7 +212,12 @@ class Facts(Task):
                 raise TokenError(f"{segments} segments of {self._S} tokens do not hold the facts and the question")
             line = self._line(random, room, noise, how)
             borders = noise.borders(line)
-            at = [0] if how.kind == "memorize" else sorted(_choose(random, borders, room, len(told)))
+            if how.kind == "memorize":
+                at = [0]
+            else:
+                early = how.early > 0 and random.random() < how.early
+                until = min(room, max(0, self._S - sum(map(len, told)))) if early else room
+                at = sorted(_choose(random, borders[borders <= until], until, len(told)))
             told = [told[fact] for fact in random.permutation(len(told))]
             pieces: list[np.ndarray | list[int]] = []
             done, free = 0, np.ones(length, dtype=bool)

@@ -184,6 +184,19 @@ def test_segments_without_a_fact_are_idle(make, kind):
     assert memorize.idle.tolist() == [[False, True, False]] * 4
 
 
+def test_facts_may_be_told_early(make):
+    def first(**fields):
+        idle = make("reasoning", **fields).batch(0, 64, 5).idle
+        return float((~idle[:, 0] & idle[:, 1:4].all(1)).float().mean())
+
+    assert first(early=1.0) == 1
+    assert first() < 0.3
+    assert 0.3 < first(early=0.5) < 0.8
+    told = make("reasoning", early=1.0)
+    assert len({line[:20] for line in documents(told, rows=64)}) > 32, "not always at the very beginning"
+    test_two_facts_answer_the_question(lambda kind: make(kind, early=1.0))
+
+
 def test_more_of_the_questions_to_learn_from_may_be_direct(make):
     def direct(**fields):
         lines = documents(make("reasoning", **fields), rows=100, segments=1)

@@ -279,11 +279,11 @@ def test_drift_is_part_of_what_is_learnt(start):
 
 
 def test_drift_is_refused_where_it_cannot_be(start):
-    with pytest.raises(ConfigError, match="drift=9.0: is for rmt, not lamemo"):
+    with pytest.raises(ConfigError, match=r"drift=9\.0: is for rmt, not lamemo"):
         start(DROPPING.model_copy(update={"drift": LASTING.drift}))
     language = {"name": "language", "vocabulary": 300}
     run = start(recipe(task=language, drift={"segments": 9}, mixed=0, stages=[{"segments": 4, "steps": 1}]), "l")
-    with pytest.raises(ConfigError, match="drift=9.0: language does not say where there is nothing to remember"):
+    with pytest.raises(ConfigError, match=r"drift=9\.0: language does not say where there is nothing to remember"):
         take(run, 1)
 
 
