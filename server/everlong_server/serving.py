@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+_FILES = 1 << 16
+
+
 def serve_forever(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT; the exit status. Says on stderr what it does and what it is."""
     as_json = settings.log_format == "json"
@@ -45,6 +49,7 @@ def serve_forever(settings: Settings) -> int:
     redis: EmbeddedRedis | None = None
     try:
         require_search()
+        _raise_files()
         if settings.redis_url is None:
             voice.say("starting the embedded Redis")
             # Here, in the main thread: the child asks to die with the thread that made it.
@@ -58,6 +63,14 @@ def serve_forever(settings: Settings) -> int:
     finally:
         if redis is not None:
             redis.stop()
+
+
+def _raise_files() -> None:
+    """As many open files as the system lets us have: a connection is one, and so is each document that is searched."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _serve(settings: Settings, redis_url: str, embedded: EmbeddedRedis | None, voice: Voice) -> int:

@@ -152,6 +152,26 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"file://{tmp_path}/blobs" if request.param == "file" else f"memory://encryption-{tmp_path.name}"
 
 
+async def test_copies_of_what_another_server_has_deleted_go(url: str, tmp_path: Path) -> None:
+    one, other = (Blobs(url, vault(), tmp_path / name) for name in ("one", "other"))
+    names = [f"doc_{letter * 32}.passages" for letter in "ab"]
+    for name in names:
+        with one.fill(name) as path:
+            path.write_text("swordfish")
+        with other.local(name) as path:
+            assert path.read_text() == "swordfish"
+
+    async def known() -> set[str]:
+        return {"doc_" + "b" * 32}
+
+    await one.delete(names[0])
+    await other.sweep(known, untouched=3600)
+    copies = [path.name for path in (tmp_path / "other").rglob("*.passages")]
+    assert copies == [names[1]]
+    with pytest.raises(FileNotFoundError), other.local(names[0]):
+        pass
+
+
 async def test_blobs_are_sealed_wherever_they_are(url: str, tmp_path: Path) -> None:
     blobs, name = Blobs(url, vault(), tmp_path / "private"), f"doc_{'a' * 32}"
     data = TEXT.encode() * 40

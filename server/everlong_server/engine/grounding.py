@@ -6,12 +6,11 @@ All that a model sees of them is made here: which words are looked for, which pa
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from everlong_server.store.passages import Passage, spaced
+from everlong_server.store.passages import Passage, plain
 
 # Words that say nothing about what a text is to be searched for: grammar, questions, small talk.
 STOP_WORDS = frozenset(
@@ -126,10 +125,11 @@ def words_of(question: str, before: str | None) -> dict[str, float]:
     """The words to look for and their weight, for a question and the one before it; none for small talk, which has everyday
     words only and does not ask about what was talked of before."""
     every = _words(question)
-    own = _ends([word for word in every if word not in STOP_WORDS], _MOST)
-    words = dict.fromkeys(own, 1.0)
+    own = list(dict.fromkeys(word for word in every if word not in STOP_WORDS))
+    telling = [word for word in own if word not in EVERYDAY_WORDS]
+    words = dict.fromkeys(own if len(own) <= _MOST else _ends(telling, _MOST), 1.0)
     pointing = not _POINTING.isdisjoint(every)
-    if EVERYDAY_WORDS.issuperset(own):
+    if not telling:
         pointing = ("?" in question or not _ASKING.isdisjoint(every)) and "you" not in every
         if before is None or not pointing:
             return {}
@@ -182,6 +182,30 @@ def choose(
     fresh.sort(key=lambda p: -p.score)  # stable: equals in the order of the text
     evidence = sorted([*_merged(there), *fresh], key=lambda p: -p.score)
     return [_bare(p) for p in evidence], before(fresh[::-1])
+
+
+def choose_in_window(
+    found: Sequence[Passage],
+    kept: list[int],
+    budget: int,
+    count: Callable[[str], int],
+    decode: Callable[[list[int]], str],
+    *,
+    window: int,
+    between: int,
+    after: int,
+    template: Template = TEMPLATE,
+) -> tuple[list[Passage], str]:
+    """As `choose`, for a memory that keeps its last `window` tokens: what an answer rests on must be among them.
+
+    `kept`: the tokens before the message that it has before it anyway. `between`: tokens that stand between these and the
+    text; `after`: behind the text.
+    """
+    budget = min(budget, window - after)
+    evidence, text = choose(found, decode(kept) if kept and found else "", budget, count, template)
+    if evidence and kept and len(kept) + between + count(text) + after > window:
+        return choose(found, "", budget, count, template)  # some of what was there will have gone
+    return evidence, text
 
 
 def choose_in_segment(
@@ -242,10 +266,10 @@ def _enough(found: Sequence[Passage]) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    return [word.lower() for word in _WORD.findall(spaced(unicodedata.normalize("NFC", text)))]
+    return [word.lower() for word in _WORD.findall(plain(text))]
 
 
-def _ends(words: list[str], most: int) -> list[str]:
+def _ends(words: Sequence[str], most: int) -> list[str]:
     words = list(dict.fromkeys(words))
     last = most // 2
     return words if len(words) <= most else words[: most - last] + words[len(words) - last :]

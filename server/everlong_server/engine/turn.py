@@ -30,8 +30,8 @@ from everlong_server.engine.grounding import (
     TEMPLATE,
     Recall,
     Template,
-    choose,
     choose_in_segment,
+    choose_in_window,
     evidence_view,
     lacks,
     words_of,
@@ -178,7 +178,8 @@ class Turns:
             prompt, rests, newest, alone = await asyncio.to_thread(
                 self._prompt, place, content, found, recall, lacking=lacking
             )
-            evidence = [evidence_view(passage) for passage in await self._whereabouts.placed(rests)]
+            rests = await self._passages.placed(await self._whereabouts.placed(rests))
+            evidence = [evidence_view(passage) for passage in rests]
             seed = params.seed if params.seed is not None else secrets.randbits(53)
             answer = Answer(
                 place.state,
@@ -281,7 +282,7 @@ class Turns:
         words = await asyncio.to_thread(words_of, content, place.asked)
         found = await self._passages.search(documents, words, recall.passages) if words else []
         lacking = await asyncio.to_thread(lacks, content, found, talked=talked)
-        return found, lacking and await self._passages.complete(documents)
+        return found, bool(words) and lacking and await self._passages.complete(documents)
 
     def _prompt(
         self, place: Place, content: str, found: list[Passage], recall: Recall, *, lacking: bool
@@ -292,21 +293,26 @@ class Turns:
         session = place.session
         kept, open = memory.kept(place.state), session.open
         alone = bool(kept) and not session.messages  # a text that fits into the open segment is seen whole
-        seen = "" if alone or not found else tokenizer.decode([*kept[-BESIDE:], *open])
+        between = len(self._before(place, anew=alone))
 
         def count(text: str) -> int:
             return len(tokenizer.encode(text))
 
         question = [*tokenizer.encode(content), *chat.ask]
-        if memory.sight > memory.segment_length:
-            evidence, text = choose(found, seen, recall.tokens, count, self._template)
+        budget, window = recall.tokens, memory.sight - memory.segment_length
+        if window:
+            budget = min(budget, window - len(question))
+            evidence, text = choose_in_window(
+                found, [] if alone else [*kept[-BESIDE:], *open], budget, count, tokenizer.decode, window=window,
+                between=between, after=len(question), template=self._template,
+            )  # fmt: skip
         else:
             evidence, text = choose_in_segment(
-                found, seen, recall.tokens, count, tokenizer.spans, segment=memory.segment_length,
-                before=len(open) + len(self._before(place, anew=False)), after=len(question), template=self._template,
+                found, tokenizer.decode([*kept[-BESIDE:], *open]) if found else "", budget, count, tokenizer.spans,
+                segment=memory.segment_length, before=len(open) + between, after=len(question), template=self._template,
             )  # fmt: skip
         if lacking and self._engine.model.trained is None:  # without a trained memory, what they lack nothing holds
-            text = self._template.nothing if count(self._template.nothing) <= recall.tokens else ""
+            text = self._template.nothing if count(self._template.nothing) <= budget else ""
         alone = alone and bool(evidence or text)
         prompt = [*self._before(place, anew=alone), *tokenizer.encode(text), *question]
         newest = BESIDE if evidence or text else None

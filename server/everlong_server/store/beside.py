@@ -22,7 +22,10 @@ Make = Callable[[Path, threading.Event], None]
 
 _MAKING: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 """By blob, of this process: it is made once, however many requests find none."""
-_MAKERS = Pool("everlong-beside", max(2, (os.cpu_count() or 2) // 2))
+_THREADS = max(1, (os.cpu_count() or 2) // 2)
+_MAKERS, _OF_SHORT = Pool("everlong-beside", _THREADS), Pool("everlong-beside-short", _THREADS)
+_SHORT = 1 << 20
+"""Bytes of a text up to which what is made of it does not wait for what is made of longer ones."""
 
 
 class Catalogue(Protocol):
@@ -51,9 +54,16 @@ class Beside:
             if not await asyncio.to_thread(self._blobs.exists, name):
                 await self._make(document, name, make)
 
+    async def mend(self, document: Document, name: str, make: Make, damaged: Callable[[], bool]) -> None:
+        """As `ensure`, but what is there is made anew if it is `damaged`, which blocks: once, however many ask."""
+        async with _MAKING.setdefault(name, asyncio.Lock()):
+            if await asyncio.to_thread(damaged):
+                await self._make(document, name, make)  # in its place: others, who search it, never find none
+                await asyncio.to_thread(self._blobs.forget, name)
+
     async def _make(self, document: Document, name: str, make: Make) -> None:
         stop = threading.Event()
-        begun = _MAKERS.begin(self._fill, name, make, stop)
+        begun = (_OF_SHORT if document.bytes <= _SHORT else _MAKERS).begin(self._fill, name, make, stop)
         making = asyncio.wrap_future(begun)
         try:
             await asyncio.shield(making)

@@ -130,6 +130,11 @@ class Blobs:
         with self._copies.of(name, lambda: self.open(name)) as path:
             yield path
 
+    def forget(self, name: str) -> None:
+        """Removes our copy of the blob, if there is one."""
+        if self._copies is not None:
+            self._copies.drop(name)
+
     def word(self) -> str | None:
         """What stands in `WORD`; None if there is no such file."""
         try:
@@ -174,22 +179,25 @@ class Blobs:
         """Removes the blob; no error if there is none."""
         with contextlib.suppress(FileNotFoundError):  # never there, or another server is deleting it at this moment
             await asyncio.to_thread(self._fs.rm_file, self._path(name))
-        if self._copies is not None:  # no other is made any more
-            await asyncio.to_thread(self._copies.drop, name)
+        await asyncio.to_thread(self.forget, name)  # no other is made any more
 
     async def sweep(self, keep: Callable[[], Awaitable[set[str]]], untouched: float = 0.0) -> list[str]:
         """Removes what was never completed, and what belongs to no document or upload in `keep`; nothing but our own.
-        Their names.
+        Their names. Also our local copies of what is gone.
 
         `untouched`: only what has not been written for so many seconds, where others may be uploading. A file is listed
         before `keep` is asked, so that what becomes a document meanwhile is in it.
         """
         latest = await asyncio.to_thread(self._moment)
         old = await asyncio.to_thread(self._ours, latest - timedelta(seconds=untouched))
-        kept = await keep() if old else set()
+        copies = [] if self._copies is None else self._copies.names()
+        kept = await keep() if old or copies else set()
         lost = [match[0] for match in old if match[0].startswith(".") or match[1] not in kept]
         for name in lost:
             await self.delete(name)
+        for name in copies:
+            if _what(name) not in kept:  # another server has deleted it
+                await asyncio.to_thread(self.forget, name)
         return lost
 
     def _moment(self) -> datetime:

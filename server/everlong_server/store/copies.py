@@ -67,6 +67,11 @@ class Copies:
                 self._readers[name] -= 1
                 self._make_room()
 
+    def names(self) -> list[str]:
+        """Of which blobs there are copies."""
+        with self._lock:
+            return list(self._used)
+
     def drop(self, name: str) -> None:
         """Removes the copy; no error if there is none."""
         with self._lock:

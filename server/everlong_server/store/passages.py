@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import math
 import re
 import sqlite3
 import sys
 import threading
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,6 +49,7 @@ _SPACE = re.compile(rb"(?s:.*)\s")
 _UNSPACED = re.compile("([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])")
 """Scripts that do not tell words apart (Thai, Lao, Burmese, Khmer, Japanese, Chinese), or inflect them (Korean): each
 character counts as a word."""
+_PIECE = re.compile(r"\S{1,256}|\s+")
 
 _K1 = 1.2
 _BESIDE = 0.4
@@ -159,11 +162,22 @@ class Passages:
         try:
             return await asyncio.to_thread(self._search, there, words, limit)
         except (sqlite3.DatabaseError, Damaged) as error:
-            for document in await asyncio.to_thread(self._damaged, there):
-                log.warning("the index of document %s is damaged and made again: %s", document.id, error)
-                await self.delete(document.id)
-                await self.ensure(document)
+            for document in there:
+                damaged, build = partial(self._damaged, document, error), partial(self._build, document)
+                await self._beside.mend(document, _name(document.id), build, damaged)
         return await asyncio.to_thread(self._search, there, words, limit)
+
+    async def placed(self, passages: Sequence[Passage]) -> list[Passage]:
+        """`passages` with the page and the section that each begins in, where its document has these."""
+        there: dict[str, list[marks.Mark]] = {}
+        for document_id in {passage.document for passage in passages}:
+            with contextlib.suppress(NotFound):
+                document = await self._documents.get(document_id)
+                there[document_id] = (
+                    await asyncio.to_thread(marks.load, self._blobs, document_id) if document.format else []
+                )
+        found = [(passage, marks.at(there.get(passage.document, ()), passage.start)) for passage in passages]
+        return [replace(passage, page=mark.page, section=mark.section) if mark else passage for passage, mark in found]
 
     async def complete(self, documents: Sequence[str]) -> bool:
         """Whether all of `documents` can be searched: what is not found then is not there."""
@@ -180,7 +194,9 @@ class Passages:
         try:
             self._index(document, path, stop)
         except sqlite3.OperationalError as error:  # it cannot write: that is no fault of the text
-            raise OSError(f"the index of document {document.id} cannot be written: {error}") from error
+            full = error.sqlite_errorcode in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
+            number = errno.ENOSPC if full else errno.EIO
+            raise OSError(number, f"the index of document {document.id} cannot be written: {error}") from error
 
     def _index(self, document: Document, path: Path, stop: threading.Event) -> None:
         with (
@@ -201,9 +217,7 @@ class Passages:
                     raise Stopped
                 rows = ((n, p.start, p.end, p.start_byte, p.end_byte) for n, p in some)
                 index.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", rows)
-                index.executemany(
-                    "INSERT INTO words(rowid, text) VALUES (?, ?)", ((n, spaced(p.text)) for n, p in some)
-                )
+                index.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", ((n, plain(p.text)) for n, p in some))
             index.execute("COMMIT")
 
     def _search(self, documents: Sequence[Document], words: Mapping[str, float], limit: int) -> list[Passage]:
@@ -227,34 +241,22 @@ class Passages:
                 ):
                     text = file.read(end_byte - start_byte).decode()
                     found.append(Passage(document.id, start, end, start_byte, end_byte, text, score, share))
-        return self._placed(documents, found)
+        return found
 
-    def _damaged(self, documents: Sequence[Document]) -> list[Document]:
-        """Those whose index cannot be read."""
-        damaged = []
-        for document in documents:
-            try:
-                with self._blobs.local(_name(document.id)) as path, opened(path) as index:
-                    index.execute("SELECT count(*) FROM passages")  # an empty file is a database, and whole
-                    index.execute("SELECT count(*) FROM places")
-                    sound = index.execute("PRAGMA quick_check").fetchone()[0] == "ok"
-            except FileNotFoundError:  # deleted meanwhile
-                continue
-            except (sqlite3.DatabaseError, Damaged):
-                sound = False
-            if not sound:
-                damaged.append(document)
-        return damaged
-
-    def _placed(self, documents: Sequence[Document], found: Sequence[Passage]) -> list[Passage]:
-        there = {document.id: marks.load(self._blobs, document.id) for document in documents if document.format}
-        placed = []
-        for passage in found:
-            # Where its words begin, not the blank lines before them.
-            begins = passage.start + len(passage.text) - len(passage.text.lstrip())
-            mark = marks.at(there.get(passage.document, ()), begins)
-            placed.append(replace(passage, page=mark.page, section=mark.section) if mark else passage)
-        return placed
+    def _damaged(self, document: Document, error: Exception) -> bool:
+        """Whether the document's index cannot be read, as an `error` suggests."""
+        try:
+            with self._blobs.local(_name(document.id)) as path, opened(path) as index:
+                index.execute("SELECT count(*) FROM passages")  # an empty file is a database, and whole
+                index.execute("SELECT count(*) FROM places")
+                sound = index.execute("PRAGMA quick_check").fetchone()[0] == "ok"
+        except FileNotFoundError:  # deleted meanwhile
+            return False
+        except (sqlite3.DatabaseError, Damaged):
+            sound = False
+        if not sound:
+            log.warning("the index of document %s is damaged and made again: %s", document.id, error)
+        return not sound
 
 
 def opened(path: Path) -> contextlib.closing[sqlite3.Connection]:
@@ -312,16 +314,20 @@ def _stems(words: Mapping[str, float]) -> dict[str, float]:
     with contextlib.closing(sqlite3.connect(":memory:")) as scratch:
         scratch.execute(f"CREATE VIRTUAL TABLE words {_WORDS}")
         scratch.execute("CREATE VIRTUAL TABLE places USING fts5vocab(words, 'instance')")
-        scratch.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", enumerate(map(spaced, words)))
+        scratch.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", enumerate(map(plain, words)))
         weights = list(words.values())
         for term, n in scratch.execute("SELECT term, doc FROM places ORDER BY doc, term"):
             stems[term] = max(stems.get(term, 0.0), weights[n])
     return stems
 
 
-def spaced(text: str) -> str:
-    """`text` with white space around each character that counts as a word."""
-    return text if text.isascii() else _UNSPACED.sub(r" \1 ", text)
+def plain(text: str) -> str:
+    """`text` as its words are looked for: composed (NFC), with white space around each character that counts as a word."""
+    if text.isascii():
+        return text
+    # In pieces, as a thousand accents on one letter would take a thousand times as long as on a thousand letters.
+    composed = "".join(unicodedata.normalize("NFC", piece) for piece in _PIECE.findall(text))
+    return _UNSPACED.sub(r" \1 ", composed)
 
 
 def _name(document_id: str) -> str:
