@@ -279,7 +279,7 @@ def test_a_short_text_does_not_wait_for_the_index_of_a_long_one(
 def test_an_index_that_has_no_room_says_that_the_store_is_full(tmp_path: Path) -> None:
     shelf = Shelf(f"file://{tmp_path}")
     shelf.add(ALICE)
-    with full_disk(8192), pytest.raises(OSError, match="index of document .* cannot be written") as raised:
+    with full_disk(8192), pytest.raises(OSError, match=r"index of document .* cannot be written") as raised:
         shelf.ask("Who is Dinah?")
     assert as_server_error(raised.value).code == "store_full"
     assert not list(tmp_path.glob("*.passages"))
