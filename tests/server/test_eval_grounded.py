@@ -21,7 +21,7 @@ from everlong_server.cli.eval import eval as command
 from everlong_server.engine.grounding import TEMPLATE
 from everlong_server.eval import grounded, prompts
 from everlong_server.eval.grounded import Cell
-from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank
+from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank, stated
 from everlong_server.eval.questions import Question, Text, texts
 from everlong_server.eval.scores import Mean, declines, holds, mean, ratio
 from everlong_server.settings import Settings
@@ -187,6 +187,12 @@ def test_evidence_holds_an_answer_in_one_piece_within_the_right_part() -> None:
     own_words = Asked("", "", ("She went away from Rome in spring, in May",), ((start, len(text)),), ())
     assert rank(hidden, own_words, [(0, 60), (start - 30, len(text))]) == 2
     assert rank(hidden, own_words, [(place[0], len(text))]) is None
+    felt = Asked("", "", ("Devastated.",), ((start, len(text)),), ())
+    assert rank(hidden, felt, [(start, len(text))]) is None, "no word of it says so"
+    assert [stated(hidden, asked) for asked in (verbatim, own_words, felt)] == [True, True, False]
+    either = Asked("", "", ("Devastated.", "Sad to leave Rome."), ((start, len(text)),), ())
+    assert rank(hidden, either, [(start, len(text))]) == 1
+    assert rank(hidden, either, [(place[0], len(text))]) is None
 
 
 # What is read

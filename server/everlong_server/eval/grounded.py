@@ -26,7 +26,7 @@ from everlong_server.engine.grounding import TEMPLATE, Recall, Template, asks, c
 from everlong_server.engine.turn import Turns
 from everlong_server.errors import DocumentFailed
 from everlong_server.eval.floor import Floor
-from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank
+from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank, stated
 from everlong_server.eval.questions import SETS, Span, Split, Text, texts
 from everlong_server.eval.scores import Mean, declines, holds, mean, ratio
 from everlong_server.metrics import Metrics
@@ -90,6 +90,11 @@ class Cell:
     length: int
     tokens: list[int] = field(default_factory=list)
     ranks: list[int | None] = field(default_factory=list)
+    """Of the questions whose answers are `stated`."""
+    ranked: list[str] = field(default_factory=list)
+    """The texts that these are about."""
+    untold: int = 0
+    """The other questions."""
     shares: dict[str, list[float]] = field(default_factory=dict)
     """By kind of question, the share of each that the best passage has. `asked`: of this document; `elsewhere`: of the
     document before; `impossible`: of this document's passages, which don't hold the answer."""
@@ -190,7 +195,12 @@ async def _measure(
         document = await shelf.put(hidden.text)
         cell.tokens.append(hidden.tokens)
         for question in asked:
-            cell.ranks.append(rank(hidden, question, await search("asked", document, question)))
+            evidence = await search("asked", document, question)
+            if stated(hidden, question):
+                cell.ranks.append(rank(hidden, question, evidence))
+                cell.ranked.append(question.source)
+            else:
+                cell.untold += 1
         for question in before:
             await search("elsewhere", document, question)
         before = asked
@@ -319,9 +329,11 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
     targets: list[Target] = []
     for cell in cells:
         sources = cell.sources["asked"]
-        hit = mean([float(found is not None) for found in cell.ranks], sources, plan.seed)
-        first = mean([1 / found if found else 0.0 for found in cell.ranks], sources, plan.seed)
-        rows.append(_row(cell, "evidence", hit=hit, mrr=first) | {"documents": len(cell.tokens)})
+        hit = mean([float(found is not None) for found in cell.ranks], cell.ranked, plan.seed)
+        first = mean([1 / found if found else 0.0 for found in cell.ranks], cell.ranked, plan.seed)
+        rows.append(
+            _row(cell, "evidence", hit=hit, mrr=first) | {"documents": len(cell.tokens), "left out": cell.untold}
+        )
         for way, scores in cell.scores.items():
             columns = zip(("f1", "exact", "within", "declined"), zip(*scores, strict=True), strict=True)
             figures = {name: mean(values, sources[: len(values)], plan.seed) for name, values in columns}
@@ -346,6 +358,7 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
         f"model {model.name}, memory {model.memory_name}, {plan.split} split, seed {plan.seed}, template {plan.template}, "
         f"recall {'as the server has it' if recall is None else recall}, greedy, at most {plan.max_tokens} tokens, "
         f"{minutes:.1f} minutes",
+        "left out of evidence: questions whose answers share no word with the part of the text that they are right of",
         "in brackets: 95 % intervals, bootstrapped over the texts that questions are about",
     ]  # fmt: skip
     if model.memory_name == "window" and plan.ways:
@@ -368,5 +381,5 @@ def _share(cells: Sequence[Cell], seed: int) -> Mean:
 def _row(cell: Cell, way: str, **figures: Mean) -> dict[str, Any]:
     shown = {name: f"{mean.value:.3f} ({mean.low:.2f}–{mean.high:.2f})" for name, mean in figures.items()}
     columns = dict.fromkeys(("f1", "exact", "within", "declined", "hit", "mrr", "refused"), "") | shown
-    counts = {"n": next(iter(figures.values())).count, "documents": ""}
+    counts = {"n": next(iter(figures.values())).count, "documents": "", "left out": ""}
     return {"questions": cell.name, "length": cell.length, "way": way} | columns | counts

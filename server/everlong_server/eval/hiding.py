@@ -47,7 +47,7 @@ def rank(document: Hidden, asked: Asked, evidence: Sequence[Span]) -> int | None
 
     They do if an answer that stands in the right parts word for word lies within one piece. Of an answer in other words
     they do if, within one right part, they have at least fifty characters and at least half of the answer's content
-    words that this part has.
+    words that this part has, if it has any.
     """
     for number, (start, end) in enumerate(evidence, 1):
         if asked.places:
@@ -58,10 +58,18 @@ def rank(document: Hidden, asked: Asked, evidence: Sequence[Span]) -> int | None
     return None
 
 
+def stated(document: Hidden, asked: Asked) -> bool:
+    """Whether a right part has a word of an answer at all. Where none has ("Why did she cry?" "She was sad."), `rank` cannot
+    tell whether evidence holds it."""
+    parts = [content_words(document.text[start:end]) for start, end in asked.right]
+    return bool(asked.places) or any(part & content_words(answer) for part in parts for answer in asked.answers)
+
+
 def _held(text: str, part: Span, evidence: Sequence[Span], answers: Sequence[str]) -> bool:
     inside = [text[max(start, part[0]) : min(end, part[1])] for start, end in evidence]
     found, possible = content_words(" ".join(inside)), content_words(text[slice(*part)])
-    enough = any(2 * len(found & wanted) >= len(possible & wanted) for wanted in map(content_words, answers))
+    stated = [possible & wanted for wanted in map(content_words, answers)]
+    enough = any(words and 2 * len(found & words) >= len(words) for words in stated)
     return enough and sum(map(len, inside)) >= 50
 
 
