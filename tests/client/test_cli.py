@@ -101,7 +101,17 @@ def test_no_server(run: Run, book: Path, closed_url: str, command: str):
 def test_what_is_no_address(run: Run, book: Path):
     result = run("ingest", book, "--url", "localhost:8080")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: --url: 'localhost:8080' is no server's address")
+    assert result.stderr.startswith("error: 'localhost:8080' is no server's address")
+
+
+@pytest.mark.parametrize("proxy", ["foo://x", "socks5://127.0.0.1:1"])
+def test_a_proxy_that_cannot_be_used(run: Run, book: Path, monkeypatch: pytest.MonkeyPatch, proxy: str):
+    monkeypatch.setitem(sys.modules, "socksio", None)  # what httpx needs for SOCKS, and few have
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    result = run("ingest", book)
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
+    assert result.stderr.startswith("error: the proxy of ALL_PROXY, HTTP_PROXY or HTTPS_PROXY cannot be used: ")
+    assert result.stderr.count("\n") == 1
 
 
 def test_the_key(run: Run, fake: Fake, book: Path):
@@ -110,6 +120,10 @@ def test_the_key(run: Run, fake: Fake, book: Path):
     result = run("ingest", book)
     assert result.exit_code == 1
     assert "error: wrong API key; --api-key or EVERLONG_API_KEY gives the key\n" in result.stderr
+    assert run("ingest", book, "--api-key", "sesame\n").exit_code == 0
+    result = run("ingest", book, "--api-key", "top secret")
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
+    assert result.stderr == "error: the API key may only have letters, digits and signs of ASCII, and no spaces\n"
 
 
 def test_chat_through_a_pipe(run: Run, server: FakeServer, book: Path):

@@ -87,6 +87,14 @@ def test_api_key(make: Callable[..., Any], server: Any):
     assert make(server.url, api_key="sesame").models.list()
     with pytest.raises(el.AuthenticationError, match="wrong API key"):
         make(server.url).models.list()
+    assert make(server.url, api_key=" sesame\n").models.list()
+
+
+@pytest.mark.parametrize("key", ["evl_top\nsecret", "evl_tôp", "evl top", "evl_\x00top"])
+def test_what_is_no_api_key_is_not_repeated(make: Callable[..., Any], key: str):
+    with pytest.raises(ValueError, match="the API key may only have") as raised:
+        make("http://everlong.test", api_key=key)
+    assert "evl" not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://host", ""])

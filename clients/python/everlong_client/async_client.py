@@ -24,7 +24,7 @@ from everlong_client.session import Session
 from everlong_client.sse import ServerSentEvent, SSEDecoder
 from everlong_client.upload import AnySource, Upload, UploadProgress
 from everlong_client.waiting import Waiting, document_in
-from everlong_client.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode
+from everlong_client.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, proxied
 
 __all__ = ["AsyncConversation", "AsyncDocuments", "AsyncEverlong", "AsyncMessageStream", "AsyncModels", "AsyncSessions"]
 
@@ -43,7 +43,8 @@ class AsyncEverlong:
         retries: int = RETRIES,
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
-        self._transport = _Transport(Wire(base_url, api_key, timeout, retries), http_client or httpx.AsyncClient())
+        wire = Wire(base_url, api_key, timeout, retries)
+        self._transport = _Transport(wire, http_client or proxied(httpx.AsyncClient))
         self._owns_http = http_client is None
         self.documents = AsyncDocuments(self._transport)
         self.sessions = AsyncSessions(self._transport)

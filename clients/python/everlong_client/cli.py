@@ -133,4 +133,4 @@ def _client(url: str, api_key: str | None) -> Everlong:
     try:
         return Everlong(url, api_key=api_key)
     except ValueError as error:
-        fail(f"--url: {error}")
+        fail(str(error))

@@ -24,7 +24,7 @@ from everlong_client.session import Session
 from everlong_client.sse import ServerSentEvent, SSEDecoder
 from everlong_client.upload import Source, Upload, UploadProgress
 from everlong_client.waiting import Waiting, document_in
-from everlong_client.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode
+from everlong_client.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, proxied
 
 __all__ = ["Conversation", "Documents", "Everlong", "MessageStream", "Models", "Sessions"]
 
@@ -37,7 +37,8 @@ class Everlong:
     `timeout` is in seconds, or an `httpx.Timeout`; None waits for ever. `retries`: how often a call is tried again whose
     answer was lost, or which the server refused for now. `http_client` replaces the HTTP client, for a
     proxy or a certificate of your own; it is left open by `close`. Safe to share between threads. Every method raises
-    errors of `everlong_client.errors`. Raises `ValueError` if `base_url` is no http or https address.
+    errors of `everlong_client.errors`. Raises `ValueError` if `base_url` is no http or https address, `api_key` no key,
+    or the environment names a proxy that cannot be used.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Everlong:
         retries: int = RETRIES,
         http_client: httpx.Client | None = None,
     ) -> None:
-        self._transport = _Transport(Wire(base_url, api_key, timeout, retries), http_client or httpx.Client())
+        self._transport = _Transport(Wire(base_url, api_key, timeout, retries), http_client or proxied(httpx.Client))
         self._owns_http = http_client is None
         self.documents = Documents(self._transport)
         self.sessions = Sessions(self._transport)

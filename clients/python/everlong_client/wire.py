@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -21,9 +22,10 @@ from everlong_client.errors import (
 )
 from everlong_client.retrying import RETRIES, Retrying
 
-__all__ = ["DEFAULT_TIMEOUT", "DEFAULT_URL", "VERSION", "Timeout", "Wire"]
+__all__ = ["DEFAULT_TIMEOUT", "DEFAULT_URL", "VERSION", "Timeout", "Wire", "encode", "proxied"]
 
 T = TypeVar("T")
+H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 
 VERSION = "0.1.0"
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -31,6 +33,8 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 
 Timeout = float | httpx.Timeout | None
+
+_KEY = re.compile(r"[\x21-\x7e]+")
 
 _CLOSE_REASONS = {
     1001: "the server is shutting down",
@@ -43,7 +47,7 @@ _CLOSE_REASONS = {
 class Wire:
     """Where the server is and how to speak to it. `retries`: how often a call is tried again.
 
-    Raises `ValueError` if `base_url` is no http or https address.
+    Raises `ValueError` if `base_url` is no http or https address, or `api_key` none that a header can hold.
     """
 
     def __init__(self, base_url: str, api_key: str | None, timeout: Timeout, retries: int = RETRIES) -> None:
@@ -53,8 +57,10 @@ class Wire:
         self._timeout = httpx.Timeout(timeout)
         self._retries = retries
         self.headers = {"User-Agent": f"everlong-client/{VERSION}"}
-        if api_key:
-            self.headers["Authorization"] = f"Bearer {api_key}"
+        if api_key and (key := api_key.strip()):  # a file's last line end is none of it
+            if not _KEY.fullmatch(key):  # said here, without it: whoever refuses the header repeats all of it
+                raise ValueError("the API key may only have letters, digits and signs of ASCII, and no spaces")
+            self.headers["Authorization"] = f"Bearer {key}"
 
     def request(
         self,
@@ -140,6 +146,14 @@ class Wire:
             raise APITimeoutError(f"{self.base_url} did not answer in time") from error
         except (OSError, WebSocketException) as error:
             raise APIConnectionError(f"no answer from {self.base_url}: {error}") from error
+
+
+def proxied(kind: type[H]) -> H:
+    """A client that goes by the environment's proxies. Raises `ValueError` if what it names is none."""
+    try:
+        return kind()
+    except (ImportError, ValueError, httpx.InvalidURL) as error:  # ImportError: of what only SOCKS needs
+        raise ValueError(f"the proxy of ALL_PROXY, HTTP_PROXY or HTTPS_PROXY cannot be used: {error}") from error
 
 
 def _closed(error: ConnectionClosed) -> EverlongError:
