@@ -241,7 +241,7 @@ class AsyncConversation:
 
     def __init__(self, wire: Wire, session: str) -> None:
         self._wire = wire
-        self._arguments = wire.socket(session)
+        self._call = calls.session_socket(session)
         self._socket: ClientConnection | None = None
         self._answer = Answer.none()
 
@@ -277,8 +277,13 @@ class AsyncConversation:
     async def _open(self) -> ClientConnection:
         if self._socket is not None and self._socket.state is not State.OPEN:  # the server has closed it meanwhile
             await self.close()
-        if self._socket is None:
-            self._socket = await connect(**self._arguments)
+        tries = self._wire.tries(self._call, None)
+        while self._socket is None:
+            try:
+                with self._wire.socket_errors():
+                    self._socket = await connect(**self._wire.socket(self._call))
+            except EverlongError as error:
+                await asyncio.sleep(tries.pause(error))
         return self._socket
 
     async def _events(self, socket: ClientConnection, answer: Answer) -> AsyncGenerator[Event]:

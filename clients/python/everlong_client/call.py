@@ -144,6 +144,11 @@ def fork_session(session: str) -> Call[Session]:
 
 
 def session_memory(session: str) -> Call[Memory]:
+def session_socket(session: str) -> Call[None]:
+    """GET /v1/sessions/{id}/stream, which becomes a WebSocket."""
+    return Call("GET", path("sessions", session, "stream"), _nothing)
+
+
     """GET /v1/sessions/{id}/memory."""
     return Call("GET", path("sessions", session, "memory"), _one(Memory))
 

@@ -258,7 +258,7 @@ class Conversation:
 
     def __init__(self, wire: Wire, session: str) -> None:
         self._wire = wire
-        self._arguments = wire.socket(session)
+        self._call = calls.session_socket(session)
         self._exit = ExitStack()
         self._socket: ClientConnection | None = None
         self._answer = Answer.none()
@@ -297,8 +297,13 @@ class Conversation:
     def _open(self) -> ClientConnection:
         if self._socket is not None and self._socket.state is not State.OPEN:  # the server has closed it meanwhile
             self.close()
-        if self._socket is None:
-            self._socket = self._exit.enter_context(connect(**self._arguments))
+        tries = self._wire.tries(self._call, None)
+        while self._socket is None:
+            try:
+                with self._wire.socket_errors():
+                    self._socket = self._exit.enter_context(connect(**self._wire.socket(self._call)))
+            except EverlongError as error:
+                time.sleep(tries.pause(error))
         return self._socket
 
     def _events(self, socket: ClientConnection, answer: Answer) -> Iterator[Event]:

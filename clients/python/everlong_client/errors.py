@@ -59,7 +59,14 @@ class APIConnectionError(EverlongError):
 
 
 class APITimeoutError(EverlongError):
-    """The server did not answer in time, or `wait` used up its timeout."""
+    """The server did not answer in time, or `wait` used up its timeout.
+
+    `connecting`: there was not even a connection, so that nothing has been asked.
+    """
+
+    def __init__(self, message: str, *, connecting: bool = False) -> None:
+        super().__init__(message)
+        self.connecting = connecting
 
 
 class APIStatusError(EverlongError):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import httpx
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from everlong_client.call import Call, path
+from everlong_client.call import Call
 from everlong_client.errors import (
     APIConnectionError,
     APITimeoutError,
@@ -108,10 +108,10 @@ class Wire:
         if not kind.startswith("text/event-stream"):
             raise UnexpectedAnswerError(f"{self.base_url} answered with {kind or 'nothing'} instead of an event stream")
 
-    def socket(self, session: str) -> dict[str, Any]:
-        """The arguments of websockets' `connect` for a session's stream."""
+    def socket(self, call: Call[None]) -> dict[str, Any]:
+        """The arguments of websockets' `connect` for a call that opens one."""
         return {
-            "uri": "ws" + self.base_url.removeprefix("http") + path("sessions", session, "stream"),
+            "uri": "ws" + self.base_url.removeprefix("http") + call.path,
             "additional_headers": {k: v for k, v in self.headers.items() if k != "User-Agent"},
             "user_agent_header": self.headers["User-Agent"],
             "open_timeout": self._timeout.connect,
@@ -126,7 +126,10 @@ class Wire:
         try:
             yield
         except httpx.TimeoutException as error:
-            raise APITimeoutError(f"{self.base_url} did not answer in time ({type(error).__name__})") from error
+            raise APITimeoutError(
+                f"{self.base_url} did not answer in time ({type(error).__name__})",
+                connecting=isinstance(error, httpx.ConnectTimeout),
+            ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             if streaming:
                 raise StreamError(f"the stream was cut off: {error}") from error
@@ -142,8 +145,8 @@ class Wire:
         except InvalidStatus as error:
             response = error.response
             raise status_error(response.status_code, response.headers, bytes(response.body or b"")) from error
-        except TimeoutError as error:  # before OSError, which it is
-            raise APITimeoutError(f"{self.base_url} did not answer in time") from error
+        except TimeoutError as error:  # before OSError, which it is; only connecting has a limit
+            raise APITimeoutError(f"{self.base_url} did not answer in time", connecting=True) from error
         except (OSError, WebSocketException) as error:
             raise APIConnectionError(f"no answer from {self.base_url}: {error}") from error
 
