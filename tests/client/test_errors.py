@@ -110,14 +110,16 @@ def test_an_empty_id_is_refused(make: Callable[..., Any]):
 
 
 def test_ids_are_escaped(make: Callable[..., Any]):
-    paths = []
+    paths: list[bytes] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
         paths.append(request.url.raw_path)
         return httpx.Response(200, json={"id": "x", "status": "ready"})
 
-    make("http://host/prefix/", handler=handler).documents.get("../a b?c")
-    assert paths == [b"/prefix/v1/documents/..%2Fa%20b%3Fc"]
+    client = make("http://host/prefix/", handler=handler)
+    client.documents.get("../a b?c")
+    client.documents.get("doc_\udcff")  # a shell's argument that is not UTF-8
+    assert paths == [b"/prefix/v1/documents/..%2Fa%20b%3Fc", b"/prefix/v1/documents/doc_%3F"]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ def path(*parts: str) -> str:
     """`/v1/` and the parts, escaped. Raises `ValueError` for an empty one: it would name another resource."""
     if not all(parts):
         raise ValueError("an id must not be empty")
-    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+    # No id is other than ASCII: what is no Unicode, either, is answered as any other that there is not.
+    return "/v1/" + "/".join(quote(part, safe="", errors="replace") for part in parts)
 
 
 def upload_document(upload: Upload) -> Call[Document]:
@@ -143,12 +144,12 @@ def fork_session(session: str) -> Call[Session]:
     return Call("POST", path("sessions", session, "fork"), _one(Session))
 
 
-def session_memory(session: str) -> Call[Memory]:
 def session_socket(session: str) -> Call[None]:
     """GET /v1/sessions/{id}/stream, which becomes a WebSocket."""
     return Call("GET", path("sessions", session, "stream"), _nothing)
 
 
+def session_memory(session: str) -> Call[Memory]:
     """GET /v1/sessions/{id}/memory."""
     return Call("GET", path("sessions", session, "memory"), _one(Memory))
 

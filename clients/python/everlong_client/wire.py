@@ -16,6 +16,7 @@ from everlong_client.errors import (
     APIConnectionError,
     APITimeoutError,
     EverlongError,
+    NotSentError,
     StreamError,
     UnexpectedAnswerError,
     status_error,
@@ -134,6 +135,8 @@ class Wire:
             if streaming:
                 raise StreamError(f"the stream was cut off: {error}") from error
             raise APIConnectionError(f"no answer from {self.base_url}: {error}") from error
+        except UnicodeEncodeError as error:
+            raise NotSentError(f"text that is no Unicode cannot be sent: {error}") from error
 
     @contextmanager
     def socket_errors(self) -> Iterator[None]:
@@ -147,6 +150,8 @@ class Wire:
             raise status_error(response.status_code, response.headers, bytes(response.body or b"")) from error
         except TimeoutError as error:  # before OSError, which it is; only connecting has a limit
             raise APITimeoutError(f"{self.base_url} did not answer in time", connecting=True) from error
+        except UnicodeEncodeError as error:
+            raise NotSentError(f"text that is no Unicode cannot be sent: {error}") from error
         except (OSError, WebSocketException) as error:
             raise APIConnectionError(f"no answer from {self.base_url}: {error}") from error
 
@@ -168,5 +173,7 @@ def _closed(error: ConnectionClosed) -> EverlongError:
 
 
 def encode(message: dict[str, Any]) -> str:
-    """A WebSocket frame's text."""
-    return json.dumps(message, ensure_ascii=False)
+    """A WebSocket frame's text. Raises `UnicodeEncodeError` if it is none."""
+    text = json.dumps(message, ensure_ascii=False)
+    text.encode()  # here: websockets would take it for an end of the connection
+    return text
