@@ -452,6 +452,21 @@ def test_a_server_that_has_enough_of_us_is_there(tab: Tab, server: Server) -> No
     tab.errors = [error for error in tab.errors if not re.search("429|ERR_FAILED", error)]
 
 
+def test_a_question_that_waits_for_its_turn_is_no_sign_of_a_server_that_is_away(tab: Tab, server: Server) -> None:
+    document = server.upload(TEXT * 500, filename="long.txt")["id"]
+    page = tab.open()
+    hold(page, "**/readyz")
+    with page.expect_request("**/readyz"):
+        pass
+    with page.expect_request("**/readyz"):  # the one before had no answer in time
+        pass
+    expect(page.locator(".cards progress")).to_be_attached()
+    assert page.locator(".light.there").count() == 1
+    server.http.delete(f"/v1/documents/{document}")
+    expect(page.locator(".light.away")).to_be_attached()  # now nothing is heard of it
+    tab.errors = [error for error in tab.errors if "404" not in error]
+
+
 def test_what_documents_and_models_say_is_text(tab: Tab, server: Server) -> None:
     text = f"The Red Queen said {HOSTILE}<script>window.hacked=1</script>&amp; to Alice. " * 5
     document = server.wait_read(server.upload(text, filename=f"{HOSTILE}.txt")["id"])
