@@ -24,7 +24,7 @@ from everlong_models import EverlongModelError
 from everlong_models.loading import DEFAULT_BACKBONE, find_packaged
 from everlong_models.model import DEFAULT_MODEL
 from everlong_server.services import NoKeys, key_in
-from everlong_server.settings import Settings, is_loopback, traces_wanted
+from everlong_server.settings import Settings, authority, is_loopback, traces_wanted
 from everlong_server.store import keys
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.connection import Address, connect
@@ -262,12 +262,15 @@ def _access(settings: Settings) -> Finding:
 
 
 def _port(settings: Settings) -> Finding:
+    where = authority(settings.host, settings.port)
     try:
-        with socket.create_server((settings.host, settings.port)):
-            return Finding("port", True, f"{settings.host}:{settings.port} is free")
+        family, *_ = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        with socket.create_server((settings.host, settings.port), family=family):
+            return Finding("port", True, f"{where} is free")
+    except socket.gaierror as error:
+        return Finding("port", False, f"{where}: {error.strerror}")
     except OSError as error:
-        host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104 - compared, not bound
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"http://{host}:{settings.port}/livez", timeout=2).text == "ok":
-                return Finding("port", True, f"{settings.host}:{settings.port}: a server is there already")
-        return Finding("port", False, f"{settings.host}:{settings.port}: {os.strerror(error.errno or 0)}")
+        with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL):
+            if httpx.get(f"http://{settings.reached_at(settings.port)}/livez", timeout=2).text == "ok":
+                return Finding("port", True, f"{where}: a server is there already")
+        return Finding("port", False, f"{where}: {os.strerror(error.errno or 0)}")

@@ -187,8 +187,7 @@ def _banner(server: _Server, services: Services, seconds: float, voice: Voice) -
     if voice.as_json:
         return
     port = server.servers[0].sockets[0].getsockname()[1] if server.servers else settings.port
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104 - compared, not bound
-    url = f"{host}:{port}"
+    url = settings.reached_at(port)
     console.print(
         f"""
 Open http://{url} in a browser; or upload a document, chat about it, or open a WebSocket:

@@ -216,6 +216,10 @@ class Settings(BaseSettings):
         """Whether only this machine can reach the server."""
         return is_loopback(self.host)
 
+    def reached_at(self, port: int) -> str:
+        """The host and port by which this machine reaches a server that listens at `port`, as a URL has them."""
+        return authority({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), port)  # noqa: S104 - compared, not bound
+
     def is_called(self, name: str) -> bool:
         """Whether this server may be meant by `name`, that of a URL. Not by one that somebody else's page may have had point here."""
         name = name.removesuffix(".").lower()
@@ -240,6 +244,11 @@ def traces_wanted() -> bool:
 
 # No registry gives out names below these: RFC 6762, ICANN's resolution 2024.07.29.06.
 _NOBODYS = (".internal", ".local")
+
+
+def authority(host: str, port: int) -> str:
+    """Both as a URL has them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

@@ -33,6 +33,8 @@ class Fake:
     questions: list[dict[str, Any]] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
     event_streams: int = 0
+    refused_sockets: int = 0
+    """How many more are refused, for now."""
     cancelling: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
     closed: threading.Event = field(default_factory=threading.Event)
@@ -250,6 +252,10 @@ async def converse(socket: WebSocket, id: str) -> None:
         return await socket.send_denial_response(
             JSONResponse({"error": error("invalid_api_key", "wrong API key")}, 401)
         )
+    if fake.refused_sockets:
+        fake.refused_sockets -= 1
+        refusal = {"error": error("overloaded", "too many answers at once")}
+        return await socket.send_denial_response(JSONResponse(refusal, 503, {"Retry-After": "0"}))
     await socket.accept()
     if id not in fake.sessions:
         return await socket.close(1008, f"no session {id}")

@@ -6,6 +6,7 @@ import os
 import pty
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from everlong_client.cli import app
 from tests.client.fake_server import ANSWER, Fake, FakeServer
+from tests.client.test_memory import WINDOW
 
 Run = Callable[..., Result]
 
@@ -101,7 +103,17 @@ def test_no_server(run: Run, book: Path, closed_url: str, command: str):
 def test_what_is_no_address(run: Run, book: Path):
     result = run("ingest", book, "--url", "localhost:8080")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: --url: 'localhost:8080' is no server's address")
+    assert result.stderr.startswith("error: 'localhost:8080' is no server's address")
+
+
+@pytest.mark.parametrize("proxy", ["foo://x", "socks5://127.0.0.1:1"])
+def test_a_proxy_that_cannot_be_used(run: Run, book: Path, monkeypatch: pytest.MonkeyPatch, proxy: str):
+    monkeypatch.setitem(sys.modules, "socksio", None)  # what httpx needs for SOCKS, and few have
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    result = run("ingest", book)
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
+    assert result.stderr.startswith("error: the proxy of ALL_PROXY, HTTP_PROXY or HTTPS_PROXY cannot be used: ")
+    assert result.stderr.count("\n") == 1
 
 
 def test_the_key(run: Run, fake: Fake, book: Path):
@@ -110,6 +122,22 @@ def test_the_key(run: Run, fake: Fake, book: Path):
     result = run("ingest", book)
     assert result.exit_code == 1
     assert "error: wrong API key; --api-key or EVERLONG_API_KEY gives the key\n" in result.stderr
+    assert run("ingest", book, "--api-key", "sesame\n").exit_code == 0
+    result = run("ingest", book, "--api-key", "top secret")
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
+    assert result.stderr == "error: the API key may only have letters, digits and signs of ASCII, and no spaces\n"
+
+
+def test_ingest_names_what_was_uploaded_when_it_cannot_wait(run: Run, book: Path):
+    lost = book.with_name("deleted")  # meanwhile
+    lost.write_text("x")
+    result = run("ingest", book, lost, book)
+    assert (result.exit_code, result.stdout) == (1, "doc_1\n")
+    assert result.stderr.splitlines()[-3:] == [
+        "deleted was uploaded as doc_2",
+        "book.txt was uploaded as doc_3",
+        "error: no document doc_2",
+    ]
 
 
 def test_chat_through_a_pipe(run: Run, server: FakeServer, book: Path):
@@ -137,15 +165,28 @@ def test_chat_continues_a_session(run: Run, fake: Fake):
     assert result.stderr == "error: --session continues on its own documents and model: name no others\n"
 
 
+@pytest.mark.parametrize("command", ["chat --session", "memory"])
+def test_an_empty_id_of_a_session(run: Run, fake: Fake, command: str):
+    result = run(*command.split(), "")
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
+    assert result.stderr == "error: the id of a session must not be empty\n"
+    assert not fake.sessions
+
+
+def test_chat_through_a_pipe_of_something_else(run: Run, fake: Fake):
+    result = run("chat", input=b"Wer?\nWo f\xfchrt es hin?\n")
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
+    assert "error: a question is not UTF-8: invalid start byte\n" in result.stderr
+
+
 def test_chat_commands(run: Run, fake: Fake):
-    result = run("chat", input="/fork\nWho?\n/new\n/help\n/what is this\n/quit\nnever asked\n")
+    result = run("chat", input="/fork\nWho?\n/new\n/help\n/etc is what?\n/quit\nnever asked\n")
     assert result.exit_code == 0
     assert ANSWER in result.stdout
     assert "/fork  go on in a copy" in result.stdout
-    assert "error: /what is no command; /help lists them\n" in result.stderr
     assert list(fake.sessions) == ["ses_1", "ses_2", "ses_3"]
     assert "--session ses_3" in result.stderr
-    assert len(fake.questions) == 1
+    assert [question["content"] for question in fake.questions] == ["Who?", "/etc is what?"]
 
 
 @pytest.mark.parametrize(
@@ -256,6 +297,9 @@ def test_a_dialogue(terminal: Callable[..., Terminal], server: FakeServer, book:
     chat.expect(ANSWER)
     chat.expect("7 tokens, 1,000 reused from memory")
     chat.expect("> ")
+    chat.type("/what is this\n")
+    chat.expect("error: /what is no command; /help lists them")
+    chat.expect("> ")
     chat.type("fail\n")
     chat.expect("error: no room for the answer")
     chat.expect("> ")
@@ -294,11 +338,71 @@ def test_interrupting_twice_leaves(terminal: Callable[..., Terminal], fake: Fake
 
 
 def test_interrupting_an_ingest(terminal: Callable[..., Terminal], fake: Fake, book: Path):
-    ingest = terminal("ingest", book.rename(book.with_name("stuck")))
+    stuck = book.with_name("stuck")
+    stuck.write_text("x")
+    ingest = terminal("ingest", book, stuck, book)
     ingest.expect("reading stuck")
     ingest.type("\x03")
-    ingest.expect("the server goes on reading stuck as doc_1")
+    ingest.expect("the server goes on reading stuck as doc_2")
+    ingest.expect("the server goes on reading book.txt as doc_3")
     assert ingest.wait() == 130
+
+
+def test_ingest_from_a_named_pipe(terminal: Callable[..., Terminal], fake: Fake, tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    ingest = terminal("ingest", pipe)
+    pipe.write_text("Call me Ishmael.")
+    ingest.expect("doc_1")
+    assert ingest.wait() == 0
+    assert fake.uploads[0][0] == b"Call me Ishmael."
+
+
+def test_answers_for_a_file_are_without_prompts(terminal: Callable[..., Terminal], tmp_path: Path):
+    out = tmp_path / "answers.txt"
+    chat = terminal("chat", stdout=out)
+    chat.expect("> ")
+    chat.type("Who?\n")
+    chat.expect("7 tokens")
+    chat.expect("> ")
+    chat.type("\x04")
+    chat.expect("everlong chat --session ses_1")
+    assert chat.wait() == 0
+    assert out.read_text() == f"{ANSWER}\n"
+
+
+def shell(command: str, *args: str | bytes | Path, url: str) -> tuple[int, str]:
+    """The exit code and the errors of a command that a shell runs."""
+    line = ["sh", "-c", f'exec "$0" -m everlong_client {command}', sys.executable, *args]
+    done = subprocess.run(line, env=os.environ | {"EVERLONG_URL": url}, capture_output=True, check=False, timeout=60)
+    return done.returncode, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("command", "closed"),
+    [
+        ("chat <&-", "input"),
+        ("chat >&-", "output"),
+        ("ingest - <&-", "input"),
+        ('ingest "$1" >&-', "output"),
+        ("memory ses_1 >&-", "output"),
+    ],
+)
+def test_a_closed_stream(fake: Fake, server: FakeServer, book: Path, command: str, closed: str):
+    fake.session([])
+    fake.memory = WINDOW
+    code, errors = shell(command, book, url=server.url)
+    assert (code, errors) == (1, f"error: standard {closed}: Bad file descriptor\n")
+    assert not fake.uploads
+
+
+def test_a_file_whose_name_is_not_unicode(fake: Fake, server: FakeServer, tmp_path: Path):
+    name = os.fsencode(tmp_path) + b"/B\xfccher.txt"
+    Path(os.fsdecode(name)).write_text("x")
+    code, errors = shell('ingest "$1"', name, url=server.url)
+    assert code == 0
+    assert errors.startswith("uploading B?cher.txt\n")
+    assert fake.documents["doc_1"]["filename"] == "B?cher.txt"
 
 
 def test_results_and_errors_stand_above_the_bars(terminal: Callable[..., Terminal], book: Path):

@@ -17,9 +17,11 @@ from everlong_client import (
     Everlong,
     ResponseCompleted,
     ResponseCreated,
+    ServiceUnavailableError,
     StreamError,
     TextDelta,
 )
+from everlong_client.call import session_socket
 from everlong_client.wire import Wire
 from tests.client.fake_server import ANSWER, Fake, FakeServer
 
@@ -159,7 +161,18 @@ def test_no_websocket_here(make: Callable[..., Any], server: FakeServer):
 def test_a_handshake_that_is_never_answered(make: Callable[..., Any], mute_url: str):
     with pytest.raises(APITimeoutError, match="did not answer in time"):
         make(mute_url, timeout=0.1).sessions.connect("ses_1").send("?")
-    assert Wire(mute_url, None, 0.1).socket("ses_1")["open_timeout"] == 0.1, "not websockets' own 10 s"
+    assert Wire(mute_url, None, 0.1).socket(session_socket("ses_1"))["open_timeout"] == 0.1, "not websockets' own 10 s"
+
+
+def test_a_handshake_that_is_refused_for_now_is_tried_again(make: Callable[..., Any], fake: Fake, server: FakeServer):
+    client, session = make(server.url, retries=2), fake.session([])["id"]
+    fake.refused_sockets = 2
+    with client.sessions.connect(session) as conversation:
+        assert list(conversation.send("Who?"))[-1].message.content == ANSWER
+    fake.refused_sockets = 4
+    with pytest.raises(ServiceUnavailableError, match="too many answers at once"):
+        client.sessions.connect(session).send("Who?")
+    assert fake.refused_sockets == 1
 
 
 def test_the_key_is_sent(make: Callable[..., Any], server: FakeServer, session: str):

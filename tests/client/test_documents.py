@@ -20,11 +20,12 @@ from everlong_client import (
     Document,
     Everlong,
     NotFoundError,
+    NotSentError,
     PayloadTooLargeError,
     ReadingFailedError,
     UnsupportedMediaTypeError,
 )
-from everlong_client.upload import CHUNK
+from everlong_client.upload import CHUNK, PART, Upload
 from tests.client.conftest import eventually
 from tests.client.fake_server import FakeServer
 
@@ -103,6 +104,48 @@ def test_a_pipe_has_no_length(client: Any, server: FakeServer, tmp_path: Path):
     client.documents.upload(pipe)
     writer.join()
     assert server.fake.uploads[0][0] == BYTES
+
+
+def test_of_a_file_that_grows_no_more_is_sent_than_was_promised(client: Any, server: FakeServer, book: Path):
+    def grow(sent: int, total: int | None) -> None:
+        with book.open("ab") as file:
+            file.write(b"more")
+
+    client.documents.upload(book, progress=grow)
+    assert server.fake.uploads[0][0] == BYTES
+
+
+def test_a_file_that_becomes_shorter_is_an_error(client: Any, server: FakeServer, book: Path):
+    with pytest.raises(NotSentError, match=r"^Bücher & mehr\.txt became shorter while it was sent: .* are missing$"):
+        client.documents.upload(book, progress=lambda sent, total: os.truncate(book, CHUNK + 1))
+    assert not server.fake.documents
+
+
+def test_parts_are_what_was_promised(tmp_path: Path):
+    path = tmp_path / "large.txt"
+    path.write_bytes(bytes(PART + 10))
+
+    def resize(size: int) -> Upload:
+        return Upload(path, progress=lambda sent, total: os.truncate(path, size))
+
+    assert [len(part) for part in resize(3 * PART).parts()] == [PART, 10]
+    with pytest.raises(NotSentError, match=r"large\.txt became shorter"):
+        list(resize(PART + 1).parts())
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="Linux has it")
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_file_that_says_that_it_is_empty(client: Any, server: FakeServer, opened: bool):
+    path = Path("/proc/self/limits")
+    with path.open("rb") as file:
+        client.documents.upload(file if opened else path)
+    assert server.fake.uploads[0][0] == path.read_bytes()
+
+
+def test_a_name_that_is_no_unicode(client: Any, server: FakeServer, tmp_path: Path):
+    path = tmp_path / os.fsdecode(b"B\xfccher.txt")
+    path.write_bytes(BYTES)
+    assert client.documents.upload(path).filename == "B?cher.txt"
 
 
 @pytest.mark.parametrize(("name", "kind"), [("large", PayloadTooLargeError), ("pdf", UnsupportedMediaTypeError)])

@@ -87,6 +87,14 @@ def test_api_key(make: Callable[..., Any], server: Any):
     assert make(server.url, api_key="sesame").models.list()
     with pytest.raises(el.AuthenticationError, match="wrong API key"):
         make(server.url).models.list()
+    assert make(server.url, api_key=" sesame\n").models.list()
+
+
+@pytest.mark.parametrize("key", ["evl_top\nsecret", "evl_tôp", "evl top", "evl_\x00top"])
+def test_what_is_no_api_key_is_not_repeated(make: Callable[..., Any], key: str):
+    with pytest.raises(ValueError, match="the API key may only have") as raised:
+        make("http://everlong.test", api_key=key)
+    assert "evl" not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://host", ""])
@@ -102,14 +110,16 @@ def test_an_empty_id_is_refused(make: Callable[..., Any]):
 
 
 def test_ids_are_escaped(make: Callable[..., Any]):
-    paths = []
+    paths: list[bytes] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
         paths.append(request.url.raw_path)
         return httpx.Response(200, json={"id": "x", "status": "ready"})
 
-    make("http://host/prefix/", handler=handler).documents.get("../a b?c")
-    assert paths == [b"/prefix/v1/documents/..%2Fa%20b%3Fc"]
+    client = make("http://host/prefix/", handler=handler)
+    client.documents.get("../a b?c")
+    client.documents.get("doc_\udcff")  # a shell's argument that is not UTF-8
+    assert paths == [b"/prefix/v1/documents/..%2Fa%20b%3Fc", b"/prefix/v1/documents/doc_%3F"]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,14 @@ def lost(request: httpx.Request) -> httpx.Response:
     raise httpx.ReadError("the connection broke", request=request)
 
 
+def unconnected(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectTimeout("", request=request)
+
+
+def late(request: httpx.Request) -> httpx.Response:
+    raise httpx.ReadTimeout("", request=request)
+
+
 def refused(status: int, code: str = "overloaded", retry_after: str = "0") -> Callable[[httpx.Request], httpx.Response]:
     error = {"message": "not now", "type": "t", "param": None, "code": code}
     return lambda request: httpx.Response(status, json={"error": error}, headers={"retry-after": retry_after})
@@ -65,7 +73,7 @@ def meet(make: Callable[..., Any]) -> Callable[..., tuple[Any, list[httpx.Reques
 
 
 @pytest.mark.parametrize(
-    "failure", [lost, refused(429), refused(503, "loading"), refused(409, "idempotency_in_progress")]
+    "failure", [lost, unconnected, refused(429), refused(503, "loading"), refused(409, "idempotency_in_progress")]
 )
 def test_a_call_is_tried_again_and_the_server_knows_it(meet: Callable[..., Any], failure: Any) -> None:
     client, seen = meet(failure, good(SESSION))
@@ -87,6 +95,14 @@ def test_what_would_be_of_no_use_is_not_tried(meet: Callable[..., Any], failure:
     with pytest.raises(el.APIStatusError):
         list(client.sessions.stream("ses_1", "?"))
     assert len(seen) == 2
+
+
+def test_a_server_that_is_late_is_not_asked_again(meet: Callable[..., Any]) -> None:
+    """It had the question, and the time that the caller gives it."""
+    client, seen = meet(late)
+    with pytest.raises(el.APITimeoutError):
+        client.sessions.send("ses_1", "?")
+    assert len(seen) == 1
 
 
 def test_it_ends(meet: Callable[..., Any]) -> None:

@@ -19,6 +19,7 @@ from everlong_client import (
     Message,
     Model,
     NotFoundError,
+    NotSentError,
     OtherEvent,
     ResponseCompleted,
     ResponseCreated,
@@ -137,6 +138,21 @@ def test_a_stream_that_fails(client: Any, session: str, content: str, error: typ
     assert len(events) == {"busy": 0, "fail": 2}.get(content, 3), "what came before it was delivered"
     with pytest.raises(StreamError, match="not complete"):
         _ = stream.message
+
+
+def test_what_is_no_unicode_is_not_sent(client: Any, fake: Fake, session: str):
+    half = "\ud83d of a pair"
+    for ask in (
+        lambda: client.sessions.send(session, half),
+        lambda: list(client.sessions.stream(session, half)),
+        lambda: client.sessions.connect(session).send(half),
+        lambda: client.sessions.rename(session, half),
+        lambda: client.documents.upload(b"text", filename=half),
+        lambda: client.documents.upload([half]),
+    ):
+        with pytest.raises(NotSentError, match="no Unicode"):
+            ask()
+    assert fake.questions == []
 
 
 def test_leaving_a_stream_cancels_the_answer(client: Any, fake: Fake, session: str):

@@ -110,6 +110,66 @@ def test_several_documents_are_dropped_and_talked_about(tab: Tab, server: Server
     tab.errors = [error for error in tab.errors if "415" not in error]
 
 
+def drop(page: Page, *named: tuple[str, str]) -> None:
+    """Drops text files, given by name and text."""
+    page.evaluate(
+        """(texts) => {
+          const transfer = new DataTransfer();
+          for (const [name, text] of texts) transfer.items.add(new File([text], name, {type: "text/plain"}));
+          document.body.dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, bubbles: true, cancelable: true}));
+        }""",
+        named,
+    )
+
+
+def hold(page: Page, url: str) -> list[Route]:
+    """What the page asks for at `url`, and does not get until `let_go`."""
+    held: list[Route] = []
+
+    def keep(route: Route) -> None:
+        held.append(route)
+
+    page.route(url, keep)
+    return held
+
+
+def let_go(page: Page, url: str, held: list[Route]) -> None:
+    for route in held:
+        route.continue_()
+    page.unroute(url)
+
+
+def test_many_documents_that_are_being_read_leave_the_page_its_connections(tab: Tab, server: Server) -> None:
+    """A browser has six to one server."""
+    documents = [server.upload(TEXT * 200, filename=f"volume {n}.txt")["id"] for n in range(8)]
+    page = tab.open()
+    expect(page.locator(".cards progress")).to_have_count(8)
+    page.get_by_role("link", name="Read volume 7.txt").click()
+    expect(page.locator(".reader .words")).to_contain_text(TEXT[:100])
+    assert {server.document(document)["status"] for document in documents} <= {"queued", "reading"}
+    with page.expect_response("**/readyz"):
+        pass
+    expect(page.locator(".light.there")).to_be_attached()
+    for document in documents[1:]:
+        server.http.delete(f"/v1/documents/{document}")
+    expect(page.locator(".cards progress")).to_have_count(1)  # what is deleted elsewhere is noticed, too
+    page.goto("about:blank")  # it asks for nothing any more
+    server.http.delete(f"/v1/documents/{documents[0]}")
+    tab.errors = [error for error in tab.errors if "404" not in error]
+
+
+def test_some_files_at_a_time_are_sent(tab: Tab, server: Server) -> None:
+    page = tab.open()
+    held = hold(page, "**/v1/documents?filename=*")
+    drop(page, *((f"note {n}.txt", f"Note {n}.") for n in range(5)))
+    expect(page.locator(".card progress")).to_have_count(5)
+    page.evaluate("fetch('/livez')")  # behind all that was asked for until now
+    assert len(held) == 3
+    let_go(page, "**/v1/documents?filename=*", held)
+    expect(page.locator("h1")).to_contain_text("and 4 more")
+    assert len(server.http.get(f"/v1/sessions/{session_of(page)}").json()["documents"]) == 5
+
+
 def test_a_server_that_is_killed_meanwhile_is_waited_for_and_all_goes_on(
     new_tab: Callable[..., Tab], server: Server, talk: str
 ) -> None:
@@ -179,6 +239,23 @@ def test_what_is_older_is_there_too(tab: Tab, server: Server, talk: str) -> None
         expect(button).to_have_count(0)
     page = tab.open(oldest)
     expect(page.locator("h1")).to_have_text("No document")
+    about = server.session(documents[0])["id"]
+    late = hold(page, f"**/v1/documents/{documents[0]}")
+    page = tab.open(about)
+    expect(page.locator(".chips")).to_have_text("a document")  # of which nothing is known yet
+    let_go(page, f"**/v1/documents/{documents[0]}", late)
+    expect(page.locator(".chips")).to_have_text("note 0.txt")
+    page.route("**/readyz", lambda route: route.abort())
+    expect(page.locator(".light.away")).to_be_attached()
+    with page.expect_response("**/v1/documents?limit=100"):
+        page.unroute("**/readyz")
+    expect(page.locator(".light.there")).to_be_attached()
+    expect(page.locator(".chips")).to_have_text("note 0.txt")
+    server.http.delete(f"/v1/documents/{documents[0]}")
+    page = tab.open(about)
+    expect(page.locator(".chips")).to_have_text("a deleted document")
+    sessions.append(about)
+    tab.errors = [error for error in tab.errors if not re.search("404|ERR_FAILED", error)]
     page.goto("about:blank")  # it asks for nothing any more
     for document in documents:
         server.http.delete(f"/v1/documents/{document}")
@@ -338,6 +415,58 @@ def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: 
     expect(page.locator("h1")).to_have_text("Ask a long text")
 
 
+def test_an_error_goes_when_the_text_comes(tab: Tab, server: Server) -> None:
+    document = server.upload(TEXT * 3, filename="three times.txt")["id"]
+    page = tab.open(document)
+    page.route("**/text?*", lambda route: route.fulfill(status=500, json={"error": {"message": "no luck"}}))
+    page.get_by_role("button", name="What comes next").click()
+    expect(page.locator(".reader .bad")).to_have_text("no luck")
+    page.unroute("**/text?*")
+    page.get_by_role("button", name="What comes next").click()
+    expect(page.locator(".reader .bad")).to_have_count(0)
+    page.route("**/text?*", lambda route: route.fulfill(status=500, json={"error": {"message": "no luck"}}))
+    page.get_by_label("Place in the text").fill("9000")
+    expect(page.locator(".reader .bad")).to_have_text("no luck")
+    page.unroute("**/text?*")
+    page.get_by_label("Place in the text").fill("12000")
+    expect(page.locator(".reader .bad")).to_have_count(0)
+    tab.errors = [error for error in tab.errors if "500" not in error]
+
+
+def test_a_server_that_has_enough_of_us_is_there(tab: Tab, server: Server) -> None:
+    """Whether it is there is asked without a request of the tenant's; where it takes one, 429 is an answer."""
+    page = tab.open()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    with page.expect_response("**/readyz"):
+        page.evaluate("dispatchEvent(new Event('online'))")
+    page.evaluate("fetch('/livez')")
+    assert not [url for url in asked if "/v1/" in url]
+    refusal = {"error": {"message": "too many requests", "code": "rate_limited"}}
+    page.route("**/v1/models", lambda route: route.fulfill(status=429, json=refusal, headers={"retry-after": "60"}))
+    page.route("**/readyz", lambda route: route.abort())
+    page.evaluate("dispatchEvent(new Event('online'))")
+    expect(page.locator(".banner")).to_contain_text("The server does not answer.")
+    page.unroute("**/readyz")
+    expect(page.locator(".light.there")).to_be_attached()
+    tab.errors = [error for error in tab.errors if not re.search("429|ERR_FAILED", error)]
+
+
+def test_a_question_that_waits_for_its_turn_is_no_sign_of_a_server_that_is_away(tab: Tab, server: Server) -> None:
+    document = server.upload(TEXT * 500, filename="long.txt")["id"]
+    page = tab.open()
+    hold(page, "**/readyz")
+    with page.expect_request("**/readyz"):
+        pass
+    with page.expect_request("**/readyz"):  # the one before had no answer in time
+        pass
+    expect(page.locator(".cards progress")).to_be_attached()
+    assert page.locator(".light.there").count() == 1
+    server.http.delete(f"/v1/documents/{document}")
+    expect(page.locator(".light.away")).to_be_attached()  # now nothing is heard of it
+    tab.errors = [error for error in tab.errors if "404" not in error]
+
+
 def test_what_documents_and_models_say_is_text(tab: Tab, server: Server) -> None:
     text = f"The Red Queen said {HOSTILE}<script>window.hacked=1</script>&amp; to Alice. " * 5
     document = server.wait_read(server.upload(text, filename=f"{HOSTILE}.txt")["id"])
@@ -379,4 +508,39 @@ def test_a_key_is_asked_for_once(new_tab: Callable[..., Tab], server: Server, ta
     page.get_by_role("button", name="Keys and settings").click()
     page.get_by_role("button", name="Forget the API key").click()
     expect(field).to_be_visible()
+    tab.errors = [error for error in tab.errors if "401" not in error]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_key_that_no_header_can_hold_is_refused(
+    new_tab: Callable[..., Tab], server: Server, key: str, kept: bool
+) -> None:
+    known = {"origin": server.url, "localStorage": [{"name": "everlong.key", "value": "Schlüssel 🔑"}]}
+    tab = new_tab(storage_state={"origins": [known]} if kept else None)
+    page = tab.page
+    page.goto(server.url)
+    dialog = page.get_by_role("dialog", name="API key")
+    if not kept:
+        dialog.get_by_label("Key").fill("Schlüssel 🔑")
+        page.keyboard.press("Enter")
+    expect(dialog).to_contain_text("does not accept")
+    dialog.get_by_label("Key").fill(key)
+    page.keyboard.press("Enter")
+    expect(dialog).to_have_count(0)
+    expect(page.locator(".light.there")).to_be_attached()
+    tab.errors = [error for error in tab.errors if "401" not in error]
+
+
+def test_a_browser_that_keeps_nothing(new_tab: Callable[..., Tab], server: Server, talk: str, key: str) -> None:
+    tab = new_tab(storage_state=None)
+    page = tab.page
+    page.add_init_script(
+        """for (const name of ["localStorage", "sessionStorage"])
+          Object.defineProperty(window, name, {get() { throw new DOMException("blocked", "SecurityError"); }});"""
+    )
+    page.goto(f"{server.url}/#/{talk}")
+    page.get_by_role("dialog", name="API key").get_by_label("Key").fill(key)
+    page.keyboard.press("Enter")
+    expect(page.locator(".usage").first).to_be_visible()
+    tab.ask(QUESTION)
     tab.errors = [error for error in tab.errors if "401" not in error]

@@ -105,3 +105,13 @@ def test_bench_chaos_names_what_there_is_not() -> None:
     done = everlong("bench", "chaos", "--redis-program", "no-such-server")
     assert done.returncode == 1
     assert "no-such-server" in done.stderr
+    done = everlong("bench", "chaos", "--model", "/nonexistent")
+    assert (done.returncode, done.stderr) == (1, "error: --model /nonexistent: there is no such folder\n")
+
+
+def test_bench_chaos_without_a_replica_ends_with_one_line(tmp_path: Path) -> None:
+    done = everlong("bench", "chaos", "--model", str(tmp_path))  # where there is no model
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: a replica ended: ")
+    assert "config.json" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +160,36 @@ def test_traces_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     assert "everlong[tracing]" in wrong(tmp_path, "traces")
+
+
+class Alive(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class OfIPv6(HTTPServer):
+    address_family = socket.AF_INET6
+
+
+def test_a_port_of_ipv6(tmp_path: Path) -> None:
+    try:
+        server = OfIPv6(("::1", 0), Alive)
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    assert found(tmp_path, host="::1")["port"] == Finding("port", True, "[::1]:0 is free")
+    port = server.server_port
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for host in ("::1", "::"):
+            detail = f"[{host}]:{port}: a server is there already"
+            assert found(tmp_path, host=host, port=port)["port"] == Finding("port", True, detail)
+        server.shutdown()
+
+
+def test_a_host_that_is_none(tmp_path: Path) -> None:
+    assert wrong(tmp_path, "port", host="no:address:of:any").startswith("[no:address:of:any]:0: ")

@@ -78,3 +78,17 @@ def test_nothing_else_reads_the_environment() -> None:
         if re.search(r"os\.environ|getenv", path.read_text())
     ]
     assert readers == ["settings.py"]
+
+
+@pytest.mark.parametrize(
+    ("host", "reached"),
+    [
+        ("127.0.0.1", "127.0.0.1:80"),
+        ("0.0.0.0", "127.0.0.1:80"),
+        ("::1", "[::1]:80"),
+        ("::", "[::1]:80"),
+        ("box", "box:80"),
+    ],
+)
+def test_where_a_server_is_reached(host: str, reached: str) -> None:
+    assert Settings(host=host).reached_at(80) == reached

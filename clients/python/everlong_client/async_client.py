@@ -24,7 +24,7 @@ from everlong_client.session import Session
 from everlong_client.sse import ServerSentEvent, SSEDecoder
 from everlong_client.upload import AnySource, Upload, UploadProgress
 from everlong_client.waiting import Waiting, document_in
-from everlong_client.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode
+from everlong_client.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, proxied
 
 __all__ = ["AsyncConversation", "AsyncDocuments", "AsyncEverlong", "AsyncMessageStream", "AsyncModels", "AsyncSessions"]
 
@@ -43,7 +43,8 @@ class AsyncEverlong:
         retries: int = RETRIES,
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
-        self._transport = _Transport(Wire(base_url, api_key, timeout, retries), http_client or httpx.AsyncClient())
+        wire = Wire(base_url, api_key, timeout, retries)
+        self._transport = _Transport(wire, http_client or proxied(httpx.AsyncClient))
         self._owns_http = http_client is None
         self.documents = AsyncDocuments(self._transport)
         self.sessions = AsyncSessions(self._transport)
@@ -240,7 +241,7 @@ class AsyncConversation:
 
     def __init__(self, wire: Wire, session: str) -> None:
         self._wire = wire
-        self._arguments = wire.socket(session)
+        self._call = calls.session_socket(session)
         self._socket: ClientConnection | None = None
         self._answer = Answer.none()
 
@@ -276,8 +277,13 @@ class AsyncConversation:
     async def _open(self) -> ClientConnection:
         if self._socket is not None and self._socket.state is not State.OPEN:  # the server has closed it meanwhile
             await self.close()
-        if self._socket is None:
-            self._socket = await connect(**self._arguments)
+        tries = self._wire.tries(self._call, None)
+        while self._socket is None:
+            try:
+                with self._wire.socket_errors():
+                    self._socket = await connect(**self._wire.socket(self._call))
+            except EverlongError as error:
+                await asyncio.sleep(tries.pause(error))
         return self._socket
 
     async def _events(self, socket: ClientConnection, answer: Answer) -> AsyncGenerator[Event]:

@@ -50,7 +50,8 @@ def path(*parts: str) -> str:
     """`/v1/` and the parts, escaped. Raises `ValueError` for an empty one: it would name another resource."""
     if not all(parts):
         raise ValueError("an id must not be empty")
-    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+    # No id is other than ASCII: what is no Unicode, either, is answered as any other that there is not.
+    return "/v1/" + "/".join(quote(part, safe="", errors="replace") for part in parts)
 
 
 def upload_document(upload: Upload) -> Call[Document]:
@@ -141,6 +142,11 @@ def set_recall(session: str, recall: Recall | Literal[False] | None) -> Call[Ses
 def fork_session(session: str) -> Call[Session]:
     """POST /v1/sessions/{id}/fork; the answer is the copy."""
     return Call("POST", path("sessions", session, "fork"), _one(Session))
+
+
+def session_socket(session: str) -> Call[None]:
+    """GET /v1/sessions/{id}/stream, which becomes a WebSocket."""
+    return Call("GET", path("sessions", session, "stream"), _nothing)
 
 
 def session_memory(session: str) -> Call[Memory]:

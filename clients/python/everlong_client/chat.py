@@ -13,7 +13,7 @@ from everlong_client.errors import EverlongError
 from everlong_client.event import TextDelta
 from everlong_client.message import Sampling
 from everlong_client.session import Session
-from everlong_client.terminal import complain, console, note, write
+from everlong_client.terminal import complain, console, fail, note, write
 
 with suppress(ImportError):  # there is none on Windows
     import readline  # noqa: F401  # gives the prompt history and editing
@@ -52,13 +52,16 @@ class Chat:
                 complain(str(error))
 
     def _lines(self) -> Iterator[str]:
-        if not self._terminal:
-            yield from map(str.strip, sys.stdin)
-            return
-        with suppress(EOFError, KeyboardInterrupt):
-            while True:
-                yield input("> ").strip()
-        note("")  # the shell's prompt wants a line of its own
+        try:
+            if not self._terminal:
+                yield from map(str.strip, sys.stdin)
+                return
+            with suppress(EOFError, KeyboardInterrupt):
+                while True:
+                    yield _typed().strip()
+            note("")  # the shell's prompt wants a line of its own
+        except UnicodeDecodeError as error:
+            fail(f"a question is not {error.encoding.upper()}: {error.reason}")
 
     def _do(self, line: str) -> None:
         match line:
@@ -73,7 +76,7 @@ class Chat:
                 left = self.session.id
                 self.session = self._client.sessions.fork(left)
                 note(f"session {self.session.id}, a fork of {left}")
-            case _ if line.startswith("/"):
+            case _ if line.startswith("/") and self._terminal:  # in a file it is a question
                 complain(f"{line.split(maxsplit=1)[0]} is no command; /help lists them")
             case _:
                 self._ask(line)
@@ -99,6 +102,16 @@ class Chat:
             usage, end = answer.message.usage, answer.message.finish_reason
             ended = "" if end == "stop" else f" ({end})"
             note(f"{usage.completion_tokens:,} tokens{ended}, {usage.reused_tokens:,} reused from memory")
+
+
+def _typed() -> str:
+    """A line. Raises `EOFError` at the end."""
+    if sys.stdout.isatty():
+        return input("> ")
+    # Else Python would write the prompt among the answers.
+    sys.stderr.write("> ")
+    sys.stderr.flush()
+    return input()
 
 
 @contextmanager

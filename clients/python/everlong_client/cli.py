@@ -16,7 +16,7 @@ from everlong_client.commands import Commands
 from everlong_client.ingest import ingest_files
 from everlong_client.message import Sampling
 from everlong_client.table import table
-from everlong_client.terminal import fail, note, write
+from everlong_client.terminal import fail, note, opened, write
 from everlong_client.wire import DEFAULT_URL, VERSION
 
 __all__ = ["app", "main"]
@@ -46,6 +46,12 @@ def _show_version(wanted: bool) -> None:
     raise typer.Exit
 
 
+def _not_empty(session: str | None) -> str | None:
+    if session == "":  # a variable of a script that was never set, most likely
+        fail("the id of a session must not be empty")
+    return session
+
+
 @app.callback()
 def everlong(
     _: Annotated[
@@ -63,6 +69,7 @@ def ingest(
     api_key: ApiKey = None,
 ) -> None:
     """Upload texts for the server to read, and print their documents' ids."""
+    opened(sys.stdout, "standard output")  # else their ids would be lost
     failed = False
     with _client(url, api_key) as client:
         for document in ingest_files(client, files, wait=wait):
@@ -78,7 +85,7 @@ def chat(
     *,
     file: Annotated[Path | None, typer.Argument(help="A text file to read first.")] = None,
     documents: Annotated[list[str] | None, typer.Option("--document", help="A document's id; may be repeated.")] = None,
-    session: Annotated[str | None, typer.Option(help="The id of a session to continue.")] = None,
+    session: Annotated[str | None, typer.Option(help="The id of a session to continue.", callback=_not_empty)] = None,
     model: Annotated[str | None, typer.Option(help="The model to ask, of those that the server offers.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="The most tokens of an answer.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None,
@@ -87,11 +94,13 @@ def chat(
     api_key: ApiKey = None,
 ) -> None:
     """Ask about documents: in a dialogue, or, through a pipe, one question a line."""
-    if session and (file or documents or model):
+    opened(sys.stdin, "standard input")
+    opened(sys.stdout, "standard output")
+    if session is not None and (file or documents or model):
         fail("--session continues on its own documents and model: name no others")
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with _client(url, api_key) as client:
-        if session:
+        if session is not None:
             begun = client.sessions.get(session)
         else:
             ids = list(documents or [])
@@ -110,7 +119,7 @@ def chat(
 
 @app.command()
 def memory(
-    session: Annotated[str, typer.Argument(help="The session's id.", metavar="SESSION")],
+    session: Annotated[str, typer.Argument(help="The session's id.", metavar="SESSION", callback=_not_empty)],
     png: Annotated[Path | None, typer.Option(help="Draw it into this file.", metavar="FILE")] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
@@ -133,4 +142,4 @@ def _client(url: str, api_key: str | None) -> Everlong:
     try:
         return Everlong(url, api_key=api_key)
     except ValueError as error:
-        fail(f"--url: {error}")
+        fail(str(error))

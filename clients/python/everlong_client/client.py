@@ -24,7 +24,7 @@ from everlong_client.session import Session
 from everlong_client.sse import ServerSentEvent, SSEDecoder
 from everlong_client.upload import Source, Upload, UploadProgress
 from everlong_client.waiting import Waiting, document_in
-from everlong_client.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode
+from everlong_client.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, proxied
 
 __all__ = ["Conversation", "Documents", "Everlong", "MessageStream", "Models", "Sessions"]
 
@@ -37,7 +37,8 @@ class Everlong:
     `timeout` is in seconds, or an `httpx.Timeout`; None waits for ever. `retries`: how often a call is tried again whose
     answer was lost, or which the server refused for now. `http_client` replaces the HTTP client, for a
     proxy or a certificate of your own; it is left open by `close`. Safe to share between threads. Every method raises
-    errors of `everlong_client.errors`. Raises `ValueError` if `base_url` is no http or https address.
+    errors of `everlong_client.errors`. Raises `ValueError` if `base_url` is no http or https address, `api_key` no key,
+    or the environment names a proxy that cannot be used.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Everlong:
         retries: int = RETRIES,
         http_client: httpx.Client | None = None,
     ) -> None:
-        self._transport = _Transport(Wire(base_url, api_key, timeout, retries), http_client or httpx.Client())
+        self._transport = _Transport(Wire(base_url, api_key, timeout, retries), http_client or proxied(httpx.Client))
         self._owns_http = http_client is None
         self.documents = Documents(self._transport)
         self.sessions = Sessions(self._transport)
@@ -257,7 +258,7 @@ class Conversation:
 
     def __init__(self, wire: Wire, session: str) -> None:
         self._wire = wire
-        self._arguments = wire.socket(session)
+        self._call = calls.session_socket(session)
         self._exit = ExitStack()
         self._socket: ClientConnection | None = None
         self._answer = Answer.none()
@@ -296,8 +297,13 @@ class Conversation:
     def _open(self) -> ClientConnection:
         if self._socket is not None and self._socket.state is not State.OPEN:  # the server has closed it meanwhile
             self.close()
-        if self._socket is None:
-            self._socket = self._exit.enter_context(connect(**self._arguments))
+        tries = self._wire.tries(self._call, None)
+        while self._socket is None:
+            try:
+                with self._wire.socket_errors():
+                    self._socket = self._exit.enter_context(connect(**self._wire.socket(self._call)))
+            except EverlongError as error:
+                time.sleep(tries.pause(error))
         return self._socket
 
     def _events(self, socket: ClientConnection, answer: Answer) -> Iterator[Event]:

@@ -15,6 +15,7 @@ EverlongError
 │   ├── RateLimitError            429
 │   ├── ServiceUnavailableError   503
 │   └── InternalServerError       every other 5xx
+├── NotSentError                  what was given cannot be sent: text that is no Unicode, a file that became shorter
 ├── UnexpectedAnswerError         a success whose body no everlong server would send
 ├── ReadingFailedError            the server could not read a document
 └── StreamError                   an `error` event, or a stream that ended without `response.completed`
@@ -38,6 +39,7 @@ __all__ = [
     "EverlongError",
     "InternalServerError",
     "NotFoundError",
+    "NotSentError",
     "PayloadTooLargeError",
     "RateLimitError",
     "ReadingFailedError",
@@ -59,7 +61,14 @@ class APIConnectionError(EverlongError):
 
 
 class APITimeoutError(EverlongError):
-    """The server did not answer in time, or `wait` used up its timeout."""
+    """The server did not answer in time, or `wait` used up its timeout.
+
+    `connecting`: there was not even a connection, so that nothing has been asked.
+    """
+
+    def __init__(self, message: str, *, connecting: bool = False) -> None:
+        super().__init__(message)
+        self.connecting = connecting
 
 
 class APIStatusError(EverlongError):
@@ -130,6 +139,10 @@ class ServiceUnavailableError(APIStatusError):
 
 class InternalServerError(APIStatusError):
     """5xx: the server, or a proxy before it, failed."""
+
+
+class NotSentError(EverlongError):
+    """What was given cannot be sent: text that is no Unicode (half of a surrogate pair), or a file that became shorter."""
 
 
 class UnexpectedAnswerError(EverlongError):

@@ -15,7 +15,7 @@ from everlong_client.errors import (
     UnprocessableEntityError,
     UnsupportedMediaTypeError,
 )
-from everlong_client.terminal import complain, note, report
+from everlong_client.terminal import Report, complain, note, opened, report
 
 __all__ = ["ingest_files"]
 
@@ -28,32 +28,42 @@ def ingest_files(client: Everlong, files: Sequence[Path], *, wait: bool = True) 
     before anything is uploaded.
     """
     for file in files:
-        if file != Path("-"):
+        if file == Path("-"):
+            opened(sys.stdin, "standard input")
+        elif not file.is_fifo():  # opening a pipe waits for its writer, and closing it ends that one
             file.open("rb").close()
     with report() as told:
-        documents: list[tuple[str, Document | None]] = []
-        for file in files:
-            name = "standard input" if file == Path("-") else file.name
-            source = sys.stdin.buffer if file == Path("-") else file
-            try:
-                documents.append((name, client.documents.upload(source, progress=told.upload(name))))
-            except (PayloadTooLargeError, UnsupportedMediaTypeError, UnprocessableEntityError) as error:
-                complain(f"{name}: {error}")  # the fault of this file: the others are read
-                documents.append((name, None))
-            except EverlongError:
-                for sent, document in documents:  # else nobody would know what they are called
-                    if document is not None:
-                        note(f"{sent} was uploaded as {document.id}")
-                raise
-        for name, document in documents:
-            if document is None:
-                yield None
-                continue
-            try:
-                yield client.documents.wait(document.id, progress=told.reading(name)) if wait else document
-            except ReadingFailedError as error:
-                complain(f"{name}: {error}")
-                yield None
-            except KeyboardInterrupt:
-                note(f"the server goes on reading {name} as {document.id}")
-                raise
+        documents: list[tuple[str, Document | None]] = []  # that were not reported yet
+        try:
+            for file in files:
+                name = "standard input" if file == Path("-") else file.name
+                source = sys.stdin.buffer if file == Path("-") else file
+                try:
+                    documents.append((name, client.documents.upload(source, progress=told.upload(name))))
+                except (PayloadTooLargeError, UnsupportedMediaTypeError, UnprocessableEntityError) as error:
+                    complain(f"{name}: {error}")  # the fault of this file: the others are read
+                    documents.append((name, None))
+            while documents:
+                yield _read(client, *documents[0], told) if wait else documents[0][1]
+                del documents[0]
+        except (KeyboardInterrupt, EverlongError, OSError) as error:
+            reads = isinstance(error, KeyboardInterrupt)
+            for name, document in documents:  # else nobody would know what they are called
+                if document is not None:
+                    note(
+                        f"the server goes on reading {name} as {document.id}"
+                        if reads
+                        else f"{name} was uploaded as {document.id}"
+                    )
+            raise
+
+
+def _read(client: Everlong, name: str, document: Document | None, told: Report) -> Document | None:
+    """The document when it is read. None, after a complaint, if it cannot be, or if there is none."""
+    if document is None:
+        return None
+    try:
+        return client.documents.wait(document.id, progress=told.reading(name))
+    except ReadingFailedError as error:
+        complain(f"{name}: {error}")
+        return None

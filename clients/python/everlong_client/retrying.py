@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from everlong_client.call import Call
-from everlong_client.errors import APIConnectionError, APIStatusError, EverlongError, NotFoundError
+from everlong_client.errors import APIConnectionError, APIStatusError, APITimeoutError, EverlongError, NotFoundError
 
 __all__ = ["RETRIES", "Retrying"]
 
@@ -66,7 +66,9 @@ class Retrying:
                 return None
             if error.retry_after is not None:
                 return error.retry_after if error.retry_after <= LONGEST_WAIT else None
-        elif not isinstance(error, APIConnectionError):
+        elif not isinstance(error, APIConnectionError) and not (
+            isinstance(error, APITimeoutError) and error.connecting
+        ):
             return None
         # Not all clients at the same moment.
         return min(0.25 * 2.0**self._attempt, LONGEST_PAUSE) * (0.75 + self._random() / 2)

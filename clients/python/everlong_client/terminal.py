@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
 from types import TracebackType
-from typing import NoReturn, Protocol, Self
+from typing import NoReturn, Protocol, Self, TextIO
 
 import typer
 from rich.console import Console
@@ -18,7 +20,7 @@ from rich.text import Text
 from everlong_client.document import Document
 from everlong_client.upload import UploadProgress
 
-__all__ = ["Report", "complain", "console", "fail", "note", "report", "write"]
+__all__ = ["Report", "complain", "console", "fail", "note", "opened", "report", "write"]
 
 # A text that was read, or an answer about it, must not reach the terminal's control sequences.
 _CONTROLS = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t")
@@ -30,10 +32,18 @@ def console() -> Console:
     return Console(stderr=True)
 
 
+def opened(stream: TextIO | None, name: str) -> TextIO:
+    """The stream. Raises `OSError` for one that the shell has closed (`<&-`), which Python has as None."""
+    if stream is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), name)
+    return stream
+
+
 def write(text: str) -> None:
-    """Writes a result, or a piece of an answer, at once."""
-    sys.stdout.write(text.translate(_CONTROLS))
-    sys.stdout.flush()
+    """Writes a result, or a piece of an answer, at once. Raises `OSError` if nobody takes it."""
+    stdout = opened(sys.stdout, "standard output")
+    stdout.write(text.translate(_CONTROLS))
+    stdout.flush()
 
 
 def note(text: str) -> None:

@@ -7,9 +7,11 @@ import io
 import os
 import stat
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Protocol, TypeAlias, runtime_checkable
+
+from everlong_client.errors import NotSentError
 
 __all__ = ["CHUNK", "PART", "AnySource", "Source", "Upload", "UploadProgress"]
 
@@ -26,8 +28,9 @@ class Upload:
     """What is uploaded: iterate over it, with `for` or `async for`, for its chunks.
 
     `source` is a path (a string is one too, never the text itself), bytes, an open file, or an iterator of bytes or
-    text; text is sent as UTF-8. `total` is its length in bytes, None if only reading it would tell. `progress` is
-    called with the bytes sent so far and the total; `again` says whether it can be sent anew. Raises `OSError` if the path cannot be read.
+    text; text is sent as UTF-8. `total` is its length in bytes, None if only reading it would tell; of what grows meanwhile
+    no more is sent. `progress` is called with the bytes sent so far and the total; `again` says whether it can be sent anew.
+    Raises `OSError` if the path cannot be read, and when it is sent `NotSentError` if it has become shorter.
     """
 
     def __init__(self, source: AnySource, filename: str | None = None, progress: UploadProgress | None = None) -> None:
@@ -52,7 +55,7 @@ class Upload:
         with source.open("rb") if isinstance(source, Path) else nullcontext(source) as opened:
             file = io.BytesIO(opened) if isinstance(opened, bytes) else opened
             assert isinstance(file, _File)  # nothing else has a known length
-            while part := _bytes(file.read(PART)):
+            for part in self._whole(_read(file, PART)):
                 yield part
                 self._count(part)
 
@@ -75,17 +78,35 @@ class Upload:
         self._sent += len(chunk)
         self._progress(self._sent, self.total)
 
+    def _whole(self, pieces: Iterator[bytes]) -> Generator[bytes]:
+        """As much of the pieces as was promised. Raises `NotSentError` if they are less."""
+        if self.total is None:
+            yield from pieces
+            return
+        left = self.total
+        while left > 0:
+            piece = next(pieces, b"")[:left]
+            if not piece:
+                missing = f"{left:,} of its {self.total:,} bytes are missing"
+                raise NotSentError(f"{self.filename or 'the file'} became shorter while it was sent: {missing}")
+            left -= len(piece)
+            yield piece
+
     def _chunks(self) -> Generator[bytes]:
+        with closing(self._pieces()) as pieces:
+            yield from self._whole(pieces)
+
+    def _pieces(self) -> Generator[bytes]:
         source = self._source
         if isinstance(source, Path):
             with source.open("rb") as file:
-                yield from _read(file)
+                yield from _read(file, CHUNK)
         elif isinstance(source, bytes):
             yield from (source[start : start + CHUNK] for start in range(0, len(source), CHUNK))
         elif isinstance(source, AsyncIterable):
             raise TypeError("an async iterator can only be uploaded by AsyncEverlong")
         elif isinstance(source, _File):
-            yield from _read(source)
+            yield from _read(source, CHUNK)
         else:
             bucket = _Bucket()
             for piece in source:
@@ -132,8 +153,8 @@ class _File(Protocol):
     def read(self, size: int, /) -> bytes | str: ...
 
 
-def _read(file: _File) -> Iterator[bytes]:
-    while piece := file.read(CHUNK):
+def _read(file: _File, size: int) -> Iterator[bytes]:
+    while piece := file.read(size):
         yield _bytes(piece)
 
 
@@ -144,7 +165,10 @@ def _bytes(piece: bytes | str) -> bytes:
 def _name(source: object) -> str | None:
     name = source.name if isinstance(source, Path) else getattr(source, "name", None)
     # Files of pipes and descriptors have a number or something like "<stdin>" for a name.
-    return Path(name).name if isinstance(name, str) and not name.startswith("<") else None
+    if not isinstance(name, str) or name.startswith("<"):
+        return None
+    # What of a name is no Unicode (a disk's from before it) cannot be sent.
+    return Path(name).name.encode(errors="replace").decode()
 
 
 def _size(source: object) -> int | None:
@@ -152,10 +176,12 @@ def _size(source: object) -> int | None:
         return len(source)
     if isinstance(source, Path):
         info = source.stat()
-        return info.st_size if stat.S_ISREG(info.st_mode) else None
+        # What the kernel makes up (/proc) says that it is empty.
+        return info.st_size or None if stat.S_ISREG(info.st_mode) else None
     if isinstance(source, io.RawIOBase | io.BufferedIOBase) and source.seekable():
         here = source.tell()
-        end = source.seek(0, io.SEEK_END)
-        source.seek(here)
-        return end - here
+        with suppress(OSError):  # what the kernel makes up has no end to be sought
+            end = source.seek(0, io.SEEK_END)
+            source.seek(here)
+            return end - here
     return None

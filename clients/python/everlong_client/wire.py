@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -10,20 +11,22 @@ from typing import Any, TypeVar
 import httpx
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from everlong_client.call import Call, path
+from everlong_client.call import Call
 from everlong_client.errors import (
     APIConnectionError,
     APITimeoutError,
     EverlongError,
+    NotSentError,
     StreamError,
     UnexpectedAnswerError,
     status_error,
 )
 from everlong_client.retrying import RETRIES, Retrying
 
-__all__ = ["DEFAULT_TIMEOUT", "DEFAULT_URL", "VERSION", "Timeout", "Wire"]
+__all__ = ["DEFAULT_TIMEOUT", "DEFAULT_URL", "VERSION", "Timeout", "Wire", "encode", "proxied"]
 
 T = TypeVar("T")
+H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 
 VERSION = "0.1.0"
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -31,6 +34,8 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 
 Timeout = float | httpx.Timeout | None
+
+_KEY = re.compile(r"[\x21-\x7e]+")
 
 _CLOSE_REASONS = {
     1001: "the server is shutting down",
@@ -43,7 +48,7 @@ _CLOSE_REASONS = {
 class Wire:
     """Where the server is and how to speak to it. `retries`: how often a call is tried again.
 
-    Raises `ValueError` if `base_url` is no http or https address.
+    Raises `ValueError` if `base_url` is no http or https address, or `api_key` none that a header can hold.
     """
 
     def __init__(self, base_url: str, api_key: str | None, timeout: Timeout, retries: int = RETRIES) -> None:
@@ -53,8 +58,10 @@ class Wire:
         self._timeout = httpx.Timeout(timeout)
         self._retries = retries
         self.headers = {"User-Agent": f"everlong-client/{VERSION}"}
-        if api_key:
-            self.headers["Authorization"] = f"Bearer {api_key}"
+        if api_key and (key := api_key.strip()):  # a file's last line end is none of it
+            if not _KEY.fullmatch(key):  # said here, without it: whoever refuses the header repeats all of it
+                raise ValueError("the API key may only have letters, digits and signs of ASCII, and no spaces")
+            self.headers["Authorization"] = f"Bearer {key}"
 
     def request(
         self,
@@ -102,10 +109,10 @@ class Wire:
         if not kind.startswith("text/event-stream"):
             raise UnexpectedAnswerError(f"{self.base_url} answered with {kind or 'nothing'} instead of an event stream")
 
-    def socket(self, session: str) -> dict[str, Any]:
-        """The arguments of websockets' `connect` for a session's stream."""
+    def socket(self, call: Call[None]) -> dict[str, Any]:
+        """The arguments of websockets' `connect` for a call that opens one."""
         return {
-            "uri": "ws" + self.base_url.removeprefix("http") + path("sessions", session, "stream"),
+            "uri": "ws" + self.base_url.removeprefix("http") + call.path,
             "additional_headers": {k: v for k, v in self.headers.items() if k != "User-Agent"},
             "user_agent_header": self.headers["User-Agent"],
             "open_timeout": self._timeout.connect,
@@ -120,11 +127,16 @@ class Wire:
         try:
             yield
         except httpx.TimeoutException as error:
-            raise APITimeoutError(f"{self.base_url} did not answer in time ({type(error).__name__})") from error
+            raise APITimeoutError(
+                f"{self.base_url} did not answer in time ({type(error).__name__})",
+                connecting=isinstance(error, httpx.ConnectTimeout),
+            ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             if streaming:
                 raise StreamError(f"the stream was cut off: {error}") from error
             raise APIConnectionError(f"no answer from {self.base_url}: {error}") from error
+        except UnicodeEncodeError as error:
+            raise NotSentError(f"text that is no Unicode cannot be sent: {error}") from error
 
     @contextmanager
     def socket_errors(self) -> Iterator[None]:
@@ -136,10 +148,20 @@ class Wire:
         except InvalidStatus as error:
             response = error.response
             raise status_error(response.status_code, response.headers, bytes(response.body or b"")) from error
-        except TimeoutError as error:  # before OSError, which it is
-            raise APITimeoutError(f"{self.base_url} did not answer in time") from error
+        except TimeoutError as error:  # before OSError, which it is; only connecting has a limit
+            raise APITimeoutError(f"{self.base_url} did not answer in time", connecting=True) from error
+        except UnicodeEncodeError as error:
+            raise NotSentError(f"text that is no Unicode cannot be sent: {error}") from error
         except (OSError, WebSocketException) as error:
             raise APIConnectionError(f"no answer from {self.base_url}: {error}") from error
+
+
+def proxied(kind: type[H]) -> H:
+    """A client that goes by the environment's proxies. Raises `ValueError` if what it names is none."""
+    try:
+        return kind()
+    except (ImportError, ValueError, httpx.InvalidURL) as error:  # ImportError: of what only SOCKS needs
+        raise ValueError(f"the proxy of ALL_PROXY, HTTP_PROXY or HTTPS_PROXY cannot be used: {error}") from error
 
 
 def _closed(error: ConnectionClosed) -> EverlongError:
@@ -151,5 +173,7 @@ def _closed(error: ConnectionClosed) -> EverlongError:
 
 
 def encode(message: dict[str, Any]) -> str:
-    """A WebSocket frame's text."""
-    return json.dumps(message, ensure_ascii=False)
+    """A WebSocket frame's text. Raises `UnicodeEncodeError` if it is none."""
+    text = json.dumps(message, ensure_ascii=False)
+    text.encode()  # here: websockets would take it for an end of the connection
+    return text

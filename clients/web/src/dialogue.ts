@@ -1,8 +1,9 @@
 /** The dialogues: what was said in each session, and the answers that are being written. */
 import { signal } from "@preact/signals";
 import type { Conversation, Evidence, Message } from "everlong-client";
+import { here } from "./kept.js";
 import { heard, words } from "./library.js";
-import { away, client, gone, link, look, surely, there } from "./server.js";
+import { alive, away, client, gone, link, look, surely, there } from "./server.js";
 
 /** A question whose answer is not complete. */
 export interface Turn {
@@ -48,6 +49,7 @@ export async function ask(session: string, question: string): Promise<void> {
     for (;;) {
       try {
         for await (const event of conversation.send(question)) {
+          alive();
           const stopping = now().state === "stopping";
           if (event.type === "response.created") {
             sentences.restart();
@@ -109,9 +111,8 @@ export function next(session: string, text?: string): string {
 }
 
 function kept(name: string, text?: string): string {
-  if (text) sessionStorage.setItem(name, text);
-  else if (text === "") sessionStorage.removeItem(name);
-  return sessionStorage.getItem(name) ?? "";
+  if (text !== undefined) here.set(name, text || null);
+  return here.get(name) ?? "";
 }
 
 /** Says an answer sentence by sentence: word by word nobody could follow. */

@@ -1,9 +1,9 @@
 /** What the server has: documents, being uploaded, being read and read; sessions; the model. */
 import { signal } from "@preact/signals";
 import type { Document, Formats, List, Model, Session } from "everlong-client";
-import { APIConnectionError, EverlongError, NotFoundError, newKey } from "everlong-client";
+import { APIConnectionError, EverlongError, NotFoundError, RateLimitError, newKey } from "everlong-client";
 import { go, place } from "./route.js";
-import { client, surely } from "./server.js";
+import { alive, client, surely } from "./server.js";
 
 export interface Upload {
   key: number;
@@ -27,7 +27,12 @@ export const trouble = signal<string | null>(null);
 
 /** What one request lists: as much as the server gives. */
 const MOST = 100;
+/** How many files are sent at once: a browser has six connections to one server, and the rest of the page needs some. */
+const LANES = 3;
+/** Sessions that are waited for. */
 const followed = new Set<string>();
+/** Documents that the server says it does not have. */
+const deleted = new Set<string>();
 
 export function words(error: unknown): string {
   if (error instanceof EverlongError) return error.message;
@@ -50,11 +55,15 @@ export async function refresh(): Promise<void> {
   );
   model.value = models[0] ?? null;
   formats.value = readable;
-  documents.value = new Map(read.data.map((document) => [document.id, document]));
+  const listed = new Map(read.data.map((document) => [document.id, document]));
+  const last = read.has_more ? read.data.at(-1) : undefined;
+  // What is known from behind the list's end stays: it was asked for by its id, or as one of the next page.
+  if (last) for (const old of documents.value.values()) if (old.created_at <= last.created_at && !listed.has(old.id)) listed.set(old.id, old);
+  documents.value = listed;
   sessions.value = talks.data;
   more.value = { documents: behind(read), sessions: behind(talks) };
   loaded.value = true;
-  for (const document of read.data) void follow(document);
+  void watch();
   for (const session of talks.data) void awaited(session);
 }
 
@@ -70,9 +79,11 @@ export async function older(kind: "documents" | "sessions"): Promise<void> {
     if (kind === "documents") {
       const page = await surely(() => client.documents.list({ limit: MOST, after }));
       const known = documents.value;
-      documents.value = new Map([...known, ...page.data.filter(({ id }) => !known.has(id)).map((each) => [each.id, each] as const)]);
+      const fresh = page.data.filter(({ id }) => !known.has(id));
+      documents.value = new Map([...known, ...fresh.map((each) => [each.id, each] as const)]);
       more.value = { ...more.value, documents: behind(page) };
-      for (const document of page.data) void follow(document);
+      void watch();
+      if (fresh.length === 0) await older(kind); // all of it was known
     } else {
       const page = await surely(() => client.sessions.list({ limit: MOST, after }));
       const known = new Set(sessions.value.map(({ id }) => id));
@@ -96,19 +107,54 @@ export function heard(session: Session): void {
   sessions.value = known ? sessions.value.map((old) => (old.id === session.id ? session : old)) : [session, ...sessions.value];
 }
 
-/** Keeps a document that is being read up to date. */
-async function follow(document: Document): Promise<void> {
-  if (document.status === "ready" || document.status === "failed" || followed.has(document.id)) return;
-  followed.add(document.id);
+function unread(): string[] {
+  return [...documents.value.values()].filter(({ status }) => status !== "ready" && status !== "failed").map(({ id }) => id);
+}
+
+let watching = false;
+/** Seconds until the documents are looked at again. */
+let pace = 0;
+
+/**
+ * Keeps the documents that are being read up to date, until there are none. They are asked for together: a stream for each
+ * would take all connections that a browser has to one server, and the page could ask for nothing else.
+ */
+async function watch(): Promise<void> {
+  pace = 0.1;
+  if (watching) return;
+  watching = true;
   try {
-    await surely(async () => {
-      for await (const now of client.documents.follow(document.id)) seen(now);
-    });
+    while (unread().length > 0) {
+      await new Promise((resolve) => setTimeout(resolve, pace * 1000));
+      pace = Math.min(2 * pace, 2);
+      await surely(renew).catch((error: unknown) => {
+        if (!(error instanceof RateLimitError)) throw error;
+        pace = error.retryAfter ?? 8;
+      });
+    }
   } catch (error) {
-    if (error instanceof NotFoundError) forget(document.id);
-    else trouble.value = words(error);
+    trouble.value = words(error);
   } finally {
-    followed.delete(document.id);
+    watching = false;
+  }
+}
+
+async function renew(): Promise<void> {
+  const listed = new Map((await client.documents.list({ limit: MOST })).data.map((document) => [document.id, document]));
+  for (const id of unread()) {
+    const now = listed.get(id) ?? (await got(id));
+    if (now && documents.value.has(id)) seen(now);
+  }
+}
+
+/** The document as the server has it; null: it has none of this id. */
+async function got(id: string): Promise<Document | null> {
+  try {
+    return await client.documents.get(id);
+  } catch (error) {
+    if (!(error instanceof NotFoundError)) throw error;
+    forget(id);
+    return null;
   }
 }
 
@@ -131,6 +177,7 @@ async function awaited(session: Session): Promise<void> {
 }
 
 function forget(document: string): void {
+  deleted.add(document);
   documents.value = new Map([...documents.value].filter(([id]) => id !== document));
 }
 
@@ -138,11 +185,11 @@ function forget(document: string): void {
 export async function find(id: string): Promise<void> {
   if (documents.value.has(id)) return;
   try {
-    const document = await surely(() => client.documents.get(id));
-    documents.value = new Map([...documents.value, [id, document]]);
-    void follow(document);
+    const document = await surely(() => got(id));
+    if (document) documents.value = new Map([...documents.value, [id, document]]);
+    void watch();
   } catch {
-    // Deleted: its id has to do.
+    // It stays one of which nothing is known.
   }
 }
 
@@ -166,6 +213,22 @@ export function drop(key: number): void {
   uploads.value = uploads.value.filter((upload) => upload.key !== key);
 }
 
+let lanes = LANES;
+const queue: (() => void)[] = [];
+
+/** What `work` gives, when fewer than `LANES` others are being done. */
+async function inLane<T>(work: () => Promise<T>): Promise<T> {
+  if (lanes > 0) lanes--;
+  else await new Promise<void>((free) => queue.push(free));
+  try {
+    return await work();
+  } finally {
+    const free = queue.shift();
+    if (free) free();
+    else lanes++;
+  }
+}
+
 /** Uploads files, and begins a conversation about those that could be. */
 export async function take(files: readonly File[]): Promise<void> {
   const taken: string[] = [];
@@ -185,17 +248,22 @@ export async function take(files: readonly File[]): Promise<void> {
           contentType: "application/octet-stream",
           idempotencyKey: newKey(),
           begun: {}, // what is there already is not sent again
-          onProgress: (sent: number) => update({ sent }),
+          onProgress: (sent: number) => {
+            alive();
+            update({ sent });
+          },
         };
-        const document = await surely(() =>
-          client.documents.upload(file, options).catch(async (error: unknown) => {
-            // A browser says of a file that it cannot read (any more) what it says of a server that is away.
-            if (error instanceof APIConnectionError && !(await readable(file))) throw new EverlongError("this file cannot be read (any more)");
-            throw error;
-          }),
+        const document = await inLane(() =>
+          surely(() =>
+            client.documents.upload(file, options).catch(async (error: unknown) => {
+              // A browser says of a file that it cannot read (any more) what it says of a server that is away.
+              if (error instanceof APIConnectionError && !(await readable(file))) throw new EverlongError("this file cannot be read (any more)");
+              throw error;
+            }),
+          ),
         );
         seen(document);
-        void follow(document);
+        void watch();
         taken.push(document.id);
         drop(key);
       } catch (error) {
@@ -249,7 +317,8 @@ export async function removeDocument(id: string): Promise<void> {
 /** A document's name for people. */
 export function nameOf(id: string): string {
   const document = documents.value.get(id);
-  return document ? (document.filename ?? `Text of ${new Date(document.created_at * 1000).toLocaleDateString()}`) : "a deleted document";
+  if (!document) return deleted.has(id) ? "a deleted document" : "a document";
+  return document.filename ?? `Text of ${new Date(document.created_at * 1000).toLocaleDateString()}`;
 }
 
 export function titleOf(session: Session): string {

@@ -28,6 +28,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
     busy.current = true;
     try {
       await doing(jumps.current);
+      setError(null);
     } catch (error) {
       setError(words(error));
     } finally {
@@ -41,7 +42,10 @@ export function Reader({ document: id, start, end }: { document: string; start: 
     setAt(from);
     try {
       const part = await fetched(from - PART / 2, Math.max(to, from) + PART / 2);
-      if (mine === jumps.current) setParts([part]);
+      if (mine === jumps.current) {
+        setParts([part]);
+        setError(null);
+      }
     } catch (error) {
       if (mine === jumps.current) setError(words(error));
     }

@@ -1,8 +1,10 @@
 /** The server, and whether it is there: what fails because it is away waits until it is back. */
 import { signal } from "@preact/signals";
-import { APIConnectionError, APIStatusError, AuthenticationError, Everlong } from "everlong-client";
+import { APIConnectionError, APIStatusError, AuthenticationError, Everlong, statusError } from "everlong-client";
+import { always } from "./kept.js";
 
 const KEY = "everlong.key";
+const PATIENCE = 5000; // ms without an answer after which the server is away
 
 export type Link =
   | { state: "there" }
@@ -13,15 +15,31 @@ export const link = signal<Link>({ state: "there" });
 /** True for a moment after the server has come back. */
 export const returned = signal(false);
 
-let key = localStorage.getItem(KEY);
+let key = always.get(KEY);
+/** The moment at which the server was last heard of, in ms. */
+let heard = 0;
 
-export const client = new Everlong({ apiKey: () => key, retries: 1, patience: Infinity });
+// A key that no header can hold is none: the server asks for another one.
+const apiKey = () => (key && /^[\x21-\x7e]+$/.test(key) ? key : null);
+
+async function fetched(...request: Parameters<typeof fetch>): Promise<Response> {
+  const response = await fetch(...request);
+  alive();
+  return response;
+}
+
+export const client = new Everlong({ apiKey, retries: 1, patience: Infinity, fetch: fetched });
+const once = new Everlong({ apiKey, retries: 0, fetch: fetched });
+
+/** Notes that the server was heard of just now. */
+export function alive(): void {
+  heard = Date.now();
+}
 
 export function useKey(given: string): void {
   key = given.trim() || null;
-  if (key) localStorage.setItem(KEY, key);
-  else localStorage.removeItem(KEY);
-  void look();
+  always.set(KEY, key);
+  void look(true);
 }
 
 export function hasKey(): boolean {
@@ -52,17 +70,18 @@ export function away(why: string): void {
   pause = Math.min(pause * 1.5, 5000);
 }
 
-/** Asks the server whether it is there, and says so. */
-export async function look(): Promise<void> {
+/** Asks the server whether it is there, and says so; and whether it is so for us, which counts as a request of ours. */
+export async function look(forUs = link.value.state !== "there"): Promise<void> {
   clearTimeout(timer);
   timer = undefined;
   try {
-    const answer = await fetch("/readyz", { cache: "no-store", signal: AbortSignal.timeout(5000) });
-    if (!answer.ok) throw new APIStatusError((await answer.json()).error.message, { status: 503, code: "loading" });
-    await client.models(); // and for us
+    const answer = await fetch("/readyz", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
+    if (!answer.ok) throw statusError(answer.status, null, await answer.text());
+    if (forUs) await once.models({ signal: AbortSignal.timeout(PATIENCE) });
   } catch (error) {
-    if (!gone(error)) away("The server does not answer.");
-    return;
+    if (gone(error) || busy(error)) return;
+    // What else it answers (429, say), it is there.
+    if (!(error instanceof APIStatusError) || error.status >= 500) return away("The server does not answer.");
   }
   pause = 1000;
   if (link.value.state === "there") return;
@@ -72,6 +91,11 @@ export async function look(): Promise<void> {
   const woken = waiting;
   waiting = [];
   for (const wake of woken) wake();
+}
+
+/** Whether `error` says only that the question had to wait for its turn: of connections to one server a browser has few. */
+function busy(error: unknown): boolean {
+  return (error as Error).name === "TimeoutError" && link.value.state === "there" && Date.now() - heard < PATIENCE;
 }
 
 /** Resolves when the server is there. */

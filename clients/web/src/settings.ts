@@ -1,11 +1,13 @@
 /** What this browser remembers of how its owner likes the page. */
+import { always } from "./kept.js";
+
 const SINGLE_KEYS = "everlong.keys";
 
 export function singleKeys(): boolean {
-  return localStorage.getItem(SINGLE_KEYS) !== "off";
+  return always.get(SINGLE_KEYS) !== "off";
 }
 
 export function setSingleKeys(on: boolean): void {
-  localStorage.setItem(SINGLE_KEYS, on ? "on" : "off");
+  always.set(SINGLE_KEYS, on ? "on" : "off");
 }
 

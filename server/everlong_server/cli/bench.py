@@ -188,14 +188,19 @@ def chaos(
     output: Output = None,
 ) -> None:
     """Break processes, connections and disks while they are used: nothing acknowledged may be lost."""
-    from everlong_server.bench.chaos import FAULTS, Plan, run
+    from everlong_server.bench.chaos import FAULTS, Gone, Plan, run
 
     if unknown := set(fault or ()) - set(FAULTS):
         raise fail(f"no fault {unknown.pop()!r}; there are: {'; '.join(FAULTS)}")
     if redis_program and shutil.which(redis_program) is None:
         raise fail(f"--redis-program {redis_program}: there is no such program")
+    if model is not None and not model.is_dir():
+        raise fail(f"--model {model}: there is no such folder")
     plan = Plan(points, minutes, seed, replicas, workers, away, burst, model, fault or None, redis_program)
-    report = _report(lambda: run(plan, _progress, plot), output)
+    try:
+        report = _report(lambda: run(plan, _progress, plot), output)
+    except Gone as error:  # a folder without a model, say; the end of its log comes last
+        raise fail(" ".join(str(error).split())) from None
     if not all(target.met for target in report.targets[1:]):  # what was lost; not whether there was time for all points
         raise typer.Exit(1)
 

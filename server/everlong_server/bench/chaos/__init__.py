@@ -6,5 +6,6 @@ three and reports.
 
 from everlong_server.bench.chaos.campaign import Plan, run
 from everlong_server.bench.chaos.faults import FAULTS
+from everlong_server.bench.chaos.world import Gone
 
-__all__ = ["FAULTS", "Plan", "run"]
+__all__ = ["FAULTS", "Gone", "Plan", "run"]
