@@ -58,7 +58,7 @@ async def test_whoever_leaves_while_it_stands_in_line_does_not_wait(
         raise beside_module.Stopped
 
     def ensure(name: str) -> asyncio.Task[None]:
-        document: Any = SimpleNamespace(id=name)
+        document: Any = SimpleNamespace(id=name, bytes=1 << 21)
         return asyncio.create_task(beside.ensure(document, f"{name}.x", make))
 
     first = ensure("doc_1")
