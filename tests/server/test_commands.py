@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 from everlong_server.doctor import examine
@@ -115,3 +117,14 @@ def test_bench_chaos_without_a_replica_ends_with_one_line(tmp_path: Path) -> Non
     assert done.stderr.startswith("error: a replica ended: ")
     assert "config.json" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_server_opens_as_many_files_as_it_may() -> None:
+    """Each connection is one; what a shell allows at first is 1,024, or less."""
+    code = (
+        "import resource; from everlong_server.serving import _raise_files;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1000)); _raise_files();"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["1000", "1000"]

@@ -68,8 +68,8 @@ def stated(document: Hidden, asked: Asked) -> bool:
 def _held(text: str, part: Span, evidence: Sequence[Span], answers: Sequence[str]) -> bool:
     inside = [text[max(start, part[0]) : min(end, part[1])] for start, end in evidence]
     found, possible = content_words(" ".join(inside)), content_words(text[slice(*part)])
-    stated = [possible & wanted for wanted in map(content_words, answers)]
-    enough = any(words and 2 * len(found & words) >= len(words) for words in stated)
+    there = [possible & wanted for wanted in map(content_words, answers)]
+    enough = any(words and 2 * len(found & words) >= len(words) for words in there)
     return enough and sum(map(len, inside)) >= 50
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from everlong_models.tasks import made_tokenizer
 from everlong_models.train import run as running
@@ -81,3 +82,28 @@ def take(run: Run, steps: int) -> list[dict[str, float]]:
     for update in run.steps(stop=lambda: run.position.step >= wanted):
         figures.append({key: getattr(update, key) for key in ("step", "segments", "loss", "correct", "lr", "norm")})
     return figures
+
+
+def weights(run):
+    return {name: parameter.detach().clone() for name, parameter in run.learner.parameters.items()}
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+DROPPING = recipe(
+    learner={
+        "memory": "lamemo",
+        "options": {"segment_length": 24, "memory_length": 8, "width": 16, "layers": 1, "heads": 2, "feed_forward": 16,
+                    "dropout": 0.2},
+        "learn": "all",
+    }
+)  # fmt: skip
+
+
+LASTING = recipe(
+    average=0.9, drift={"segments": 9}, stages=[{"segments": 1, "steps": 1}, {"segments": 6, "steps": 5}], mixed=0
+)
