@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from everlong_server.store import keys, scripts
+from everlong_server import store
+from everlong_server.store import keys, scripts, sessions
 from everlong_server.store.allowance import Allowance, Limits, Slots
 from everlong_server.store.connection import connect
 from everlong_server.store.documents import Documents
@@ -24,13 +27,17 @@ from tests.tinymodel import STORY
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 TEXT = STORY.read_text()[:6_000]
+PARTS = {scripts.CLAIMING, sessions._START}
+"""Functions that scripts begin with."""
 SCRIPTS = {
-    hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(): name
-    for name, text in vars(scripts).items()
-    if isinstance(text, str) and "redis.call" in text and not name.startswith("_")
+    hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(): f"{module.name}.{name}"
+    for module in pkgutil.iter_modules(store.__path__)
+    for name, text in vars(importlib.import_module(f"{store.__name__}.{module.name}")).items()
+    if isinstance(text, str) and "redis.call" in text and text not in PARTS
 }
-AWAY = {"DROP_LEASE", "UNTRY_READING"}
-"""What is only run when Redis is away for longer, or a key: tests/server/test_leases.py, test_tries.py."""
+ELSEWHERE = {"sessions._DROP_LEASE", "documents._UNTRY_READING", "rotation._EXCHANGE"}
+"""What is only run when Redis is away for longer, or a key, or keys change: tests/server/test_leases.py, test_tries.py,
+test_encryption.py."""
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +138,12 @@ async def test_a_try_counts_once(way: Forgetful) -> None:
     redis = Redis(port=way.target)
     redis.hset(keys.reading("r1"), mapping={"status": "queued", "version": 0, "fence": 0, "attempts": 0})
     redis.hset(keys.response("r1"), mapping={"status": "queued"})
-    for store in (
+    for claiming in (
         Documents(client, None, Allowance(client, DEFAULT_TENANT, Limits(), Slots(client, "r"))),
         Responses(client, None, 60.0),
     ):
         for by, tries in (("one", 1), ("one", 1), ("two", 2)):
-            claim = await store.claim("r1", by)
+            claim = await claiming.claim("r1", by)
             assert claim is not None
             assert claim.attempts == tries
         assert claim.token == int(redis.get(keys.FENCE))
@@ -164,4 +171,4 @@ def test_nothing_was_counted_twice(forgotten: Server, way: Forgetful) -> None:
 
 def test_every_script_was_sent_again(way: Forgetful) -> None:
     """Else the tests above show nothing of it."""
-    assert {SCRIPTS[digest] for digest in way.lost} == set(SCRIPTS.values()) - AWAY
+    assert {SCRIPTS[digest] for digest in way.lost} == set(SCRIPTS.values()) - ELSEWHERE

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from redis.exceptions import RedisError
 
 from everlong_server.errors import RateLimited
-from everlong_server.store import keys, scripts
+from everlong_server.store import keys
 from everlong_server.store.connection import Client
 from everlong_server.store.records import now
 from everlong_server.store.scripts import Scripts
@@ -30,6 +30,61 @@ MISSING_ROOM, MISSING_QUEUE = -1001, -1002
 _SAMPLE = 64
 _UNKNOWN = 5.0
 """Seconds to wait for a queue of which nothing is known yet."""
+
+# KEYS: requests. ARGV: most requests a minute
+# A bucket that fills evenly, kept as the one moment when it is full again. Milliseconds.
+# Returns {1 or 0, requests left, milliseconds to wait, milliseconds until none counts any more}
+_COUNT_REQUEST = """
+local time, limit = redis.call('TIME'), tonumber(ARGV[1])
+local now, each = time[1] * 1000 + time[2] / 1000, 60000 / limit
+local full = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now)
+local over = full + each - now - 60000
+if over > each / 1000 then return {0, 0, math.ceil(over), math.ceil(full - now)} end
+redis.call('SET', KEYS[1], string.format('%.3f', full + each), 'PX', math.ceil(full + each - now))
+return {1, math.floor(-over / each + 0.001), 0, math.ceil(full + each - now)}
+"""
+
+# KEYS: stored, held, sizes. ARGV: id or '', bytes or '' (none any more), milliseconds, most bytes or ''
+# What is held by that id is so many bytes from now on; what has ended is not counted any more.
+# Returns 1, or -1001 (too many bytes: all is as it was)
+_HOLD = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function count(id, bytes)
+  redis.call('INCRBY', KEYS[1], bytes - (redis.call('HGET', KEYS[3], id) or 0))
+  if bytes > 0 then
+    redis.call('HSET', KEYS[3], id, bytes)
+    redis.call('ZADD', KEYS[2], now + ARGV[3], id)
+  else
+    redis.call('HDEL', KEYS[3], id)
+    redis.call('ZREM', KEYS[2], id)
+  end
+end
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, 1000)) do count(id, 0) end
+if ARGV[1] == '' then return 1 end
+local bytes, before = tonumber(ARGV[2]), tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0)
+if ARGV[4] ~= '' and bytes > before then
+  if tonumber(redis.call('GET', KEYS[1]) or 0) - before + bytes > tonumber(ARGV[4]) then return -1001 end
+end
+if bytes > 0 or before > 0 then count(ARGV[1], bytes) end
+return 1
+"""
+
+# KEYS: held. ARGV: id, milliseconds. What is held by that id is so for longer.
+_HOLD_ON = """
+local time = redis.call('TIME')
+redis.call('ZADD', KEYS[1], 'XX', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2], ARGV[1])
+"""
+
+# KEYS: streams. ARGV: member `replica|nonce`, most streams, prefix of replica keys. Returns 1, or 0 (too many).
+_OPEN_STREAM = """
+for _, member in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  if redis.call('EXISTS', ARGV[3] .. string.match(member, '^([^|]*)|')) == 0 then redis.call('SREM', KEYS[1], member) end
+end
+if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 1 then return 1 end -- sent again: its answer was lost
+if redis.call('SCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
+return redis.call('SADD', KEYS[1], ARGV[1])
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +169,7 @@ class Allowance:
         limit = self.limits.requests
         if limit is None:
             return {}
-        let, left, wait, reset = await self._scripts.run(scripts.COUNT_REQUEST, [keys.requests(self.tenant)], [limit])
+        let, left, wait, reset = await self._scripts.run(_COUNT_REQUEST, [keys.requests(self.tenant)], [limit])
         if not let:
             raise exceeded("requests", limit, "requests a minute", "PER_MINUTE", seconds=wait / 1000)
         return _headers("requests", limit, int(left), reset / 1000)
@@ -130,7 +185,7 @@ class Allowance:
         spent = Spent()
         try:  # the place may be taken although nobody is told so
             if limit is not None and not await self._scripts.run(
-                scripts.OPEN_STREAM, [keys.streams(self.tenant)], [member, limit, keys.REPLICA]
+                _OPEN_STREAM, [keys.streams(self.tenant)], [member, limit, keys.REPLICA]
             ):
                 raise exceeded("streams", limit, "answers at once", seconds=usual / limit)
             yield spent
@@ -182,7 +237,7 @@ class Allowance:
 
     async def hold_on(self, id: str, seconds: float) -> None:
         """What is counted as `id` is counted for `seconds` from now."""
-        await self._scripts.run(scripts.HOLD_ON, [keys.held(self.tenant)], [id, int(seconds * 1000)])
+        await self._scripts.run(_HOLD_ON, [keys.held(self.tenant)], [id, int(seconds * 1000)])
 
     async def release(self, id: str) -> None:
         """`id` is stored no more."""
@@ -191,7 +246,7 @@ class Allowance:
     async def _hold(self, id: str, bytes: int, seconds: float, most: int | None) -> int:
         names = [keys.stored(self.tenant), keys.held(self.tenant), keys.held_sizes(self.tenant)]
         args = [id, bytes, int(seconds * 1000), "" if most is None else most]
-        return int(await self._scripts.run(scripts.HOLD, names, args))
+        return int(await self._scripts.run(_HOLD, names, args))
 
     def no_room(self) -> RateLimited:
         """The error for bytes. Waiting makes no room: deleting does."""

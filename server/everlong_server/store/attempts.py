@@ -18,10 +18,36 @@ from typing import Any, Self
 from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, InvalidRequest, ServerError
-from everlong_server.store import keys, scripts
+from everlong_server.store import keys
 from everlong_server.store.connection import Client
 from everlong_server.store.scripts import Scripts
 from everlong_server.store.vault import Vault
+
+# KEYS: attempt. ARGV: owner `replica|nonce`, id, milliseconds, prefix of replica keys
+# Returns nothing (its owner lives and is at it), or {first, again or done; id; fingerprint; answer}
+_BEGIN = """
+local owner, id, fingerprint, answer = unpack(redis.call('HMGET', KEYS[1], 'owner', 'id', 'fingerprint', 'answer'))
+if not id then
+  redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'id', ARGV[2])
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  return {'first', ARGV[2], '', ''}
+end
+if answer then return {'done', id, fingerprint or '', answer} end
+if owner ~= '' and owner ~= ARGV[1] then
+  if redis.call('EXISTS', ARGV[4] .. string.match(owner, '^([^|]*)|')) == 1 then return nil end
+end
+redis.call('HSET', KEYS[1], 'owner', ARGV[1])
+return {'again', id, fingerprint or '', ''}
+"""
+
+# KEYS: attempt. ARGV: owner, field or 'forget', value, milliseconds. Returns 1, or 0 if it is no longer the owner's.
+_END = """
+if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
+if ARGV[2] == 'forget' then return redis.call('DEL', KEYS[1]) end
+redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return 1
+"""
 
 
 class Attempts:
@@ -50,7 +76,7 @@ class Attempts:
         owner = f"{self._replica}|{uuid.uuid4().hex}"
         try:
             found = await self._scripts.run(
-                scripts.BEGIN_ATTEMPT, [record], [owner, uuid.uuid4().hex, int(self._seconds * 1000), keys.REPLICA]
+                _BEGIN, [record], [owner, uuid.uuid4().hex, int(self._seconds * 1000), keys.REPLICA]
             )
         except (RedisError, asyncio.CancelledError):  # Redis may have it down all the same
             await self.free(Attempt(self, record, owner, "", "", None, first=True))
@@ -67,7 +93,7 @@ class Attempts:
     async def write(self, attempt: Attempt, what: str, value: str) -> bool:
         """Changes the record, if it is still the attempt's."""
         args = [attempt.owner, what, self._vault.sealed({what: value})[what], int(self._seconds * 1000)]
-        return bool(await self._scripts.run(scripts.END_ATTEMPT, [attempt.record or ""], args))
+        return bool(await self._scripts.run(_END, [attempt.record or ""], args))
 
     async def free(self, attempt: Attempt) -> None:
         """Leaves the attempt to whoever tries next; if Redis is away, as soon as it is back."""

@@ -13,13 +13,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from everlong_server.errors import Damaged, KeyMissing
-from everlong_server.store import keys, scripts
+from everlong_server.store import keys
 from everlong_server.store.connection import Client
 from everlong_server.store.records import Said, Session
 from everlong_server.store.scripts import Scripts, flat
 from everlong_server.store.vault import Vault
 
 log = logging.getLogger(__name__)
+
+# KEYS: chat, then its documents. ARGV: milliseconds, fields and values
+# Returns 1, or 0 if a document is gone: what it taught goes with it.
+_KEEP = """
+for i = 2, #KEYS do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return 0 end
+end
+redis.call('HSET', KEYS[1], unpack(ARGV, 2))
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1
+"""
 
 
 def digests(model: str, documents: Sequence[str], said: Sequence[Said], after: str | None = None) -> list[str]:
@@ -77,7 +88,7 @@ class Chats:
         Nothing is kept of one about a document that was deleted meanwhile.
         """
         await self._scripts.run(
-            scripts.KEEP_CHAT,
+            _KEEP,
             [keys.chat(self._tenant, stands.id), *map(keys.document, stands.documents)],
             [self._ms, *flat(self._vault.sealed(stands.whole()))],
         )

@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 
 from everlong_server.audit import audit, command_line
 from everlong_server.errors import InvalidRequest, NotFound, Unauthenticated
-from everlong_server.store import keys, scripts
+from everlong_server.store import keys
 from everlong_server.store.connection import Client
 from everlong_server.store.records import DEFAULT_TENANT, Hash, now
-from everlong_server.store.scripts import Scripts, flat
+from everlong_server.store.scripts import STORE, Scripts, flat
 
 SCOPES = ("read", "write", "admin")
 """read: to look. write: to make, to ask and to delete. admin: the keys of one's own tenant. None implies another."""
@@ -32,6 +32,12 @@ _KEY = re.compile(r"evl_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 _TICKET = re.compile(r"tkt_[A-Za-z0-9_-]{43}")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _NOBODY = "0" * 64
+
+# KEYS: API key. ARGV: time. Returns the time at which it was revoked.
+_REVOKE = """
+redis.call('HSETNX', KEYS[1], 'revoked_at', ARGV[1])
+return redis.call('HGET', KEYS[1], 'revoked_at')
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,7 @@ class Credentials:
             "created_at": key.created_at, "expires_at": "" if key.expires_at is None else key.expires_at,
         }  # fmt: skip
         await self._scripts.run(
-            scripts.STORE, [keys.api_key(key.id), keys.API_KEYS], ["", key.id, key.created_at, *flat(fields)]
+            STORE, [keys.api_key(key.id), keys.API_KEYS], ["", key.id, key.created_at, *flat(fields)]
         )
 
     async def all(self, tenant: str | None = None) -> list[ApiKey]:
@@ -144,7 +150,7 @@ class Credentials:
         if not stored or (tenant is not None and _key(stored).tenant != tenant):
             raise NotFound(f"no key {key_id[:64]!r}", param="key_id", code="key_not_found")
         moment = now()
-        if float(await self._scripts.run(scripts.REVOKE, [keys.api_key(key_id)], [moment])) == moment:
+        if float(await self._scripts.run(_REVOKE, [keys.api_key(key_id)], [moment])) == moment:
             _log("key.revoked", _key(stored), by or command_line())
         return _key(await self._redis.hgetall(keys.api_key(key_id)))
 

@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from everlong_server.errors import NotFound
-from everlong_server.store import keys, scripts
+from everlong_server.store import keys
 from everlong_server.store.allowance import MISSING_QUEUE, MISSING_ROOM, Allowance, today
 from everlong_server.store.connection import Client
 from everlong_server.store.records import (
@@ -24,9 +24,121 @@ from everlong_server.store.records import (
     pack_tokens,
     reading_id,
 )
-from everlong_server.store.scripts import Scripts, flat
+from everlong_server.store.scripts import CLAIMING, Scripts, flat
 from everlong_server.store.vault import Vault
 from everlong_server.tracing import current
+
+# KEYS: document, documents, document_readings, reading, jobs, stored, queued, and the upload and its parts that it is
+# made of, if it is
+# ARGV: document id, created, reading id, number of document fields n, bytes, most bytes or '', most queued or '',
+# n fields and values, then those of the reading
+# Returns 1, 0 (there already), -1 (the upload is not pending), -1001 (too many bytes), -1002 (too many queued)
+_CREATE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+if ARGV[6] ~= '' and tonumber(redis.call('GET', KEYS[6]) or 0) + tonumber(ARGV[5]) > tonumber(ARGV[6]) then return -1001 end
+if ARGV[7] ~= '' and redis.call('SCARD', KEYS[7]) >= tonumber(ARGV[7]) then return -1002 end
+if KEYS[8] then
+  if redis.call('HGET', KEYS[8], 'status') ~= 'pending' then return -1 end
+  redis.call('HSET', KEYS[8], 'status', 'completed', 'file', ARGV[1])
+  redis.call('DEL', KEYS[9])
+end
+redis.call('INCRBY', KEYS[6], ARGV[5])
+redis.call('SADD', KEYS[7], ARGV[3])
+local n = tonumber(ARGV[4])
+redis.call('HSET', KEYS[1], unpack(ARGV, 8, 7 + n))
+redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
+redis.call('SADD', KEYS[3], ARGV[3])
+redis.call('HSET', KEYS[4], unpack(ARGV, 8 + n))
+redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3], 'tenant', redis.call('HGET', KEYS[4], 'tenant'))
+return 1
+"""
+
+# KEYS: document, documents, document_readings, stored
+# ARGV: document id, prefix of reading keys, of document keys, of the tenant's queues
+# What the document's readings had learnt goes with them.
+_DELETE = """
+local size = redis.call('HMGET', KEYS[1], 'bytes', 'text_offset')
+if redis.call('DEL', KEYS[1]) == 0 then return end
+redis.call('DECRBY', KEYS[4], size[1] + size[2])
+redis.call('ZREM', KEYS[2], ARGV[1])
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[3])) do
+  local documents, model = unpack(redis.call('HMGET', ARGV[2] .. id, 'documents', 'model'))
+  if documents then
+    redis.call('SREM', ARGV[4] .. model, id)
+    for _, other in ipairs(cjson.decode(documents)) do redis.call('SREM', ARGV[3] .. other .. ':readings', id) end
+  end
+  redis.call('DEL', ARGV[2] .. id, ARGV[2] .. id .. ':children')
+end
+redis.call('DEL', KEYS[3])
+"""
+
+# KEYS: reading, jobs, queued, then n pairs document, document_readings, then the parent reading and its children, if any
+# ARGV: reading id, most queued or '', n, fields and values of the reading
+# Returns 1 (created), 0 (there already), -k (the k-th document is gone), -1002 (too many queued)
+_ENSURE_READING = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local last = 3 + 2 * ARGV[3]
+for i = 4, last, 2 do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return -(i - 2) / 2 end
+end
+if ARGV[2] ~= '' and redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[2]) then return -1002 end
+redis.call('SADD', KEYS[3], ARGV[1])
+redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+for i = 4, last, 2 do redis.call('SADD', KEYS[i + 1], ARGV[1]) end
+local parent = KEYS[last + 1] and redis.call('HGET', KEYS[last + 1], 'status')
+if parent == 'queued' or parent == 'reading' then
+  redis.call('SADD', KEYS[last + 2], ARGV[1])
+else
+  redis.call('XADD', KEYS[2], '*', 'reading', ARGV[1], 'tenant', redis.call('HGET', KEYS[1], 'tenant'))
+end
+return 1
+"""
+
+# KEYS: reading, fence. ARGV: by what it is claimed
+# Returns {token, attempts} of the one who may write now, or nothing if there is nothing to do.
+_CLAIM_READING = (
+    CLAIMING
+    + """
+local status = redis.call('HGET', KEYS[1], 'status')
+if not status or status == 'ready' or status == 'failed' then return nil end
+redis.call('HSET', KEYS[1], 'status', 'reading')
+return claim(KEYS[1], KEYS[2], ARGV[1])
+"""
+)
+
+# KEYS: reading. ARGV: token. What its owner could not try does not count.
+_UNTRY_READING = (
+    "if redis.call('HGET', KEYS[1], 'fence') == ARGV[1] then redis.call('HSET', KEYS[1], 'attempts', 0) end"
+)
+
+# KEYS: reading, children, jobs, queued, tokens of the day
+# ARGV: token, expected version, 1 if this is the end, tokens read or '' if they are not counted, nonce of the write, fields
+# and values
+# Returns the new version, 0 (the reading is gone), -1 (somebody else has it, or another write was quicker)
+_CHECKPOINT_READING = """
+local now = redis.call('HMGET', KEYS[1], 'fence', 'version', 'write')
+if not now[2] then return 0 end
+if now[1] ~= ARGV[1] then return -1 end
+if now[3] == ARGV[5] then return tonumber(now[2]) end -- sent again: its answer was lost
+if now[2] ~= ARGV[2] then return -1 end
+if ARGV[4] ~= '' then
+  local more = tonumber(ARGV[4]) - tonumber(redis.call('HGET', KEYS[1], 'tokens') or 0)
+  if more > 0 then
+    redis.call('INCRBY', KEYS[5], more)
+    redis.call('EXPIRE', KEYS[5], 172800)
+  end
+end
+redis.call('HSET', KEYS[1], 'attempts', 0, 'write', ARGV[5], unpack(ARGV, 6))
+if ARGV[3] == '1' then
+  redis.call('SREM', KEYS[4], redis.call('HGET', KEYS[1], 'id'))
+  local tenant = redis.call('HGET', KEYS[1], 'tenant')
+  for _, child in ipairs(redis.call('SMEMBERS', KEYS[2])) do
+    redis.call('XADD', KEYS[3], '*', 'reading', child, 'tenant', tenant)
+  end
+  redis.call('DEL', KEYS[2])
+end
+return redis.call('HINCRBY', KEYS[1], 'version', 1)
+"""
 
 
 class Fenced(Exception):
@@ -72,7 +184,7 @@ class Documents:
         )
         await self._allowance.require_tokens()
         done = await self._scripts.run(
-            scripts.CREATE_DOCUMENT,
+            _CREATE,
             [
                 keys.document(document.id), keys.documents(self._tenant), keys.document_readings(document.id),
                 keys.reading(str(reading["id"])), keys.jobs(model), keys.stored(self._tenant),
@@ -124,7 +236,7 @@ class Documents:
         tenant = self._tenant
         assert tenant is not None, "a document is deleted by its tenant"
         await self._scripts.run(
-            scripts.DELETE_DOCUMENT,
+            _DELETE,
             [
                 keys.document(document_id), keys.documents(tenant), keys.document_readings(document_id),
                 keys.stored(tenant),
@@ -150,7 +262,7 @@ class Documents:
             parent = reading_id(model, documents[: n - 1]) if n > 1 else ""
             pairs = [key for d in documents[:n] for key in (keys.document(d), keys.document_readings(d))]
             done = await self._scripts.run(
-                scripts.ENSURE_READING,
+                _ENSURE_READING,
                 [
                     keys.reading(str(fields["id"])), keys.jobs(model), keys.queued(self._tenant, model), *pairs,
                     *([keys.reading(parent), keys.reading_children(parent)] if parent else []),
@@ -177,12 +289,12 @@ class Documents:
     async def claim(self, id: str, by: str) -> Claim | None:
         """The right to write the reading from now on, taken from whoever had it; None if it is done or gone. The same `by`
         again has the same right, as long as nobody else has claimed it."""
-        result = await self._scripts.run(scripts.CLAIM_READING, [keys.reading(id), keys.FENCE], [by])
+        result = await self._scripts.run(_CLAIM_READING, [keys.reading(id), keys.FENCE], [by])
         return Claim(int(result[0]), int(result[1])) if result else None
 
     async def untried(self, id: str, claim: Claim) -> None:
         """What was tried with `claim` is not counted, nor what was before."""
-        await self._scripts.run(scripts.UNTRY_READING, [keys.reading(id)], [claim.token])
+        await self._scripts.run(_UNTRY_READING, [keys.reading(id)], [claim.token])
 
     async def holder(self, id: str) -> tuple[int, str] | None:
         """The token that the reading is being read with, and by what it was claimed, "" if that is not known; None if
@@ -208,7 +320,7 @@ class Documents:
         if isinstance(fields.get("error"), dict):
             fields["error"] = json.dumps(fields["error"])
         version = await self._scripts.run(
-            scripts.CHECKPOINT_READING,
+            _CHECKPOINT_READING,
             [
                 keys.reading(reading.id), keys.reading_children(reading.id), keys.jobs(reading.model),
                 keys.queued(reading.tenant, reading.model), keys.tokens(reading.tenant, today()),

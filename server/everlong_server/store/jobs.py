@@ -12,12 +12,90 @@ from dataclasses import dataclass, field
 
 from redis.exceptions import ResponseError
 
-from everlong_server.store import keys, scripts
+from everlong_server.store import keys
 from everlong_server.store.connection import Client
 from everlong_server.store.scripts import Scripts
 
 _MOST_LOOKED_AT = 10_000
 """Of what waits, so many of the oldest entries are looked at for a tenant whose turn it is."""
+
+# KEYS: jobs. ARGV: group, prefix of replicas' keys. Forgets the takers that are dead and hold nothing
+_FORGET_TAKERS = """
+for _, taker in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  local facts = {}
+  for i = 1, #taker, 2 do facts[taker[i]] = taker[i + 1] end
+  if facts.pending == 0 and redis.call('EXISTS', ARGV[2] .. facts.name) == 0 then
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], facts.name)
+  end
+end
+"""
+
+# KEYS: jobs, turns. ARGV: group, replica id, how many of the entries are looked at
+# Gives the taker the oldest waiting job of the tenant whose turn was longest ago. Returns {newest entry, entry, fields}, or
+# {newest entry} if none waits. A tenant that is not in the entry is of a version before there were turns.
+_NEXT = """
+local taken = {}
+for _, held in ipairs(redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', ARGV[3])) do taken[held[1]] = true end
+local turns, found, whose = {}, nil, nil
+local from, looked = '-', 0
+repeat
+  local entries = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', 1000)
+  for _, entry in ipairs(entries) do
+    if not taken[entry[1]] then
+      local tenant = entry[2][4] or ''
+      turns[tenant] = turns[tenant] or tonumber(redis.call('HGET', KEYS[2], tenant) or 0)
+      if not found or turns[tenant] < turns[whose] then found, whose = entry, tenant end
+      if turns[whose] == 0 then break end
+    end
+  end
+  looked = looked + #entries
+  from = #entries > 0 and '(' .. entries[#entries][1]
+until #entries < 1000 or looked >= tonumber(ARGV[3]) or (whose and turns[whose] == 0)
+local newest = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
+newest = newest[1] and newest[1][1] or '0-0'
+if not found then return {newest} end
+redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, found[1], 'FORCE', 'JUSTID')
+redis.call('HSET', KEYS[2], whose, redis.call('HINCRBY', KEYS[2], 'turns:', 1))
+redis.call('EXPIRE', KEYS[2], 86400)
+return {newest, found[1], found[2]}
+"""
+
+# KEYS: jobs. ARGV: group, replica id, prefix of replicas' keys, the entries that the replica has in hand
+# Gives the replica the oldest entry that was left behind: by a replica that is dead, or delivered to this one, which did not
+# hear of it. Returns {entry, its owner so far, fields}, or nothing.
+_RECLAIM = """
+local hands, lives = {}, {[ARGV[2]] = 0}
+for i = 4, #ARGV do hands[ARGV[i]] = true end
+local from, pending = '-', nil
+repeat
+  pending = redis.call('XPENDING', KEYS[1], ARGV[1], from, '+', 1000)
+  for _, item in ipairs(pending) do
+    local entry, owner = item[1], item[2]
+    lives[owner] = lives[owner] or redis.call('EXISTS', ARGV[3] .. owner)
+    if lives[owner] == 0 and not hands[entry] then
+      local taken = redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, entry)
+      if taken[1] then return {entry, owner, taken[1][2]} end
+      redis.call('XACK', KEYS[1], ARGV[1], entry) -- it was deleted, and nobody said that it was done
+    end
+    from = '(' .. entry
+  end
+until #pending < 1000
+"""
+
+# KEYS: jobs. ARGV: group, replica id, entry, another entry of the same job or '', fields and values or nothing
+# Ends the entry if it is the replica's, and puts one with these fields behind all others. With another entry: only if that
+# is in anybody's hands. Returns 1, or 0: it is not. Without the group, Redis has lost its data: nobody has anything.
+_END = """
+local function owner(entry)
+  local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
+  return not pending.err and pending[1] and pending[1][2]
+end
+if ARGV[4] ~= '' and not owner(ARGV[4]) then return 0 end
+if owner(ARGV[3]) ~= ARGV[2] then return 1 end -- sent again, or another has taken it over
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
+if redis.call('XDEL', KEYS[1], ARGV[3]) == 1 and #ARGV > 4 then redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5)) end
+return 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +145,7 @@ class Jobs:
             async for key in self._redis.scan_iter(f"{keys.REPLICA}*"):
                 await self._redis.delete(key)
         await self.beat()
-        await self._scripts.run(scripts.FORGET_TAKERS, [self._stream], [keys.READERS, keys.REPLICA])
+        await self._scripts.run(_FORGET_TAKERS, [self._stream], [keys.READERS, keys.REPLICA])
 
     async def beat(self) -> None:
         """This replica is alive for another `lease_seconds`."""
@@ -107,7 +185,7 @@ class Jobs:
     async def _next(self) -> tuple[Job | None, bytes]:
         """A job that nobody has, now; and the newest entry of all."""
         newest, *found = await self._scripts.run(
-            scripts.NEXT_JOB,
+            _NEXT,
             [self._stream, keys.turns(self._stream)],
             [keys.READERS, self._replica, _MOST_LOOKED_AT],
         )
@@ -116,7 +194,7 @@ class Jobs:
     async def _reclaim(self) -> Job | None:
         """A job of a dead replica, or one that was delivered here although its answer got lost."""
         found = await self._scripts.run(
-            scripts.RECLAIM_JOB, [self._stream], [keys.READERS, self._replica, keys.REPLICA, *self._held]
+            _RECLAIM, [self._stream], [keys.READERS, self._replica, keys.REPLICA, *self._held]
         )
         if not found:
             return None
@@ -154,7 +232,7 @@ class Jobs:
     async def _end(self, job: Job, other: str = "", again: Sequence[bytes] = ()) -> bool:
         """Ends the entry, once, if it is still this replica's. False, and nothing is done: `other` is not in hand any more."""
         args = [keys.READERS, self._replica, job.entry, other, *again]
-        return bool(await self._scripts.run(scripts.END_JOB, [self._stream], args))
+        return bool(await self._scripts.run(_END, [self._stream], args))
 
 
 def _job(entry: str, fields: list[bytes], *, redelivered: bool = False) -> Job:

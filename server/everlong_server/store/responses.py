@@ -12,14 +12,52 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from everlong_server.errors import NotFound
-from everlong_server.store import keys, scripts
+from everlong_server.store import keys
 from everlong_server.store.connection import Client
 from everlong_server.store.records import DEFAULT_TENANT, Hash, Said, Session, belongs, is_id, now
-from everlong_server.store.scripts import Scripts, flat
+from everlong_server.store.scripts import CLAIMING, STORE, Scripts, flat
 from everlong_server.store.vault import Vault
 
 OPEN = ("queued", "in_progress")
 """The statuses of one that is still to be answered."""
+
+# KEYS: response, jobs. ARGV: response id, milliseconds, fields and values. Stores it and queues it at once.
+_QUEUE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end -- sent again: its answer was lost
+redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('XADD', KEYS[2], '*', 'response', ARGV[1], 'tenant', redis.call('HGET', KEYS[1], 'tenant'))
+return 1
+"""
+
+# KEYS: response, fence. ARGV: by what it is claimed
+# Returns {token, attempts} of the one who may write now, or nothing if it is over or gone.
+_CLAIM = (
+    CLAIMING
+    + """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status ~= 'queued' and status ~= 'in_progress' then return nil end
+return claim(KEYS[1], KEYS[2], ARGV[1])
+"""
+)
+
+# KEYS: response. ARGV: token, fields and values
+# Returns 1, or 0: it was cancelled, deleted, or somebody else has it
+_WRITE = """
+local now = redis.call('HMGET', KEYS[1], 'status', 'fence')
+if now[2] ~= ARGV[1] then return 0 end
+if now[1] ~= 'queued' and now[1] ~= 'in_progress' then return 1 end -- sent again: its answer was lost
+if #ARGV > 1 then redis.call('HSET', KEYS[1], unpack(ARGV, 2)) end
+return 1
+"""
+
+# KEYS: response. ARGV: fields and values. Ends one that is still to be answered; nobody has it from then on.
+_END = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status ~= 'queued' and status ~= 'in_progress' then return end
+redis.call('HDEL', KEYS[1], 'fence')
+redis.call('HSET', KEYS[1], unpack(ARGV))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +191,7 @@ class Responses:
     async def keep(self, response: Response) -> None:
         """Stores one that has its answer."""
         fields = self._vault.sealed(response.asked() | response.end())
-        await self._scripts.run(scripts.STORE, [keys.response(response.id)], [self._ms, "", "", *flat(fields)])
+        await self._scripts.run(STORE, [keys.response(response.id)], [self._ms, "", "", *flat(fields)])
 
     async def delete(self, response_id: str) -> None:
         """Raises `NotFound`. Whoever is answering it finds it gone and writes nothing."""
@@ -165,7 +203,7 @@ class Responses:
     async def queue(self, response: Response) -> None:
         """Stores it and queues its answering, at once."""
         await self._scripts.run(
-            scripts.QUEUE_RESPONSE,
+            _QUEUE,
             [keys.response(response.id), keys.responses(response.model)],
             [response.id, self._ms, *flat(self._vault.sealed(response.asked()))],
         )
@@ -173,18 +211,18 @@ class Responses:
     async def claim(self, response_id: str, by: str) -> Claim | None:
         """The right to write it from now on, taken from whoever had it; None if it is over or gone. The same `by` again
         has the same right, as long as nobody else has claimed it."""
-        result = await self._scripts.run(scripts.CLAIM_RESPONSE, [keys.response(response_id), keys.FENCE], [by])
+        result = await self._scripts.run(_CLAIM, [keys.response(response_id), keys.FENCE], [by])
         return Claim(int(result[0]), int(result[1])) if result else None
 
     async def write(self, response_id: str, claim: Claim, fields: Mapping[str, Any] | None = None) -> bool:
         """Writes `fields` of it; False, and nothing is written, if it was cancelled, deleted or claimed by another."""
         args = [claim.token, *flat(self._vault.sealed(fields or {}))]
-        return bool(await self._scripts.run(scripts.WRITE_RESPONSE, [keys.response(response_id)], args))
+        return bool(await self._scripts.run(_WRITE, [keys.response(response_id)], args))
 
     async def end(self, response_id: str, status: str, error: dict[str, Any] | None = None) -> None:
         """Ends one that is still to be answered, whoever has it; if there is none, or it is over, all is as it was."""
         fields = {"status": status} | ({} if error is None else {"error": json.dumps(error)})
-        await self._scripts.run(scripts.END_RESPONSE, [keys.response(response_id)], flat(self._vault.sealed(fields)))
+        await self._scripts.run(_END, [keys.response(response_id)], flat(self._vault.sealed(fields)))
 
 
 _FACTS = (

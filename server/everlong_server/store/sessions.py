@@ -13,7 +13,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
-from everlong_server.store import keys, scripts
+from everlong_server.store import keys
 from everlong_server.store.allowance import Allowance
 from everlong_server.store.connection import Client
 from everlong_server.store.documents import page
@@ -30,6 +30,111 @@ from everlong_server.store.records import (
 )
 from everlong_server.store.scripts import Scripts, flat
 from everlong_server.store.vault import MESSAGES, Vault
+
+_START = """
+local function start(reading, session)
+  local from = redis.call('HMGET', reading, 'status', 'state', 'open', 'position', 'state_bytes', 'state_digest')
+  if from[1] == 'ready' then
+    redis.call('HSET', session, 'state', from[2], 'open', from[3], 'position', from[4],
+               'state_bytes', from[5], 'state_digest', from[6])
+  end
+end
+"""
+
+# KEYS: session, sessions, and the reading if there is one. ARGV: session id, created, most sessions or '', fields and values
+# Returns 1, 0 (there already), -1001 (too many)
+_CREATE = (
+    _START
+    + """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+if ARGV[3] ~= '' and redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[3]) then return -1001 end
+redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
+if KEYS[3] then start(KEYS[3], KEYS[1]) end
+return 1
+"""
+)
+
+# KEYS: session, reading. Gives a session the state of its documents, once they are read.
+_START_SESSION = (
+    _START
+    + """
+if redis.call('EXISTS', KEYS[1]) == 1 and redis.call('HEXISTS', KEYS[1], 'state') == 0 then start(KEYS[2], KEYS[1]) end
+return 1
+"""
+)
+
+# KEYS: session, its messages, new session, its messages, sessions. ARGV: new id, created, most sessions or ''
+# Returns 1, 0 (there is no such session), -1001 (too many)
+_FORK_SESSION = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+if redis.call('EXISTS', KEYS[3]) == 1 then return 1 end
+if ARGV[3] ~= '' and redis.call('ZCARD', KEYS[5]) >= tonumber(ARGV[3]) then return -1001 end
+redis.call('COPY', KEYS[1], KEYS[3])
+redis.call('COPY', KEYS[2], KEYS[4])
+redis.call('HSET', KEYS[3], 'id', ARGV[1], 'created_at', ARGV[2], 'version', 0)
+redis.call('ZADD', KEYS[5], ARGV[2], ARGV[1])
+return 1
+"""
+
+# KEYS: session. ARGV: number of fields to take away n, n fields, fields and values to set. Returns 1, or 0 (no such session)
+_UPDATE = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+local n = tonumber(ARGV[1])
+if n > 0 then redis.call('HDEL', KEYS[1], unpack(ARGV, 2, 1 + n)) end
+if #ARGV > 1 + n then redis.call('HSET', KEYS[1], unpack(ARGV, 2 + n)) end
+return 1
+"""
+
+# KEYS: session, messages, lease, sessions. ARGV: session id
+_DELETE = """
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
+redis.call('ZREM', KEYS[4], ARGV[1])
+"""
+
+# KEYS: session, lease, messages. ARGV: lease value, expected version, number of messages n, n messages, title if it has
+# none, fields and values
+# Returns the new version, 0 (the session is gone), -1 (the lease is lost), -2 (another version)
+_COMMIT = """
+local now = redis.call('HMGET', KEYS[1], 'version', 'writer')
+if not now[1] then return 0 end
+if now[2] == ARGV[1] then return tonumber(now[1]) end -- sent again: its answer was lost
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
+if now[1] ~= ARGV[2] then return -2 end
+local n = tonumber(ARGV[3])
+if n > 0 then redis.call('RPUSH', KEYS[3], unpack(ARGV, 4, 3 + n)) end
+if ARGV[4 + n] ~= '' then redis.call('HSETNX', KEYS[1], 'title', ARGV[4 + n]) end
+redis.call('HSET', KEYS[1], 'writer', ARGV[1], unpack(ARGV, 5 + n))
+redis.call('HINCRBY', KEYS[1], 'messages', n)
+return redis.call('HINCRBY', KEYS[1], 'version', 1)
+"""
+
+# KEYS: lease, fence. ARGV: replica id, nonce, milliseconds, prefix of replica keys
+# Returns the lease's value `replica|nonce|token`, or nothing if a living replica has it.
+_ACQUIRE_LEASE = """
+local holder = redis.call('GET', KEYS[1])
+if holder then
+  local replica, nonce = string.match(holder, '^([^|]*)|([^|]*)|')
+  if nonce == ARGV[2] then return holder end -- sent again: its answer was lost
+  if redis.call('EXISTS', ARGV[4] .. replica) == 1 then return nil end
+end
+local value = ARGV[1] .. '|' .. ARGV[2] .. '|' .. redis.call('INCR', KEYS[2])
+redis.call('SET', KEYS[1], value, 'PX', ARGV[3])
+return value
+"""
+
+# KEYS: lease. ARGV: nonce. Gives back a lease whose value nobody was told.
+_DROP_LEASE = """
+local holder = redis.call('GET', KEYS[1])
+if holder and string.match(holder, '^[^|]*|([^|]*)|') == ARGV[1] then redis.call('DEL', KEYS[1]) end
+"""
+
+# KEYS: lease. ARGV: value, milliseconds (0: give it back). Returns 1 if the lease was ours.
+_RENEW_LEASE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if ARGV[2] == '0' then redis.call('DEL', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +202,7 @@ class Sessions:
         if recall is not None:
             fields |= {"recall": json.dumps(recall)}
         done = await self._scripts.run(
-            scripts.CREATE_SESSION,
+            _CREATE,
             [keys.session(session_id), keys.sessions(self._tenant), *reading],
             [session_id, fields["created_at"], self._most, *flat(fields)],
         )
@@ -109,9 +214,7 @@ class Sessions:
         """Raises `NotFound`. A session whose documents have been read meanwhile gets their state now."""
         session = await self._stored(session_id, with_state)
         if not session.started and session.reading is not None:
-            await self._scripts.run(
-                scripts.START_SESSION, [keys.session(session_id), keys.reading(session.reading)], []
-            )
+            await self._scripts.run(_START_SESSION, [keys.session(session_id), keys.reading(session.reading)], [])
             session = await self._stored(session_id, with_state)
         return session
 
@@ -149,7 +252,7 @@ class Sessions:
         await self._stored(session_id, False)  # whose it is never changes: it need not be one step
         fork_id = id or new_id("ses")
         done = await self._scripts.run(
-            scripts.FORK_SESSION,
+            _FORK_SESSION,
             [
                 keys.session(session_id), keys.session_messages(session_id),
                 keys.session(fork_id), keys.session_messages(fork_id), keys.sessions(self._tenant),
@@ -171,7 +274,7 @@ class Sessions:
             name: value if name == "title" else json.dumps(value) for name, value in given.items() if name not in taken
         }
         args = [len(taken), *taken, *flat(self._vault.sealed(fields))]
-        if not await self._scripts.run(scripts.UPDATE_SESSION, [keys.session(session_id)], args):
+        if not await self._scripts.run(_UPDATE, [keys.session(session_id)], args):
             raise _no_session(session_id)
         return await self.get(session_id)
 
@@ -179,7 +282,7 @@ class Sessions:
         """Raises `NotFound`. A writer that is at it finds its session gone and writes nothing."""
         await self._stored(session_id, False)
         await self._scripts.run(
-            scripts.DELETE_SESSION,
+            _DELETE,
             [
                 keys.session(session_id),
                 keys.session_messages(session_id),
@@ -196,11 +299,11 @@ class Sessions:
         lease, nonce = keys.session_lease(session_id), uuid.uuid4().hex
         try:
             value = await self._scripts.run(
-                scripts.ACQUIRE_LEASE, [lease, keys.FENCE], [self._replica, nonce, self._lease_ms, keys.REPLICA]
+                _ACQUIRE_LEASE, [lease, keys.FENCE], [self._replica, nonce, self._lease_ms, keys.REPLICA]
             )
         except (RedisError, asyncio.CancelledError):  # Redis may have it down all the same
             with contextlib.suppress(RedisError):  # then it expires by itself
-                await asyncio.shield(self._scripts.run(scripts.DROP_LEASE, [lease], [nonce]))
+                await asyncio.shield(self._scripts.run(_DROP_LEASE, [lease], [nonce]))
             raise
         if not value:
             raise SessionBusy(f"session {session_id!r} is generating an answer", param="session_id")
@@ -209,11 +312,11 @@ class Sessions:
     async def renew(self, lease: Lease) -> bool:
         """Whether the lease is still ours, for another `lease_seconds`."""
         args = [lease.value, self._lease_ms]
-        return bool(await self._scripts.run(scripts.RENEW_LEASE, [keys.session_lease(lease.session)], args))
+        return bool(await self._scripts.run(_RENEW_LEASE, [keys.session_lease(lease.session)], args))
 
     async def release(self, lease: Lease) -> None:
         """Gives the lease back."""
-        await self._scripts.run(scripts.RENEW_LEASE, [keys.session_lease(lease.session)], [lease.value, 0])
+        await self._scripts.run(_RENEW_LEASE, [keys.session_lease(lease.session)], [lease.value, 0])
 
     async def commit(
         self,
@@ -237,7 +340,7 @@ class Sessions:
         stored = self._vault.sealed({"title": title})["title"] if title else ""
         said = [self._vault.seal(json.dumps(message), MESSAGES) for message in messages]
         version = await self._scripts.run(
-            scripts.COMMIT_SESSION,
+            _COMMIT,
             [keys.session(session.id), keys.session_lease(session.id), keys.session_messages(session.id)],
             [lease.value, session.version, len(said), *said, stored, *flat(self._vault.sealed(fields))],
         )

@@ -8,11 +8,34 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from everlong_server.errors import NotFound, TooLarge
-from everlong_server.store import keys, scripts
+from everlong_server.store import keys
 from everlong_server.store.connection import Client
 from everlong_server.store.records import belongs, is_id
-from everlong_server.store.scripts import Scripts, flat
+from everlong_server.store.scripts import STORE, Scripts, flat
 from everlong_server.store.vault import Vault
+
+# KEYS: any of ours. Returns Redis's time of day, seconds and microseconds.
+_MOMENT = "return redis.call('TIME')"
+
+# KEYS: upload, its parts. ARGV: part id, part, its bytes, most bytes of all, most parts.
+# Returns 1, 0 (the upload is not pending), -1 (there is no room for it)
+_ADD_PART = """
+if redis.call('HGET', KEYS[1], 'status') ~= 'pending' then return 0 end
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 1 end -- sent again: its answer was lost
+if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[5]) then return -1 end
+if tonumber(redis.call('HGET', KEYS[1], 'received') or 0) + tonumber(ARGV[3]) > tonumber(ARGV[4]) then return -1 end
+redis.call('HINCRBY', KEYS[1], 'received', ARGV[3])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+return 1
+"""
+
+# KEYS: upload, its parts. Returns 1, or 0: the upload is not pending.
+_CANCEL_UPLOAD = """
+if redis.call('HGET', KEYS[1], 'status') ~= 'pending' then return 0 end
+redis.call('HSET', KEYS[1], 'status', 'cancelled')
+redis.call('DEL', KEYS[2])
+return 1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +82,7 @@ class Uploads:
 
     async def moment(self) -> float:
         """Now, by Redis's clock: an upload's time is the same for all servers, and none whose clock is wrong ends it."""
-        seconds, micros = await self._scripts.run(scripts.MOMENT, [keys.UPLOADS], [])
+        seconds, micros = await self._scripts.run(_MOMENT, [keys.UPLOADS], [])
         return int(seconds) + int(micros) / 1e6
 
     async def create(self, upload: Upload) -> None:
@@ -67,7 +90,7 @@ class Uploads:
         assert self._tenant is not None, "an upload belongs to somebody"
         fields = {name: value for name, value in asdict(upload).items() if value is not None} | {"tenant": self._tenant}
         await self._scripts.run(
-            scripts.STORE,
+            STORE,
             [keys.upload(upload.id), keys.UPLOADS],
             ["", upload.id, upload.expires_at, *flat(self._vault.sealed(fields))],
         )
@@ -97,7 +120,7 @@ class Uploads:
         """Makes the part the upload's; False if that is not pending any more. Raises `TooLarge` if the upload would have more
         bytes, or parts."""
         done = await self._scripts.run(
-            scripts.ADD_PART,
+            _ADD_PART,
             [keys.upload(part.upload), keys.upload_parts(part.upload)],
             [part.id, json.dumps(asdict(part)), part.bytes, most_bytes, most_parts],
         )
@@ -110,7 +133,7 @@ class Uploads:
     async def cancel(self, upload_id: str) -> bool:
         """Cancels it; False if it is not pending any more."""
         names = [keys.upload(upload_id), keys.upload_parts(upload_id)]
-        return bool(await self._scripts.run(scripts.CANCEL_UPLOAD, names, []))
+        return bool(await self._scripts.run(_CANCEL_UPLOAD, names, []))
 
     async def ids(self) -> set[str]:
         """Every upload's id."""
