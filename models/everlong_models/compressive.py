@@ -129,14 +129,15 @@ class Compressive(InputsReader):
         groups = self._groups(seen + lengths) - self._groups(seen)
         return Squeezed(leaving, torch.stack(compressed, dim=2), groups)
 
-    def training_segment(self, tokens: Tensor, state: MemoryState) -> TrainingSegment:
+    def training_segment(self, tokens: Tensor, state: MemoryState, lengths: Tensor | None = None) -> TrainingSegment:
         """`segment` in one pass, over 1 ≤ T ≤ S tokens, and the attention-reconstruction loss of what it pushed out.
 
         A row's loss is, added over layers, the mean square over queries, heads and features; 0 while its memory fills.
         """
         self.check_segment(tokens, state)
         run = self._run(tokens, detached(state))
-        lengths = torch.full((state.rows,), tokens.shape[1], device=tokens.device)
+        if lengths is None:
+            lengths = torch.full((state.rows,), tokens.shape[1], device=tokens.device)
         squeezed = self._squeeze(run.past, run.trace, lengths)
         loss = self._reconstruction(run.trace["memory"].detach(), squeezed)
         return TrainingSegment(self._logits(run.hidden), self._push(run.past, run.trace, lengths, squeezed), loss)

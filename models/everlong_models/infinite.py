@@ -138,7 +138,7 @@ class LongTermReader(SegmentReader):
         self.check_segment(tokens, state)
         return self._logits(self._pass_from(tokens, state).hidden)
 
-    def training_segment(self, tokens: Tensor, state: MemoryState) -> TrainingSegment:
+    def training_segment(self, tokens: Tensor, state: MemoryState, lengths: Tensor | None = None) -> TrainingSegment:
         """`segment` in one pass, over 1 ≤ T ≤ S `tokens` (B, T); the auxiliary loss is L_KL of Eq. 21.
 
         The paper weighs it by λ_KL = 1e-6 for GPT-2, 1e-5 from scratch. The state carries the graph of its gates; detach
@@ -147,7 +147,9 @@ class LongTermReader(SegmentReader):
         self.check_segment(tokens, state)
         trace = self._pass_from(tokens, state)
         after = self._update(state.tensors, trace.entering, self._attention(trace, state.tensors))
-        divergence = self.memory.divergence(trace.densities, state["segments"])
+        T = tokens.shape[1]
+        counts = torch.full((state.rows,), T, device=tokens.device) if lengths is None else lengths
+        divergence = self.memory.divergence(trace.densities, state["segments"], counts)
         return TrainingSegment(self._logits(trace.hidden), after, divergence)
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:

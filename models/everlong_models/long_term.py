@@ -321,10 +321,11 @@ class LongTermMemory(nn.Module):
         layers = [sticky.histogram(p.mean.detach(), p.variance.detach(), self.config.bins) for p in densities]
         return torch.stack(layers, dim=1) * (segments > 0)[:, None, None]
 
-    def divergence(self, densities: list[Density], segments: Tensor) -> Tensor:
-        """L_KL (B,) of Eq. 21, summed over layers, heads and queries; zero for rows without memory."""
-        total = sum((divergence(p.variance, self.config.prior).sum(dim=(1, 2)) for p in densities), torch.zeros(()))
-        return total * (segments > 0)
+    def divergence(self, densities: list[Density], segments: Tensor, lengths: Tensor) -> Tensor:
+        """L_KL (B,) of Eq. 21, summed over layers, heads and the first `lengths` (B,) queries; zero for rows without memory."""
+        each = sum((divergence(p.variance, self.config.prior).sum(dim=1) for p in densities), torch.zeros(()))  # (B, T)
+        counted = torch.arange(each.shape[1], device=each.device) < lengths[:, None]
+        return (each * counted).sum(dim=1) * (segments > 0)
 
     def update(
         self, state: Mapping[str, Tensor], entering: Tensor, histogram: Tensor | None = None

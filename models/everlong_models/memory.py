@@ -70,8 +70,12 @@ class MemoryModel(Protocol):
         The logits at the last position are the prediction of the next segment's first token.
         """
 
-    def training_segment(self, tokens: Tensor, state: MemoryState) -> TrainingSegment:
-        """As `segment`, with the memory's auxiliary loss."""
+    def training_segment(self, tokens: Tensor, state: MemoryState, lengths: Tensor | None = None) -> TrainingSegment:
+        """As `segment`, with the memory's auxiliary loss.
+
+        Of 1 ≤ T < S `tokens` (B, T), of which `lengths` (B,) count in each row, default all, it gives logits and loss
+        likewise. A segment that is not full has no state after it: what stands there is not to be gone on from.
+        """
 
     @property
     def learns_everywhere(self) -> bool:
@@ -188,9 +192,10 @@ class SegmentReader(nn.Module, ABC):
         self.check_full(tokens, state)
         return self.forward(tokens, state), self._read_segment(tokens, state)
 
-    def training_segment(self, tokens: Tensor, state: MemoryState) -> TrainingSegment:
-        """`segment` and an auxiliary loss of zero; overridden by a memory that has one."""
-        logits, after = self.segment(tokens, state)
+    def training_segment(self, tokens: Tensor, state: MemoryState, lengths: Tensor | None = None) -> TrainingSegment:
+        """`segment`, or `forward`, and an auxiliary loss of zero; overridden by a memory that has one."""
+        full = tokens.shape[1] == self.segment_length
+        logits, after = self.segment(tokens, state) if full else (self.forward(tokens, state), state)
         return TrainingSegment(logits, after, logits.new_zeros(len(logits)))
 
     def check(self, tokens: Tensor, state: MemoryState) -> None:

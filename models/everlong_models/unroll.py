@@ -46,11 +46,12 @@ class Part:
 
 
 class _Batch(NamedTuple):
-    """At each position (B, T): the token, the one that follows it, and whether that is a target."""
+    """At each position (B, T): the token, the one that follows it, whether that is a target, and whether there is a token."""
 
     tokens: Tensor
     following: Tensor
     wanted: Tensor
+    inside: Tensor
 
 
 def document_loss(model: MemoryModel, tokens: Tensor, **how: Any) -> Tensor:
@@ -101,7 +102,7 @@ def unroll(
     tokens = tokens.masked_fill(~inside, 0)
     following, wanted = (F.pad(x[:, 1:], (0, 1)) for x in (tokens, wanted))  # nothing follows the last
     state = model.initial_state(rows) if state is None else state
-    batch = _Batch(tokens, following, wanted)
+    batch = _Batch(tokens, following, wanted, inside)
     return _parts(model, batch, held, state, truncate=truncate, checkpointed=checkpointed, between=between)
 
 
@@ -173,7 +174,10 @@ def _tail(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor
     """As `_full`, for segments that are not full and therefore leave the memory as it is."""
     loss, auxiliary, correct = _nothing(batch)
     if bool(batch.wanted.any()):
-        loss, correct = _score(model.forward(batch.tokens, state), batch)
+        logits, _, own = model.training_segment(batch.tokens, state, batch.inside.sum(1))
+        loss, correct = _score(logits, batch)
+        if not model.learns_everywhere:  # of what leaves a memory: here nothing does
+            auxiliary = own * batch.wanted.any(1)
     return loss, auxiliary, correct, state
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from everlong_models.armt import ARMT, ARMTConfig
 from everlong_models.errors import ConfigError, TokenError
+from everlong_models.infinite_scratch import InfiniteScratch, InfiniteScratchConfig
 from everlong_models.memory import MemoryModel, SegmentReader
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.state import MemoryState
@@ -29,6 +30,14 @@ def armt() -> ARMT:
     torch.manual_seed(1)
     torch.nn.init.normal_(model.value, std=0.3)
     return model
+
+
+@pytest.fixture
+def infinite() -> InfiniteScratch:
+    config = InfiniteScratchConfig(
+        segment_length=S, vocab_size=50, width=16, layers=2, heads=2, short_term=S, basis=8, samples=8, widths=(0.1,)
+    )
+    return InfiniteScratch(config, torch.float64)
 
 
 @pytest.fixture(params=[rmt, armt])
@@ -216,6 +225,20 @@ def test_the_loss_is_computed_in_float32_under_a_bfloat16_backbone():
         logits = model.forward(text, model.initial_state())[0, :-1]
         loss = document_loss(model, text)
     torch.testing.assert_close(loss, F.cross_entropy(logits.float(), text[0, 1:]), rtol=1e-6, atol=0)
+
+
+def test_a_part_of_a_segment_has_its_auxiliary_loss(infinite):
+    text, lengths = tokens(infinite, 2, 3 * S), torch.tensor([2 * S + 3, 3 * S - 1])
+    last = [*unroll(infinite, text, lengths=lengths)][-1]
+    state = infinite.read(text[:, : 2 * S], infinite.initial_state(2))
+    for row, length in enumerate(lengths.tolist()):
+        alone = MemoryState({name: tensor[row : row + 1] for name, tensor in state.tensors.items()})
+        own = infinite.training_segment(text[row : row + 1, 2 * S : length], alone).auxiliary
+        assert own > 0
+        torch.testing.assert_close(last.auxiliary[row : row + 1], own, **CLOSE)
+    asked = torch.arange(3 * S) < 2 * S + 4  # of the first row nothing is predicted there
+    quiet = [*unroll(infinite, text, lengths=lengths, loss_mask=asked & torch.tensor([[False], [True]]))][-1]
+    assert quiet.auxiliary.tolist() == [0, last.auxiliary[1].item()]
 
 
 def test_bad_input_is_refused_at_the_call(model):

@@ -75,6 +75,37 @@ def test_dialogue_around_a_backbone_is_trained(name: str, films: Path, start) ->
     assert any("lora" not in key for key in moved), "the memory's own weights learn, too"
 
 
+FROM_SCRATCH = [name for name in recipe_names() if name.startswith(("characters-", "language-", "sorting-"))]
+TOY = {
+    "transformer_xl": ["feed_forward=32"],
+    "lamemo": ["feed_forward=32"],
+    "compressive": ["feed_forward=32", "memory_length=16", "compressed_length=4"],
+    "infinite_scratch": ["short_term=8", "basis=8", "samples=8"],
+}
+
+
+@pytest.mark.parametrize("name", FROM_SCRATCH + SMALL)
+def test_all_that_a_recipe_has_learns(name: str, films: Path, start) -> None:
+    """Also the gate of an ∞-former, whose work only later segments see."""
+    recipe = load_recipe(name)
+    few = ["stages=[{segments: 4, steps: 4}]", "mixed=0", "rows=2", "check={samples: 2}"]
+    if name in SMALL:
+        options, of = changes(name)[len(FEW) :], {"data": films}
+        few.append("task.vocabulary=512")
+    else:
+        options, of = (
+            [f"learner.options.{o}" for o in ("segment_length=24", "width=16", *TOY[recipe.learner.memory])],
+            {},
+        )
+        few += ["task.vocabulary=512", "task.characters=50000"] if recipe.task.name == "language" else []
+    sizes = ["learner.backbone.width=16"] if recipe.learner.backbone else []
+    run = start(load_recipe(name, [*few, *options, *sizes]), **of)
+    before = {key: value.detach().clone() for key, value in run.learner.parameters.items()}
+    assert len(list(run.steps())) == 4
+    same = {key for key, value in run.learner.parameters.items() if torch.equal(value, before[key])}
+    assert not same
+
+
 def test_the_papers_models_on_dialogue_are_all_there() -> None:
     assert [name.removeprefix("dialogue-small-") for name in SMALL] == [
         "compressive",
