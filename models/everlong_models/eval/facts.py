@@ -36,7 +36,7 @@ def facts(
     """
     found: dict[int, list[float]] = {length: [] for length in lengths}
     for number, (model, tokenizer) in enumerate(models, 1):
-        task = Facts(FactsConfig(kind=kind), Setting(tokenizer, model.segment_length, Path(), 0))
+        task = Facts(FactsConfig(kind=kind, recited=float(recite)), Setting(tokenizer, model.segment_length, Path(), 0))
         groups = [list(lengths)] if kind == "memorize" else [[length] for length in lengths]
         for group in groups:
             progress(f"model {number} of {len(models)}: {', '.join(map(str, group))} segments")

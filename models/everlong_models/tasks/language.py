@@ -140,16 +140,23 @@ def measured(data: Path, texts: str) -> list[Text]:
 
 
 def _chosen(config: LanguageConfig, data: Path) -> tuple[list[Text], list[Text]]:
-    """Texts to learn from, and texts that are held out."""
+    """Texts to learn from, and texts that are held out. Raises `ConfigError` if these are all that there are."""
     folder, file = found(data, config.texts)
-    if config.held_out is None:
+    if config.held_out in (None, config.texts):
         return split(folder) if file is None else ([Text(file, last=0.9)], [Text(file, first=0.9)])
-    return split(folder)[0] if file is None else [Text(file)], measured(data, config.held_out)
+    held_out = measured(data, config.held_out)
+    aside = {piece.file.resolve() for piece in held_out}
+    kept = [Text(each) for each in (text.files(folder) if file is None else [file]) if each.resolve() not in aside]
+    if not kept:
+        raise ConfigError(
+            "task.held_out", config.held_out, f"holds all of {config.texts}: nothing is left to learn from"
+        )
+    return kept, held_out
 
 
 def split(folder: Path) -> tuple[list[Text], list[Text]]:
     """Texts to learn from, and texts that are held out. Raises `DataError` if there is none."""
-    files = [file for file in folder.rglob("*") if file.suffix in {".md", ".txt"}]
+    files = text.files(folder)
     if len(files) == 1:
         return [Text(files[0], last=0.9)], [Text(files[0], first=0.9)]
     kept, held_out = text.books(folder)

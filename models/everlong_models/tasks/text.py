@@ -46,17 +46,23 @@ def find(data: Path, name: str) -> Path:
     return target
 
 
+def files(folder: Path) -> list[Path]:
+    """The texts (`.md`, `.txt`) below `folder`."""
+    return sorted(file for file in folder.rglob("*") if file.suffix in {".md", ".txt"})
+
+
 def books(folder: Path) -> tuple[list[Path], list[Path]]:
     """The texts (`.md`, `.txt`) below `folder`: those to learn from, and those held out, chosen by their names' hash.
 
     Raises `DataError` if there are fewer than two.
     """
-    files = sorted(file for file in folder.rglob("*") if file.suffix in {".md", ".txt"})
-    if len(files) < 2:
-        raise DataError(f"{folder} holds {len(files)} texts (.md, .txt); at least 2 are needed, one to be held out")
-    chosen = {file for file in files if int(hashlib.sha256(file.name.encode()).hexdigest(), 16) % _HELD_OUT == 0}
-    chosen = chosen or {files[-1]}
-    return [file for file in files if file not in chosen], sorted(chosen)
+    every = files(folder)
+    if len(every) < 2:
+        raise DataError(f"{folder} holds {len(every)} texts (.md, .txt); at least 2 are needed, one to be held out")
+    chosen = {file for file in every if int(hashlib.sha256(file.name.encode()).hexdigest(), 16) % _HELD_OUT == 0}
+    if len(chosen) in (0, len(every)):
+        chosen = {every[-1]}
+    return [file for file in every if file not in chosen], sorted(chosen)
 
 
 def read(file: Path) -> str:

@@ -99,20 +99,20 @@ def make_learner(
     models_dir: Path,
     device: torch.device,
     seed: int,
+    started: bool = False,
     progress: Progress = lambda message: None,
 ) -> Learner:
     """What a recipe describes, with weights that follow from `seed`, unless it names one among the memory's `options`. (What
     RMT and ARMT begin with is the same for every seed: their weights are those that learn around it.)
 
-    `made_tokenizer`: of a model from scratch. Raises `ConfigError`, `BackboneError`.
+    `made_tokenizer`: of a model from scratch. `started`: its weights come from elsewhere than `recipe.start`. Raises `ConfigError`, `BackboneError`.
     """
     if recipe.adapters is not None and recipe.learn == "all":
         raise ConfigError("learner.learn", recipe.learn, "must be 'memory' with adapters: the backbone is frozen")
     if recipe.memory not in MEMORIES:
         raise ConfigError("learner.memory", recipe.memory, f"one of {', '.join(sorted(MEMORIES))}")
     kind = MEMORIES[recipe.memory]
-    drawn = "seed" in kind.config.model_fields and recipe.start is None
-    options = {**({"seed": seed} if drawn else {}), **recipe.options}
+    options = _drawn(recipe, seed, models_dir) | recipe.options
     torch.manual_seed(seed)
     backbone: Backbone | None = None
     if not kind.around:
@@ -141,9 +141,9 @@ def make_learner(
     memory = memory.to(device)
     if backbone is not None:
         backbone.model.requires_grad_(recipe.learn == "all")
-        if recipe.adapters is not None:
-            _adapt(backbone, recipe.adapters)
-    _start(recipe, memory, Tokenizer(tokenizer), models_dir)
+        _adapt(backbone, recipe.adapters)
+    if not started:
+        _start(recipe, memory, Tokenizer(tokenizer), models_dir)
     learning = {name: parameter for name, parameter in memory.named_parameters() if parameter.requires_grad}
     if not learning:
         raise ConfigError("learner.memory", recipe.memory, "has no weights of its own that could learn")
@@ -152,19 +152,29 @@ def make_learner(
     return Learner(recipe, memory, tokenizer, learning)
 
 
+def _drawn(recipe: LearnerRecipe, seed: int, models_dir: Path) -> dict[str, Any]:
+    """The seed of a memory that draws, which is that of the model that the run begins with, if there is one."""
+    if "seed" not in MEMORIES[recipe.memory].config.model_fields:
+        return {}
+    begun = {} if recipe.start is None else read_manifest(find_model(recipe.start, models_dir)).memory
+    return {"seed": begun.get("seed", seed)}
+
+
 def _start(recipe: LearnerRecipe, memory: SegmentReader, tokenizer: Tokenizer, models_dir: Path) -> None:
     """Gives `memory` the weights of the model `recipe.start`, if there is one. Raises `ConfigError` if that is not of the same learner."""
     if recipe.start is None:
         return
-    folder = find_model(recipe.start, models_dir)
+    start, folder = recipe.start, find_model(recipe.start, models_dir)
     manifest, backbone = read_manifest(folder), getattr(memory, "backbone", None)
 
     def differs(what: str, its: object, ours: object) -> ConfigError:
-        return ConfigError("learner.start", recipe.start, f"its {what} is {its}, the recipe's is {ours}")
+        return ConfigError("learner.start", start, f"its {what} is {its}, the recipe's is {ours}")
 
     own = {"name": recipe.memory, **memory.config.model_dump(mode="json")}  # type: ignore[union-attr, operator]
-    if manifest.memory != own:
-        raise differs("memory", manifest.memory, own)
+    its_own = manifest.memory
+    if other := sorted(key for key in own.keys() | its_own.keys() if own.get(key) != its_own.get(key)):
+        key = "name" if "name" in other else other[0]
+        raise differs(f"memory's {key}", its_own.get(key), own.get(key))
     if isinstance(recipe.backbone, str) and recipe.learn == "memory":
         if manifest.backbone != recipe.backbone:
             raise differs("backbone", manifest.backbone, recipe.backbone)
@@ -223,7 +233,9 @@ def _llama(sizes: ScratchBackbone, vocabulary: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def _adapt(backbone: Backbone, adapters: Adapters) -> None:
+def _adapt(backbone: Backbone, adapters: Adapters | None) -> None:
+    if adapters is None:
+        return
     try:
         from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415 - the library serves without it
     except ImportError as error:

@@ -130,8 +130,11 @@ class Recipe(_Part):
     save_minutes: float = Field(5.0, gt=0)
 
     def digest(self) -> str:
-        """SHA-256 of what a run's result follows from; two runs of one digest are the same run."""
-        content = self.model_dump_json(exclude={"description", "save_minutes"})
+        """SHA-256 of what is learnt, and by which steps; two runs of one digest are the same run, but for rounding.
+
+        What only says how a step is computed, or how the run is looked at, may change when it is resumed.
+        """
+        content = self.model_dump_json(exclude={"description", "save_minutes", "rows_at_once", "checkpointed", "check"})
         return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -167,9 +170,13 @@ def load_recipe(name: str, changes: Sequence[str] = ()) -> Recipe:
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "the recipe"
+        first = max(error.errors(), key=lambda each: len(each["loc"]))  # where there is a choice, what came furthest
+        key = ".".join(str(part) for part in first["loc"] if part not in _BRANCHES) or "the recipe"
         raise RecipeError(f"{name}: {key}={first['input']!r}: {first['msg']}") from error
+
+
+_BRANCHES = {"str", ScratchBackbone.__name__}
+"""What pydantic calls the kinds of backbones; no keys."""
 
 
 def _apply(tree: dict[str, Any], change: str) -> None:

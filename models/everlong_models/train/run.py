@@ -92,6 +92,7 @@ class Run:
             models_dir=models_dir,
             device=self.device,
             seed=recipe.seed,
+            started=resume,
             progress=progress,
         )
         self._tokenizer = self.learner.tokenizer.digest()
@@ -152,15 +153,23 @@ class Run:
         """
         self.learner.memory.train()
         saved = time.monotonic()
+        if self._due():  # a run that was ended while it scored
+            self.score()
         while not self.finished and not stop():
             yield self._step()
-            check = self.recipe.check
-            if check.every and self.position.step % check.every == 0 and not self.finished:
+            if self._due():
+                self.save()  # first: what cannot be scored is not lost
                 self.score()
+                saved = time.monotonic()
             if time.monotonic() - saved > 60 * self.recipe.save_minutes:
                 self.save()
                 saved = time.monotonic()
         self.save()
+
+    def _due(self) -> bool:
+        """Whether the recipe wants a score now."""
+        step, every = self.position.step, self.recipe.check.every
+        return bool(every and step) and step % every == 0 and not self.finished
 
     def save(self) -> None:
         """Writes a checkpoint, unless the last one is of this step."""
@@ -266,12 +275,13 @@ class Run:
         recipe, rows = self.recipe, len(batch.tokens)
         at_once = recipe.rows_at_once or rows
         loss, auxiliary, correct = (torch.zeros((), device=self.device) for _ in range(3))
-        before, self._carried = (self._carried if not batch.fresh else []), []
+        carried = MemoryState.stack(self._carried) if self._carried and not batch.fresh else None
+        self._carried = []
         random = np.random.default_rng([recipe.seed, 2, self.position.step])
-        for index, first in enumerate(range(0, rows, at_once)):
+        for first in range(0, rows, at_once):
             some = slice(first, first + at_once)
             waiting: Tensor | None = None
-            state: MemoryState | None = before[index] if before else None
+            state = carried and MemoryState({name: tensor[some] for name, tensor in carried.tensors.items()})
             try:
                 with self._precision():
                     parts = unroll(

@@ -101,6 +101,14 @@ def test_every_held_out_text_is_measured_from_its_middle(tmp_path: Path) -> None
     assert [len(content) for content in shares(pieces, 10_000)] == [250] * 3
 
 
+def test_something_is_left_to_learn_from_whatever_texts_are_called(tmp_path: Path) -> None:
+    """The names' hashes would hold out both."""
+    for name in ("part15.txt", "part22.txt"):
+        (tmp_path / name).write_text("a" * 100)
+    (kept,), (held_out,) = split(tmp_path)
+    assert (kept.file.name, held_out.file.name) == ("part15.txt", "part22.txt")
+
+
 def test_the_last_tenth_of_a_single_text_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "input.txt").write_text("a" * 9000 + "b" * 1000)
@@ -163,6 +171,14 @@ def test_one_file_is_learnt_from_and_another_one_measured(data: Path) -> None:
         )
 
     train, test = "wiki/deep/train.tokens", "wiki/deep/test.tokens"
+    (data / "own").mkdir()
+    for letter in "uvw":
+        (data / "own" / f"{letter}.txt").write_text(letter * 4000)
+    assert read(texts="own", held_out="own/v.txt") == (set("uw"), set("v"))
+    assert read(texts=train, held_out=train) == (set("x"), set("y")), "as if it were not named twice"
+    aside = split(data / "own")[1][0].file.name
+    with pytest.raises(ConfigError, match=rf"task.held_out='own': holds all of own/{aside}"):
+        read(texts=f"own/{aside}", held_out="own")
     assert read(texts=train, held_out=test) == (set("xy"), set("z"))
     assert read(texts=train) == (set("x"), set("y")), "the last tenth"
     learnt, measured = read(texts="texts", held_out=test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -151,9 +152,12 @@ def test_a_run_begins_with_the_weights_of_a_model(start, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"options": {"segment_length": 24, "memory_tokens": 3}}, "'memory_tokens': 2.*'memory_tokens': 3"),
+        ({"options": {"segment_length": 24, "memory_tokens": 3}}, "its memory's memory_tokens is 2, the recipe's is 3"),
         ({"backbone": recipe().learner.backbone.model_copy(update={"layers": 2})}, "num_hidden_layers is 1.*is 2"),
-        ({"memory": "lamemo", "options": {"width": 16, "heads": 2, "layers": 1}, "backbone": None}, "its memory is"),
+        (
+            {"memory": "lamemo", "options": {"width": 16, "heads": 2, "layers": 1}, "backbone": None},
+            "its memory's name is rmt, the recipe's is lamemo",
+        ),
         ({"start": "nowhere"}, "nowhere"),
     ],
 )
@@ -163,6 +167,34 @@ def test_a_model_of_another_kind_is_no_beginning(start, tmp_path, changes, compl
     learner = first.recipe.learner.model_copy(update={"start": str(tmp_path / "model")} | changes)
     with pytest.raises(EverlongModelError, match=complaint):
         start(recipe(learner=learner), "second")
+
+
+def test_a_memory_that_draws_goes_on_with_the_seed_that_it_began_with(start, tmp_path):
+    of = recipe(
+        learner={
+            "memory": "infinite_scratch", "learn": "all",
+            "options": {
+                "segment_length": 24, "width": 16, "layers": 1, "heads": 2, "short_term": 8, "basis": 8, "samples": 8,
+                "sticky": "independent",
+            },
+        },
+        seed=3,
+    )  # fmt: skip
+    first = start(of)
+    first.learner.save(tmp_path / "model", "")
+    learner = of.learner.model_copy(update={"start": str(tmp_path / "model")})
+    assert_same(weights(start(of.model_copy(update={"learner": learner, "seed": 5}), "second")), weights(first))
+
+
+def test_a_resumed_run_needs_the_model_that_it_began_with_no_more(start, tmp_path):
+    first = start(recipe())
+    first.learner.save(tmp_path / "model", "")
+    of = recipe(learner=first.recipe.learner.model_copy(update={"start": str(tmp_path / "model")}))
+    second = start(of, "second")
+    take(second, 1)
+    second.save()
+    shutil.rmtree(tmp_path / "model")
+    assert_same(weights(start(of, "second", resume=True)), weights(second))
 
 
 def test_a_tokenizer_of_other_data_is_no_beginning(start, tmp_path):

@@ -173,6 +173,37 @@ def test_no_room_for_the_rows_names_what_to_change(start, monkeypatch):
     monkeypatch.setattr(run.task, "evaluate", full)
     with pytest.raises(RunError, match="step 1: no room to score documents of 2 segments"):
         run.score()
+    assert start(recipe(rows_at_once=1, checkpointed=True), resume=True).position.step == 1
+
+
+def test_what_cannot_be_scored_is_not_lost(start):
+    run = start(recipe(check={"every": 2, "samples": 3}))
+    run.task.evaluate = lambda *_, **__: (_ for _ in ()).throw(RunError("killed while it scores"))
+    with pytest.raises(RunError, match="killed"):
+        take(run, 3)
+    again = start(recipe(check={"every": 2, "samples": 4}), resume=True)
+    assert again.position.step == 2
+    take(again, 1)
+    assert [(e["step"], "scores" in e) for e in again.journal.read()] == [(1, False), (2, False), (2, True), (3, False)]
+
+
+@pytest.mark.parametrize("rows", [1, 3, None])
+def test_a_task_that_goes_on_may_be_resumed_with_other_rows_at_once(start, data, rows):
+    of = {
+        "learner": {
+            "memory": "transformer_xl", "learn": "all",
+            "options": {"segment_length": 16, "width": 16, "layers": 1, "heads": 2, "memory_length": 16, "dropout": 0.0},
+        },
+        "task": {"name": "language", "texts": "books-260", "vocabulary": 300, "characters": 50_000},
+        "stages": [{"segments": 2, "steps": 4}], "mixed": 0,
+    }  # fmt: skip
+    whole, first = start(recipe(**of, rows_at_once=2), "whole"), start(recipe(**of, rows_at_once=2), "first")
+    take(whole, 3), take(first, 2)
+    first.save()
+    resumed = start(recipe(**of, rows_at_once=rows), "first", resume=True)
+    take(resumed, 1)
+    for name, parameter in weights(whole).items():
+        torch.testing.assert_close(parameter, weights(resumed)[name], rtol=1e-4, atol=2e-5)
 
 
 def test_small_figures_are_written_as_they_are(start):
