@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from everlong_models.errors import ConfigError
 from everlong_models.eval.facts import draw_facts, facts
 from everlong_models.model import DEFAULT_MODEL, PACKAGED, load_model
+from everlong_models.rmt import RMT
 from everlong_models.weights import MANIFEST
 
 CACHE = Path.home() / ".cache" / "everlong" / "models"  # converting takes half a minute, once a machine
@@ -44,3 +46,12 @@ def test_of_two_facts_the_one_that_is_asked_for_is_found_beyond_the_training(tmp
 def test_each_says_what_it_is(folder):
     assert (folder / MANIFEST).is_file()
     assert load_model(folder.name, models_dir=CACHE).description
+
+
+def test_facts_that_are_said_again_must_fit_into_a_segment(tmp_path: Path) -> None:
+    model = load_model("rmt-reasoning", models_dir=tmp_path)
+    short = RMT(model.memory.config.model_copy(update={"segment_length": 24}), model.memory.backbone)
+    asked = {"lengths": [2], "samples": 2}
+    assert facts([(short, model.tokenizer)], "reasoning", **asked)[0]["accuracy"] >= 0
+    with pytest.raises(ConfigError, match="segment_length=24: must hold the facts, the question and its answer"):
+        facts([(short, model.tokenizer)], "reasoning", **asked, recite=True)
