@@ -128,6 +128,42 @@ def test_what_is_asked_for_is_found(shelf: Shelf, question: str, words: str) -> 
     assert any(words in " ".join(passage.text.split()) for passage in found), found
 
 
+def test_the_stretch_that_has_most_is_found_whole(tmp_path: Path) -> None:
+    """Who "he" is and what he did stand in different passages, between them one that has nothing of what is asked for."""
+    shelf = Shelf(f"file://{tmp_path}")
+    filler = ["It rained on the roofs of the town that day and for as long as anybody there could tell. " * 4] * 40
+    told = list(filler)
+    told[20] = "The old fisherman lived by the river and mended his nets. " * 6
+    told[22] = "He sold the golden lantern for nine pennies, and that was all. " * 6
+    told[35] = "A lantern was mentioned here once, and pennies and a fisherman. " * 6
+    document = shelf.add("".join(told))
+    shelf.add("".join(filler[:2]) + "Nobody asked. ")
+    words = {"fisherman": 1.0, "golden": 1.0, "lantern": 1.0, "pennies": 1.0}
+
+    def found(limit: int) -> list[Passage]:
+        return asyncio.run(shelf.passages.search(tuple(shelf.documents), words, limit))
+
+    first = sorted(found(16)[:4], key=lambda passage: passage.start)
+    assert [a.end for a in first[:-1]] == [b.start for b in first[1:]], "in a row"
+    assert len({passage.score for passage in first}) == 1
+    assert {passage.document for passage in first} == {document}
+    evidence, before = choose(found(16), "", 10_000, len)
+    assert any("fisherman lived" in piece.text and "nine pennies" in piece.text for piece in evidence)
+    assert "mentioned here once" in before
+    starts = [passage.start for passage in found(16)]
+    assert len(set(starts)) == len(starts) <= 16
+    assert len(found(4)) == 4
+    assert len({passage.score for passage in found(4)}) > 1, "of four, one is no stretch"
+
+
+def test_a_stretch_is_of_one_document(tmp_path: Path) -> None:
+    shelf = Shelf(f"file://{tmp_path}")
+    ids = [shelf.add(f"Dinah is cat number {number}. ") for number in range(6)]
+    found = asyncio.run(shelf.passages.search(ids, {"dinah": 1.0}, 16))
+    assert [passage.document for passage in found] == ids
+    assert asyncio.run(shelf.passages.search(ids, {"walrus": 1.0}, 16)) == []
+
+
 @pytest.mark.parametrize(
     "question",
     [

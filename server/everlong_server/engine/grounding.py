@@ -161,7 +161,7 @@ def choose(
     """What an answer rests on, the best first, and the text that goes before the question, where the best stands last: a
     small model answers from what it has read a moment ago (docs/results.md).
 
-    `found`: passages, the best first. `seen`: text that the model has before it anyway; what stands there is not
+    `found`: passages, what is to be taken first at the beginning. `seen`: text that the model has before it anyway; what stands there is not
     repeated. `budget`: tokens that the text may take, by `count`; one that holds not even a word of the best passage
     beside the template gives no passages.
     """
@@ -169,7 +169,8 @@ def choose(
     def before(passages: Sequence[Passage]) -> str:
         return template.before([passage.text for passage in passages])
 
-    good = [p for p in found if _enough(found) and p.score >= _NEAR * found[0].score]
+    least = _NEAR * max((p.score for p in found), default=0.0)
+    good = [p for p in found if _enough(found) and p.score >= least]
     there = [p for p in good if p.text.strip() in seen]
     fresh: list[Passage] = []
     for passage in good:

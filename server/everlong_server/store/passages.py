@@ -20,11 +20,12 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from everlong_server.errors import Damaged, NotFound
@@ -54,6 +55,9 @@ _PIECE = re.compile(r"\S{1,256}|\s+")
 _K1 = 1.2
 _BESIDE = 0.4
 """The share of each neighbour's score that a passage gets."""
+_STRETCH = 4
+"""So many passages in a row, but at most a quarter of all, are found as one where they have most of what is asked for: "he" and
+"there" are of a sentence before (docs/lab-notes.md)."""
 _HEAVIEST = 6
 """So many of the query's words, the rarest, are what a passage is measured by."""
 
@@ -148,9 +152,10 @@ class Passages:
         await self._blobs.delete(_name(document_id))
 
     async def search(self, documents: Sequence[str], words: Mapping[str, float], limit: int) -> list[Passage]:
-        """At most `limit` passages of `documents` that have some of `words`, by how much these weigh; the best first.
+        """At most `limit` passages of `documents` that have some of `words`, by how much these weigh.
 
-        Equals are in the order of the text. Documents that were deleted have none. A missing index is made, a damaged one
+        First the stretch of a document that has most, all of it with the score of its best passage; then single ones, the best
+        first, equals in the order of the text. Documents that were deleted have none. A missing index is made, a damaged one
         once again.
         """
         there = []
@@ -267,7 +272,7 @@ def opened(path: Path) -> contextlib.closing[sqlite3.Connection]:
 
 
 def _rank(indexes: Sequence[Any], terms: Mapping[str, float], limit: int) -> list[tuple[float, float, int, int]]:
-    """The best passages: score, share, number of the index, number of the passage."""
+    """The best stretch's passages, then the best others: score, share, number of the index, number of the passage."""
     if not indexes:
         return []
     sizes = [index.execute("SELECT max(id) + 1 FROM passages").fetchone()[0] or 0 for index in indexes]
@@ -284,12 +289,28 @@ def _rank(indexes: Sequence[Any], terms: Mapping[str, float], limit: int) -> lis
     shares /= sum(sorted(weights)[-_HEAVIEST:]) or 1
     found = np.flatnonzero(scores)
     scores = _with_neighbours(scores, first)
-    best = found[np.argsort(-scores[found], kind="stable")[:limit]]
+    together = _stretch(scores, first, max(1, min(_STRETCH, limit // 4))) if len(found) else []
+    scores[together] = max(scores[together], default=0)
+    others = found[np.argsort(-scores[found], kind="stable")]
+    best = np.array([*together, *others[~np.isin(others, together)]][:limit], np.int64)
     which = np.searchsorted(first, best, side="right") - 1
     return [
         (round(float(scores[i]), 3), min(1.0, float(shares[i])), int(w), int(i - first[w]))
         for i, w in zip(best, which, strict=True)
     ]
+
+
+def _stretch(scores: NDArray[np.float32], first: NDArray[np.int64], length: int) -> list[int]:
+    """The `length` passages in a row, of one document, that have most: the best of them, and on from there."""
+    most, at = 0.0, range(0)
+    for start, end in pairwise(first.tolist()):
+        if size := min(length, end - start):
+            sums = sliding_window_view(scores[start:end], size).sum(axis=1)
+            if sums.max() > most:
+                most, begin = float(sums.max()), start + int(sums.argmax())
+                at = range(begin, begin + size)
+    peak = max(at, key=lambda n: scores[n])
+    return sorted(at, key=lambda n: (abs(n - peak), -scores[n]))
 
 
 def _with_neighbours(scores: NDArray[np.float32], first: NDArray[np.int64]) -> NDArray[np.float32]:
