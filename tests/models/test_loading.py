@@ -225,6 +225,14 @@ class TestGGUF:
         assert convert() != target
         assert not list(convert.models.glob(".*"))
 
+    def test_other_weights_behind_the_same_metadata_are_another_model(self, convert):
+        """Of a file that was replaced by one of the same name and size."""
+        metadata, tensors = bytes(1 << 20), bytes(1 << 20)
+        convert.file.write_bytes(metadata + tensors)
+        target = convert()
+        convert.file.write_bytes(metadata + tensors[:-1] + b"!")
+        assert convert() != target
+
     def test_a_conversion_beside_it_may_be_quicker(self, convert, monkeypatch):
         save = convert.fake.save_pretrained
         target = convert()
