@@ -184,6 +184,32 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
         runner.stop()
 
 
+@pytest.mark.parametrize("length", [1, 14, 15, 40])
+@pytest.mark.parametrize("newest", [None, 0, 5, 100])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_repetition_is_one_of_all_that_the_answer_looks_at(tiny_model, tmp_path, length, newest, alone) -> None:
+    """Also of what has gone into the memory with the prompt's full segments; and of nothing else."""
+    options = {"segment_length": 16, "sinks": 0, "window": 64}
+    model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
+    text, prompt = list(range(100, 132)), list(range(20, 20 + length))
+    state = model.memory.initial_state(1)
+    for begin in (0, 16):
+        state = model.memory.read(torch.tensor([text[begin : begin + 16]]), state)
+    events: queue.Queue = queue.Queue()
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, repetition_penalty=1.5)
+    item = Answer(state, [9, 8], prompt, params, 0, events.put, newest, alone)
+    runner = Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
+    runner.submit(item)
+    runner.start()
+    end = last(events)
+    runner.stop()
+    assert isinstance(end, Finished)
+    drawn = [*model.memory.kept(end.state), *end.open][-1]
+    seen = [] if alone else [*text[-min(newest, 32) :], 9, 8] if newest else [9, 8] if newest == 0 else [*text, 9, 8]
+    assert item.sampler is not None
+    assert set(item.sampler._seen.nonzero()[:, 0].tolist()) == {*seen, *prompt, drawn}
+
+
 @pytest.mark.parametrize("stall", [0.0, 1e9])
 def test_answers_go_on_in_the_middle_of_a_segment_that_is_read(model, monkeypatch, stall: float) -> None:
     """Between its layers, if they have waited for long enough; what is read and what is answered stays the same."""

@@ -161,6 +161,14 @@ class Runner:
                 self._scheduler.add_document(item.id, item.owner)
             else:
                 self._scheduler.add_prompt(item.id, item.owner)
+            if isinstance(item, Answer) and item.params.repetition_penalty != 1:
+                self._try(self._look_back, item)
+
+    def _look_back(self, item: Answer) -> None:
+        """Puts together the answer's context, before segments of its prompt go into the memory."""
+        kept = self._memory.kept(item.state)
+        newest = len(kept) if item.newest is None else min(item.newest, len(kept))
+        item.context = [*kept[len(kept) - newest :], *item.open[item.skipped :], *item.prompt]
 
     def _end_cancelled(self) -> None:
         """Answers of the batch that nobody wants to go on."""
@@ -283,7 +291,7 @@ class Runner:
         """Reads the last 1 … S tokens before the answer into a cache, which joins the batch."""
         item.state = item.state.to(self._device)
         item.open, item.at = item.open + item.prompt[item.at :], len(item.prompt)
-        item.sampler = Sampler(item.params, item.seed, item.open, self._memory.vocab_size, item.grammar)
+        item.sampler = Sampler(item.params, item.seed, item.context, self._memory.vocab_size, item.grammar)
         item.wording = Wording(self._model.tokenizer, item.params.stop)
         self._batch.enter(item)
         self._scheduler.opened(item.id)
