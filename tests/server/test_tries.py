@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from everlong_models import MemoryState, load_model
 from everlong_server.engine import background, reading
 from everlong_server.engine.background import Background
+from everlong_server.engine.engine import Engine
 from everlong_server.engine.reading import Reader, ReadingError
+from everlong_server.engine.whereabouts import Whereabouts
 from everlong_server.errors import KeyMissing, Unavailable
 from everlong_server.metrics import Metrics
 from everlong_server.store import keys, scripts
@@ -22,7 +27,7 @@ from everlong_server.store.connection import Client, connect
 from everlong_server.store.documents import Claim, Documents
 from everlong_server.store.jobs import Job, Jobs
 from everlong_server.store.passages import Passages
-from everlong_server.store.records import Cursor, Document, Reading, Said, new_id, now
+from everlong_server.store.records import Cursor, Document, Reading, Said, new_id, now, reading_id
 from everlong_server.store.responses import Response, Responses
 from everlong_server.tracing import Tracing
 
@@ -81,13 +86,13 @@ class Read(Reader):
         return cursor, True
 
 
-async def uploaded(redis: Client, blobs: Blobs) -> Document:
+async def uploaded(redis: Client, blobs: Blobs, model: str = MODEL) -> Document:
     """A document whose reading waits."""
     document = Document(new_id("doc"), None, len(TEXT), 0, now(), hashlib.sha256(TEXT).hexdigest())
     writer = await blobs.create(document.id)
     await writer.write(TEXT)
     await writer.commit()
-    await documents(redis, "ann").create(document, MODEL)
+    await documents(redis, "ann").create(document, model)
     return document
 
 
@@ -246,6 +251,42 @@ async def test_a_reader_that_was_fenced_off_leaves_one_entry_to_the_other(redis:
     assert [entry for entry, _ in await redis.xrange(keys.jobs(MODEL))] == [other.entry.encode()]
     assert await a.next(10) is None
     assert 'everlong_lease_losses_total{of="reading"} 1.0' in reader.metrics.render().decode()
+
+
+async def test_large_states_are_not_the_event_loops_work(
+    redis: Client, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All answers would wait while a state of many megabytes is opened, or summed up."""
+    where: list[threading.Thread] = []
+
+    def noted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            where.append(threading.current_thread())
+            return call(*args)
+
+        return wrapped
+
+    monkeypatch.setattr(reading, "decode_state", noted(reading.decode_state))
+    monkeypatch.setattr(MemoryState, "digest", noted(MemoryState.digest))
+    model = load_model(str(tiny_model), models_dir=tmp_path)
+    engine = Engine(model, max_streams=1, max_queued=1, reading_share=0.5, max_stall=0.1)
+    jobs, blobs, store = Jobs(redis, model.fingerprint, "a", 60.0), Blobs(f"file://{tmp_path}"), documents(redis)
+    await jobs.prepare(alone=False)
+    document = await uploaded(redis, blobs, model.fingerprint)
+    whereabouts = Whereabouts(blobs, store, model.tokenizer)
+    reader = Reader(engine, store, blobs, None, whereabouts, jobs, Metrics(), Tracing(), 1.0, 1.0)
+    engine.start()
+    try:
+        await reader._do(await taken(jobs))
+    finally:
+        await engine.stop()
+    read = await store.reading(reading_id(model.fingerprint, (document.id,)), with_state=True)
+    assert read is not None
+    assert read.status == "ready"
+    await reader._begin(read)
+    await reader._begin(replace(read, state=None, documents=(document.id, "doc_next")))
+    assert len(where) == 3
+    assert threading.main_thread() not in where
 
 
 # In the background

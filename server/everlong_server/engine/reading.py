@@ -188,7 +188,7 @@ class Reader:
         """Where this reading stands, or starts: behind the documents before the last, or the chat format's head."""
         model = self._engine.model
         if reading.state is not None:
-            return decode_state(reading.state, model.fingerprint), reading.cursor
+            return await asyncio.to_thread(decode_state, reading.state, model.fingerprint), reading.cursor
         if reading.parent is None:
             return model.memory.initial_state(1).to("cpu"), Cursor(open=model.chat.head, position=len(model.chat.head))
         parent = await self._documents.reading(reading.parent, with_state=True)
@@ -197,7 +197,7 @@ class Reader:
             raise ReadingError("document_failed", f"the document before it could not be read: {why}")
         before = parent.cursor
         cursor = Cursor(open=before.open + model.chat.separator, position=before.position + len(model.chat.separator))
-        return decode_state(parent.state, model.fingerprint), cursor
+        return await asyncio.to_thread(decode_state, parent.state, model.fingerprint), cursor
 
     def _made(self, index: asyncio.Task[None]) -> None:
         self._indexing.discard(index)
@@ -282,7 +282,7 @@ class Reader:
                 upcoming.cancel()
                 await asyncio.gather(upcoming, return_exceptions=True)
         cursor = replace(cursor, offset=size, skip=0, bytes=size, seconds=began + time.monotonic())
-        await checkpoints.add(state, cursor, status="ready", state_digest=state.digest())
+        await checkpoints.add(state, cursor, status="ready", state_digest=await asyncio.to_thread(state.digest))
         await checkpoints.written()
         return cursor, True
 
