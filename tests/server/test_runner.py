@@ -447,6 +447,67 @@ def test_answers_go_on_while_anothers_segment_goes_into_its_memory(model, monkey
     assert (other.open, other.text) == (expected[1].open, expected[1].text)
 
 
+@pytest.mark.parametrize("reason", ["length", "cancelled"])
+def test_answers_go_on_while_another_ends_at_a_segments_border(model, monkeypatch, reason: str) -> None:
+    """And where that segment cannot be read, it is that answer's failure."""
+    memory, S = model.memory, model.memory.segment_length
+    real_read, real_step, inside, steps_inside = memory.read, memory.step, [False], [0]
+    most = S - S // 2 - 3
+
+    def read(tokens: torch.Tensor, state: Any) -> Any:
+        inside[0] = True
+        try:
+            return real_read(tokens, state)
+        finally:
+            inside[0] = False
+
+    def no_read(tokens: torch.Tensor, state: Any) -> Any:
+        raise MemoryError("no room")
+
+    def step(*args: Any) -> Any:
+        steps_inside[0] += inside[0]
+        return real_step(*args)
+
+    def run(answers: int = 2) -> list[Finished | Failed]:
+        runner = Runner(model, max_streams=2, reading_share=0.1, max_stall=0.0)
+        events: list[queue.Queue] = [queue.Queue() for _ in range(answers)]
+        item = answer(model, events[0], most if reason == "length" else S, open=[9] * (S // 2))
+        said: list[Delta] = []
+
+        def sink(event: Delta | Finished | Failed) -> None:
+            events[0].put(event)
+            said.extend([event] if isinstance(event, Delta) else [])
+            item.cancelled = reason == "cancelled" and len(said) == most
+
+        item.sink = sink
+        runner.submit(item)
+        if answers > 1:
+            runner.submit(answer(model, events[1], S - 4))
+        runner.start()
+        try:
+            return [last(q) for q in events]
+        finally:
+            runner.stop()
+
+    expected = run()
+    first = expected[0]
+    assert isinstance(first, Finished)
+    assert (first.reason, first.tokens, first.open) == (reason, most, [])
+    (alone,) = run(1)
+    assert (alone.open, alone.text, alone.state.digest()) == (first.open, first.text, first.state.digest())
+    monkeypatch.setattr(memory, "read", read)
+    monkeypatch.setattr(memory, "step", step)
+    ends = run()
+    assert steps_inside[0] > 0
+    for end, before in zip(ends, expected, strict=True):
+        assert (end.open, end.text, end.state.digest()) == (before.open, before.text, before.state.digest())
+    monkeypatch.setattr(memory, "read", no_read)
+    failed, other = run()
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, MemoryError)
+    assert (other.open, other.text) == (expected[1].open, expected[1].text)
+
+
 async def test_who_is_turned_away_is_told_when_a_place_will_be_free(model) -> None:
     """Answers that wait for each other are not taken for answers that take long."""
     engine = Engine(model, max_streams=1, max_queued=3, reading_share=0.3, max_stall=0.1)
