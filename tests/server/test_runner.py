@@ -308,6 +308,23 @@ def test_one_document_of_a_tenant_does_not_wait_for_all_of_anothers(model) -> No
         runner.stop()
 
 
+async def test_a_look_at_one_tenants_memory_does_not_wait_for_all_of_anothers(model) -> None:
+    engine = Engine(model, max_streams=1, max_queued=1, reading_share=0.5, max_stall=0.1)
+    ended = []
+
+    async def look(number: int) -> None:
+        await engine.look(model.memory.initial_state(1), [5, 6], 0, "one" if number == 3 else "many")
+        ended.append(number)
+
+    async with asyncio.TaskGroup() as looks:
+        for number in range(4):
+            looks.create_task(look(number))
+        await asyncio.sleep(0)  # until all are handed in
+        engine.start()
+    await engine.stop()
+    assert ended == [0, 3, 1, 2]
+
+
 @pytest.mark.parametrize("rows", [2, 7, 32])
 def test_segments_that_are_read_side_by_side_give_the_states_of_those_read_alone(model, monkeypatch, rows: int) -> None:
     """Documents of 1 to 5 segments that come and go, and answers' prompts among them."""
