@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -166,7 +167,7 @@ async def test_a_blob_store_that_is_away_is_waited_for(redis: Client, tmp_path: 
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}/texts")
     blobs.set_word("word")
     await uploaded(redis, blobs)
-    job, reader = await taken(jobs), Read(redis, blobs, jobs)
+    reader = Read(redis, blobs, jobs)
     claim, claims = reader._documents.claim, []
 
     async def back(id: str, by: str) -> Claim | None:
@@ -178,9 +179,28 @@ async def test_a_blob_store_that_is_away_is_waited_for(redis: Client, tmp_path: 
     (tmp_path / "texts").rename(tmp_path / "away")
     reader._documents.claim = back  # type: ignore[method-assign]
     reader.doing = failing(OUTAGE, OSError(5, "Input/output error"), reader.doing)  # type: ignore[method-assign]
-    await reader._do(job)
+    while await jobs.length():
+        job = await taken(jobs)
+        await reader._do(job)
     assert reader.tries == [1] * (2 * OUTAGE)
     assert await redis.hget(keys.reading(job.id), "status") == b"ready"
+
+
+async def test_texts_that_cannot_be_read_do_not_stop_all_reading(redis: Client, tmp_path: Path) -> None:
+    """They kept their readers; so many of them, and nothing was read any more. They wait behind the others."""
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    broken = [await uploaded(redis, blobs) for _ in range(2)]
+    for document in broken:
+        (tmp_path / document.id).unlink()
+        (tmp_path / document.id).mkdir()
+    other = await uploaded(redis, blobs)
+    reader = Read(redis, blobs, jobs)
+    async with asyncio.timeout(30):
+        for _ in range(OUTAGE):
+            await reader._do(await taken(jobs))
+    assert reader.tries == [1] * OUTAGE
+    assert await redis.hget(keys.reading(reading_id(MODEL, (other.id,))), "status") == b"ready"
+    assert await jobs.length() == len(broken)
 
 
 async def test_a_text_that_is_gone_fails_at_once(redis: Client, tmp_path: Path) -> None:
@@ -344,12 +364,34 @@ async def test_an_answer_whose_claims_have_no_copy_is_not_given_up(redis: Client
 
 async def test_an_answer_waits_for_its_blob_store(redis: Client) -> None:
     jobs, response = await replica(redis, stream=keys.responses), await asked(redis)
-    job, work = await taken(jobs), Answered(redis, jobs)
+    work = Answered(redis, jobs)
     work.doing = failing(OUTAGE, OSError(5, "Input/output error"), work.doing)  # type: ignore[method-assign]
-    await work.once(job)
+    while await jobs.length():
+        await work.once(await taken(jobs))
     assert work.tries == [1] * (OUTAGE + 1)
     assert await redis.hget(keys.response(response.id), "status") == b"completed"
     assert await jobs.length() == 0
+
+
+async def test_an_answer_whose_text_cannot_be_read_keeps_no_place(redis: Client) -> None:
+    jobs = await replica(redis, stream=keys.responses)
+    broken, other = await asked(redis), await asked(redis)
+    work = Answered(redis, jobs)
+    answer = work.doing
+
+    async def doing(response: Response, claim: Any) -> None:
+        if response.id == broken.id:
+            raise PermissionError(13, "Permission denied")
+        await answer(response, claim)
+
+    work.doing = doing  # type: ignore[method-assign]
+    async with asyncio.timeout(30):
+        for _ in range(OUTAGE):
+            await work.once(await taken(jobs))
+    assert work.tries == [1] * OUTAGE
+    assert await redis.hget(keys.response(other.id), "status") == b"completed"
+    assert await redis.hget(keys.response(broken.id), "status") == b"queued"
+    assert await jobs.length() == 1
 
 
 async def test_what_fails_in_an_answer_is_counted(redis: Client) -> None:

@@ -125,13 +125,10 @@ class Reader:
                 # Nothing is lost: the next try starts at the last checkpoint. What has failed is not this one.
                 log.warning("redis is away, reading waits: %s", type(error).__name__)
                 await asyncio.sleep(_RETRY_SECONDS)
-            except OSError as error:
-                # The blob store is away or full: no try either, and no reason to give a document up.
-                log.warning("the blob store is away, reading %s waits %.1f s: %r", job.id, pause, error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            except Unavailable as error:  # a key that this server has not, say: another replica may have it
-                log.warning("reading %s is given back: %s", job.id, error)
+            except (OSError, Unavailable) as error:
+                # The blob store is away or full, or this one text cannot be read: no reason to give the document up, nor to
+                # let others wait behind it. Or a key is missing that another replica may have.
+                log.warning("reading %s is given back: %r", job.id, error)
                 await asyncio.sleep(_BACK_SECONDS)
                 end = partial(self._back, job, claim)
             except Exception:
