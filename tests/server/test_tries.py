@@ -203,6 +203,21 @@ async def test_texts_that_cannot_be_read_do_not_stop_all_reading(redis: Client, 
     assert await jobs.length() == len(broken)
 
 
+async def test_a_text_that_is_gone_from_a_store_that_is_going_waits(redis: Client, tmp_path: Path) -> None:
+    """Whether the text alone is missing cannot be asked any more: that is no try."""
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    document = await uploaded(redis, blobs)
+    await blobs.delete(document.id)
+    (tmp_path / Blobs.WORD).mkdir()  # what reading it raises is an `OSError`, as everywhere
+    reader = Read(redis, blobs, jobs)
+    for _ in range(OUTAGE):
+        job = await taken(jobs)
+        await reader._do(job)
+    assert reader.tries == [1] * OUTAGE
+    assert await redis.hget(keys.reading(job.id), "status") != b"failed"
+    assert await jobs.length() == 1
+
+
 async def test_a_text_that_is_gone_fails_at_once(redis: Client, tmp_path: Path) -> None:
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
     blobs.set_word("word")
