@@ -76,7 +76,7 @@ def load_backbone(
 
 def _require_room(folder: Path, device: torch.device, dtype: torch.dtype) -> None:
     """Raises `BackboneError` if the weights alone are larger than what is free: better than to be killed on the way."""
-    numbers = sum(map(_numbers_in, folder.glob("*.safetensors")))
+    numbers = sum(map(_numbers_in, _weights(folder)))
     needed = numbers * dtype.itemsize
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if needed > free:
@@ -84,6 +84,17 @@ def _require_room(folder: Path, device: torch.device, dtype: torch.dtype) -> Non
             f"the weights in {folder} take {needed / 1e9:.1f} GB ({numbers / 1e6:,.0f} million numbers of "
             f"{str(dtype).removeprefix('torch.')}); {device} has {free / 1e9:.1f} GB free"
         )
+
+
+def _weights(folder: Path) -> list[Path]:
+    """The files that transformers loads: some folders hold the same weights under other names, too."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file() or not index.is_file():
+        return [whole]
+    try:
+        return [folder / name for name in set(json.loads(index.read_text())["weight_map"].values())]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # as below
+        return []
 
 
 def _numbers_in(file: Path) -> int:
@@ -143,7 +154,10 @@ def pull(name: str, *, models_dir: Path, progress: Progress = lambda message: No
     progress(f"pulling {name} from the Hugging Face hub")
     try:
         snapshot_download(
-            name, local_dir=scratch, allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+            name,
+            local_dir=scratch,
+            allow_patterns=["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"],
+            ignore_patterns=["consolidated*", "original/*"],  # the same weights in their authors' own format
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise BackboneError(
@@ -171,9 +185,11 @@ def _packaged_gguf() -> Path:
 
 def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
     """A GGUF file as a folder in Hugging Face format, made once: reading GGUF takes ten times as long."""
-    stat = file.stat()
-    key = hashlib.sha256(f"{file.name}:{stat.st_size}:{_head(file)}".encode()).hexdigest()[:12]
-    target = models_dir / f"{file.stem}-{key}"
+    # Of the whole file: weights that were trained on differ from those before in nothing but the tensors, far behind the
+    # metadata. It takes a small part of the time in which the conversion, several times as large, is loaded.
+    with file.open("rb") as stream:
+        key = hashlib.sha256(f"{file.name}:{hashlib.file_digest(stream, 'sha256').hexdigest()}".encode()).hexdigest()
+    target = models_dir / f"{file.stem}-{key[:12]}"
     if (target / "config.json").is_file():
         return target
     progress(f"converting {file.name} to safetensors (once, about 20 s)")
@@ -221,11 +237,6 @@ def _mend_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
             [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
         )
-
-
-def _head(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.sha256(stream.read(1 << 20)).hexdigest()
 
 
 def architecture(backbone: Backbone) -> str:

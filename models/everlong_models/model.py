@@ -138,7 +138,7 @@ def load_model(
         if manifest is None or manifest.backbone is not None:
             raise ConfigError("memory", memory_name, "is no memory around a backbone: name a folder with everlong.json")
         backbone_name = None
-        progress(f"loading {folder.name} ({device})")
+        progress(f"loading {_own_name(folder)} ({device})")
         # Small models, whose accumulators are their weights: float32 everywhere.
         module, tokenizer = kind.build(config).to(device, dtype or torch.float32).eval(), load_tokenizer(folder)
         if tokenizer.vocab_size > module.vocab_size:
@@ -157,7 +157,7 @@ def load_model(
     if backbone is not None and kind.whole:
         backbone.optimize(quantize=quantize)
     return Model(
-        name=folder.name if manifest else _short(name),
+        name=_own_name(folder) if manifest else _short(name),
         memory_name=memory_name,
         backbone_name=None if backbone_name is None else _short(backbone_name),
         memory=module,
@@ -192,7 +192,13 @@ def _beside(folder: Path, name: str | None) -> str | None:
 
 
 def _short(name: str) -> str:
-    return Path(name).name if Path(name).expanduser().exists() else name
+    path = Path(name).expanduser()
+    return _own_name(path) if path.exists() else name
+
+
+def _own_name(path: Path) -> str:
+    """What a folder is called, also where it is named as `.` or `..`; a link to one has a name of its own."""
+    return path.name if path.name not in ("", "..") else path.resolve().name
 
 
 def _layout(module: SegmentReader) -> str:

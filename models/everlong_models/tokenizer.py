@@ -38,6 +38,8 @@ _PATTERN = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*")
 _LOOK_AHEAD = 8  # characters behind a cut that must be known; the longest that a pattern needs is a contraction
 _CHUNK = 1 << 16
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+_HELD = 8
+"""Tokens that are held back for a character, at most; it has up to four bytes."""
 _APART = 128
 """Tokens between two places of a stream, at least."""
 
@@ -68,6 +70,7 @@ class Tokenizer:
         byte_level = (spec.get("decoder") or {}).get("type") == "ByteLevel"
         self._bytes = {character: byte for byte, character in bytes_to_unicode().items()} if byte_level else {}
         self._added = {token["id"] for token in spec.get("added_tokens", [])}
+        self._special = {token["id"] for token in spec.get("added_tokens", []) if token["special"]}
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
         eos = tokenizer.eos_token_id
         self.eos_ids: tuple[int, ...] = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
@@ -116,6 +119,10 @@ class Tokenizer:
     def stream(self) -> TokenStream:
         """An incremental encoder."""
         return TokenStream(self)
+
+    def silent(self, token_id: int) -> bool:
+        """Whether a token is not shown: a special one, or one that only the model has, whose vocabulary may be larger."""
+        return token_id in self._special or self._text.id_to_token(token_id) is None
 
     def text_stream(self) -> TextStream:
         """An incremental decoder."""
@@ -214,29 +221,44 @@ class TextStream:
     """Decodes tokens one by one; a character that spans tokens is held back until it is whole."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._fast = tokenizer._text
         self._stream = DecodeStream(skip_special_tokens=True)
         self._held: list[int] = []
 
     def feed(self, token_id: int) -> str:
         """The text that `token_id` completes, often empty."""
+        if self._tokenizer.silent(token_id):  # the stream would keep it, and decode it again with each token to come
+            return ""
         self._held.append(token_id)
         try:
             text = self._stream.step(self._fast, token_id)
         except Exception:  # of bytes that are no character, it gives up, with an exception of no other type
-            lost = self._fast.decode(self._held[:-1], skip_special_tokens=True)
+            lost = self._tokenizer.decode(self._held[:-1])
             self._stream, self._held = DecodeStream(skip_special_tokens=True), [token_id]
-            text = str(lost) + (self._stream.step(self._fast, token_id) or "")
+            text = lost + (self._stream.step(self._fast, token_id) or "")
             if text == lost:
                 return text
         if text:
             self._held = []
+        elif len(self._held) > _HELD:
+            return self._given_up()
         return text or ""
 
     def finish(self) -> str:
         """What was held back, with U+FFFD for bytes that never became a character."""
         held, self._held = self._held, []
-        return str(self._fast.decode(held, skip_special_tokens=True))
+        return self._tokenizer.decode(held)
+
+    def _given_up(self) -> str:
+        """The text of what is held, which is more than a character, but for the last tokens, of which one may still come."""
+        decode, held = self._tokenizer.decode, self._held
+        whole, last = decode(held), len(held) - 1
+        # Where no character is torn apart; one that is not whole has begun in the last three tokens.
+        cuts = (n for n in range(last, last - 4, -1) if decode(held[:n]) + decode(held[n:]) == whole)
+        cut = next(cuts, last)
+        self._stream, self._held = DecodeStream(skip_special_tokens=True), []
+        return "".join([decode(held[:cut]), *map(self.feed, held[cut:])])
 
 
 def _settled(text: str) -> int:

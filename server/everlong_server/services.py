@@ -240,7 +240,7 @@ def _around(
     conversations = Conversations(turns, engine, sessions, documents, metrics, lease_seconds=settings.lease_seconds)
     dialogues = Dialogues(turns, engine, chats, documents)
     responding = Responding(dialogues, engine, responses, chats, unwatched, allowance)
-    memories = Memories(engine, conversations, sessions, documents, whereabouts)
+    memories = Memories(engine, conversations, sessions, documents, whereabouts, allowance)
     return passages, conversations, dialogues, responding, memories
 
 

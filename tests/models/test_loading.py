@@ -100,6 +100,25 @@ class TestNames:
         free.available += 1
         assert load(backbone(), tmp_path)[0].dtype == torch.float32
 
+    @pytest.mark.parametrize("parts", [False, True])
+    def test_weights_that_are_there_twice_are_loaded_once(self, folder, tmp_path, monkeypatch, parts):
+        """Under their authors' name, too, as Mistral's are."""
+        tensors = load_file(folder / "model.safetensors")
+        if parts:
+            (folder / "model.safetensors").unlink()
+            files = {name: f"model-{n % 2 + 1:05}-of-00002.safetensors" for n, name in enumerate(tensors)}
+            for file in set(files.values()):
+                own = {name: tensor for name, tensor in tensors.items() if files[name] == file}
+                save_file(own, folder / file, metadata={"format": "pt"})
+            (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+        save_file(tensors, folder / "consolidated.safetensors")
+        free = SimpleNamespace(available=4 * sum(tensor.numel() for tensor in tensors.values()))
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
+        assert load(folder, tmp_path)[0].dtype == torch.float32
+        free.available -= 1
+        with pytest.raises(BackboneError, match="GB free"):
+            load(folder, tmp_path)
+
     def test_the_type_is_what_was_asked_for(self, tmp_path):
         model, _ = load_backbone(str(backbone()), models_dir=tmp_path, dtype=torch.bfloat16)
         assert model.dtype == torch.bfloat16
@@ -169,6 +188,14 @@ class TestDamagedFolder:
         self.refused(folder, tmp_path)
         assert not (tmp_path / "exploded").exists()
 
+    @pytest.mark.parametrize(
+        "text", ["", "{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "gone"}}']
+    )
+    def test_an_index_of_parts(self, folder, tmp_path, text):
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_text(text)
+        self.refused(folder, tmp_path)
+
     @pytest.mark.parametrize("text", [None, "", "{}", '{"version": "1.0"'])
     def test_tokenizer(self, folder, tmp_path, text):
         (folder / "tokenizer.json").unlink()
@@ -224,6 +251,14 @@ class TestGGUF:
         convert.file.write_bytes(b"other")
         assert convert() != target
         assert not list(convert.models.glob(".*"))
+
+    def test_other_weights_behind_the_same_metadata_are_another_model(self, convert):
+        """Of a file that was replaced by one of the same name and size."""
+        metadata, tensors = bytes(1 << 20), bytes(1 << 20)
+        convert.file.write_bytes(metadata + tensors)
+        target = convert()
+        convert.file.write_bytes(metadata + tensors[:-1] + b"!")
+        assert convert() != target
 
     def test_a_conversion_beside_it_may_be_quicker(self, convert, monkeypatch):
         save = convert.fake.save_pretrained
@@ -295,6 +330,10 @@ class TestPull:
 
     def test_pulling_again_is_harmless(self, hub, tmp_path):
         assert pull("some/model", models_dir=tmp_path) == pull("some/model", models_dir=tmp_path)
+
+    def test_weights_are_fetched_once(self, hub, tmp_path):
+        pull("some/model", models_dir=tmp_path)
+        assert "consolidated*" in hub.asked["ignore_patterns"]
 
     def test_no_pickle_is_fetched(self, hub, tmp_path):
         pull("some/model", models_dir=tmp_path)

@@ -49,6 +49,17 @@ TEXT = torch.arange(48)[None]
 
 
 class TestFolder:
+    @pytest.mark.parametrize(("where", "name"), [(".", "."), ("backbone", ".."), (".", "../link")])
+    def test_a_folder_has_a_name_wherever_one_stands(self, folder, tmp_path, monkeypatch, where, name):
+        (tmp_path / "link").symlink_to(folder)
+        monkeypatch.chdir(folder / where)
+        assert load(name, tmp_path).name == ("link" if "link" in name else "mine")
+
+    def test_a_backbone_has_a_name_wherever_one_stands(self, folder, tmp_path, monkeypatch):
+        monkeypatch.chdir(folder / "backbone")
+        model = load(".", tmp_path, memory="rmt", options={"memory_tokens": 2, "segment_length": 16})
+        assert (model.name, model.backbone_name) == ("backbone", "backbone")
+
     def test_a_saved_model_gives_the_same_outputs(self, folder, tmp_path):
         model = load(folder, tmp_path)
         original = plain(tmp_path).memory

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Fast
+from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
 import everlong_models.tokenizer as module
@@ -369,6 +370,43 @@ class TestTokenizer:
         tokenizer = bpe("gpt2")
         stream = tokenizer.text_stream()
         assert "".join([*map(stream.feed, ids), stream.finish()]) == tokenizer.decode(ids)
+
+    @settings(max_examples=300, deadline=None)
+    @given(
+        st.lists(
+            st.one_of(st.integers(0, 1000), st.sampled_from([bytes([b]) for b in "🙂é漢\ufffd".encode()])), max_size=60
+        )
+    )
+    def test_decoding_any_bytes_one_by_one(self, what):
+        """Runs of bytes that are no text, and characters in them, of which no part is shown; special and unknown tokens."""
+        tokenizer = bpe("gpt2")
+        alphabet = {b: tokenizer.hf.convert_tokens_to_ids(c) for b, c in byte_characters().items()}
+        ids = [alphabet[one[0]] if isinstance(one, bytes) else one for one in what]
+        stream = tokenizer.text_stream()
+        assert "".join([*map(stream.feed, ids), stream.finish()]) == tokenizer.decode(ids)
+
+    @pytest.mark.parametrize("what", [[2], [10_000], b"\xf0", b"\xe2\x82", b"\xf0\xf0\x9f\x98", "\ufffd".encode()])
+    def test_tokens_without_text_are_not_decoded_again_and_again(self, what, monkeypatch):
+        """Special tokens under `ignore_eos`, bytes that a bias asks for: each step would take longer than the one before."""
+        tokenizer = bpe("gpt2")
+        alphabet = {b: tokenizer.hf.convert_tokens_to_ids(c) for b, c in byte_characters().items()}
+        waiting = []
+
+        class Stream:
+            def __init__(self, **options: object) -> None:
+                self.real, self.tokens = DecodeStream(**options), 0
+
+            def step(self, fast: Fast, token: int) -> str | None:
+                text = self.real.step(fast, token)
+                self.tokens = 0 if text else self.tokens + 1
+                waiting.append(self.tokens)
+                return text
+
+        monkeypatch.setattr(module, "DecodeStream", Stream)
+        ids = [alphabet[ord("a")], *([alphabet[b] for b in what] if isinstance(what, bytes) else what) * 100]
+        stream = tokenizer.text_stream()
+        assert "".join([*map(stream.feed, ids), stream.finish()]) == tokenizer.decode(ids)
+        assert max(waiting) < 10
 
     def test_a_character_is_shown_when_it_is_whole(self):
         tokenizer = bpe("gpt2")

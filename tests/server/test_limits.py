@@ -433,8 +433,11 @@ def test_one_answer_at_a_time_over_http(limited: Server) -> None:
         lines = stream.iter_lines()  # kept: to drop it is to close the connection
         assert next(lines)
         limited.error(client.post(f"/v1/sessions/{two}/messages", json={"content": "Hi"}), 429, "streams_limit")
+        limited.error(client.get(f"/v1/sessions/{two}/memory"), 429, "streams_limit")
     # It is free again once the answer has ended.
     wait_for(lambda: not limited.redis.exists(keys.streams("c")))
+    assert client.get(f"/v1/sessions/{two}/memory").status_code == 200
+    assert not limited.redis.exists(keys.streams("c"))
     assert client.post(f"/v1/sessions/{two}/messages", json={"content": "Hi", "max_tokens": 1}).status_code == 200
 
 

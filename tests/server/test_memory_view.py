@@ -124,11 +124,12 @@ def test_words_are_looked_for_while_the_look_is_admitted(monkeypatch: pytest.Mon
     phrases = [SimpleNamespace(start=n, end=n + 2) for n in (1, 21)]
     view = SimpleNamespace(layers=[SimpleNamespace(phrases=phrases)])
     memories: Any = Memories(
-        SimpleNamespace(admit=admit, model=None, look=AsyncMock(return_value=view)),  # type: ignore[arg-type]
+        SimpleNamespace(admit=admit, model=None, usual_seconds=1.0, look=AsyncMock(return_value=view)),  # type: ignore[arg-type]
         AsyncMock(),
         AsyncMock(get=AsyncMock(return_value=session)),
         SimpleNamespace(reading=reading, get=document),  # type: ignore[arg-type]
         SimpleNamespace(passages=passages),  # type: ignore[arg-type]
+        SimpleNamespace(stream=lambda usual: contextlib.nullcontext(), tenant="ann"),  # type: ignore[arg-type]
     )
     monkeypatch.setattr("everlong_server.engine.memories.load_state", lambda *_: None)
     asyncio.run(memories.look("ses_1"))

@@ -184,6 +184,32 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
         runner.stop()
 
 
+@pytest.mark.parametrize("length", [1, 14, 15, 40])
+@pytest.mark.parametrize("newest", [None, 0, 5, 100])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_repetition_is_one_of_all_that_the_answer_looks_at(tiny_model, tmp_path, length, newest, alone) -> None:
+    """Also of what has gone into the memory with the prompt's full segments; and of nothing else."""
+    options = {"segment_length": 16, "sinks": 0, "window": 64}
+    model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
+    text, prompt = list(range(100, 132)), list(range(20, 20 + length))
+    state = model.memory.initial_state(1)
+    for begin in (0, 16):
+        state = model.memory.read(torch.tensor([text[begin : begin + 16]]), state)
+    events: queue.Queue = queue.Queue()
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, repetition_penalty=1.5)
+    item = Answer(state, [9, 8], prompt, params, 0, events.put, newest, alone)
+    runner = Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
+    runner.submit(item)
+    runner.start()
+    end = last(events)
+    runner.stop()
+    assert isinstance(end, Finished)
+    drawn = [*model.memory.kept(end.state), *end.open][-1]
+    seen = [] if alone else [*text[-min(newest, 32) :], 9, 8] if newest else [9, 8] if newest == 0 else [*text, 9, 8]
+    assert item.sampler is not None
+    assert set(item.sampler._seen.nonzero()[:, 0].tolist()) == {*seen, *prompt, drawn}
+
+
 @pytest.mark.parametrize("stall", [0.0, 1e9])
 def test_answers_go_on_in_the_middle_of_a_segment_that_is_read(model, monkeypatch, stall: float) -> None:
     """Between its layers, if they have waited for long enough; what is read and what is answered stays the same."""
@@ -280,6 +306,23 @@ def test_one_document_of_a_tenant_does_not_wait_for_all_of_anothers(model) -> No
         assert [ended.get(timeout=30) for _ in range(4)] == [3, 0, 1, 2]
     finally:
         runner.stop()
+
+
+async def test_a_look_at_one_tenants_memory_does_not_wait_for_all_of_anothers(model) -> None:
+    engine = Engine(model, max_streams=1, max_queued=1, reading_share=0.5, max_stall=0.1)
+    ended = []
+
+    async def look(number: int) -> None:
+        await engine.look(model.memory.initial_state(1), [5, 6], 0, "one" if number == 3 else "many")
+        ended.append(number)
+
+    async with asyncio.TaskGroup() as looks:
+        for number in range(4):
+            looks.create_task(look(number))
+        await asyncio.sleep(0)  # until all are handed in
+        engine.start()
+    await engine.stop()
+    assert ended == [0, 3, 1, 2]
 
 
 @pytest.mark.parametrize("rows", [2, 7, 32])
@@ -408,6 +451,67 @@ def test_answers_go_on_while_anothers_segment_goes_into_its_memory(model, monkey
             runner.stop()
 
     expected = run()
+    monkeypatch.setattr(memory, "read", read)
+    monkeypatch.setattr(memory, "step", step)
+    ends = run()
+    assert steps_inside[0] > 0
+    for end, before in zip(ends, expected, strict=True):
+        assert (end.open, end.text, end.state.digest()) == (before.open, before.text, before.state.digest())
+    monkeypatch.setattr(memory, "read", no_read)
+    failed, other = run()
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, MemoryError)
+    assert (other.open, other.text) == (expected[1].open, expected[1].text)
+
+
+@pytest.mark.parametrize("reason", ["length", "cancelled"])
+def test_answers_go_on_while_another_ends_at_a_segments_border(model, monkeypatch, reason: str) -> None:
+    """And where that segment cannot be read, it is that answer's failure."""
+    memory, S = model.memory, model.memory.segment_length
+    real_read, real_step, inside, steps_inside = memory.read, memory.step, [False], [0]
+    most = S - S // 2 - 3
+
+    def read(tokens: torch.Tensor, state: Any) -> Any:
+        inside[0] = True
+        try:
+            return real_read(tokens, state)
+        finally:
+            inside[0] = False
+
+    def no_read(tokens: torch.Tensor, state: Any) -> Any:
+        raise MemoryError("no room")
+
+    def step(*args: Any) -> Any:
+        steps_inside[0] += inside[0]
+        return real_step(*args)
+
+    def run(answers: int = 2) -> list[Finished | Failed]:
+        runner = Runner(model, max_streams=2, reading_share=0.1, max_stall=0.0)
+        events: list[queue.Queue] = [queue.Queue() for _ in range(answers)]
+        item = answer(model, events[0], most if reason == "length" else S, open=[9] * (S // 2))
+        said: list[Delta] = []
+
+        def sink(event: Delta | Finished | Failed) -> None:
+            events[0].put(event)
+            said.extend([event] if isinstance(event, Delta) else [])
+            item.cancelled = reason == "cancelled" and len(said) == most
+
+        item.sink = sink
+        runner.submit(item)
+        if answers > 1:
+            runner.submit(answer(model, events[1], S - 4))
+        runner.start()
+        try:
+            return [last(q) for q in events]
+        finally:
+            runner.stop()
+
+    expected = run()
+    first = expected[0]
+    assert isinstance(first, Finished)
+    assert (first.reason, first.tokens, first.open) == (reason, most, [])
+    (alone,) = run(1)
+    assert (alone.open, alone.text, alone.state.digest()) == (first.open, first.text, first.state.digest())
     monkeypatch.setattr(memory, "read", read)
     monkeypatch.setattr(memory, "step", step)
     ends = run()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from everlong_models import MemoryState, load_model
 from everlong_server.engine import background, reading
 from everlong_server.engine.background import Background
+from everlong_server.engine.engine import Engine
 from everlong_server.engine.reading import Reader, ReadingError
+from everlong_server.engine.whereabouts import Whereabouts
 from everlong_server.errors import KeyMissing, Unavailable
 from everlong_server.metrics import Metrics
 from everlong_server.store import keys, scripts
@@ -22,7 +28,7 @@ from everlong_server.store.connection import Client, connect
 from everlong_server.store.documents import Claim, Documents
 from everlong_server.store.jobs import Job, Jobs
 from everlong_server.store.passages import Passages
-from everlong_server.store.records import Cursor, Document, Reading, Said, new_id, now
+from everlong_server.store.records import Cursor, Document, Reading, Said, new_id, now, reading_id
 from everlong_server.store.responses import Response, Responses
 from everlong_server.tracing import Tracing
 
@@ -81,13 +87,13 @@ class Read(Reader):
         return cursor, True
 
 
-async def uploaded(redis: Client, blobs: Blobs) -> Document:
+async def uploaded(redis: Client, blobs: Blobs, model: str = MODEL) -> Document:
     """A document whose reading waits."""
     document = Document(new_id("doc"), None, len(TEXT), 0, now(), hashlib.sha256(TEXT).hexdigest())
     writer = await blobs.create(document.id)
     await writer.write(TEXT)
     await writer.commit()
-    await documents(redis, "ann").create(document, MODEL)
+    await documents(redis, "ann").create(document, model)
     return document
 
 
@@ -161,7 +167,7 @@ async def test_a_blob_store_that_is_away_is_waited_for(redis: Client, tmp_path: 
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}/texts")
     blobs.set_word("word")
     await uploaded(redis, blobs)
-    job, reader = await taken(jobs), Read(redis, blobs, jobs)
+    reader = Read(redis, blobs, jobs)
     claim, claims = reader._documents.claim, []
 
     async def back(id: str, by: str) -> Claim | None:
@@ -173,9 +179,43 @@ async def test_a_blob_store_that_is_away_is_waited_for(redis: Client, tmp_path: 
     (tmp_path / "texts").rename(tmp_path / "away")
     reader._documents.claim = back  # type: ignore[method-assign]
     reader.doing = failing(OUTAGE, OSError(5, "Input/output error"), reader.doing)  # type: ignore[method-assign]
-    await reader._do(job)
+    while await jobs.length():
+        job = await taken(jobs)
+        await reader._do(job)
     assert reader.tries == [1] * (2 * OUTAGE)
     assert await redis.hget(keys.reading(job.id), "status") == b"ready"
+
+
+async def test_texts_that_cannot_be_read_do_not_stop_all_reading(redis: Client, tmp_path: Path) -> None:
+    """They kept their readers; so many of them, and nothing was read any more. They wait behind the others."""
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    broken = [await uploaded(redis, blobs) for _ in range(2)]
+    for document in broken:
+        (tmp_path / document.id).unlink()
+        (tmp_path / document.id).mkdir()
+    other = await uploaded(redis, blobs)
+    reader = Read(redis, blobs, jobs)
+    async with asyncio.timeout(30):
+        for _ in range(OUTAGE):
+            await reader._do(await taken(jobs))
+    assert reader.tries == [1] * OUTAGE
+    assert await redis.hget(keys.reading(reading_id(MODEL, (other.id,))), "status") == b"ready"
+    assert await jobs.length() == len(broken)
+
+
+async def test_a_text_that_is_gone_from_a_store_that_is_going_waits(redis: Client, tmp_path: Path) -> None:
+    """Whether the text alone is missing cannot be asked any more: that is no try."""
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    document = await uploaded(redis, blobs)
+    await blobs.delete(document.id)
+    (tmp_path / Blobs.WORD).mkdir()  # what reading it raises is an `OSError`, as everywhere
+    reader = Read(redis, blobs, jobs)
+    for _ in range(OUTAGE):
+        job = await taken(jobs)
+        await reader._do(job)
+    assert reader.tries == [1] * OUTAGE
+    assert await redis.hget(keys.reading(job.id), "status") != b"failed"
+    assert await jobs.length() == 1
 
 
 async def test_a_text_that_is_gone_fails_at_once(redis: Client, tmp_path: Path) -> None:
@@ -248,6 +288,42 @@ async def test_a_reader_that_was_fenced_off_leaves_one_entry_to_the_other(redis:
     assert 'everlong_lease_losses_total{of="reading"} 1.0' in reader.metrics.render().decode()
 
 
+async def test_large_states_are_not_the_event_loops_work(
+    redis: Client, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All answers would wait while a state of many megabytes is opened, or summed up."""
+    where: list[threading.Thread] = []
+
+    def noted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            where.append(threading.current_thread())
+            return call(*args)
+
+        return wrapped
+
+    monkeypatch.setattr(reading, "decode_state", noted(reading.decode_state))
+    monkeypatch.setattr(MemoryState, "digest", noted(MemoryState.digest))
+    model = load_model(str(tiny_model), models_dir=tmp_path)
+    engine = Engine(model, max_streams=1, max_queued=1, reading_share=0.5, max_stall=0.1)
+    jobs, blobs, store = Jobs(redis, model.fingerprint, "a", 60.0), Blobs(f"file://{tmp_path}"), documents(redis)
+    await jobs.prepare(alone=False)
+    document = await uploaded(redis, blobs, model.fingerprint)
+    whereabouts = Whereabouts(blobs, store, model.tokenizer)
+    reader = Reader(engine, store, blobs, None, whereabouts, jobs, Metrics(), Tracing(), 1.0, 1.0)
+    engine.start()
+    try:
+        await reader._do(await taken(jobs))
+    finally:
+        await engine.stop()
+    read = await store.reading(reading_id(model.fingerprint, (document.id,)), with_state=True)
+    assert read is not None
+    assert read.status == "ready"
+    await reader._begin(read)
+    await reader._begin(replace(read, state=None, documents=(document.id, "doc_next")))
+    assert len(where) == 3
+    assert threading.main_thread() not in where
+
+
 # In the background
 
 
@@ -303,12 +379,34 @@ async def test_an_answer_whose_claims_have_no_copy_is_not_given_up(redis: Client
 
 async def test_an_answer_waits_for_its_blob_store(redis: Client) -> None:
     jobs, response = await replica(redis, stream=keys.responses), await asked(redis)
-    job, work = await taken(jobs), Answered(redis, jobs)
+    work = Answered(redis, jobs)
     work.doing = failing(OUTAGE, OSError(5, "Input/output error"), work.doing)  # type: ignore[method-assign]
-    await work.once(job)
+    while await jobs.length():
+        await work.once(await taken(jobs))
     assert work.tries == [1] * (OUTAGE + 1)
     assert await redis.hget(keys.response(response.id), "status") == b"completed"
     assert await jobs.length() == 0
+
+
+async def test_an_answer_whose_text_cannot_be_read_keeps_no_place(redis: Client) -> None:
+    jobs = await replica(redis, stream=keys.responses)
+    broken, other = await asked(redis), await asked(redis)
+    work = Answered(redis, jobs)
+    answer = work.doing
+
+    async def doing(response: Response, claim: Any) -> None:
+        if response.id == broken.id:
+            raise PermissionError(13, "Permission denied")
+        await answer(response, claim)
+
+    work.doing = doing  # type: ignore[method-assign]
+    async with asyncio.timeout(30):
+        for _ in range(OUTAGE):
+            await work.once(await taken(jobs))
+    assert work.tries == [1] * OUTAGE
+    assert await redis.hget(keys.response(other.id), "status") == b"completed"
+    assert await redis.hget(keys.response(broken.id), "status") == b"queued"
+    assert await jobs.length() == 1
 
 
 async def test_what_fails_in_an_answer_is_counted(redis: Client) -> None:

@@ -90,15 +90,10 @@ class Background:
                 except Unavailable as error:  # this server ends: the job stays, for its next start or another replica
                     log.info("response %s is left: %s", job.id, error)
                     return
-                except Exception as error:
-                    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-                        # The blob store is away or full: nor is it this one.
-                        log.warning("the blob store is away, response %s waits %.1f s: %r", job.id, pause, error)
-                    else:
-                        log.exception("response %s broke off, trying again in %.1f s", job.id, pause)
-                        by = job.claimant()
+                except Exception:
+                    log.exception("response %s broke off, trying again in %.1f s", job.id, pause)
                     await asyncio.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE)
+                    pause, by = min(2 * pause, _LONGEST_PAUSE), job.claimant()
         finally:
             self._places.release()
 
@@ -110,11 +105,13 @@ class Background:
             response = await self._store.get(response_id)
             with self._tracing.span("respond", "consumer", parent=response.trace, everlong__response=response.id):
                 return await self._respond(response, claim)
-        except Unavailable as error:
-            if self._engine.draining or not self._engine.alive:
+        except (OSError, Unavailable) as error:
+            ends = isinstance(error, Unavailable) and (self._engine.draining or not self._engine.alive)
+            if ends or isinstance(error, FileNotFoundError):
                 raise
-            # A key that this server has not, say. Another replica may have it.
-            log.warning("response %s is given back: %s", response_id, error)
+            # A key that this server has not, say: another replica may have it. Or the blob store is away or full, or one of its
+            # texts cannot be read.
+            log.warning("response %s is given back: %r", response_id, error)
             return await self._wait(response_id, claim, _BACK_SECONDS)
         except _Unwanted as error:
             log.info("%s", error)

@@ -121,9 +121,9 @@ class Engine:
         `owner`: the tenant whose turns it takes."""
         return await self._done(lambda sink: Read(state, tokens, sink, owner))
 
-    async def look(self, state: MemoryState, open: list[int], read: int) -> MemoryView:
-        """What there is to say about `state`, which has read `read` tokens, and the `open` segment."""
-        return await self._done(lambda sink: Look(state, open, read, sink))
+    async def look(self, state: MemoryState, open: list[int], read: int, owner: str = "") -> MemoryView:
+        """What there is to say about `state`, which has read `read` tokens, and the `open` segment. `owner`: as of `read`."""
+        return await self._done(lambda sink: Look(state, open, read, sink, owner))
 
     async def _done(self, make: Callable[[Callable[[T | Failed], None]], Read | Look]) -> T:
         """What the work that `make` makes hands to its sink. Cancelling the task cancels the work."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -72,6 +72,8 @@ class Answer:
     # What follows is the runner's own.
     skipped: int = 0
     """Tokens of `open` that it does not look at, the first."""
+    context: list[int] = field(default_factory=list)
+    """What `repetition_penalty` looks at beside what is generated: all tokens that the answer looks at when it begins."""
     began: float | None = None
     """When the device began with it."""
     at: int = 0

@@ -15,6 +15,7 @@ from everlong_server.engine.engine import Engine
 from everlong_server.engine.turn import load_state
 from everlong_server.engine.whereabouts import Span, Whereabouts
 from everlong_server.errors import NotFound
+from everlong_server.store.allowance import Allowance
 from everlong_server.store.documents import Documents
 from everlong_server.store.passages import Passage
 from everlong_server.store.records import Session, reading_id
@@ -50,23 +51,31 @@ class Memories:
         sessions: Sessions,
         documents: Documents,
         whereabouts: Whereabouts,
+        allowance: Allowance,
     ) -> None:
         self._engine = engine
         self._conversations = conversations
         self._sessions = sessions
         self._documents = documents
         self._whereabouts = whereabouts
+        self._allowance = allowance
 
     async def look(self, session_id: str) -> SessionMemory:
         """Raises `NotFound`, and whatever a message to the session would be refused with, but for its being busy."""
         with self._engine.admit():
-            session = await self._sessions.get(session_id, with_state=True)
-            await self._conversations.require_ready(session)
-            state = await asyncio.to_thread(load_state, session, self._engine.model)
-            view = await self._engine.look(state, list(session.open), session.position - len(session.open))
-            extents = await self._extents(session)
-            spans = {(phrase.start, phrase.end) for layer in view.layers for phrase in layer.phrases}
-            return SessionMemory(session, view, extents, await self._passages(extents, spans))
+            async with self._allowance.stream(self._engine.usual_seconds):
+                return await self._look(session_id)
+
+    async def _look(self, session_id: str) -> SessionMemory:
+        session = await self._sessions.get(session_id, with_state=True)
+        await self._conversations.require_ready(session)
+        state = await asyncio.to_thread(load_state, session, self._engine.model)
+        view = await self._engine.look(
+            state, list(session.open), session.position - len(session.open), self._allowance.tenant
+        )
+        extents = await self._extents(session)
+        spans = {(phrase.start, phrase.end) for layer in view.layers for phrase in layer.phrases}
+        return SessionMemory(session, view, extents, await self._passages(extents, spans))
 
     async def _extents(self, session: Session) -> list[Extent]:
         """Where the session's documents are; of one that was deleted nobody knows."""

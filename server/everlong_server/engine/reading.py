@@ -125,13 +125,10 @@ class Reader:
                 # Nothing is lost: the next try starts at the last checkpoint. What has failed is not this one.
                 log.warning("redis is away, reading waits: %s", type(error).__name__)
                 await asyncio.sleep(_RETRY_SECONDS)
-            except OSError as error:
-                # The blob store is away or full: no try either, and no reason to give a document up.
-                log.warning("the blob store is away, reading %s waits %.1f s: %r", job.id, pause, error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-            except Unavailable as error:  # a key that this server has not, say: another replica may have it
-                log.warning("reading %s is given back: %s", job.id, error)
+            except (OSError, Unavailable) as error:
+                # The blob store is away or full, or this one text cannot be read: no reason to give the document up, nor to
+                # let others wait behind it. Or a key is missing that another replica may have.
+                log.warning("reading %s is given back: %r", job.id, error)
                 await asyncio.sleep(_BACK_SECONDS)
                 end = partial(self._back, job, claim)
             except Exception:
@@ -188,7 +185,7 @@ class Reader:
         """Where this reading stands, or starts: behind the documents before the last, or the chat format's head."""
         model = self._engine.model
         if reading.state is not None:
-            return decode_state(reading.state, model.fingerprint), reading.cursor
+            return await asyncio.to_thread(decode_state, reading.state, model.fingerprint), reading.cursor
         if reading.parent is None:
             return model.memory.initial_state(1).to("cpu"), Cursor(open=model.chat.head, position=len(model.chat.head))
         parent = await self._documents.reading(reading.parent, with_state=True)
@@ -197,7 +194,7 @@ class Reader:
             raise ReadingError("document_failed", f"the document before it could not be read: {why}")
         before = parent.cursor
         cursor = Cursor(open=before.open + model.chat.separator, position=before.position + len(model.chat.separator))
-        return decode_state(parent.state, model.fingerprint), cursor
+        return await asyncio.to_thread(decode_state, parent.state, model.fingerprint), cursor
 
     def _made(self, index: asyncio.Task[None]) -> None:
         self._indexing.discard(index)
@@ -282,7 +279,7 @@ class Reader:
                 upcoming.cancel()
                 await asyncio.gather(upcoming, return_exceptions=True)
         cursor = replace(cursor, offset=size, skip=0, bytes=size, seconds=began + time.monotonic())
-        await checkpoints.add(state, cursor, status="ready", state_digest=state.digest())
+        await checkpoints.add(state, cursor, status="ready", state_digest=await asyncio.to_thread(state.digest))
         await checkpoints.written()
         return cursor, True
 

@@ -61,8 +61,8 @@ class Runner:
         self._batch = Batch(
             model.memory, self._device, StepGraphs(model.memory.step, CUDAGraphs(self._device)) if recorded else None
         )
-        self._full: deque[tuple[Answer, int]] = deque()
-        """Answers whose segment is full, out of the batch, and the token that begins their next one."""
+        self._full: deque[tuple[Answer, Callable[[Answer], None]]] = deque()
+        """Answers whose segment is full, out of the batch, and what is done with them: they go on, or end."""
         self._last_id = 0
         self._stepped = 0.0
         """When the answers were stepped last."""
@@ -126,7 +126,7 @@ class Runner:
                 while not self._stopping.is_set():
                     self._receive()
                     self._drop_cancelled()
-                    work = self._scheduler.next()
+                    work = self._scheduler.next() or (Work("step") if self._full else None)
                     if work is not None:
                         start, self._between = time.perf_counter(), 0.0
                         self._do(work)
@@ -161,6 +161,14 @@ class Runner:
                 self._scheduler.add_document(item.id, item.owner)
             else:
                 self._scheduler.add_prompt(item.id, item.owner)
+            if isinstance(item, Answer) and item.params.repetition_penalty != 1:
+                self._try(self._look_back, item)
+
+    def _look_back(self, item: Answer) -> None:
+        """Puts together the answer's context, before segments of its prompt go into the memory."""
+        kept = self._memory.kept(item.state)
+        newest = len(kept) if item.newest is None else min(item.newest, len(kept))
+        item.context = [*kept[len(kept) - newest :], *item.open[item.skipped :], *item.prompt]
 
     def _end_cancelled(self) -> None:
         """Answers of the batch that nobody wants to go on."""
@@ -169,7 +177,8 @@ class Runner:
 
     def _drop_cancelled(self) -> None:
         self._end_cancelled()
-        for item in [item for item in self._work.values() if item.cancelled]:
+        ending = {item for item, _ in self._full}
+        for item in [item for item in self._work.values() if item.cancelled and item not in ending]:
             if isinstance(item, Answer) and item.sampler is None:
                 # Its prompt was not read: nothing has happened to the session.
                 self._fail(item, InterruptedError("cancelled before it began"))
@@ -190,8 +199,8 @@ class Runner:
                 for item in items:
                     self._try(self._open, item)
             while self._full:
-                item, token = self._full.popleft()
-                self._try(partial(self._begin_segment, token=token), item)
+                item, go_on = self._full.popleft()
+                self._try(go_on, item)
 
     def _try(self, do: Callable[[Any], None], item: Item) -> None:
         try:
@@ -234,8 +243,12 @@ class Runner:
             item.sink(Failed(error))
 
     def _forget(self, item: Item) -> None:
-        self._scheduler.remove(item.id)
+        self._take_out(item)
         self._work.pop(item.id, None)
+
+    def _take_out(self, item: Item) -> None:
+        """Out of its queue, or the batch."""
+        self._scheduler.remove(item.id)
         if isinstance(item, Answer) and item in self._batch.rows:
             self._batch.leave(item)
 
@@ -283,7 +296,7 @@ class Runner:
         """Reads the last 1 … S tokens before the answer into a cache, which joins the batch."""
         item.state = item.state.to(self._device)
         item.open, item.at = item.open + item.prompt[item.at :], len(item.prompt)
-        item.sampler = Sampler(item.params, item.seed, item.open, self._memory.vocab_size, item.grammar)
+        item.sampler = Sampler(item.params, item.seed, item.context, self._memory.vocab_size, item.grammar)
         item.wording = Wording(self._model.tokenizer, item.params.stop)
         self._batch.enter(item)
         self._scheduler.opened(item.id)
@@ -322,12 +335,14 @@ class Runner:
                 self._fail(item, error)
         S = self._memory.segment_length
         for item in [item for item in self._batch.rows if len(item.open) == S]:
-            # It goes into the memory, which takes long: the others are stepped in the middle of that.
-            self._batch.leave(item)
-            self._scheduler.remove(item.id)
-            self._full.append((item, drawn.pop(item.id)))
+            self._set_aside(item, partial(self._begin_segment, token=drawn.pop(item.id)))
         self._on_step(len(drawn) / self.max_streams)
         self._batch.step(drawn)
+
+    def _set_aside(self, item: Answer, go_on: Callable[[Answer], None]) -> None:
+        """Its segment goes into the memory, which takes long: the others are stepped in the middle of that."""
+        self._take_out(item)
+        self._full.append((item, go_on))
 
     def _chosen(self) -> list[tuple[Answer, int]]:
         """The next token of every answer."""
@@ -384,13 +399,19 @@ class Runner:
         assert item.wording is not None
         if reason != "cancelled" and (rest := item.wording.end()):
             item.sink(Delta(rest, []))
-        S = self._memory.segment_length
-        if len(item.open) == S:
-            item.state = self._remembered(item)
-            item.open = []
-        if last is not None:
-            item.open = [*item.open, last]
-            if len(item.open) == S:
+        end = partial(self._end, reason=reason, last=last)
+        if len(item.open) + (last is not None) >= self._memory.segment_length:
+            self._set_aside(item, end)
+        else:
+            end(item)
+
+    def _end(self, item: Answer, reason: str, last: int | None) -> None:
+        """Hands out what the answer leaves."""
+        assert item.wording is not None
+        for token in (None, last):
+            if token is not None:
+                item.open = [*item.open, token]
+            if len(item.open) == self._memory.segment_length:
                 item.state = self._remembered(item)
                 item.open = []
         finished = Finished(
