@@ -161,7 +161,7 @@ async def test_copies_of_what_another_server_has_deleted_go(url: str, tmp_path: 
         with other.local(name) as path:
             assert path.read_text() == "swordfish"
 
-    async def known() -> set[str]:
+    async def known(_: set[str]) -> set[str]:
         return {"doc_" + "b" * 32}
 
     await one.delete(names[0])

@@ -239,7 +239,7 @@ async def test_a_sweep_takes_only_our_own_leavings(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     (tmp_path / "folder").mkdir()
 
-    async def known() -> set[str]:
+    async def known(_: set[str]) -> set[str]:
         return {keep}
 
     assert await blobs.sweep(known, untouched=3600) == [], "somebody may be at it"
@@ -300,7 +300,7 @@ async def test_a_reader_outlives_a_redis_that_is_away_once_more() -> None:
 
 
 def set_of(*names: str) -> Any:
-    async def known() -> set[str]:
+    async def known(_: set[str]) -> set[str]:
         return set(names)
 
     return known
@@ -314,7 +314,7 @@ async def test_a_sweep_goes_by_the_clock_of_the_files(tmp_path: Path, monkeypatc
         def now(cls, tz: tzinfo | None = None) -> datetime:
             return datetime.now(tz) + timedelta(hours=2)
 
-    async def known() -> set[str]:
+    async def known(_: set[str]) -> set[str]:
         return set()
 
     monkeypatch.setattr(blobs_module, "datetime", Ahead)

@@ -6,14 +6,24 @@ import contextlib
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import redis
+from redis.asyncio.connection import AbstractConnection
 
 from everlong_server.bench.ports import free_port
+from everlong_server.store import keys
+from everlong_server.store.allowance import Allowance, Limits, Slots
+from everlong_server.store.blobs import Blobs
+from everlong_server.store.connection import connect, every
+from everlong_server.store.documents import Documents
 from everlong_server.store.embedded import redis_server
+from everlong_server.store.pairing import known, paired
+from everlong_server.store.records import DEFAULT_TENANT, Document, new_id, now
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY
 
@@ -157,3 +167,74 @@ def redis_of(server) -> bool:
         return bool(server.redis.ping())
     except redis.exceptions.RedisError:
         return False
+
+
+class Restarting:
+    """Kills Redis and starts it again before something is sent to it for the `before`th time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, redis: OwnRedis) -> None:
+        self.before = 0
+        send: Any = AbstractConnection.send_packed_command
+
+        async def sent(*args: Any, **kwargs: Any) -> None:
+            self.before -= 1
+            if self.before == 0:
+                redis.kill()
+                redis.start()
+            await send(*args, **kwargs)
+
+        monkeypatch.setattr(AbstractConnection, "send_packed_command", sent)
+
+
+@pytest.fixture
+def restarting(monkeypatch: pytest.MonkeyPatch, own_redis: OwnRedis) -> Restarting:
+    """Redis has thousands of keys, so that a SCAN takes several calls."""
+    with redis.Redis(port=own_redis.port).pipeline(transaction=False) as pipe:
+        for _ in range(5_000):
+            pipe.hset(keys.session(new_id("ses")), "tenant", "default")
+        pipe.execute()
+    return Restarting(monkeypatch, own_redis)
+
+
+async def test_a_redis_that_starts_again_during_a_sweep_costs_no_text(
+    restarting: Restarting, own_redis: OwnRedis, tmp_path: Path
+) -> None:
+    client, blobs = connect(own_redis.url), Blobs(f"file://{tmp_path}/blobs")
+    assert await paired(client, blobs)
+    everybodys = Documents(client, None, Allowance(client, DEFAULT_TENANT, Limits(), Slots(client, "r")))
+    for number in range(8):
+        document = Document(new_id("doc"), None, 5, 0, now())
+        writer = await blobs.create(document.id)
+        await writer.write(b"hello")
+        await writer.commit()
+        assert await everybodys.of(f"tenant{number}").create(document, "model")
+    lost = await blobs.create(new_id("doc"))
+    await lost.write(b"nobody's")
+    await lost.commit()
+    there = set(blobs.names())
+    for before in range(1, 9):
+        restarting.before = before
+        there -= set(await blobs.sweep(partial(known, client)))
+        assert len(there) == 8
+    assert set(blobs.names()) == there
+    await client.aclose()
+
+
+async def test_a_redis_that_has_lost_its_data_meanwhile_knows_of_nothing(redis_url: str, tmp_path: Path) -> None:
+    client, blobs = connect(redis_url), Blobs(f"file://{tmp_path}/blobs")
+    await client.flushall()
+    assert await paired(client, blobs)
+    (tmp_path / "blobs" / new_id("doc")).write_text("hello")
+    await client.flushall()
+    with pytest.raises(redis.exceptions.ConnectionError, match="lost"):
+        await blobs.sweep(partial(known, client))
+    assert len(blobs.names()) == 1
+    await client.aclose()
+
+
+async def test_every_key_is_found_though_redis_starts_again(restarting: Restarting, own_redis: OwnRedis) -> None:
+    client = connect(own_redis.url)
+    for before in (2, 4, 6):
+        restarting.before = before
+        assert len(await every(client, keys.session("*"))) == 5_000
+    await client.aclose()

@@ -181,17 +181,19 @@ class Blobs:
             await asyncio.to_thread(self._fs.rm_file, self._path(name))
         await asyncio.to_thread(self.forget, name)  # no other is made any more
 
-    async def sweep(self, keep: Callable[[], Awaitable[set[str]]], untouched: float = 0.0) -> list[str]:
-        """Removes what was never completed, and what belongs to no document or upload in `keep`; nothing but our own.
-        Their names. Also our local copies of what is gone.
+    async def sweep(self, keep: Callable[[set[str]], Awaitable[set[str]]], untouched: float = 0.0) -> list[str]:
+        """Removes what was never completed, and what belongs to no document or upload; nothing but our own. Their names.
+        Also our local copies of what is gone.
 
-        `untouched`: only what has not been written for so many seconds, where others may be uploading. A file is listed
-        before `keep` is asked, so that what becomes a document meanwhile is in it.
+        `keep`: which of these ids are a document's or an upload's. `untouched`: only what has not been written for so many
+        seconds, where others may be uploading. A file is listed before `keep` is asked, so that what becomes a document
+        meanwhile is kept.
         """
         latest = await asyncio.to_thread(self._moment)
         old = await asyncio.to_thread(self._ours, latest - timedelta(seconds=untouched))
         copies = [] if self._copies is None else self._copies.names()
-        kept = await keep() if old or copies else set()
+        ids = {match[1] for match in old} | {_what(name) for name in copies}
+        kept = await keep(ids) if ids else set()
         lost = [match[0] for match in old if match[0].startswith(".") or match[1] not in kept]
         for name in lost:
             await self.delete(name)

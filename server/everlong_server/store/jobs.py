@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from redis.exceptions import ResponseError
 
 from everlong_server.store import keys
-from everlong_server.store.connection import Client
+from everlong_server.store.connection import Client, every
 from everlong_server.store.scripts import Scripts
 
 _MOST_LOOKED_AT = 10_000
@@ -142,7 +142,7 @@ class Jobs:
             if "BUSYGROUP" not in str(error):  # it exists
                 raise
         if alone:
-            async for key in self._redis.scan_iter(f"{keys.REPLICA}*"):
+            for key in await every(self._redis, f"{keys.REPLICA}*"):
                 await self._redis.delete(key)
         await self.beat()
         await self._scripts.run(_FORGET_TAKERS, [self._stream], [keys.READERS, keys.REPLICA])
@@ -153,7 +153,7 @@ class Jobs:
 
     async def served(self, model: str) -> bool:
         """Whether a living replica serves that model."""
-        async for key in self._redis.scan_iter(f"{keys.REPLICA}*"):
+        for key in await every(self._redis, f"{keys.REPLICA}*"):
             if await self._redis.get(key) == model.encode():
                 return True
         return False

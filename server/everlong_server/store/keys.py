@@ -85,12 +85,12 @@ REPLICA = "{everlong}:replica:"
 
 
 def documents(tenant: str) -> str:
-    """The index of a tenant's documents; `*` is a pattern for all."""
+    """The index of a tenant's documents."""
     return f"{{everlong}}:documents:{tenant}"
 
 
 def sessions(tenant: str) -> str:
-    """The index of a tenant's sessions; `*` is a pattern for all."""
+    """The index of a tenant's sessions."""
     return f"{{everlong}}:sessions:{tenant}"
 
 
@@ -187,6 +187,11 @@ def attempt(tenant: str, digest: str) -> str:
 def upload(upload_id: str) -> str:
     """An upload's hash."""
     return f"{{everlong}}:upload:{upload_id}"
+
+
+def owner(id: str) -> str:
+    """The hash of the document or upload that a blob is of, by the id that its name begins with."""
+    return upload(id) if id.startswith("upload_") else document(id)
 
 
 def upload_parts(upload_id: str) -> str:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Collection
+
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from everlong_server.store import keys
 from everlong_server.store.blobs import Blobs
@@ -35,3 +38,19 @@ async def paired(redis: Client, blobs: Blobs) -> bool:
         "if the texts may go, delete %s", blobs.url, blobs.WORD,
     )  # fmt: skip
     return False
+
+
+async def known(redis: Client, ids: Collection[str]) -> set[str]:
+    """Those of `ids` that Redis has a document or an upload of. Raises `RedisError`, also if it has lost its data since they
+    were paired.
+
+    Each is asked for: a search could leave some out, and their texts would go.
+    """
+    async with redis.pipeline(transaction=False) as pipe:
+        for id in ids:
+            pipe.exists(keys.owner(id))
+        pipe.exists(keys.STORE)  # behind them, and of the same process
+        *there, word = await pipe.execute()
+    if not word:
+        raise RedisConnectionError("Redis has lost its data")
+    return {id for id, found in zip(ids, there, strict=True) if found}

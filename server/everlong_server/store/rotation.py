@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from everlong_server.store import keys
 from everlong_server.store.blobs import Blobs
-from everlong_server.store.connection import Client
+from everlong_server.store.connection import Client, every
 from everlong_server.store.scripts import Scripts
 from everlong_server.store.vault import FIELDS, MESSAGES, Vault
 
@@ -37,7 +37,7 @@ class Rotated:
 
 async def anything(redis: Client) -> bool:
     """Whether anything is stored that a vault would have sealed."""
-    async for key in redis.scan_iter(f"{keys.PREFIX}*", count=1000):
+    for key in await every(redis, f"{keys.PREFIX}*"):
         kind = await redis.type(key)
         if kind == b"list" or (kind == b"hash" and any(await redis.hmget(key, *FIELDS))):
             return True
@@ -63,7 +63,7 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> Rotated:
         # One that was changed meanwhile was sealed by who changed it.
         done.values += await scripts.run(_EXCHANGE, [key.decode()], [place, value, vault.seal(plain, what)])
 
-    async for key in redis.scan_iter(f"{keys.PREFIX}*", count=1000):
+    for key in await every(redis, f"{keys.PREFIX}*"):
         kind = await redis.type(key)
         if kind == b"hash":
             for field in FIELDS:
@@ -74,7 +74,7 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> Rotated:
                 if (value := await redis.lindex(key, index)) is not None:
                     await exchange(key, index, value, MESSAGES)
     for name in await asyncio.to_thread(blobs.names):
-        there = await redis.exists(owner := _owner(name))
+        there = await redis.exists(owner := keys.owner(name.split(".", 1)[0]))
         try:
             done.blobs += await asyncio.to_thread(blobs.reseal, name)
         except FileNotFoundError:  # deleted since it was listed
@@ -83,8 +83,3 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> Rotated:
             await blobs.delete(name)
     await redis.set(keys.VAULT, vault.mark())
     return done
-
-
-def _owner(name: str) -> str:
-    id = name.split(".", 1)[0]
-    return keys.upload(id) if id.startswith("upload_") else keys.document(id)
