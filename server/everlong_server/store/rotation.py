@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from everlong_server.store import keys
@@ -37,7 +38,7 @@ class Rotated:
 
 async def anything(redis: Client) -> bool:
     """Whether anything is stored that a vault would have sealed."""
-    for key in await every(redis, f"{keys.PREFIX}*"):
+    for key in filter(keys.sealed, await every(redis, f"{keys.PREFIX}*")):
         kind = await redis.type(key)
         if kind == b"list" or (kind == b"hash" and any(await redis.hmget(key, *FIELDS))):
             return True
@@ -56,23 +57,31 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> Rotated:
     done = Rotated()
     scripts = Scripts(redis)
 
-    async def exchange(key: bytes, place: str | int, value: bytes, what: str) -> None:
+    async def exchange(key: bytes, place: str | int, value: bytes, what: str) -> bool:
+        """Whether there was anything to do."""
         if vault.seals_with(value) == vault.first:
-            return
+            return False
         plain = value if vault.seals_with(value) is None else vault.unseal(value, what)
         # One that was changed meanwhile was sealed by who changed it.
         done.values += await scripts.run(_EXCHANGE, [key.decode()], [place, value, vault.seal(plain, what)])
+        return True
 
-    for key in await every(redis, f"{keys.PREFIX}*"):
-        kind = await redis.type(key)
-        if kind == b"hash":
-            for field in FIELDS:
-                if (value := await redis.hget(key, field)) is not None:
-                    await exchange(key, field, value, field)
-        elif kind == b"list":
-            for index in range(await redis.llen(key)):
-                if (value := await redis.lindex(key, index)) is not None:
-                    await exchange(key, index, value, MESSAGES)
+    async def values() -> AsyncIterator[tuple[bytes, str | int, bytes, str]]:
+        """Key, place in it, value, and what it is sealed as."""
+        for key in filter(keys.sealed, await every(redis, f"{keys.PREFIX}*")):
+            kind = await redis.type(key)
+            if kind == b"hash":
+                for field in FIELDS:
+                    if (value := await redis.hget(key, field)) is not None:
+                        yield key, field, value, field
+            elif kind == b"list":
+                for index in range(await redis.llen(key)):
+                    if (value := await redis.lindex(key, index)) is not None:
+                        yield key, index, value, MESSAGES
+
+    # A server copies values as they are sealed (a fork, say), also to where was just looked: once more, until all is done.
+    while any([await exchange(*value) async for value in values()]):
+        pass
     for name in await asyncio.to_thread(blobs.names):
         there = await redis.exists(owner := keys.owner(name.split(".", 1)[0]))
         try:
