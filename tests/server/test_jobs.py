@@ -281,6 +281,35 @@ async def test_a_redis_and_a_blob_store_know_each_other(
     await redis.aclose()
 
 
+async def test_an_empty_folder_in_place_of_the_blob_store_is_none(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A volume that is not mounted. Its texts are only away as long as no word says that this is the store."""
+    redis, blobs = connect(url), Blobs(f"file://{tmp_path}/blobs")
+    await redis.flushall()
+    assert await paired(redis, blobs)
+    await write(blobs, id := new_id("doc"), b"text")
+    await redis.zadd(keys.documents("ann"), {id: 1})
+    (tmp_path / "blobs").rename(tmp_path / "volume")
+    (tmp_path / "blobs").mkdir()
+    for _ in range(2):
+        assert not await paired(redis, blobs)
+        assert blobs.word() is None
+    assert "is it mounted?" in caplog.text
+    (tmp_path / "blobs").rmdir()
+    (tmp_path / "volume").rename(tmp_path / "blobs")
+    assert await paired(redis, blobs)
+    # Whoever deletes the word of a store that holds texts means it, whatever Redis knows.
+    await redis.set(keys.STORE, "another")
+    assert not await paired(redis, blobs)
+    (tmp_path / "blobs" / Blobs.WORD).unlink()
+    assert await paired(redis, blobs)
+    # And nobody waits for texts of which there are none.
+    await redis.delete(keys.documents("ann"))
+    assert await paired(redis, Blobs(f"file://{tmp_path}/new"))
+    await redis.aclose()
+
+
 async def test_a_reader_outlives_a_redis_that_is_away_once_more() -> None:
     """After losing its data it may be away again at the very next call."""
     heard: list[str] = []

@@ -14,16 +14,26 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from everlong_server.store import keys
 from everlong_server.store.blobs import Blobs
-from everlong_server.store.connection import Client
+from everlong_server.store.connection import Client, every
 
 log = logging.getLogger(__name__)
 
 
 async def paired(redis: Client, blobs: Blobs) -> bool:
-    """Whether they are, from now on if the blob store never met a Redis; says so if not. Raises `RedisError`."""
+    """Whether they are, from now on if the blob store never met a Redis; says so if not. Raises `RedisError`.
+
+    An empty folder in whose place a volume belongs is no blob store: it gets no word, so that readings wait for their texts.
+    """
     try:
         written = await asyncio.to_thread(blobs.word)
         if written is None:
+            met = await redis.exists(keys.STORE) and not await asyncio.to_thread(blobs.names)
+            if met and await every(redis, keys.documents("*")):
+                log.error(
+                    "the blob store %s is empty, and there are documents: is it mounted? Documents that are to be read wait for "
+                    "it. If their texts are gone for good, delete them", blobs.url,
+                )  # fmt: skip
+                return False
             await redis.set(keys.STORE, uuid.uuid4().hex, nx=True)
             known = await redis.get(keys.STORE)
             await asyncio.to_thread(blobs.set_word, known.decode())
