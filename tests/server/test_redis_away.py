@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ import redis
 from redis.asyncio.connection import AbstractConnection
 
 from everlong_server.bench.ports import free_port
+from everlong_server.errors import RateLimited
 from everlong_server.store import keys
 from everlong_server.store.allowance import Allowance, Limits, Slots
 from everlong_server.store.blobs import Blobs
 from everlong_server.store.connection import connect, every
 from everlong_server.store.documents import Documents
 from everlong_server.store.embedded import redis_server
+from everlong_server.store.jobs import Jobs
 from everlong_server.store.pairing import known, paired
 from everlong_server.store.records import DEFAULT_TENANT, Document, new_id, now
 from tests.process import Server, wait_for
@@ -238,3 +240,32 @@ async def test_every_key_is_found_though_redis_starts_again(restarting: Restarti
         restarting.before = before
         assert len(await every(client, keys.session("*"))) == 5_000
     await client.aclose()
+
+
+@pytest.fixture
+async def full(own_redis: OwnRedis) -> AsyncIterator[tuple[Any, Callable[[int], Awaitable[Any]]]]:
+    """A client, and how to set Redis's most bytes: 1 is full, 0 is not."""
+    client = connect(own_redis.url)
+    await client.config_set("maxmemory-policy", "noeviction")
+    yield client, partial(client.config_set, "maxmemory")
+    await client.aclose()
+
+
+async def test_a_redis_that_is_full_counts_requests_and_knows_who_lives(full: Any) -> None:
+    """Else nothing could be deleted, and all replicas were dead."""
+    client, limit = full
+    jobs = Jobs(client, "model", "r1", 60.0)
+    await jobs.beat()
+    await limit(1)
+    allowance = Allowance(client, "ann", Limits(requests=3), Slots(client, "r1"))
+    left = [(await allowance.request())["x-ratelimit-remaining-requests"] for _ in range(3)]
+    assert left == ["2", "1", "0"]
+    with pytest.raises(RateLimited):
+        await allowance.request()
+    await client.pexpire(keys.replica("r1"), 1_000)
+    await jobs.beat()
+    assert await client.pttl(keys.replica("r1")) > 1_000
+    await limit(0)
+    await client.delete(keys.replica("r1"))
+    await jobs.beat()
+    assert await client.get(keys.replica("r1")) == b"model"

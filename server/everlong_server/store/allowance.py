@@ -40,6 +40,7 @@ local now, each = time[1] * 1000 + time[2] / 1000, 60000 / limit
 local full = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now)
 local over = full + each - now - 60000
 if over > each / 1000 then return {0, 0, math.ceil(over), math.ceil(full - now)} end
+redis.call('DEL', KEYS[1]) -- takes no room, and behind it a Redis that is full lets a script go on
 redis.call('SET', KEYS[1], string.format('%.3f', full + each), 'PX', math.ceil(full + each - now))
 return {1, math.floor(-over / each + 0.001), 0, math.ceil(full + each - now)}
 """

@@ -149,7 +149,10 @@ class Jobs:
 
     async def beat(self) -> None:
         """This replica is alive for another `lease_seconds`."""
-        await self._redis.set(keys.replica(self._replica), self._model, px=self._lease_ms)
+        if not await self._redis.pexpire(
+            keys.replica(self._replica), self._lease_ms
+        ):  # a Redis that is full refuses to set
+            await self._redis.set(keys.replica(self._replica), self._model, px=self._lease_ms)
 
     async def served(self, model: str) -> bool:
         """Whether a living replica serves that model."""
