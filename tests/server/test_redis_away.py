@@ -16,6 +16,7 @@ import redis
 from redis.asyncio.connection import AbstractConnection
 
 from everlong_server.bench.ports import free_port
+from everlong_server.engine.responses import Responding
 from everlong_server.errors import RateLimited
 from everlong_server.store import keys
 from everlong_server.store.allowance import Allowance, Limits, Slots
@@ -25,7 +26,8 @@ from everlong_server.store.documents import Documents
 from everlong_server.store.embedded import redis_server
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.pairing import known, paired
-from everlong_server.store.records import DEFAULT_TENANT, Document, new_id, now
+from everlong_server.store.records import DEFAULT_TENANT, Document, Said, new_id, now
+from everlong_server.store.responses import Response, Responses
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY
 
@@ -269,3 +271,40 @@ async def test_a_redis_that_is_full_counts_requests_and_knows_who_lives(full: An
     await client.delete(keys.replica("r1"))
     await jobs.beat()
     assert await client.get(keys.replica("r1")) == b"model"
+
+
+async def test_a_redis_that_is_full_lets_go_of_what_is_counted(full: Any) -> None:
+    client, limit = full
+    allowance = Allowance(client, "ann", Limits(), Slots(client, "r1"))
+    for id in ("resp_1", "resp_2"):
+        await allowance.hold(id, 100, 60.0)
+    await limit(1)
+    with pytest.raises(redis.exceptions.ResponseError, match="maxmemory"):
+        await allowance.hold("resp_3", 100, 60.0)
+    await allowance.release("resp_1")
+    assert await client.get(keys.stored("ann")) == b"100"
+    assert await client.hgetall(keys.held_sizes("ann")) == {b"resp_2": b"100"}
+
+
+async def test_a_response_whose_bytes_cannot_be_released_can_be_deleted_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, none = connect(redis_url), Any
+    await client.flushall()
+    store, allowance = Responses(client, "ann", 60.0), Allowance(client, "ann", Limits(), Slots(client, "r1"))
+    said = (Said("user", "Who?"),)
+    response = Response(new_id("resp"), "model", 0.0, False, None, (), said, None, {}, "completed", tenant="ann")
+    responding = Responding(none, none, store, none, none, allowance)
+    await responding.keep(response)
+
+    async def away(_: str) -> None:
+        raise redis.exceptions.ConnectionError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(allowance, "release", away)
+        with pytest.raises(redis.exceptions.ConnectionError):
+            await responding.delete(response.id)
+    await responding.delete(response.id)
+    assert await client.get(keys.stored("ann")) == b"0"
+    assert not await client.exists(keys.response(response.id))
+    await client.aclose()

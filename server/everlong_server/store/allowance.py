@@ -52,14 +52,15 @@ _HOLD = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function count(id, bytes)
-  redis.call('INCRBY', KEYS[1], bytes - (redis.call('HGET', KEYS[3], id) or 0))
+  local more = bytes - (redis.call('HGET', KEYS[3], id) or 0)
   if bytes > 0 then
     redis.call('HSET', KEYS[3], id, bytes)
     redis.call('ZADD', KEYS[2], now + ARGV[3], id)
-  else
+  else -- what takes no room first: behind it a Redis that is full lets a script go on
     redis.call('HDEL', KEYS[3], id)
     redis.call('ZREM', KEYS[2], id)
   end
+  redis.call('INCRBY', KEYS[1], more)
 end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, 1000)) do count(id, 0) end
 if ARGV[1] == '' then return 1 end
