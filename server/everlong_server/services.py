@@ -40,7 +40,7 @@ from everlong_server.store.connection import Client, connect
 from everlong_server.store.credentials import Credentials, KeyTaken, is_secret
 from everlong_server.store.documents import Documents, adopt
 from everlong_server.store.jobs import Jobs
-from everlong_server.store.pairing import paired
+from everlong_server.store.pairing import known, paired
 from everlong_server.store.passages import Passages
 from everlong_server.store.records import DEFAULT_TENANT, now
 from everlong_server.store.responses import Responses
@@ -267,7 +267,6 @@ async def running(
         responses = Responses(redis, None, settings.response_seconds, vault)
         blobs = Blobs(settings.blobs, vault, settings.private_dir)
         alone = settings.redis_url is None
-        known = partial(_known, everybodys, uploads)
         while True:
             try:
                 await adopt(redis)  # before anything is written under a name of today
@@ -275,7 +274,7 @@ async def running(
                 await unwatched.prepare(alone=False)
                 # Nobody else can be uploading here; and a blob store elsewhere may be away, which is no reason not to start.
                 if alone and settings.blob_url is None and await paired(redis, blobs):
-                    await blobs.sweep(known)
+                    await blobs.sweep(partial(known, redis))
                 break
             except RedisError as error:
                 log.warning("redis is away, start waits: %s", error)
@@ -336,7 +335,7 @@ async def running(
                 lambda: _beat(redis, jobs, unwatched, slots, attempts, metrics, settings.lease_seconds / 3),
                 *[lambda: reader().run()] * (settings.max_readers or (2 if engine.on_cpu else 64)),
                 background.run,
-                lambda: _expire(redis, uploads, blobs, known, settings.upload_seconds),
+                lambda: _expire(redis, uploads, blobs, settings.upload_seconds),
             )
         ]
 
@@ -384,14 +383,7 @@ async def _beat(
         await asyncio.sleep(seconds)
 
 
-async def _known(documents: Documents, uploads: Uploads) -> set[str]:
-    """All that may have blobs."""
-    return await documents.ids() | await uploads.ids()
-
-
-async def _expire(
-    redis: Client, uploads: Uploads, blobs: Blobs, known: Callable[[], Awaitable[set[str]]], seconds: float
-) -> None:
+async def _expire(redis: Client, uploads: Uploads, blobs: Blobs, seconds: float) -> None:
     """Throws uploads away whose time is up, and after as long what a killed server has left in the blob store."""
     while True:
         try:
@@ -399,7 +391,7 @@ async def _expire(
                 await blobs.delete_parts(upload)
                 await uploads.remove(upload)
             if await paired(redis, blobs):
-                await blobs.sweep(known, untouched=seconds)
+                await blobs.sweep(partial(known, redis), untouched=seconds)
         except (RedisError, OSError) as error:
             log.warning("expired uploads wait: %s: %s", type(error).__name__, error)
         await asyncio.sleep(min(60.0, seconds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import struct
@@ -26,10 +27,12 @@ from everlong_server.store.blobs import Blobs
 from everlong_server.store.connection import Client, connect
 from everlong_server.store.copies import Copies
 from everlong_server.store.documents import Documents
+from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import Document, new_id
-from everlong_server.store.rotation import UNFINISHED, Rotated
+from everlong_server.store.rotation import UNFINISHED, Rotated, anything
 from everlong_server.store.rotation import rotate as rotate_all
 from everlong_server.store.scripts import Scripts
+from everlong_server.store.sessions import Sessions
 from everlong_server.store.vault import FIELDS, Vault, VaultError, new_key
 from tests.files import word
 from tests.process import START_SECONDS, Server, wait_for
@@ -161,7 +164,7 @@ async def test_copies_of_what_another_server_has_deleted_go(url: str, tmp_path: 
         with other.local(name) as path:
             assert path.read_text() == "swordfish"
 
-    async def known() -> set[str]:
+    async def known(_: set[str]) -> set[str]:
         return {"doc_" + "b" * 32}
 
     await one.delete(names[0])
@@ -457,6 +460,54 @@ async def test_a_rotation_changes_nothing_that_was_changed_meanwhile(redis: Clie
         patch.setattr(Scripts, "run", late)
         assert (await rotate_all(redis, blobs, both)).values == 0
     assert vault("two").unseal(await redis.hget(name, "state"), "state") == b"new"
+
+
+async def test_what_is_copied_during_a_rotation_is_sealed_anew_too(redis: Client, tmp_path: Path) -> None:
+    """Sessions are forked: the copies may stand where the rotation has already looked."""
+
+    def sessions(*ids: str) -> Sessions:
+        return Sessions(redis, "ann", Allowance(redis, "ann", Limits(), Slots(redis, "r1")), "r1", 15.0, vault(*ids))
+
+    before, running, after = sessions("one"), sessions("two", "one"), sessions("two")
+    await redis.set(keys.VAULT, vault("one").mark())
+    made = []
+    for _ in range(60):
+        session = await before.create("model", "model", [])
+        lease = await before.acquire(session.id)
+        said = [{"id": "msg_1", "content": MARKER}]
+        state = {"state": b"state", "state_bytes": 5, "state_digest": "", "open": [1], "position": 1}
+        await before.commit(session, lease, **state, messages=said)
+        await before.release(lease)
+        made.append(session.id)
+    over = asyncio.Event()
+
+    async def fork() -> None:
+        for id in reversed(made[:]):
+            if not over.is_set():
+                made.append((await running.fork(id)).id)
+
+    forking = asyncio.create_task(fork())
+    both = vault("two", "one")
+    assert (await rotate_all(redis, Blobs(f"file://{tmp_path}/blobs", both), both)).values >= 180
+    over.set()
+    await forking
+    assert len(made) > 60
+    for id in made:
+        assert (await after.get(id, with_state=True)).state == b"state"
+        assert (await after.messages(id))[0]["content"] == MARKER
+
+
+async def test_a_rotation_seals_nothing_that_nobody_opens(redis: Client, tmp_path: Path) -> None:
+    """A tenant may be called as a field is that is sealed: its turn, which is a number in a hash of its own, is not."""
+    jobs = Jobs(redis, "model", "r1", 60.0)
+    await jobs.prepare(alone=False)
+    for _ in range(2):
+        await redis.xadd(keys.jobs("model"), {"reading": "reading", "tenant": "title"})
+        job = await jobs.next(10)
+        assert job is not None
+        await jobs.done(job)
+        assert not await anything(redis)
+        await rotate_all(redis, Blobs(f"file://{tmp_path}/blobs", vault()), vault())
 
 
 def test_what_was_not_encrypted_is_by_a_rotation(

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from redis.exceptions import ConnectionError as ConnectionError_
 from redis.exceptions import ResponseError
 
@@ -26,6 +28,7 @@ from everlong_server.store.connection import Client, connect
 from everlong_server.store.embedded import EmbeddedRedis
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.pairing import paired
+from everlong_server.store.records import new_id
 
 MODEL = "m" * 64
 
@@ -239,7 +242,7 @@ async def test_a_sweep_takes_only_our_own_leavings(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     (tmp_path / "folder").mkdir()
 
-    async def known() -> set[str]:
+    async def known(_: set[str]) -> set[str]:
         return {keep}
 
     assert await blobs.sweep(known, untouched=3600) == [], "somebody may be at it"
@@ -278,6 +281,35 @@ async def test_a_redis_and_a_blob_store_know_each_other(
     await redis.aclose()
 
 
+async def test_an_empty_folder_in_place_of_the_blob_store_is_none(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A volume that is not mounted. Its texts are only away as long as no word says that this is the store."""
+    redis, blobs = connect(url), Blobs(f"file://{tmp_path}/blobs")
+    await redis.flushall()
+    assert await paired(redis, blobs)
+    await write(blobs, id := new_id("doc"), b"text")
+    await redis.zadd(keys.documents("ann"), {id: 1})
+    (tmp_path / "blobs").rename(tmp_path / "volume")
+    (tmp_path / "blobs").mkdir()
+    for _ in range(2):
+        assert not await paired(redis, blobs)
+        assert blobs.word() is None
+    assert "is it mounted?" in caplog.text
+    (tmp_path / "blobs").rmdir()
+    (tmp_path / "volume").rename(tmp_path / "blobs")
+    assert await paired(redis, blobs)
+    # Whoever deletes the word of a store that holds texts means it, whatever Redis knows.
+    await redis.set(keys.STORE, "another")
+    assert not await paired(redis, blobs)
+    (tmp_path / "blobs" / Blobs.WORD).unlink()
+    assert await paired(redis, blobs)
+    # And nobody waits for texts of which there are none.
+    await redis.delete(keys.documents("ann"))
+    assert await paired(redis, Blobs(f"file://{tmp_path}/new"))
+    await redis.aclose()
+
+
 async def test_a_reader_outlives_a_redis_that_is_away_once_more() -> None:
     """After losing its data it may be away again at the very next call."""
     heard: list[str] = []
@@ -300,7 +332,7 @@ async def test_a_reader_outlives_a_redis_that_is_away_once_more() -> None:
 
 
 def set_of(*names: str) -> Any:
-    async def known() -> set[str]:
+    async def known(_: set[str]) -> set[str]:
         return set(names)
 
     return known
@@ -314,7 +346,7 @@ async def test_a_sweep_goes_by_the_clock_of_the_files(tmp_path: Path, monkeypatc
         def now(cls, tz: tzinfo | None = None) -> datetime:
             return datetime.now(tz) + timedelta(hours=2)
 
-    async def known() -> set[str]:
+    async def known(_: set[str]) -> set[str]:
         return set()
 
     monkeypatch.setattr(blobs_module, "datetime", Ahead)
@@ -323,6 +355,99 @@ async def test_a_sweep_goes_by_the_clock_of_the_files(tmp_path: Path, monkeypatc
     fresh.write_text("x")
     assert await Blobs(f"file://{tmp_path}").sweep(known, untouched=3600) == []
     assert list(tmp_path.iterdir()) == [fresh]
+
+
+class BucketAwayError(Exception):
+    """As libraries of stores elsewhere have them: no OSError."""
+
+
+class Bucket(MemoryFileSystem):  # type: ignore[misc]
+    """Keeps what it has listed, as that of S3 does; each of them is another server's. It may be `away`."""
+
+    protocol = "everlong-bucket"
+    cachable = False
+    away = False
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        self._reach()
+        if (found := self._ls_from_cache(path)) is None:
+            found = self.dircache[path] = super().ls(path, detail=True)
+        return found if detail else [entry["name"] for entry in found]
+
+    def info(self, path: str, **kwargs: Any) -> Any:
+        self._reach()
+        if self._parent(path) in self.dircache and not self._ls_from_cache(path):
+            raise FileNotFoundError(path)
+        return super().info(path)
+
+    def exists(self, path: str, **kwargs: Any) -> bool:
+        try:
+            self.info(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        if "r" in mode:
+            self.info(path)
+        self._reach()
+        return super()._open(path, mode, **kwargs)
+
+    def cat_file(self, path: str, **kwargs: Any) -> Any:
+        self._reach()
+        return super().cat_file(path, **kwargs)
+
+    def _reach(self) -> None:
+        if Bucket.away:
+            raise BucketAwayError("no endpoint")
+
+
+fsspec.register_implementation(Bucket.protocol, Bucket, clobber=True)
+
+
+async def write(blobs: Blobs, name: str, text: bytes) -> None:
+    writer = await blobs.create(name)
+    await writer.write(text)
+    await writer.commit()
+
+
+async def test_what_another_server_puts_into_a_bucket_is_there(tmp_path: Path) -> None:
+    one, other = (Blobs(f"{Bucket.protocol}://{tmp_path.name}") for _ in range(2))
+    await write(one, first := new_id("doc"), b"text")
+    assert await other.sweep(set_of(first)) == []
+    await write(one, second := new_id("doc"), b"more")
+    assert other.exists(second)
+    with other.open(second) as file:
+        assert file.read() == b"more"
+    assert set(other.names()) == {first, second}
+
+
+async def test_a_bucket_that_is_away_is_no_error_of_the_text(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis, blobs = connect(url), Blobs(f"{Bucket.protocol}://{tmp_path.name}")
+    await redis.flushall()
+    assert await paired(redis, blobs)
+    await write(blobs, name := new_id("doc"), b"text")
+    file = blobs.open(name)
+    monkeypatch.setattr(Bucket, "away", True)
+    for ask in (
+        blobs.word,
+        blobs.names,
+        lambda: blobs.exists(name),
+        lambda: blobs.open(name),
+        lambda: blobs.check(name, 4, None),
+    ):
+        with pytest.raises(OSError, match="BucketAwayError: no endpoint"):
+            ask()
+    with pytest.raises(OSError, match="BucketAwayError"):
+        await blobs.create(new_id("doc"))
+    assert not await paired(redis, blobs)
+    assert file.read() == b"text"
+    monkeypatch.setattr(type(file._what), "read", Bucket._reach)
+    with pytest.raises(OSError, match="BucketAwayError"):
+        file.read()
+    await redis.aclose()
 
 
 @pytest.mark.parametrize("url", ["file", "memory"])

@@ -14,6 +14,7 @@ import anyio
 import httpx
 import openai
 import pytest
+from redis.exceptions import ConnectionError as ConnectionError_
 from websockets.sync.client import connect as open_socket
 
 from everlong_server.errors import NotFound, RateLimited
@@ -108,6 +109,29 @@ async def test_without_limits_nothing_is_counted(redis: Client) -> None:
 
 
 # Streams
+
+
+async def test_a_place_that_redis_gives_late_is_given_back(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was asked for on a connection that broke, and is heard of when its answer has ended."""
+    tenant, run, late = allowance(redis, streams=2), Scripts.run, list[Any]()
+    await redis.set(keys.replica("r1"), 1, px=60_000)
+
+    async def unheard(self: Scripts, *asked: Any) -> Any:
+        late.append(lambda: run(self, *asked))
+        raise ConnectionError_("it broke")
+
+    async with tenant.stream(1.0):
+        with monkeypatch.context() as patch:
+            patch.setattr(Scripts, "run", unheard)
+            with pytest.raises(ConnectionError_):
+                await contextlib.AsyncExitStack().enter_async_context(tenant.stream(1.0))
+        await late[0]()
+        assert await redis.scard(keys.streams("ann")) == 2
+        async with tenant.stream(1.0):
+            assert await redis.scard(keys.streams("ann")) == 2
+            assert await late[0]() == 0, "it takes nobody's place"
+            assert await redis.scard(keys.streams("ann")) == 2
+    assert await redis.exists(keys.streams("ann")) == 0
 
 
 async def test_streams_are_counted_across_replicas(redis: Client) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from sse_starlette import EventSourceResponse
 
 from everlong_server.api import schemas
@@ -17,7 +17,7 @@ from everlong_server.api.events import event_stream
 from everlong_server.api.once import Key
 from everlong_server.api.upload import Form, Nowhere, Received, Source, converted, receive
 from everlong_server.api.views import Served, document_view
-from everlong_server.errors import NotFound, Unavailable
+from everlong_server.errors import NotFound, ServerError, Unavailable
 from everlong_server.services import Services
 from everlong_server.store import marks
 from everlong_server.store.attempts import Attempt
@@ -83,26 +83,57 @@ async def stored(source: Source, services: Services, attempt: Attempt, form: For
         await attempt.is_for("upload", "file" if form else "document", received.digest, received.filename or "")
 
     received = await receive(source, writer, limit, form, allow)
-    if not there:
-        received = await converted(services.blobs, document_id, received, limit)
-    document = Document(
+    if there:
+        return (
+            document_of(document_id, received)
+            if attempt.answer is not None
+            else await services.documents.get(document_id)
+        )
+    made = await make(services, document_id, received, attempt)
+    assert made is not None, "only an upload can be over before"
+    return made
+
+
+def document_of(document_id: str, received: Received) -> Document:
+    """What was received, as a document."""
+    return Document(
         document_id, received.filename, received.bytes, received.text_offset, now(), received.digest,
         received.format,
     )  # fmt: skip
-    if there:
-        return document if attempt.answer is not None else await services.documents.get(document_id)
+
+
+async def make(
+    services: Services,
+    document_id: str,
+    received: Received,
+    attempt: Attempt | None,
+    *,
+    upload: str | None = None,
+    held: int = 0,
+) -> Document | None:
+    """The document of what was received as its blob. `upload`, `held`: as for `Documents.create`; None if that has made none.
+
+    If it is refused, its text goes.
+    """
+    asked = False
     try:
-        await services.documents.create(document, services.model.fingerprint)
-    except BaseException:
-        await drop_text(services, document_id)
+        received = await converted(services.blobs, document_id, received, services.settings.max_document_bytes)
+        document, asked = document_of(document_id, received), True
+        if await services.documents.create(document, services.model.fingerprint, upload=upload, held=held):
+            return document
+    except BaseException as error:
+        # Where Redis gave no answer it may be about to make the document: its text is left to the sweep.
+        if not asked or isinstance(error, ServerError | ResponseError):
+            await _drop_text(services, document_id, attempt)
         raise
-    return document
+    await _drop_text(services, document_id, attempt)
+    return None
 
 
-async def drop_text(services: Services, document_id: str) -> None:
-    """Deletes the text of a document that was not made. If that cannot be known, the text stays."""
+async def _drop_text(services: Services, document_id: str, attempt: Attempt | None) -> None:
+    """Deletes the text of a document that was not made. If that cannot be known, or another server is at it, the text stays."""
     with contextlib.suppress(RedisError):
-        if not await services.documents.exists(document_id):
+        if (attempt is None or await attempt.mine()) and not await services.documents.exists(document_id):
             for blob in (document_id, marks.name(document_id)):
                 await services.blobs.delete(blob)
 

@@ -7,6 +7,7 @@ import codecs
 import hashlib
 import re
 import unicodedata
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -36,8 +37,6 @@ _BOM = codecs.BOM_UTF8
 _RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded", *formats.MEDIA_TYPES)
 _MAX_NAME = 255
 _TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_UPLOADED = ".upload"
-"""Behind a blob's name: what was uploaded, until it is text."""
 
 
 class Source(Protocol):
@@ -156,7 +155,8 @@ def too_large(limit: int) -> TooLarge:
 class Received:
     """What came: the text's bytes, where it starts in the blob, the blob's SHA-256, and what the sender calls it.
 
-    `format`: None for text; else what the first bytes say that it is, and at last, what it was `converted` from.
+    `format`: None for text; else what the first bytes say that it is, and at last, what it was `converted` from. `suffix`:
+    behind the blob's name until then; its own, since a request that was taken over comes to the same name.
     """
 
     bytes: int
@@ -164,6 +164,7 @@ class Received:
     digest: str
     filename: str | None
     format: str | None
+    suffix: str = field(default_factory=lambda: f".{uuid.uuid4().hex}.upload", compare=False)
 
 
 class Nowhere:
@@ -203,7 +204,7 @@ async def receive(
 
 async def commit(writer: BlobWriter | Nowhere, received: Received) -> None:
     """Makes what was written durable: as the text that it is, or as what is to be `converted`."""
-    await writer.commit(_UPLOADED if received.format else "")
+    await writer.commit(received.suffix if received.format else "")
 
 
 _CONVERTERS = Pool("everlong-convert", 2)
@@ -211,13 +212,14 @@ _CONVERTERS = Pool("everlong-convert", 2)
 
 
 async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> Received:
-    """What was received as the blob `name`, as text; marks beside it. Raises what is wrong with it, leaving no blob behind."""
+    """What was received as the blob `name`, as text; marks beside it. Raises what is wrong with it, and deletes no text: that may
+    be another server's, which has taken the request over."""
     kind = received.format
     if kind is None:
         return received
 
     def convert() -> Received:
-        with blobs.fill(name) as text, blobs.local(name + _UPLOADED) as uploaded:
+        with blobs.fill(name) as text, blobs.local(name + received.suffix) as uploaded:
             made_of, found = formats.convert(uploaded, kind, text, limit)
             marks.save(blobs, name, found)
             with text.open("rb") as file:
@@ -229,11 +231,9 @@ async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> 
         return await asyncio.shield(converting)
     except BaseException:
         await asyncio.wait([converting])  # whoever waits for it may have gone; it writes on until it ends
-        for blob in (name, marks.name(name)):
-            await blobs.delete(blob)
         raise
     finally:
-        await blobs.delete(name + _UPLOADED)
+        await blobs.delete(name + received.suffix)
 
 
 async def _receive(request: Source, writer: BlobWriter | Nowhere, limit: int, form: Form | None) -> Received:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import time
-import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -40,6 +40,7 @@ local now, each = time[1] * 1000 + time[2] / 1000, 60000 / limit
 local full = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now)
 local over = full + each - now - 60000
 if over > each / 1000 then return {0, 0, math.ceil(over), math.ceil(full - now)} end
+redis.call('DEL', KEYS[1]) -- takes no room, and behind it a Redis that is full lets a script go on
 redis.call('SET', KEYS[1], string.format('%.3f', full + each), 'PX', math.ceil(full + each - now))
 return {1, math.floor(-over / each + 0.001), 0, math.ceil(full + each - now)}
 """
@@ -51,14 +52,15 @@ _HOLD = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function count(id, bytes)
-  redis.call('INCRBY', KEYS[1], bytes - (redis.call('HGET', KEYS[3], id) or 0))
+  local more = bytes - (redis.call('HGET', KEYS[3], id) or 0)
   if bytes > 0 then
     redis.call('HSET', KEYS[3], id, bytes)
     redis.call('ZADD', KEYS[2], now + ARGV[3], id)
-  else
+  else -- what takes no room first: behind it a Redis that is full lets a script go on
     redis.call('HDEL', KEYS[3], id)
     redis.call('ZREM', KEYS[2], id)
   end
+  redis.call('INCRBY', KEYS[1], more)
 end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, 1000)) do count(id, 0) end
 if ARGV[1] == '' then return 1 end
@@ -76,10 +78,18 @@ local time = redis.call('TIME')
 redis.call('ZADD', KEYS[1], 'XX', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2], ARGV[1])
 """
 
-# KEYS: streams. ARGV: member `replica|nonce`, most streams, prefix of replica keys. Returns 1, or 0 (too many).
+# KEYS: streams. ARGV: member `replica|number`, most streams, prefix of replica keys, the replica's members that had not ended
+# when it was sent. Returns 1, or 0 (too many).
+# Forgets members of dead replicas, and those of this one that have ended: Redis may have taken one on a connection that broke,
+# behind its end.
 _OPEN_STREAM = """
+local mine, last = string.match(ARGV[1], '^([^|]*)|(.*)$')
+local running = {}
+for i = 4, #ARGV do running[ARGV[i]] = true end
 for _, member in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  if redis.call('EXISTS', ARGV[3] .. string.match(member, '^([^|]*)|')) == 0 then redis.call('SREM', KEYS[1], member) end
+  local replica, number = string.match(member, '^([^|]*)|(.*)$')
+  local ended = replica == mine and not running[member] and (tonumber(number) or 0) < tonumber(last)
+  if ended or redis.call('EXISTS', ARGV[3] .. replica) == 0 then redis.call('SREM', KEYS[1], member) end
 end
 if redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 1 then return 1 end -- sent again: its answer was lost
 if redis.call('SCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
@@ -126,8 +136,20 @@ class Slots:
     def __init__(self, redis: Client, replica: str) -> None:
         self._redis = redis
         self.replica = replica
+        self._numbers = itertools.count(1)
+        self._running: dict[str, set[str]] = {}
+        """Each tenant's, until they are given back."""
         self._left: list[tuple[str, str]] = []
         self._ending: set[asyncio.Task[None]] = set()
+
+    def begin(self, tenant: str) -> str:
+        """The member of an answer that begins."""
+        self._running.setdefault(tenant, set()).add(member := f"{self.replica}|{next(self._numbers)}")
+        return member
+
+    def running(self, tenant: str) -> set[str]:
+        """The members that are not given back yet."""
+        return self._running.get(tenant, set())
 
     async def end(self, ending: Coroutine[None, None, None]) -> None:
         """Runs `ending` to its end, also if who waits for it is cancelled at every await, as a request is whose caller left."""
@@ -148,6 +170,9 @@ class Slots:
             await self._redis.srem(keys.streams(tenant), member)
             with contextlib.suppress(ValueError):  # another task has
                 self._left.remove((tenant, member))
+                self._running[tenant].discard(member)
+                if not self._running[tenant]:
+                    del self._running[tenant]
 
 
 class Allowance:
@@ -181,19 +206,22 @@ class Allowance:
         Raises `RateLimited`.
         """
         await self.require_tokens()
-        limit, member = self.limits.streams, f"{self._slots.replica}|{uuid.uuid4().hex}"
-        spent = Spent()
+        limit, spent = self.limits.streams, Spent()
+        member = None if limit is None else self._slots.begin(self.tenant)
         try:  # the place may be taken although nobody is told so
-            if limit is not None and not await self._scripts.run(
-                _OPEN_STREAM, [keys.streams(self.tenant)], [member, limit, keys.REPLICA]
+            if member is not None and not await self._scripts.run(
+                _OPEN_STREAM,
+                [keys.streams(self.tenant)],
+                [member, limit, keys.REPLICA, *self._slots.running(self.tenant)],
             ):
+                assert limit is not None
                 raise exceeded("streams", limit, "answers at once", seconds=usual / limit)
             yield spent
         finally:
             await self._slots.end(self._end(member, spent))
 
-    async def _end(self, member: str, spent: Spent) -> None:
-        if self.limits.streams is not None:
+    async def _end(self, member: str | None, spent: Spent) -> None:
+        if member is not None:
             await self._slots.give_back(self.tenant, member)
         with contextlib.suppress(RedisError):  # what cannot be charged is a gift
             await self._spend(spent.tokens)

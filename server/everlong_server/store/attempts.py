@@ -95,6 +95,10 @@ class Attempts:
         args = [attempt.owner, what, self._vault.sealed({what: value})[what], int(self._seconds * 1000)]
         return bool(await self._scripts.run(_END, [attempt.record or ""], args))
 
+    async def has(self, attempt: Attempt) -> bool:
+        """Whether the record is still the attempt's."""
+        return bool(await self._redis.hget(attempt.record, "owner") == attempt.owner.encode())
+
     async def free(self, attempt: Attempt) -> None:
         """Leaves the attempt to whoever tries next; if Redis is away, as soon as it is back."""
         self._left.append(attempt)
@@ -140,6 +144,10 @@ class Attempt:
             )  # fmt: skip
         if not self._over and not await self._attempts.write(self, "fingerprint", fingerprint):
             raise Conflict("another server has taken this request over", param="Idempotency-Key")
+
+    async def mine(self) -> bool:
+        """Whether no other server has taken the request over, whose id is this one's too."""
+        return self.record is None or await self._attempts.has(self)
 
     async def finish(self, answer: Any) -> None:
         """It is done: from now on this is the answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -11,7 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -26,7 +27,8 @@ _PIECE = 1 << 20
 
 
 class Blobs:
-    """Files under one fsspec URL, sealed by `vault`. Methods that are no coroutines block: they are for threads.
+    """Files under one fsspec URL, sealed by `vault`. Methods that are no coroutines block: they are for threads. A store that is
+    away is an `OSError`.
 
     `private_dir`: where copies lie that are not sealed; None: as `Copies` chooses.
     """
@@ -36,10 +38,14 @@ class Blobs:
 
     def __init__(self, url: str, vault: Vault | None = None, private_dir: Path | None = None) -> None:
         self.url = url.rstrip("/")
-        self._fs, self._root = fsspec.core.url_to_fs(self.url)
+        fs, self._root = fsspec.core.url_to_fs(self.url)
+        # A listing that was kept would hide what other servers write. Not every file system takes this as an option.
+        fs.invalidate_cache()
+        fs.dircache.use_listings_cache = False
+        self._local = isinstance(fs, LocalFileSystem)
+        self._fs: Any = fs if self._local else _Elsewhere(fs)
         self._fs.makedirs(self._root, exist_ok=True)
         self._vault = vault or Vault()
-        self._local = isinstance(self._fs, LocalFileSystem)
         self._copies = None if self._local and not self._vault else Copies(private_dir, secret=bool(self._vault))
 
     def _path(self, name: str) -> str:
@@ -181,17 +187,19 @@ class Blobs:
             await asyncio.to_thread(self._fs.rm_file, self._path(name))
         await asyncio.to_thread(self.forget, name)  # no other is made any more
 
-    async def sweep(self, keep: Callable[[], Awaitable[set[str]]], untouched: float = 0.0) -> list[str]:
-        """Removes what was never completed, and what belongs to no document or upload in `keep`; nothing but our own.
-        Their names. Also our local copies of what is gone.
+    async def sweep(self, keep: Callable[[set[str]], Awaitable[set[str]]], untouched: float = 0.0) -> list[str]:
+        """Removes what was never completed, and what belongs to no document or upload; nothing but our own. Their names.
+        Also our local copies of what is gone.
 
-        `untouched`: only what has not been written for so many seconds, where others may be uploading. A file is listed
-        before `keep` is asked, so that what becomes a document meanwhile is in it.
+        `keep`: which of these ids are a document's or an upload's. `untouched`: only what has not been written for so many
+        seconds, where others may be uploading. A file is listed before `keep` is asked, so that what becomes a document
+        meanwhile is kept.
         """
         latest = await asyncio.to_thread(self._moment)
         old = await asyncio.to_thread(self._ours, latest - timedelta(seconds=untouched))
         copies = [] if self._copies is None else self._copies.names()
-        kept = await keep() if old or copies else set()
+        ids = {match[1] for match in old} | {_what(name) for name in copies}
+        kept = await keep(ids) if ids else set()
         lost = [match[0] for match in old if match[0].startswith(".") or match[1] not in kept]
         for name in lost:
             await self.delete(name)
@@ -230,6 +238,33 @@ class Blobs:
     async def delete_parts(self, upload: str) -> None:
         """Removes all that was received for an upload, also what is still being written."""
         await self.delete_all(f"*{upload}.*")
+
+
+class _Elsewhere:
+    """A file system that is not this machine's, or a file of it. Whatever its library raises is an `OSError`: each has errors
+    of its own for a store that is away."""
+
+    def __init__(self, what: Any) -> None:
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._what, name)
+        return functools.partial(self._call, found) if callable(found) else found
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = method(*args, **kwargs)
+        except OSError:
+            raise
+        except Exception as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        return _Elsewhere(result) if hasattr(result, "read") else result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._call(self._what.__exit__, *error)
 
 
 def _in_utc(moment: datetime) -> datetime:

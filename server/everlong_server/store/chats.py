@@ -14,7 +14,7 @@ from typing import Any
 
 from everlong_server.errors import Damaged, KeyMissing
 from everlong_server.store import keys
-from everlong_server.store.connection import Client
+from everlong_server.store.connection import Client, every
 from everlong_server.store.records import Said, Session
 from everlong_server.store.scripts import Scripts, flat
 from everlong_server.store.vault import Vault
@@ -100,6 +100,6 @@ class Chats:
     async def forget(self, document_id: str) -> None:
         """Forgets every dialogue about the document. Looks at all chats of the tenant: for what is done seldom."""
         named = json.dumps(document_id).encode()
-        async for key in self._redis.scan_iter(keys.chat(self._tenant, "*"), count=1000):
+        for key in await every(self._redis, keys.chat(self._tenant, "*")):
             if named in (await self._redis.hget(key, "documents") or b""):
                 await self._redis.delete(key)

@@ -19,6 +19,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from everlong_server.store.keys import PREFIX
+
 # redis.asyncio.Redis or RedisCluster. Their annotations are unions over sync, async, bytes and str that no caller can narrow.
 Client = Any
 
@@ -154,6 +156,24 @@ class _Cluster(RedisCluster):
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         """At the node that has the slot now."""
         return await _away(super().execute_command(*args, **kwargs))
+
+
+async def every(redis: Client, pattern: str) -> list[bytes]:
+    """All keys of that pattern that were there all the time, of one process of Redis: where a SCAN stands means nothing to
+    another, which would leave keys out. If there was another at the end, all are looked for again."""
+    while True:
+        process = await _process(redis)
+        found = [key async for key in redis.scan_iter(pattern, count=1000)]
+        if await _process(redis) == process:
+            return found
+
+
+async def _process(redis: Client) -> str:
+    where = {}
+    if isinstance(redis, RedisCluster):
+        await redis.initialize()
+        where = {"target_nodes": redis.get_node_from_key(PREFIX)}
+    return str((await redis.info("server", **where))["run_id"])
 
 
 async def _away(work: Coroutine[Any, Any, Any]) -> Any:

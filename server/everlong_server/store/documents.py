@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from everlong_server.errors import NotFound
 from everlong_server.store import keys
 from everlong_server.store.allowance import MISSING_QUEUE, MISSING_ROOM, Allowance, today
-from everlong_server.store.connection import Client
+from everlong_server.store.connection import Client, every
 from everlong_server.store.records import (
     DEFAULT_TENANT,
     Cursor,
@@ -225,11 +225,6 @@ class Documents:
                 pipe.hgetall(keys.document(document_id))
             return [Document.of(self._vault.opened(stored)) for stored in await pipe.execute() if stored], more
 
-    async def ids(self) -> set[str]:
-        """Every document's id, whoever's it is."""
-        indexes = [index async for index in self._redis.scan_iter(keys.documents("*"), count=1000)]
-        return {member.decode() for index in indexes for member in await self._redis.zrange(index, 0, -1)}
-
     async def delete(self, document_id: str) -> None:
         """Removes the document and all its readings. Raises `NotFound`."""
         await self.get(document_id)  # whose it is never changes: it need not be one step
@@ -357,7 +352,7 @@ async def adopt(redis: Client) -> None:
     Keys that did not name their slot get names that do; the lists of before there were tenants become the default tenant's.
     """
     old = keys.PREFIX.replace("{", "").replace("}", "")
-    async for key in redis.scan_iter(f"{old}*", count=1000):
+    for key in await every(redis, f"{old}*"):
         try:
             await redis.renamenx(key, keys.PREFIX.encode() + key.removeprefix(old.encode()))
         except ResponseError:

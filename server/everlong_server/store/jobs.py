@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from redis.exceptions import ResponseError
 
 from everlong_server.store import keys
-from everlong_server.store.connection import Client
+from everlong_server.store.connection import Client, every
 from everlong_server.store.scripts import Scripts
 
 _MOST_LOOKED_AT = 10_000
@@ -142,18 +142,21 @@ class Jobs:
             if "BUSYGROUP" not in str(error):  # it exists
                 raise
         if alone:
-            async for key in self._redis.scan_iter(f"{keys.REPLICA}*"):
+            for key in await every(self._redis, f"{keys.REPLICA}*"):
                 await self._redis.delete(key)
         await self.beat()
         await self._scripts.run(_FORGET_TAKERS, [self._stream], [keys.READERS, keys.REPLICA])
 
     async def beat(self) -> None:
         """This replica is alive for another `lease_seconds`."""
-        await self._redis.set(keys.replica(self._replica), self._model, px=self._lease_ms)
+        if not await self._redis.pexpire(
+            keys.replica(self._replica), self._lease_ms
+        ):  # a Redis that is full refuses to set
+            await self._redis.set(keys.replica(self._replica), self._model, px=self._lease_ms)
 
     async def served(self, model: str) -> bool:
         """Whether a living replica serves that model."""
-        async for key in self._redis.scan_iter(f"{keys.REPLICA}*"):
+        for key in await every(self._redis, f"{keys.REPLICA}*"):
             if await self._redis.get(key) == model.encode():
                 return True
         return False

@@ -11,13 +11,15 @@ PREFIX = "{everlong}:"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`ttl`: what ends the key's life: a time in words, or why it has none."""
+    """`ttl`: what ends the key's life: a time in words, or why it has none. `sealed`: whether a vault seals what users have said
+    in it."""
 
     pattern: str
     type: str
     holds: str
     ttl: str
     expires: bool
+    sealed: bool = False
 
     def matches(self, key: str) -> bool:
         """Whether `key` is one of these."""
@@ -26,10 +28,10 @@ class Key:
 
 KEYS = (
     Key("{everlong}:documents:*", "zset", "a tenant's document ids by time of creation", "none: an index", False),
-    Key("{everlong}:document:*", "hash", "a document's facts and where its text is", "none: until DELETE", False),
+    Key("{everlong}:document:*", "hash", "a document's facts and where its text is", "none: until DELETE", False, sealed=True),
     Key("{everlong}:document:*:readings", "set", "readings that involve the document", "none: until its DELETE", False),
     Key("{everlong}:reading:*", "hash", "state, cursor and progress of documents read in order by one model",
-        "none: until DELETE of one of its documents", False),
+        "none: until DELETE of one of its documents", False, sealed=True),
     Key("{everlong}:reading:*:children", "set", "readings that wait for this one", "deleted when it ends", False),
     Key("{everlong}:jobs:*", "stream", "readings to be done by one model; consumer group `readers`",
         "none: entries go when done", False),
@@ -37,12 +39,12 @@ KEYS = (
         "a day after the last turn", True),
     Key("{everlong}:turns:responses:*", "hash", "the same of the stream of responses", "a day after the last turn", True),
     Key("{everlong}:sessions:*", "zset", "a tenant's session ids by time of creation", "none: an index", False),
-    Key("{everlong}:session:*", "hash", "a session's state, open segment, position, title and recall", "none: until DELETE", False),
-    Key("{everlong}:session:*:messages", "list", "the dialogue as JSON", "none: until DELETE of its session", False),
+    Key("{everlong}:session:*", "hash", "a session's state, open segment, position, title and recall", "none: until DELETE", False, sealed=True),
+    Key("{everlong}:session:*:messages", "list", "the dialogue as JSON", "none: until DELETE of its session", False, sealed=True),
     Key("{everlong}:session:*:lease", "string", "who may write the session: replica and fencing token",
         "lease_seconds, renewed while an answer is generated", True),
     Key("{everlong}:chat:*:*", "hash", "where a dialogue of a tenant stood that its caller keeps: state, open segment and "
-        "position, by the digest of what was said", "chat_seconds after its last use", True),
+        "position, by the digest of what was said", "chat_seconds after its last use", True, sealed=True),
     Key("{everlong}:apikeys", "zset", "API keys' ids by time of creation", "none: an index", False),
     Key("{everlong}:apikey:*", "hash", "an API key: tenant, scopes, end, the SHA-256 of its secret", "none", False),
     Key("{everlong}:ticket:*", "string", "whom a ticket stands for, by the SHA-256 of its secret", "30 s, or its use", True),
@@ -57,14 +59,14 @@ KEYS = (
     Key("{everlong}:tokens:*:*", "string", "tokens read and generated for a tenant on a day, where they are limited",
         "two days", True),
     Key("{everlong}:attempt:*:*", "hash", "a tenant's request with an Idempotency-Key, by the key's SHA-256: what its result is "
-        "called, what was asked, and the answer", "idempotency_seconds", True),
+        "called, what was asked, and the answer", "idempotency_seconds", True, sealed=True),
     Key("{everlong}:uploads", "zset", "upload ids by when they expire", "none: an index", False),
     Key("{everlong}:upload:*", "hash", "a text that comes in parts: its facts and status",
-        "upload_seconds after its creation, by the server", False),
+        "upload_seconds after its creation, by the server", False, sealed=True),
     Key("{everlong}:upload:*:parts", "hash", "its parts so far, as JSON by id", "when it is completed, cancelled or expires",
         False),
     Key("{everlong}:response:*", "hash", "what was asked and answered under an id, and where the dialogue stands then: state, "
-        "open segment and position", "response_seconds after its last use; DELETE", True),
+        "open segment and position", "response_seconds after its last use; DELETE", True, sealed=True),
     Key("{everlong}:responses:*", "stream", "background responses to be answered by one model; consumer group `readers`",
         "none: entries go when done", False),
     Key("{everlong}:replica:*", "string", "that a server process is alive, and its model", "lease_seconds, renewed by the process", True),
@@ -84,13 +86,18 @@ FENCE = "{everlong}:fence"
 REPLICA = "{everlong}:replica:"
 
 
+def sealed(key: bytes) -> bool:
+    """Whether the key is one that a vault seals values of."""
+    return any(kind.matches(key.decode()) for kind in KEYS if kind.sealed)
+
+
 def documents(tenant: str) -> str:
-    """The index of a tenant's documents; `*` is a pattern for all."""
+    """The index of a tenant's documents."""
     return f"{{everlong}}:documents:{tenant}"
 
 
 def sessions(tenant: str) -> str:
-    """The index of a tenant's sessions; `*` is a pattern for all."""
+    """The index of a tenant's sessions."""
     return f"{{everlong}}:sessions:{tenant}"
 
 
@@ -187,6 +194,11 @@ def attempt(tenant: str, digest: str) -> str:
 def upload(upload_id: str) -> str:
     """An upload's hash."""
     return f"{{everlong}}:upload:{upload_id}"
+
+
+def owner(id: str) -> str:
+    """The hash of the document or upload that a blob is of, by the id that its name begins with."""
+    return upload(id) if id.startswith("upload_") else document(id)
 
 
 def upload_parts(upload_id: str) -> str:

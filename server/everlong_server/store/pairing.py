@@ -8,19 +8,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections.abc import Collection
+
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from everlong_server.store import keys
 from everlong_server.store.blobs import Blobs
-from everlong_server.store.connection import Client
+from everlong_server.store.connection import Client, every
 
 log = logging.getLogger(__name__)
 
 
 async def paired(redis: Client, blobs: Blobs) -> bool:
-    """Whether they are, from now on if the blob store never met a Redis; says so if not. Raises `RedisError`."""
+    """Whether they are, from now on if the blob store never met a Redis; says so if not. Raises `RedisError`.
+
+    An empty folder in whose place a volume belongs is no blob store: it gets no word, so that readings wait for their texts.
+    """
     try:
         written = await asyncio.to_thread(blobs.word)
         if written is None:
+            met = await redis.exists(keys.STORE) and not await asyncio.to_thread(blobs.names)
+            if met and await every(redis, keys.documents("*")):
+                log.error(
+                    "the blob store %s is empty, and there are documents: is it mounted? Documents that are to be read wait for "
+                    "it. If their texts are gone for good, delete them", blobs.url,
+                )  # fmt: skip
+                return False
             await redis.set(keys.STORE, uuid.uuid4().hex, nx=True)
             known = await redis.get(keys.STORE)
             await asyncio.to_thread(blobs.set_word, known.decode())
@@ -35,3 +48,19 @@ async def paired(redis: Client, blobs: Blobs) -> bool:
         "if the texts may go, delete %s", blobs.url, blobs.WORD,
     )  # fmt: skip
     return False
+
+
+async def known(redis: Client, ids: Collection[str]) -> set[str]:
+    """Those of `ids` that Redis has a document or an upload of. Raises `RedisError`, also if it has lost its data since they
+    were paired.
+
+    Each is asked for: a search could leave some out, and their texts would go.
+    """
+    async with redis.pipeline(transaction=False) as pipe:
+        for id in ids:
+            pipe.exists(keys.owner(id))
+        pipe.exists(keys.STORE)  # behind them, and of the same process
+        *there, word = await pipe.execute()
+    if not word:
+        raise RedisConnectionError("Redis has lost its data")
+    return {id for id, found in zip(ids, there, strict=True) if found}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from everlong_server.store import keys
 from everlong_server.store.blobs import Blobs
-from everlong_server.store.connection import Client
+from everlong_server.store.connection import Client, every
 from everlong_server.store.scripts import Scripts
 from everlong_server.store.vault import FIELDS, MESSAGES, Vault
 
@@ -37,7 +38,7 @@ class Rotated:
 
 async def anything(redis: Client) -> bool:
     """Whether anything is stored that a vault would have sealed."""
-    async for key in redis.scan_iter(f"{keys.PREFIX}*", count=1000):
+    for key in filter(keys.sealed, await every(redis, f"{keys.PREFIX}*")):
         kind = await redis.type(key)
         if kind == b"list" or (kind == b"hash" and any(await redis.hmget(key, *FIELDS))):
             return True
@@ -56,25 +57,33 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> Rotated:
     done = Rotated()
     scripts = Scripts(redis)
 
-    async def exchange(key: bytes, place: str | int, value: bytes, what: str) -> None:
+    async def exchange(key: bytes, place: str | int, value: bytes, what: str) -> bool:
+        """Whether there was anything to do."""
         if vault.seals_with(value) == vault.first:
-            return
+            return False
         plain = value if vault.seals_with(value) is None else vault.unseal(value, what)
         # One that was changed meanwhile was sealed by who changed it.
         done.values += await scripts.run(_EXCHANGE, [key.decode()], [place, value, vault.seal(plain, what)])
+        return True
 
-    async for key in redis.scan_iter(f"{keys.PREFIX}*", count=1000):
-        kind = await redis.type(key)
-        if kind == b"hash":
-            for field in FIELDS:
-                if (value := await redis.hget(key, field)) is not None:
-                    await exchange(key, field, value, field)
-        elif kind == b"list":
-            for index in range(await redis.llen(key)):
-                if (value := await redis.lindex(key, index)) is not None:
-                    await exchange(key, index, value, MESSAGES)
+    async def values() -> AsyncIterator[tuple[bytes, str | int, bytes, str]]:
+        """Key, place in it, value, and what it is sealed as."""
+        for key in filter(keys.sealed, await every(redis, f"{keys.PREFIX}*")):
+            kind = await redis.type(key)
+            if kind == b"hash":
+                for field in FIELDS:
+                    if (value := await redis.hget(key, field)) is not None:
+                        yield key, field, value, field
+            elif kind == b"list":
+                for index in range(await redis.llen(key)):
+                    if (value := await redis.lindex(key, index)) is not None:
+                        yield key, index, value, MESSAGES
+
+    # A server copies values as they are sealed (a fork, say), also to where was just looked: once more, until all is done.
+    while any([await exchange(*value) async for value in values()]):
+        pass
     for name in await asyncio.to_thread(blobs.names):
-        there = await redis.exists(owner := _owner(name))
+        there = await redis.exists(owner := keys.owner(name.split(".", 1)[0]))
         try:
             done.blobs += await asyncio.to_thread(blobs.reseal, name)
         except FileNotFoundError:  # deleted since it was listed
@@ -83,8 +92,3 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> Rotated:
             await blobs.delete(name)
     await redis.set(keys.VAULT, vault.mark())
     return done
-
-
-def _owner(name: str) -> str:
-    id = name.split(".", 1)[0]
-    return keys.upload(id) if id.startswith("upload_") else keys.document(id)

@@ -135,10 +135,6 @@ class Uploads:
         names = [keys.upload(upload_id), keys.upload_parts(upload_id)]
         return bool(await self._scripts.run(_CANCEL_UPLOAD, names, []))
 
-    async def ids(self) -> set[str]:
-        """Every upload's id."""
-        return {member.decode() for member in await self._redis.zrange(keys.UPLOADS, 0, -1)}
-
     async def expired(self) -> list[str]:
         """The ids of those whose time is up."""
         late = await self._redis.zrangebyscore(keys.UPLOADS, "-inf", await self.moment())

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from everlong_server.errors import Damaged, KeyMissing
 
 FIELDS = frozenset({"state", "open", "filename", "title", "response", "message", "error", "answer"})
-"""Fields of hashes that are sealed wherever they stand: what holds, or came of, somebody's words."""
+"""Fields of hashes that are sealed, in keys that have any (`keys.sealed`): what holds, or came of, somebody's words."""
 MESSAGES = "messages"
 """What a session's messages are sealed as."""
 

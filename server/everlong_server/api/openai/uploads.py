@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from everlong_server.api.documents import drop_text
+from everlong_server.api.documents import make
 from everlong_server.api.errors import RESPONSES
 from everlong_server.api.openai import files
 from everlong_server.api.openai.formats import Nullable
@@ -25,7 +25,6 @@ from everlong_server.api.upload import (
     Received,
     Text,
     commit,
-    converted,
     name_of,
     receive_part,
     too_large,
@@ -34,7 +33,7 @@ from everlong_server.api.views import Served
 from everlong_server.errors import Conflict, InvalidRequest, NotFound, ServerError, Unavailable
 from everlong_server.services import Services
 from everlong_server.store import uploads as store
-from everlong_server.store.records import Document, new_id, now
+from everlong_server.store.records import new_id
 
 router = APIRouter(prefix="/v1/uploads", tags=["openai"], responses=RESPONSES)
 
@@ -204,11 +203,9 @@ def _not_pending(upload: store.Upload) -> Conflict:
 async def _make(services: Services, upload: store.Upload, body: CompleteUpload) -> None:
     """The document of the upload's parts, unless the upload was cancelled or completed meanwhile."""
     parts = await _parts(services, upload, body.part_ids)
-    document = await _joined(services, upload, parts, body.md5)
-    try:
-        await services.documents.create(document, services.model.fingerprint, upload=upload.id, held=upload.bytes)
-    finally:
-        await drop_text(services, document.id)
+    document_id = new_id("doc")
+    received = await _joined(services, upload, document_id, parts, body.md5)
+    await make(services, document_id, received, None, upload=upload.id, held=upload.bytes)
 
 
 async def _parts(services: Services, upload: store.Upload, ids: Sequence[str]) -> list[store.Part]:
@@ -233,11 +230,13 @@ async def _parts(services: Services, upload: store.Upload, ids: Sequence[str]) -
     return parts
 
 
-async def _joined(services: Services, upload: store.Upload, parts: Sequence[store.Part], md5: str | None) -> Document:
-    """The document that the parts are, in a blob of its own. Raises what is wrong with its text."""
+async def _joined(
+    services: Services, upload: store.Upload, document_id: str, parts: Sequence[store.Part], md5: str | None
+) -> Received:
+    """The parts in one blob. Raises what is wrong with them."""
     if services.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
-    document_id, blobs = new_id("doc"), services.blobs
+    blobs = services.blobs
     text, total = Text(services.settings.max_document_bytes), hashlib.md5(usedforsecurity=False)
     writer = await blobs.create(document_id)
     try:
@@ -262,10 +261,7 @@ async def _joined(services: Services, upload: store.Upload, parts: Sequence[stor
     except BaseException:
         await writer.abort()
         raise
-    received = await converted(blobs, document_id, received, services.settings.max_document_bytes)
-    return Document(
-        document_id, upload.filename, received.bytes, received.text_offset, now(), received.digest, received.format
-    )
+    return received
 
 
 async def _view(services: Services, upload: store.Upload) -> Upload:
