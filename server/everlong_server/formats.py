@@ -131,7 +131,10 @@ def _html(file: Path) -> Iterator[Piece]:
 
     data = file.read_bytes()
     # A document that says nothing is UTF-8, as a server would be told; not Latin-1, as parsers of old would guess.
-    parser = html.HTMLParser(encoding=None if b"charset" in data[:4096].lower() else "utf-8", no_network=True)
+    # Without `huge_tree` what is nested deeper than 256 elements, or behind 10 MB of one text, would be left out silently.
+    parser = html.HTMLParser(
+        encoding=None if b"charset" in data[:4096].lower() else "utf-8", no_network=True, huge_tree=True
+    )
     yield from _laid_out(html.document_fromstring(data, parser))
 
 
@@ -155,13 +158,13 @@ def _laid_out(tree: Any) -> Iterator[Piece]:
 def _epub(file: Path) -> Iterator[Piece]:
     from lxml import etree, html  # noqa: PLC0415
 
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+    xml = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     with zipfile.ZipFile(file) as packed:
         if "META-INF/encryption.xml" in packed.namelist() and b"CipherData" in packed.read("META-INF/encryption.xml"):
             raise _Unreadable("an EPUB that cannot be read: it is encrypted")
-        container = etree.fromstring(packed.read("META-INF/container.xml"), parser)
+        container = etree.fromstring(packed.read("META-INF/container.xml"), xml)
         (root, *_) = container.xpath("//*[local-name()='rootfile']/@full-path")
-        package = etree.fromstring(packed.read(root), parser)
+        package = etree.fromstring(packed.read(root), xml)
         items = {
             item.get("id"): unquote(item.get("href")) for item in package.xpath("//*[local-name()='manifest']/*[@href]")
         }
@@ -169,9 +172,8 @@ def _epub(file: Path) -> Iterator[Piece]:
             name = posixpath.normpath(posixpath.join(posixpath.dirname(root), items[reference]))
             content = packed.read(name)
             if content.strip():
-                yield from _laid_out(
-                    html.document_fromstring(content, html.HTMLParser(encoding="utf-8", no_network=True))
-                )
+                parser = html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
+                yield from _laid_out(html.document_fromstring(content, parser))
 
 
 def _docx(file: Path) -> Iterator[Piece]:

@@ -81,6 +81,28 @@ def test_a_page_is_laid_out_and_its_scripts_and_styles_are_no_text(converted: Ca
     assert last.endswith("The cat left…")
 
 
+PAGES = [
+    ("".join(f"<p><font color=red>Paragraph {i}.\n" for i in range(400)) + "<p>The end.", "Paragraph 399.", 1 << 20),
+    ("<div>" * 300 + "Inner words." + "</div>" * 300 + "<p>The end.</p>", "Inner words.", 1 << 20),
+    ("<h1>Log</h1><pre>" + "a line of a log\n" * 700_000 + "</pre><p>The end.</p>", "a line of a log", 1 << 25),
+]
+
+
+@pytest.mark.parametrize(("body", "words", "limit"), PAGES, ids=["unclosed", "deep", "long"])
+@pytest.mark.parametrize("made", [lambda body: f"<html><body>{body}".encode(), lambda body: files.epub([body])])
+def test_nothing_of_a_page_is_left_out(
+    converted: Callable, made: Callable[[str], bytes], body: str, words: str, limit: int
+) -> None:
+    _, text, _ = converted(made(body), limit)
+    assert words in text
+    assert text.endswith("The end.")
+
+
+def test_a_page_that_is_nested_too_deep_is_refused(converted: Callable) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        converted(b"<html>" + b"<div>" * 5000 + b"words")
+
+
 def test_text_is_not_taken_for_a_page() -> None:
     assert formats.recognised(b"<p>html, some would say</p>") is None
     assert formats.recognised(b"How to write <html>") is None
