@@ -55,8 +55,8 @@ def word(*paragraphs: tuple[str, str]) -> bytes:
     return out.getvalue()
 
 
-def epub(chapters: Sequence[str], *, encrypted: bool = False) -> bytes:
-    """Chapters of XHTML, the content of each body, in folders as real books have them."""
+def epub(chapters: Sequence[str | bytes], *, encrypted: bool = False) -> bytes:
+    """Chapters of XHTML, the content of each body (bytes: the whole file), in folders as real books have them."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("mimetype", "application/epub+zip")
@@ -76,7 +76,9 @@ def epub(chapters: Sequence[str], *, encrypted: bool = False) -> bytes:
         for n, chapter in enumerate(chapters):
             packed.writestr(
                 f"OEBPS/text/chapter {n}.xhtml",
-                '<?xml version="1.0" encoding="utf-8"?><html xmlns="http://www.w3.org/1999/xhtml"><head><title>t</title></head>'
+                chapter
+                if isinstance(chapter, bytes)
+                else '<?xml version="1.0" encoding="utf-8"?><html xmlns="http://www.w3.org/1999/xhtml"><head><title>t</title></head>'
                 f"<body>{chapter}</body></html>",
             )
         if encrypted:

@@ -6,9 +6,12 @@ and on the text that comes out, and nothing that it refers to is fetched.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import importlib.util
 import json
 import posixpath
+import re
 import resource
 import subprocess
 import sys
@@ -129,13 +132,38 @@ def _pdf(file: Path) -> Iterator[Piece]:
 def _html(file: Path) -> Iterator[Piece]:
     from lxml import html  # noqa: PLC0415
 
-    data = file.read_bytes()
-    # A document that says nothing is UTF-8, as a server would be told; not Latin-1, as parsers of old would guess.
     # Without `huge_tree` what is nested deeper than 256 elements, or behind 10 MB of one text, would be left out silently.
-    parser = html.HTMLParser(
-        encoding=None if b"charset" in data[:4096].lower() else "utf-8", no_network=True, huge_tree=True
-    )
-    yield from _laid_out(html.document_fromstring(data, parser))
+    parser = html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
+    yield from _laid_out(html.document_fromstring(_utf8(file.read_bytes()), parser))
+
+
+_BEGINNINGS = {
+    codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
+    b"<\0": "utf-16-le", b"\0<": "utf-16-be",
+}  # fmt: skip
+_DECLARED = re.compile(
+    rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([\w.:-]+)|<meta\s[^>]*?charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE
+)
+
+
+def _utf8(data: bytes) -> bytes:
+    """A page as UTF-8: of what its first bytes tell; else it is UTF-8 if it can be, whatever it says; else of what it declares.
+    What says nothing is UTF-8 with characters that are damaged."""
+    for beginning, encoding in _BEGINNINGS.items():
+        if data.startswith(beginning):
+            return data.decode(encoding, "replace").encode("utf-8", "replace")
+    # Only ISO-2022 writes other characters with the bytes of ASCII, behind an escape.
+    if b"\x1b" not in data:
+        with contextlib.suppress(UnicodeDecodeError):
+            data.decode()
+            return data
+    if declared := _DECLARED.search(data[:4096]):
+        encoding = (declared[1] or declared[2]).decode("ascii", "replace")
+        with contextlib.suppress(LookupError, UnicodeError):  # that it does not exist
+            # As browsers do: who says Latin-1 means Windows'.
+            western = codecs.lookup(encoding).name in ("iso8859-1", "ascii")
+            return data.decode("cp1252" if western else encoding, "replace").encode("utf-8", "replace")
+    return data
 
 
 def _laid_out(tree: Any) -> Iterator[Piece]:
@@ -173,7 +201,7 @@ def _epub(file: Path) -> Iterator[Piece]:
             content = packed.read(name)
             if content.strip():
                 parser = html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
-                yield from _laid_out(html.document_fromstring(content, parser))
+                yield from _laid_out(html.document_fromstring(_utf8(content), parser))
 
 
 def _docx(file: Path) -> Iterator[Piece]:

@@ -98,6 +98,37 @@ def test_nothing_of_a_page_is_left_out(
     assert text.endswith("The end.")
 
 
+def encoded(said: str, encoding: str) -> bytes:
+    return f"<html><head>{said}</head><body><p>Café “наш”</p></body></html>".encode(encoding, "xmlcharrefreplace")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded("", "utf-8"),
+        encoded('<script charset="utf-8" src="a.js"></script>', "utf-8"),
+        encoded("<title>What a charset is</title>", "utf-8"),
+        encoded("<meta charset=iso-8859-1>", "utf-8"),
+        encoded("<meta charset=iso-8859-1>", "windows-1252"),
+        encoded('<meta http-equiv="Content-Type" content="text/html; charset=windows-1251">', "windows-1251"),
+        encoded("<meta charset=iso-2022-jp>", "iso-2022-jp"),
+        b'<?xml version="1.0" encoding="windows-1251"?>' + encoded("", "windows-1251"),
+    ],
+)
+def test_a_page_is_read_in_its_encoding(converted: Callable, data: bytes) -> None:
+    assert converted(data)[1] == "Café “наш”"
+    assert converted(files.epub([data]))[1] == "Café “наш”"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_a_chapter_is_read_in_its_encoding(converted: Callable, encoding: str) -> None:
+    assert converted(files.epub([encoded("", encoding)]))[1] == "Café “наш”"
+
+
+def test_a_page_of_no_encoding_is_read_as_far_as_it_can_be(converted: Callable) -> None:
+    assert converted("<html><meta charset=none><p>日本 ".encode() + b"\xff!")[1] == "日本 �!"
+
+
 def test_a_page_that_is_nested_too_deep_is_refused(converted: Callable) -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         converted(b"<html>" + b"<div>" * 5000 + b"words")
