@@ -18,6 +18,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
@@ -73,47 +74,63 @@ def convert(file: Path, kind: str, text: Path, limit: int) -> tuple[str, list[Ma
     Raises `UnsupportedMedia` for a format that is not read here, `InvalidRequest` for a file without text, damaged or
     encrypted, `TooLarge`.
     """
-    kind = _in_zip(file) if kind == "zip" else kind
-    made = FORMATS[kind]
-    if not made.readable:
-        raise UnsupportedMedia(
-            f"the document is {made.name}, which this server cannot read without pip install 'everlong[formats]'",
-            param="file",
-        )
     command = [sys.executable, "-m", "everlong_server.formats", kind, str(file), str(text), str(limit)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=2 * SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise _unreadable(f"reading {made.name} takes too long") from None
-    if done.returncode == 0:
-        return kind, [Mark(*mark) for mark in json.loads(done.stdout)]
-    if done.returncode == _TOO_LARGE:
-        raise TooLarge(
-            f"the document's text has more than {limit} bytes, the limit (EVERLONG_MAX_DOCUMENT_BYTES)", param="file"
+        raise _unreadable(f"reading {_name(kind)} takes too long") from None
+    made_of, _, said = done.stdout.decode(errors="replace").partition("\n")
+    kind = made_of or kind
+    if kind in FORMATS and not FORMATS[kind].readable:
+        raise UnsupportedMedia(
+            f"the document is {_name(kind)}, which this server cannot read without pip install 'everlong[formats]'",
+            param="file",
         )
-    if done.returncode == _SAID:
-        raise _unreadable(done.stdout.decode(errors="replace"))
-    raise _unreadable(f"{made.name} that cannot be read: it is damaged, or takes too much time or memory")
+    match done.returncode:
+        case 0:
+            return kind, [Mark(*mark) for mark in json.loads(said)]
+        case _End.TOO_LARGE:
+            raise TooLarge(
+                f"the document's text has more than {limit} bytes, the limit (EVERLONG_MAX_DOCUMENT_BYTES)",
+                param="file",
+            )
+        case _End.NEITHER:
+            raise UnsupportedMedia("the document is a ZIP file, and neither Word's nor an EPUB", param="file")
+        case _End.SAID:
+            raise _unreadable(said)
+    raise _unreadable(f"{_name(kind)} that cannot be read: it is damaged, or takes too much time or memory")
+
+
+def _name(kind: str) -> str:
+    return FORMATS[kind].name if kind in FORMATS else "a ZIP file"
 
 
 def _unreadable(why: str) -> InvalidRequest:
     return InvalidRequest(f"the document: {why}", param="file", code="unreadable_document")
 
 
-def _in_zip(file: Path) -> str:
+# What runs in the process of its own
+
+
+class _End(IntEnum):
+    """What it exits with, if it does not break down. It writes a line with the format as soon as that is known, behind it the
+    marks, or why there is no text."""
+
+    TOO_LARGE = 3
+    SAID = 4
+    NEITHER = 5
+
+
+def _in_zip(file: Path) -> str | None:
+    """The format of a ZIP file, if it is one that is known."""
     try:
         with zipfile.ZipFile(file) as packed:
             names = set(packed.namelist())
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise _unreadable(f"a damaged ZIP file ({error})") from None
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise _Unreadable(f"a damaged ZIP file ({error})") from None
     if "word/document.xml" in names:
         return "docx"
-    if "META-INF/container.xml" in names:
-        return "epub"
-    raise UnsupportedMedia("the document is a ZIP file, and neither Word's nor an EPUB", param="file")
-
-
-# What runs in the process of its own
+    return "epub" if "META-INF/container.xml" in names else None
 
 
 def _pdf(file: Path) -> Iterator[Piece]:
@@ -237,9 +254,6 @@ def accepted() -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
             yield id, made.name, made.extensions, made.media_types
 
 
-_TOO_LARGE, _SAID = 3, 4
-
-
 def _write(pieces: Iterator[Piece], text: IO[str], limit: int) -> list[Mark]:
     """The pieces, a blank line between them, and where their pages and sections begin."""
     marks: list[Mark] = []
@@ -265,13 +279,19 @@ def _main(kind: str, file: str, text: str, limit: str) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
+        found = _in_zip(Path(file)) if kind == "zip" else kind
+        if found is None:
+            return _End.NEITHER
+        sys.stdout.write(found)
+        sys.stdout.flush()  # it is known, whatever becomes of this process
         with Path(text).open("w", encoding="utf-8", newline="") as stream:
-            marks = _write(FORMATS[kind].pieces(Path(file)), stream, int(limit))
+            marks = _write(FORMATS[found].pieces(Path(file)), stream, int(limit))
     except OverflowError:
-        return _TOO_LARGE
+        return _End.TOO_LARGE
     except _Unreadable as error:
-        sys.stdout.write(str(error))
-        return _SAID
+        sys.stdout.write(f"\n{error}")
+        return _End.SAID
+    sys.stdout.write("\n")
     json.dump([(mark.start, mark.page, mark.section) for mark in marks], sys.stdout)
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -163,6 +164,11 @@ def zipped(**entries: str) -> bytes:
         (files.epub(["<p>x</p>"], encrypted=True), InvalidRequest, "encrypted"),
         (files.epub([]), InvalidRequest, "there is no text in it"),
         (files.word(("Normal", "x"))[:-40], InvalidRequest, "damaged ZIP file"),
+        (
+            files.word(("Normal", "x")).replace(b"PK\1\2\x14\3\x14", b"PK\1\2\x14\3\x64"),
+            InvalidRequest,
+            "damaged ZIP file",
+        ),
         (zipped(**{"word/document.xml": "<broken"}), InvalidRequest, "a Word file that cannot be read"),
         (zipped(**{"a.txt": "x"}), UnsupportedMedia, "neither Word's nor an EPUB"),
         (files.word(("Normal", "x" * 300)), TooLarge, "more than 200 bytes"),
@@ -186,6 +192,17 @@ def test_nothing_that_a_file_refers_to_is_read(converted: Callable, tmp_path: Pa
         converted(zipped(**{"META-INF/container.xml": container}))
     page = f'<html>{entity}<body>&e; here <img src="file://{tmp_path}/secret"></body></html>'
     assert "password" not in converted(b"<!doctype html>" + page.encode())[1]
+
+
+def test_a_zip_files_entries_are_read_by_the_process_that_has_limits(converted: Callable) -> None:
+    data = zipped(**{f"{n}": "" for n in range(20_000)})
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnsupportedMedia, match="neither Word's nor an EPUB"):
+            converted(data)
+        assert tracemalloc.get_traced_memory()[1] < len(data)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_conversion_has_limits(converted: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
