@@ -191,7 +191,10 @@ class Settings(BaseSettings):
         description="a response that may be stored is kept so long after its last use as previous_response_id",
     )
     lease_seconds: float = Field(15.0, gt=0, description="a writer that is silent for so long loses its session")
-    keepalive_seconds: float = Field(15.0, gt=0, description="comment on idle event streams, ping on WebSockets")
+    keepalive_seconds: float = Field(
+        15.0, gt=0,
+        description="comment on idle event streams, ping on WebSockets; a body that stands still for four times as long is given up",
+    )  # fmt: skip
     drain_seconds: float = Field(30.0, ge=0, description="time that running answers get to finish at SIGTERM")
     websocket_idle_seconds: float = Field(3600.0, gt=0, description="a WebSocket without messages is closed after this")
     log_format: Literal["text", "json"] = Field(
