@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Sequence
 
@@ -52,6 +53,18 @@ def word(*paragraphs: tuple[str, str]) -> bytes:
         else:
             made.add_paragraph(text, style=style)
     made.save(out)
+    return out.getvalue()
+
+
+def word_of(body: str) -> bytes:
+    """A Word file with this XML as its body."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(word())) as plain, zipfile.ZipFile(out, "w") as made:
+        for name in plain.namelist():
+            content = plain.read(name)
+            if name == "word/document.xml":
+                content = re.sub(rb"<w:body>.*</w:body>", f"<w:body>{body}</w:body>".encode(), content, flags=re.DOTALL)
+            made.writestr(name, content)
     return out.getvalue()
 
 

@@ -223,14 +223,51 @@ def _epub(file: Path) -> Iterator[Piece]:
 
 def _docx(file: Path) -> Iterator[Piece]:
     import docx  # noqa: PLC0415
-    from docx.table import Table  # noqa: PLC0415
+    from docx.text.paragraph import Paragraph  # noqa: PLC0415
 
-    for part in docx.Document(str(file)).iter_inner_content():
-        if isinstance(part, Table):
-            yield "\n".join("\t".join(cell.text.strip() for cell in row.cells) for row in part.rows), None, None
+    document = docx.Document(str(file))
+    for block in _nearest(document.element.body, _PARAGRAPH, _TABLE):
+        text, heading = _said(block).strip(), False
+        if block.tag == _PARAGRAPH:
+            style = Paragraph(block, document).style
+            heading = style is not None and str(style.name).startswith(("Heading", "Title"))
+        yield text, None, " ".join(text.split()) if heading else None
+
+
+_W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_PARAGRAPH, _TABLE, _ROW, _CELL, _TEXT = (_W + name for name in ("p", "tbl", "tr", "tc", "t"))
+_SIGNS = {_W + "tab": "\t", _W + "ptab": "\t", _W + "br": "\n", _W + "cr": "\n", _W + "noBreakHyphen": "-"}
+_NO_TEXT = {
+    *(
+        _W + name for name in ("pPr", "rPr", "del", "moveFrom", "rt")
+    ),  # what was deleted or moved away; how a word is read
+    "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback",  # the same once more, for old programs
+}
+
+
+def _nearest(parent: Any, *tags: str) -> Iterator[Any]:
+    """What is in `parent` of these elements, none inside another; around them can be anything: fields, controls, insertions."""
+    for child in parent:
+        if child.tag in tags:
+            yield child
+        elif child.tag not in _NO_TEXT:
+            yield from _nearest(child, *tags)
+
+
+def _said(block: Any) -> str:
+    """The text of a paragraph, a table or a cell."""
+    if block.tag == _TABLE:
+        rows = _nearest(block, _ROW)
+        return "\n".join("\t".join(_said(cell) for cell in _nearest(row, _CELL)) for row in rows)
+    if block.tag == _CELL:
+        return "\n".join(_said(inner) for inner in _nearest(block, _PARAGRAPH, _TABLE)).strip()
+    words = ""
+    for part in _nearest(block, _PARAGRAPH, _TABLE, _TEXT, *_SIGNS):
+        if part.tag in (_PARAGRAPH, _TABLE):  # of a text box
+            words += f"\n{_said(part)}\n"
         else:
-            heading = part.style is not None and str(part.style.name).startswith(("Heading", "Title"))
-            yield part.text.strip(), None, " ".join(part.text.split()) if heading else None
+            words += _SIGNS.get(part.tag) or part.text or ""
+    return words
 
 
 FORMATS = {

@@ -59,6 +59,47 @@ def test_a_word_files_headings_and_tables(converted: Callable) -> None:
     assert list(under(text, marks)) == [("Größe", "Größe\n\nBy nobody."), ("One", "One\n\na\tb\n\n日本 end.")]
 
 
+def run(text: str) -> str:
+    return f'<w:r><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def cell(*blocks: str, columns: int = 1) -> str:
+    return f'<w:tc><w:tcPr><w:gridSpan w:val="{columns}"/></w:tcPr>{"".join(blocks)}</w:tc>'
+
+
+def paragraph(*parts: str) -> str:
+    return f"<w:p>{''.join(parts)}</w:p>"
+
+
+def table(*rows: str) -> str:
+    return "<w:tbl><w:tblPr/><w:tblGrid/>" + "".join(f"<w:tr>{row}</w:tr>" for row in rows) + "</w:tbl>"
+
+
+HELD = {
+    "inserted": (paragraph(run("Paid "), f"<w:ins>{run('not ')}</w:ins>", run("yet.")), "Paid not yet."),
+    "moved": (paragraph(f"<w:moveTo>{run('here')}</w:moveTo><w:moveFrom>{run('there')}</w:moveFrom>"), "here"),
+    "deleted": (paragraph(run("Here."), "<w:del><w:r><w:delText>Gone.</w:delText></w:r></w:del>"), "Here."),
+    "control": (f"<w:sdt><w:sdtContent>{paragraph(run('In a box.'))}</w:sdtContent></w:sdt>", "In a box."),
+    "inline control": (paragraph(run("By "), f"<w:sdt><w:sdtContent>{run('Ada')}</w:sdtContent></w:sdt>"), "By Ada"),
+    "tag": (paragraph(f'<w:smartTag w:element="city">{run("Ulm")}</w:smartTag>', run(" burns.")), "Ulm burns."),
+    "field": (paragraph(run("Page "), f'<w:fldSimple w:instr="PAGE">{run("3")}</w:fldSimple>'), "Page 3"),
+    "signs": (
+        "<w:p><w:pPr><w:tabs><w:tab/></w:tabs></w:pPr><w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:br/><w:t>c</w:t></w:r></w:p>",
+        "a\tb\nc",
+    ),
+    "merged": (table(cell(paragraph(run("wide")), columns=3), cell(*[paragraph(run(c)) for c in "ab"])), "wide\na\nb"),
+    "nested": (table(cell(paragraph(run("a")), table(cell(paragraph(run("b"))) * 2), paragraph()) * 2), "a\nb\tb\ta\nb\tb"),
+    "inserted row": (table(f"<w:ins>{cell(paragraph(run('a')))}</w:ins>"), "a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "text"), HELD.values(), ids=HELD)
+def test_a_word_files_words_whatever_holds_them(converted: Callable, body: str, text: str) -> None:
+    assert (
+        converted(files.word_of(paragraph(run("One.")) + body + paragraph(run("Two."))))[1] == f"One.\n\n{text}\n\nTwo."
+    )
+
+
 def test_a_books_chapters_in_the_order_of_reading(converted: Callable) -> None:
     made_of, text, marks = converted(
         files.epub(["<h1>Zwölf</h1><p>Once upon a time.</p>", "<p>No heading — here.</p>"])
