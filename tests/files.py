@@ -68,8 +68,9 @@ def word_of(body: str) -> bytes:
     return out.getvalue()
 
 
-def epub(chapters: Sequence[str | bytes], *, encrypted: bool = False) -> bytes:
-    """Chapters of XHTML, the content of each body (bytes: the whole file), in folders as real books have them."""
+def epub(chapters: Sequence[str | bytes], *, encrypted: Sequence[str] = ()) -> bytes:
+    """Chapters of XHTML, the content of each body (bytes: the whole file), in folders as real books have them.
+    `encrypted`: what is said to be."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("mimetype", "application/epub+zip")
@@ -94,8 +95,17 @@ def epub(chapters: Sequence[str | bytes], *, encrypted: bool = False) -> bytes:
                 else '<?xml version="1.0" encoding="utf-8"?><html xmlns="http://www.w3.org/1999/xhtml"><head><title>t</title></head>'
                 f"<body>{chapter}</body></html>",
             )
-        if encrypted:
-            packed.writestr("META-INF/encryption.xml", "<encryption><CipherData/></encryption>")
+        references = "".join(
+            f'<enc:EncryptedData><enc:EncryptionMethod Algorithm="http://www.idpf.org/2008/embedding"/>'
+            f'<enc:CipherData><enc:CipherReference URI="{uri}"/></enc:CipherData></enc:EncryptedData>'
+            for uri in encrypted
+        )
+        if references:
+            packed.writestr(
+                "META-INF/encryption.xml",
+                '<encryption xmlns="urn:oasis:names:tc:opendocument:xmlns:container" '
+                f'xmlns:enc="http://www.w3.org/2001/04/xmlenc#">{references}</encryption>',
+            )
     return out.getvalue()
 
 

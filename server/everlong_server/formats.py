@@ -205,16 +205,21 @@ def _epub(file: Path) -> Iterator[Piece]:
 
     xml = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     with zipfile.ZipFile(file) as packed:
-        if "META-INF/encryption.xml" in packed.namelist() and b"CipherData" in packed.read("META-INF/encryption.xml"):
-            raise _Unreadable("an EPUB that cannot be read: it is encrypted")
         container = etree.fromstring(packed.read("META-INF/container.xml"), xml)
         (root, *_) = container.xpath("//*[local-name()='rootfile']/@full-path")
         package = etree.fromstring(packed.read(root), xml)
         items = {
             item.get("id"): unquote(item.get("href")) for item in package.xpath("//*[local-name()='manifest']/*[@href]")
         }
+        sealed = set()
+        if "META-INF/encryption.xml" in packed.namelist():  # of fonts alone, too: hidden, so that nobody takes them out
+            encryption = etree.fromstring(packed.read("META-INF/encryption.xml"), xml)
+            uris = encryption.xpath("//*[local-name()='CipherReference']/@URI")
+            sealed = {posixpath.normpath(unquote(uri)) for uri in uris}
         for reference in package.xpath("//*[local-name()='spine']/*/@idref"):
             name = posixpath.normpath(posixpath.join(posixpath.dirname(root), items[reference]))
+            if name in sealed:
+                raise _Unreadable("an EPUB that cannot be read: it is encrypted")
             content = packed.read(name)
             if content.strip():
                 parser = html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)

@@ -109,6 +109,10 @@ def test_a_books_chapters_in_the_order_of_reading(converted: Callable) -> None:
     assert list(under(text, marks)) == [("Zwölf", text)]
 
 
+def test_a_book_with_hidden_fonts_is_read(converted: Callable) -> None:
+    assert converted(files.epub(["<p>Here.</p>"], encrypted=["OEBPS/fonts/Minion.otf"]))[1] == "Here."
+
+
 def test_a_page_is_laid_out_and_its_scripts_and_styles_are_no_text(converted: Callable) -> None:
     made_of, text, marks = converted(HTML.encode())
     assert made_of == "html"
@@ -202,7 +206,7 @@ def zipped(**entries: str) -> bytes:
         (files.pdf(["", ""]), InvalidRequest, "there is no text in it; pages that are pictures"),
         (files.encrypted_pdf(), InvalidRequest, "encrypted"),
         (files.pdf(["x"])[:60], InvalidRequest, "it is damaged"),
-        (files.epub(["<p>x</p>"], encrypted=True), InvalidRequest, "encrypted"),
+        (files.epub(["<p>x</p>"], encrypted=["OEBPS/text/chapter%200.xhtml"]), InvalidRequest, "encrypted"),
         (files.epub([]), InvalidRequest, "there is no text in it"),
         (files.word(("Normal", "x"))[:-40], InvalidRequest, "damaged ZIP file"),
         (
