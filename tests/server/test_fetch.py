@@ -83,6 +83,7 @@ def test_documents_from_a_named_server(new_server: Callable[..., Server], web: s
         (f"//{web}/story.txt", 422, "invalid_value"),
         ("file:///etc/passwd", 422, "invalid_value"),
         ("http://[::1", 422, "invalid_value"),
+        ("http://xn--a/", 422, "invalid_value"),
     ):
         server.error(server.http.post("/v1/documents/fetch", json={"url": url}), status, code, "url")
     assert server.http.get("/v1/documents").json() == before

@@ -60,9 +60,10 @@ async def fetch(body: Fetch, services: Served) -> schemas.Document:
 def _allowed(given: str, hosts: tuple[str, ...]) -> httpx.URL:
     try:
         url = httpx.URL(given)
-    except httpx.InvalidURL as error:
+        host = url.host  # which is decoded only now
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise InvalidRequest(f"url: {error}", param="url") from None
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not host:
         raise InvalidRequest(f"url: {given[:100]!r} does not begin with http:// or https:// and a host", param="url")
     if url.userinfo:
         raise InvalidRequest("url: it holds a user's name or password; no server is sent one", param="url")
