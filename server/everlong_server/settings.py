@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
@@ -202,6 +203,12 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
 
+    @field_validator("fetch_hosts")
+    @classmethod
+    def _as_asked(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        """As they stand in a request: in lower case, in ASCII."""
+        return tuple(_authority(host) for host in hosts)
+
     @field_validator("redis_url")
     @classmethod
     def _understood(cls, url: str | None) -> str | None:
@@ -234,6 +241,17 @@ class Settings(BaseSettings):
     def blobs(self) -> str:
         """Where uploads are kept, as an fsspec URL."""
         return self.blob_url or f"file://{self.data_dir.expanduser().absolute() / 'documents'}"
+
+
+def _authority(host: str) -> str:
+    try:
+        url = httpx.URL(f"//{host}")
+        alone = url.host != "" and (url.path, url.query, url.fragment, url.userinfo) == ("/", b"", "", b"")
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ValueError(f"{host!r} is no host: {error}") from None
+    if not alone:
+        raise ValueError(f"{host!r} is not a host, or a host and its port")
+    return url.netloc.decode()
 
 
 def traces_wanted() -> bool:
