@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Sequence
 
@@ -55,8 +56,21 @@ def word(*paragraphs: tuple[str, str]) -> bytes:
     return out.getvalue()
 
 
-def epub(chapters: Sequence[str], *, encrypted: bool = False) -> bytes:
-    """Chapters of XHTML, the content of each body, in folders as real books have them."""
+def word_of(body: str) -> bytes:
+    """A Word file with this XML as its body."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(word())) as plain, zipfile.ZipFile(out, "w") as made:
+        for name in plain.namelist():
+            content = plain.read(name)
+            if name == "word/document.xml":
+                content = re.sub(rb"<w:body>.*</w:body>", f"<w:body>{body}</w:body>".encode(), content, flags=re.DOTALL)
+            made.writestr(name, content)
+    return out.getvalue()
+
+
+def epub(chapters: Sequence[str | bytes], *, encrypted: Sequence[str] = ()) -> bytes:
+    """Chapters of XHTML, the content of each body (bytes: the whole file), in folders as real books have them.
+    `encrypted`: what is said to be."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("mimetype", "application/epub+zip")
@@ -76,11 +90,22 @@ def epub(chapters: Sequence[str], *, encrypted: bool = False) -> bytes:
         for n, chapter in enumerate(chapters):
             packed.writestr(
                 f"OEBPS/text/chapter {n}.xhtml",
-                '<?xml version="1.0" encoding="utf-8"?><html xmlns="http://www.w3.org/1999/xhtml"><head><title>t</title></head>'
+                chapter
+                if isinstance(chapter, bytes)
+                else '<?xml version="1.0" encoding="utf-8"?><html xmlns="http://www.w3.org/1999/xhtml"><head><title>t</title></head>'
                 f"<body>{chapter}</body></html>",
             )
-        if encrypted:
-            packed.writestr("META-INF/encryption.xml", "<encryption><CipherData/></encryption>")
+        references = "".join(
+            f'<enc:EncryptedData><enc:EncryptionMethod Algorithm="http://www.idpf.org/2008/embedding"/>'
+            f'<enc:CipherData><enc:CipherReference URI="{uri}"/></enc:CipherData></enc:EncryptedData>'
+            for uri in encrypted
+        )
+        if references:
+            packed.writestr(
+                "META-INF/encryption.xml",
+                '<encryption xmlns="urn:oasis:names:tc:opendocument:xmlns:container" '
+                f'xmlns:enc="http://www.w3.org/2001/04/xmlenc#">{references}</encryption>',
+            )
     return out.getvalue()
 
 

@@ -101,7 +101,9 @@ def create_app(
         app.include_router(module.router)
     app.mount("/assets", page.Assets())
     app.add_middleware(access.Access, settings=settings, metrics=metrics)
-    app.add_middleware(_Guard, limit=settings.max_body_bytes, metrics=metrics)
+    app.add_middleware(
+        _Guard, limit=settings.max_body_bytes, seconds=_SILENT * settings.keepalive_seconds, metrics=metrics
+    )
     # Around all, what makes answers of errors too, which no middleware of the application's own is.
     stack = app.build_middleware_stack
     app.build_middleware_stack = lambda: named.Named(stack(), traces)  # type: ignore[method-assign]
@@ -136,33 +138,48 @@ async def _in_daemon(load: Callable[[], Model]) -> Model:
     return await future
 
 
+_SILENT = 4
+"""For so many keep-alives a caller may stand still in the middle of a body."""
 UPLOADS = re.compile("/v1/(documents|files|uploads/[^/]+/parts)/?")
 
 
 class _Guard:
     """Counts requests, and bounds the bodies of all but uploads, which bound themselves as they are streamed.
 
+    A caller that sends nothing of its body for `seconds` is taken for gone: of a connection that was lost nobody says so, and
+    what it has begun (an idempotency key, a place in an upload) would be its own for ever.
+
     Nothing is decompressed: a body's length is what is sent. What is cancelled, as the server ends before it is done, is told
     to come again.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, limit: int, seconds: float, metrics: Metrics) -> None:
         self._app = app
         self._limit = limit
+        self._seconds = seconds
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        received, begun = 0, False
+        received, complete, begun = 0, False, False
         upload = scope["method"] == "POST" and UPLOADS.fullmatch(scope["path"]) is not None
 
         async def bounded() -> Message:
-            nonlocal received
+            nonlocal received, complete
             if (coding := Headers(scope=scope).get("content-encoding", "identity")) != "identity":
                 raise HTTPException(415, f"Content-Encoding {coding[:60]!r}: send the body as it is")
-            message = await receive()
+            try:
+                async with asyncio.timeout(None if complete else self._seconds):
+                    message = await receive()
+            except TimeoutError:
+                if begun:
+                    return {"type": "http.disconnect"}
+                raise HTTPException(
+                    408, f"nothing of the body has come for {self._seconds:g} s", {"Connection": "close"}
+                ) from None
+            complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._limit and not upload:
                 raise HTTPException(

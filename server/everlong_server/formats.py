@@ -6,15 +6,19 @@ and on the text that comes out, and nothing that it refers to is fetched.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import importlib.util
 import json
 import posixpath
+import re
 import resource
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote
@@ -70,47 +74,63 @@ def convert(file: Path, kind: str, text: Path, limit: int) -> tuple[str, list[Ma
     Raises `UnsupportedMedia` for a format that is not read here, `InvalidRequest` for a file without text, damaged or
     encrypted, `TooLarge`.
     """
-    kind = _in_zip(file) if kind == "zip" else kind
-    made = FORMATS[kind]
-    if not made.readable:
-        raise UnsupportedMedia(
-            f"the document is {made.name}, which this server cannot read without pip install 'everlong[formats]'",
-            param="file",
-        )
     command = [sys.executable, "-m", "everlong_server.formats", kind, str(file), str(text), str(limit)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=2 * SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise _unreadable(f"reading {made.name} takes too long") from None
-    if done.returncode == 0:
-        return kind, [Mark(*mark) for mark in json.loads(done.stdout)]
-    if done.returncode == _TOO_LARGE:
-        raise TooLarge(
-            f"the document's text has more than {limit} bytes, the limit (EVERLONG_MAX_DOCUMENT_BYTES)", param="file"
+        raise _unreadable(f"reading {_name(kind)} takes too long") from None
+    made_of, _, said = done.stdout.decode(errors="replace").partition("\n")
+    kind = made_of or kind
+    if kind in FORMATS and not FORMATS[kind].readable:
+        raise UnsupportedMedia(
+            f"the document is {_name(kind)}, which this server cannot read without pip install 'everlong[formats]'",
+            param="file",
         )
-    if done.returncode == _SAID:
-        raise _unreadable(done.stdout.decode(errors="replace"))
-    raise _unreadable(f"{made.name} that cannot be read: it is damaged, or takes too much time or memory")
+    match done.returncode:
+        case 0:
+            return kind, [Mark(*mark) for mark in json.loads(said)]
+        case _End.TOO_LARGE:
+            raise TooLarge(
+                f"the document's text has more than {limit} bytes, the limit (EVERLONG_MAX_DOCUMENT_BYTES)",
+                param="file",
+            )
+        case _End.NEITHER:
+            raise UnsupportedMedia("the document is a ZIP file, and neither Word's nor an EPUB", param="file")
+        case _End.SAID:
+            raise _unreadable(said)
+    raise _unreadable(f"{_name(kind)} that cannot be read: it is damaged, or takes too much time or memory")
+
+
+def _name(kind: str) -> str:
+    return FORMATS[kind].name if kind in FORMATS else "a ZIP file"
 
 
 def _unreadable(why: str) -> InvalidRequest:
     return InvalidRequest(f"the document: {why}", param="file", code="unreadable_document")
 
 
-def _in_zip(file: Path) -> str:
+# What runs in the process of its own
+
+
+class _End(IntEnum):
+    """What it exits with, if it does not break down. It writes a line with the format as soon as that is known, behind it the
+    marks, or why there is no text."""
+
+    TOO_LARGE = 3
+    SAID = 4
+    NEITHER = 5
+
+
+def _in_zip(file: Path) -> str | None:
+    """The format of a ZIP file, if it is one that is known."""
     try:
         with zipfile.ZipFile(file) as packed:
             names = set(packed.namelist())
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise _unreadable(f"a damaged ZIP file ({error})") from None
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise _Unreadable(f"a damaged ZIP file ({error})") from None
     if "word/document.xml" in names:
         return "docx"
-    if "META-INF/container.xml" in names:
-        return "epub"
-    raise UnsupportedMedia("the document is a ZIP file, and neither Word's nor an EPUB", param="file")
-
-
-# What runs in the process of its own
+    return "epub" if "META-INF/container.xml" in names else None
 
 
 def _pdf(file: Path) -> Iterator[Piece]:
@@ -129,10 +149,38 @@ def _pdf(file: Path) -> Iterator[Piece]:
 def _html(file: Path) -> Iterator[Piece]:
     from lxml import html  # noqa: PLC0415
 
-    data = file.read_bytes()
-    # A document that says nothing is UTF-8, as a server would be told; not Latin-1, as parsers of old would guess.
-    parser = html.HTMLParser(encoding=None if b"charset" in data[:4096].lower() else "utf-8", no_network=True)
-    yield from _laid_out(html.document_fromstring(data, parser))
+    # Without `huge_tree` what is nested deeper than 256 elements, or behind 10 MB of one text, would be left out silently.
+    parser = html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
+    yield from _laid_out(html.document_fromstring(_utf8(file.read_bytes()), parser))
+
+
+_BEGINNINGS = {
+    codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16",
+    b"<\0": "utf-16-le", b"\0<": "utf-16-be",
+}  # fmt: skip
+_DECLARED = re.compile(
+    rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([\w.:-]+)|<meta\s[^>]*?charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE
+)
+
+
+def _utf8(data: bytes) -> bytes:
+    """A page as UTF-8: of what its first bytes tell; else it is UTF-8 if it can be, whatever it says; else of what it declares.
+    What says nothing is UTF-8 with characters that are damaged."""
+    for beginning, encoding in _BEGINNINGS.items():
+        if data.startswith(beginning):
+            return data.decode(encoding, "replace").encode("utf-8", "replace")
+    # Only ISO-2022 writes other characters with the bytes of ASCII, behind an escape.
+    if b"\x1b" not in data:
+        with contextlib.suppress(UnicodeDecodeError):
+            data.decode()
+            return data
+    if declared := _DECLARED.search(data[:4096]):
+        encoding = (declared[1] or declared[2]).decode("ascii", "replace")
+        with contextlib.suppress(LookupError, UnicodeError):  # that it does not exist
+            # As browsers do: who says Latin-1 means Windows'.
+            western = codecs.lookup(encoding).name in ("iso8859-1", "ascii")
+            return data.decode("cp1252" if western else encoding, "replace").encode("utf-8", "replace")
+    return data
 
 
 def _laid_out(tree: Any) -> Iterator[Piece]:
@@ -155,35 +203,76 @@ def _laid_out(tree: Any) -> Iterator[Piece]:
 def _epub(file: Path) -> Iterator[Piece]:
     from lxml import etree, html  # noqa: PLC0415
 
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+    xml = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     with zipfile.ZipFile(file) as packed:
-        if "META-INF/encryption.xml" in packed.namelist() and b"CipherData" in packed.read("META-INF/encryption.xml"):
-            raise _Unreadable("an EPUB that cannot be read: it is encrypted")
-        container = etree.fromstring(packed.read("META-INF/container.xml"), parser)
+        container = etree.fromstring(packed.read("META-INF/container.xml"), xml)
         (root, *_) = container.xpath("//*[local-name()='rootfile']/@full-path")
-        package = etree.fromstring(packed.read(root), parser)
+        package = etree.fromstring(packed.read(root), xml)
         items = {
             item.get("id"): unquote(item.get("href")) for item in package.xpath("//*[local-name()='manifest']/*[@href]")
         }
+        sealed = set()
+        if "META-INF/encryption.xml" in packed.namelist():  # of fonts alone, too: hidden, so that nobody takes them out
+            encryption = etree.fromstring(packed.read("META-INF/encryption.xml"), xml)
+            uris = encryption.xpath("//*[local-name()='CipherReference']/@URI")
+            sealed = {posixpath.normpath(unquote(uri)) for uri in uris}
         for reference in package.xpath("//*[local-name()='spine']/*/@idref"):
             name = posixpath.normpath(posixpath.join(posixpath.dirname(root), items[reference]))
+            if name in sealed:
+                raise _Unreadable("an EPUB that cannot be read: it is encrypted")
             content = packed.read(name)
             if content.strip():
-                yield from _laid_out(
-                    html.document_fromstring(content, html.HTMLParser(encoding="utf-8", no_network=True))
-                )
+                parser = html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
+                yield from _laid_out(html.document_fromstring(_utf8(content), parser))
 
 
 def _docx(file: Path) -> Iterator[Piece]:
     import docx  # noqa: PLC0415
-    from docx.table import Table  # noqa: PLC0415
+    from docx.text.paragraph import Paragraph  # noqa: PLC0415
 
-    for part in docx.Document(str(file)).iter_inner_content():
-        if isinstance(part, Table):
-            yield "\n".join("\t".join(cell.text.strip() for cell in row.cells) for row in part.rows), None, None
+    document = docx.Document(str(file))
+    for block in _nearest(document.element.body, _PARAGRAPH, _TABLE):
+        text, heading = _said(block).strip(), False
+        if block.tag == _PARAGRAPH:
+            style = Paragraph(block, document).style
+            heading = style is not None and str(style.name).startswith(("Heading", "Title"))
+        yield text, None, " ".join(text.split()) if heading else None
+
+
+_W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_PARAGRAPH, _TABLE, _ROW, _CELL, _TEXT = (_W + name for name in ("p", "tbl", "tr", "tc", "t"))
+_SIGNS = {_W + "tab": "\t", _W + "ptab": "\t", _W + "br": "\n", _W + "cr": "\n", _W + "noBreakHyphen": "-"}
+_NO_TEXT = {
+    *(
+        _W + name for name in ("pPr", "rPr", "del", "moveFrom", "rt")
+    ),  # what was deleted or moved away; how a word is read
+    "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback",  # the same once more, for old programs
+}
+
+
+def _nearest(parent: Any, *tags: str) -> Iterator[Any]:
+    """What is in `parent` of these elements, none inside another; around them can be anything: fields, controls, insertions."""
+    for child in parent:
+        if child.tag in tags:
+            yield child
+        elif child.tag not in _NO_TEXT:
+            yield from _nearest(child, *tags)
+
+
+def _said(block: Any) -> str:
+    """The text of a paragraph, a table or a cell."""
+    if block.tag == _TABLE:
+        rows = _nearest(block, _ROW)
+        return "\n".join("\t".join(_said(cell) for cell in _nearest(row, _CELL)) for row in rows)
+    if block.tag == _CELL:
+        return "\n".join(_said(inner) for inner in _nearest(block, _PARAGRAPH, _TABLE)).strip()
+    words = ""
+    for part in _nearest(block, _PARAGRAPH, _TABLE, _TEXT, *_SIGNS):
+        if part.tag in (_PARAGRAPH, _TABLE):  # of a text box
+            words += f"\n{_said(part)}\n"
         else:
-            heading = part.style is not None and str(part.style.name).startswith(("Heading", "Title"))
-            yield part.text.strip(), None, " ".join(part.text.split()) if heading else None
+            words += _SIGNS.get(part.tag) or part.text or ""
+    return words
 
 
 FORMATS = {
@@ -205,9 +294,6 @@ def accepted() -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
     for id, made in FORMATS.items():
         if made.readable:
             yield id, made.name, made.extensions, made.media_types
-
-
-_TOO_LARGE, _SAID = 3, 4
 
 
 def _write(pieces: Iterator[Piece], text: IO[str], limit: int) -> list[Mark]:
@@ -235,13 +321,19 @@ def _main(kind: str, file: str, text: str, limit: str) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
+        found = _in_zip(Path(file)) if kind == "zip" else kind
+        if found is None:
+            return _End.NEITHER
+        sys.stdout.write(found)
+        sys.stdout.flush()  # it is known, whatever becomes of this process
         with Path(text).open("w", encoding="utf-8", newline="") as stream:
-            marks = _write(FORMATS[kind].pieces(Path(file)), stream, int(limit))
+            marks = _write(FORMATS[found].pieces(Path(file)), stream, int(limit))
     except OverflowError:
-        return _TOO_LARGE
+        return _End.TOO_LARGE
     except _Unreadable as error:
-        sys.stdout.write(str(error))
-        return _SAID
+        sys.stdout.write(f"\n{error}")
+        return _End.SAID
+    sys.stdout.write("\n")
     json.dump([(mark.start, mark.page, mark.section) for mark in marks], sys.stdout)
     return 0
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
@@ -191,13 +192,22 @@ class Settings(BaseSettings):
         description="a response that may be stored is kept so long after its last use as previous_response_id",
     )
     lease_seconds: float = Field(15.0, gt=0, description="a writer that is silent for so long loses its session")
-    keepalive_seconds: float = Field(15.0, gt=0, description="comment on idle event streams, ping on WebSockets")
+    keepalive_seconds: float = Field(
+        15.0, gt=0,
+        description="comment on idle event streams, ping on WebSockets; a body that stands still for four times as long is given up",
+    )  # fmt: skip
     drain_seconds: float = Field(30.0, ge=0, description="time that running answers get to finish at SIGTERM")
     websocket_idle_seconds: float = Field(3600.0, gt=0, description="a WebSocket without messages is closed after this")
     log_format: Literal["text", "json"] = Field(
         "text", description="json: a line of JSON each, with the id of the request that it is about"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
+
+    @field_validator("fetch_hosts")
+    @classmethod
+    def _as_asked(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        """As they stand in a request: in lower case, in ASCII."""
+        return tuple(_authority(host) for host in hosts)
 
     @field_validator("redis_url")
     @classmethod
@@ -231,6 +241,17 @@ class Settings(BaseSettings):
     def blobs(self) -> str:
         """Where uploads are kept, as an fsspec URL."""
         return self.blob_url or f"file://{self.data_dir.expanduser().absolute() / 'documents'}"
+
+
+def _authority(host: str) -> str:
+    try:
+        url = httpx.URL(f"//{host}")
+        alone = url.host != "" and (url.path, url.query, url.fragment, url.userinfo) == ("/", b"", "", b"")
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ValueError(f"{host!r} is no host: {error}") from None
+    if not alone:
+        raise ValueError(f"{host!r} is not a host, or a host and its port")
+    return url.netloc.decode()
 
 
 def traces_wanted() -> bool:

@@ -189,6 +189,8 @@ def test_what_is_not_http(server: Server, raw: bytes) -> None:
         ({"origin": "https://evil.example"}, "origin_not_allowed"),
         ({"origin": "http://127.0.0.1:1"}, "origin_not_allowed"),
         ({"origin": "null"}, "origin_not_allowed"),
+        ({"origin": "http://["}, "origin_not_allowed"),
+        ({"host": "["}, "host_not_allowed"),
         ({"host": "evil.example"}, "host_not_allowed"),
         ({"host": "evil.example", "origin": "http://evil.example"}, "host_not_allowed"),
     ],

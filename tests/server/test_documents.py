@@ -9,6 +9,9 @@ import threading
 import httpx
 import pytest
 
+from everlong_server.store import keys
+from everlong_server.store.connection import connect
+from everlong_server.store.documents import page
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY, make_tokenizer
 
@@ -54,13 +57,41 @@ def test_curls_default_content_type_is_taken(server: Server) -> None:
 
 def test_documents_are_listed_newest_first_in_pages(server: Server) -> None:
     ids = [server.upload(f"text {n}")["id"] for n in range(5)]
-    page = server.http.get("/v1/documents", params={"limit": 3}).json()
-    assert [d["id"] for d in page["data"]] == ids[:1:-1]
-    assert page["has_more"] is True
-    rest = server.http.get("/v1/documents", params={"limit": 2, "after": page["data"][-1]["id"]}).json()
+    first = server.http.get("/v1/documents", params={"limit": 3}).json()
+    assert [d["id"] for d in first["data"]] == ids[:1:-1]
+    assert first["has_more"] is True
+    rest = server.http.get("/v1/documents", params={"limit": 2, "after": first["data"][-1]["id"]}).json()
     assert [d["id"] for d in rest["data"]] == ids[1::-1]
     server.error(server.http.get("/v1/documents", params={"limit": 0}), 422, "invalid_value", "limit")
     server.error(server.http.get("/v1/documents", params={"after": "doc_x"}), 404, "not_found", "after")
+
+
+@pytest.mark.parametrize("path", ["/v1/documents", "/v1/sessions"])
+def test_a_list_goes_on_behind_what_was_deleted(server: Server, path: str) -> None:
+    made = [server.upload(f"text {n}")["id"] if path == "/v1/documents" else server.session()["id"] for n in range(5)]
+    listed: list[str] = []
+    while len(listed) < 5:
+        after = {"after": listed[-1]} if listed else {}
+        for each in server.http.get(path, params={"limit": 2, **after}).json()["data"]:
+            server.http.delete(f"{path}/{each['id']}")
+            listed.append(each["id"])
+    assert listed[:5] == made[::-1]
+
+
+async def test_of_one_moment_none_is_left_out_behind_what_was_deleted(redis_url: str) -> None:
+    redis, index = connect(redis_url), keys.documents("default")
+    await redis.flushdb()
+    places = {"a": 1.5, "b": 2.1, "c": 2.1, "d": 2.1, "e": 3.0}
+    await redis.zadd(index, places)
+    everything, _ = await page(redis, index, 5, None)
+    assert everything == ["e", "d", "c", "b", "a"]
+    for id, place in places.items():
+        await redis.zrem(index, id)
+        await redis.set(keys.deleted(index, id), repr(place))
+        assert await page(redis, index, 5, id) == (everything[everything.index(id) + 1 :], False)
+        await redis.zadd(index, {id: place})
+    await redis.flushdb()
+    await redis.aclose()
 
 
 def test_progress_is_told_as_events(server: Server) -> None:

@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from pydantic import ValidationError
 
+from everlong_server.api.fetch import _allowed
 from everlong_server.bench.ports import free_port
+from everlong_server.errors import PermissionDenied
+from everlong_server.settings import Settings
 from tests import files
 from tests.process import Server
 
@@ -18,6 +22,8 @@ PAGE = b"<!doctype html><html><body><h1>Harbours</h1><p>Ferries leave at dawn.</
 ANSWERS: dict[str, tuple[int, dict[str, str], bytes]] = {
     "/story.txt": (200, {"content-type": "text/plain; charset=utf-8"}, "Zwölf Katzen.".encode()),
     "/page": (200, {"content-type": "text/html"}, PAGE),
+    "/no%0Aname": (200, {"content-type": "text/plain"}, b"Nameless."),
+    f"/{'x' * 300}": (200, {"content-type": "text/plain"}, b"Nameless."),
     "/paper.pdf": (200, {"content-type": "application/pdf"}, files.pdf(["The first page."])),
     "/picture": (200, {"content-type": "image/png"}, b"\x89PNG"),
     "/latin": (200, {"content-type": "text/plain"}, b"caf\xe9"),
@@ -65,6 +71,8 @@ def test_documents_from_a_named_server(new_server: Callable[..., Server], web: s
     assert fetch("/page", filename="harbours")["filename"] == "harbours"
     assert fetch("/page")["format"] == "html"
     assert fetch("/paper.pdf")["format"] == "pdf"
+    for nameless in ("/no%0Aname", f"/{'x' * 300}"):
+        assert fetch(nameless)["filename"] is None
     before = server.http.get("/v1/documents").json()
     for path, status, code in (
         ("/nothing", 422, "fetch_failed"), ("/moved", 422, "fetch_failed"), ("/packed", 422, "fetch_failed"),
@@ -83,9 +91,38 @@ def test_documents_from_a_named_server(new_server: Callable[..., Server], web: s
         (f"//{web}/story.txt", 422, "invalid_value"),
         ("file:///etc/passwd", 422, "invalid_value"),
         ("http://[::1", 422, "invalid_value"),
+        ("http://xn--a/", 422, "invalid_value"),
     ):
         server.error(server.http.post("/v1/documents/fetch", json={"url": url}), status, code, "url")
     assert server.http.get("/v1/documents").json() == before
+
+
+@pytest.mark.parametrize(
+    ("host", "good", "bad"),
+    [
+        ("127.0.0.1:80", ["http://127.0.0.1/x", "http://127.0.0.1:80/x"], ["https://127.0.0.1/", "http://127.0.0.1:8080/"]),
+        ("www.example.org:443", ["https://www.example.org/", "http://www.example.org:443/"], ["http://www.example.org/"]),
+        ("www.example.org", ["http://www.example.org:80", "https://www.example.org"], ["http://www.example.org:443/"]),
+        ("WWW.Example.com", ["https://www.example.com/", "https://WWW.EXAMPLE.com"], ["https://example.com/"]),
+        ("bücher.example", ["https://bücher.example/", "https://xn--bcher-kva.example/"], ["https://bucher.example/"]),
+        ("[::1]:80", ["http://[::1]/"], ["http://[::1]:81/"]),
+    ],
+)  # fmt: skip
+def test_hosts_are_told_as_addresses_name_them(host: str, good: list[str], bad: list[str]) -> None:
+    hosts = Settings(fetch_hosts=(host,)).fetch_hosts
+    for url in good:
+        _allowed(url, hosts)
+    for url in bad:
+        with pytest.raises(PermissionDenied):
+            _allowed(url, hosts)
+
+
+@pytest.mark.parametrize(
+    "host", ["", "https://www.example.org", "www.example.org/x", "me@www.example.org", "xn--a", "[::1"]
+)
+def test_what_is_no_host_is_no_setting(host: str) -> None:
+    with pytest.raises(ValidationError, match="host"):
+        Settings(fetch_hosts=(host,))
 
 
 def test_by_default_nothing_is_fetched(server: Server, web: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,6 +59,47 @@ def test_a_word_files_headings_and_tables(converted: Callable) -> None:
     assert list(under(text, marks)) == [("Größe", "Größe\n\nBy nobody."), ("One", "One\n\na\tb\n\n日本 end.")]
 
 
+def run(text: str) -> str:
+    return f'<w:r><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def cell(*blocks: str, columns: int = 1) -> str:
+    return f'<w:tc><w:tcPr><w:gridSpan w:val="{columns}"/></w:tcPr>{"".join(blocks)}</w:tc>'
+
+
+def paragraph(*parts: str) -> str:
+    return f"<w:p>{''.join(parts)}</w:p>"
+
+
+def table(*rows: str) -> str:
+    return "<w:tbl><w:tblPr/><w:tblGrid/>" + "".join(f"<w:tr>{row}</w:tr>" for row in rows) + "</w:tbl>"
+
+
+HELD = {
+    "inserted": (paragraph(run("Paid "), f"<w:ins>{run('not ')}</w:ins>", run("yet.")), "Paid not yet."),
+    "moved": (paragraph(f"<w:moveTo>{run('here')}</w:moveTo><w:moveFrom>{run('there')}</w:moveFrom>"), "here"),
+    "deleted": (paragraph(run("Here."), "<w:del><w:r><w:delText>Gone.</w:delText></w:r></w:del>"), "Here."),
+    "control": (f"<w:sdt><w:sdtContent>{paragraph(run('In a box.'))}</w:sdtContent></w:sdt>", "In a box."),
+    "inline control": (paragraph(run("By "), f"<w:sdt><w:sdtContent>{run('Ada')}</w:sdtContent></w:sdt>"), "By Ada"),
+    "tag": (paragraph(f'<w:smartTag w:element="city">{run("Ulm")}</w:smartTag>', run(" burns.")), "Ulm burns."),
+    "field": (paragraph(run("Page "), f'<w:fldSimple w:instr="PAGE">{run("3")}</w:fldSimple>'), "Page 3"),
+    "signs": (
+        "<w:p><w:pPr><w:tabs><w:tab/></w:tabs></w:pPr><w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:br/><w:t>c</w:t></w:r></w:p>",
+        "a\tb\nc",
+    ),
+    "merged": (table(cell(paragraph(run("wide")), columns=3), cell(*[paragraph(run(c)) for c in "ab"])), "wide\na\nb"),
+    "nested": (table(cell(paragraph(run("a")), table(cell(paragraph(run("b"))) * 2), paragraph()) * 2), "a\nb\tb\ta\nb\tb"),
+    "inserted row": (table(f"<w:ins>{cell(paragraph(run('a')))}</w:ins>"), "a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "text"), HELD.values(), ids=HELD)
+def test_a_word_files_words_whatever_holds_them(converted: Callable, body: str, text: str) -> None:
+    assert (
+        converted(files.word_of(paragraph(run("One.")) + body + paragraph(run("Two."))))[1] == f"One.\n\n{text}\n\nTwo."
+    )
+
+
 def test_a_books_chapters_in_the_order_of_reading(converted: Callable) -> None:
     made_of, text, marks = converted(
         files.epub(["<h1>Zwölf</h1><p>Once upon a time.</p>", "<p>No heading — here.</p>"])
@@ -65,6 +107,10 @@ def test_a_books_chapters_in_the_order_of_reading(converted: Callable) -> None:
     assert made_of == "epub"
     assert text == "Zwölf\n\nOnce upon a time.\n\nNo heading — here."
     assert list(under(text, marks)) == [("Zwölf", text)]
+
+
+def test_a_book_with_hidden_fonts_is_read(converted: Callable) -> None:
+    assert converted(files.epub(["<p>Here.</p>"], encrypted=["OEBPS/fonts/Minion.otf"]))[1] == "Here."
 
 
 def test_a_page_is_laid_out_and_its_scripts_and_styles_are_no_text(converted: Callable) -> None:
@@ -79,6 +125,59 @@ def test_a_page_is_laid_out_and_its_scripts_and_styles_are_no_text(converted: Ca
     assert under_him.startswith("The Müller")
     assert "blue cat" in under_him
     assert last.endswith("The cat left…")
+
+
+PAGES = [
+    ("".join(f"<p><font color=red>Paragraph {i}.\n" for i in range(400)) + "<p>The end.", "Paragraph 399.", 1 << 20),
+    ("<div>" * 300 + "Inner words." + "</div>" * 300 + "<p>The end.</p>", "Inner words.", 1 << 20),
+    ("<h1>Log</h1><pre>" + "a line of a log\n" * 700_000 + "</pre><p>The end.</p>", "a line of a log", 1 << 25),
+]
+
+
+@pytest.mark.parametrize(("body", "words", "limit"), PAGES, ids=["unclosed", "deep", "long"])
+@pytest.mark.parametrize("made", [lambda body: f"<html><body>{body}".encode(), lambda body: files.epub([body])])
+def test_nothing_of_a_page_is_left_out(
+    converted: Callable, made: Callable[[str], bytes], body: str, words: str, limit: int
+) -> None:
+    _, text, _ = converted(made(body), limit)
+    assert words in text
+    assert text.endswith("The end.")
+
+
+def encoded(said: str, encoding: str) -> bytes:
+    return f"<html><head>{said}</head><body><p>Café “наш”</p></body></html>".encode(encoding, "xmlcharrefreplace")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded("", "utf-8"),
+        encoded('<script charset="utf-8" src="a.js"></script>', "utf-8"),
+        encoded("<title>What a charset is</title>", "utf-8"),
+        encoded("<meta charset=iso-8859-1>", "utf-8"),
+        encoded("<meta charset=iso-8859-1>", "windows-1252"),
+        encoded('<meta http-equiv="Content-Type" content="text/html; charset=windows-1251">', "windows-1251"),
+        encoded("<meta charset=iso-2022-jp>", "iso-2022-jp"),
+        b'<?xml version="1.0" encoding="windows-1251"?>' + encoded("", "windows-1251"),
+    ],
+)
+def test_a_page_is_read_in_its_encoding(converted: Callable, data: bytes) -> None:
+    assert converted(data)[1] == "Café “наш”"
+    assert converted(files.epub([data]))[1] == "Café “наш”"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_a_chapter_is_read_in_its_encoding(converted: Callable, encoding: str) -> None:
+    assert converted(files.epub([encoded("", encoding)]))[1] == "Café “наш”"
+
+
+def test_a_page_of_no_encoding_is_read_as_far_as_it_can_be(converted: Callable) -> None:
+    assert converted("<html><meta charset=none><p>日本 ".encode() + b"\xff!")[1] == "日本 �!"
+
+
+def test_a_page_that_is_nested_too_deep_is_refused(converted: Callable) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        converted(b"<html>" + b"<div>" * 5000 + b"words")
 
 
 def test_text_is_not_taken_for_a_page() -> None:
@@ -107,9 +206,14 @@ def zipped(**entries: str) -> bytes:
         (files.pdf(["", ""]), InvalidRequest, "there is no text in it; pages that are pictures"),
         (files.encrypted_pdf(), InvalidRequest, "encrypted"),
         (files.pdf(["x"])[:60], InvalidRequest, "it is damaged"),
-        (files.epub(["<p>x</p>"], encrypted=True), InvalidRequest, "encrypted"),
+        (files.epub(["<p>x</p>"], encrypted=["OEBPS/text/chapter%200.xhtml"]), InvalidRequest, "encrypted"),
         (files.epub([]), InvalidRequest, "there is no text in it"),
         (files.word(("Normal", "x"))[:-40], InvalidRequest, "damaged ZIP file"),
+        (
+            files.word(("Normal", "x")).replace(b"PK\1\2\x14\3\x14", b"PK\1\2\x14\3\x64"),
+            InvalidRequest,
+            "damaged ZIP file",
+        ),
         (zipped(**{"word/document.xml": "<broken"}), InvalidRequest, "a Word file that cannot be read"),
         (zipped(**{"a.txt": "x"}), UnsupportedMedia, "neither Word's nor an EPUB"),
         (files.word(("Normal", "x" * 300)), TooLarge, "more than 200 bytes"),
@@ -133,6 +237,17 @@ def test_nothing_that_a_file_refers_to_is_read(converted: Callable, tmp_path: Pa
         converted(zipped(**{"META-INF/container.xml": container}))
     page = f'<html>{entity}<body>&e; here <img src="file://{tmp_path}/secret"></body></html>'
     assert "password" not in converted(b"<!doctype html>" + page.encode())[1]
+
+
+def test_a_zip_files_entries_are_read_by_the_process_that_has_limits(converted: Callable) -> None:
+    data = zipped(**{f"{n}": "" for n in range(20_000)})
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnsupportedMedia, match="neither Word's nor an EPUB"):
+            converted(data)
+        assert tracemalloc.get_traced_memory()[1] < len(data)
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_conversion_has_limits(converted: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

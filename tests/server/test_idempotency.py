@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -157,6 +159,34 @@ def test_an_upload(server: Server) -> None:
         "/v1/files", files=files, data={"purpose": "user_data"}, headers=headers | {"content-type": ""}
     )
     assert refused.status_code in (415, 422)  # without its type it is no form
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/documents", "text/plain"), ("/v1/sessions", "application/json")])
+def test_a_caller_who_stands_still_does_not_hold_the_key(
+    new_server: Callable[..., Server], path: str, kind: str
+) -> None:
+    server = new_server(keepalive_seconds=0.25).start()
+    named = key()["Idempotency-Key"]
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 1000\r\nIdempotency-Key: {named}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as peer:
+        peer.sendall(head.encode() + b'{"a": 1,')
+        answer = b"".join(iter(lambda: peer.recv(4096), b""))  # to the end of the connection
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+    again = server.http.post(path, content=b"{}", headers={"content-type": kind, "Idempotency-Key": named})
+    assert again.status_code in (201, 202), again.text
+
+
+def test_a_caller_who_sends_slowly_is_waited_for(new_server: Callable[..., Server]) -> None:
+    server = new_server(keepalive_seconds=0.25).start()
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(4):
+            time.sleep(0.4)  # less than it may stand still, and more together
+            yield b"A word. "
+
+    answer = server.http.post("/v1/documents", content=pieces(), headers={"content-type": "text/plain"})
+    assert answer.status_code == 202, answer.text
 
 
 def test_a_form(server: Server) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
@@ -87,10 +87,11 @@ class Access:
         if self._settings.asks_for_keys:
             return
         host, origin = connection.headers.get("host", ""), connection.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and ((page := _split(origin)) is None or page.netloc != host):
             raise PermissionDenied(f"a page of {origin[:100]!r} may not use this server", code="origin_not_allowed")
-        name = urlsplit(f"//{host}").hostname or ""
-        if host and not self._settings.is_called(name):
+        asked = _split(f"//{host}")
+        name = host if asked is None else asked.hostname or ""
+        if host and (asked is None or not self._settings.is_called(name)):
             raise PermissionDenied(
                 f"this server is not {name[:100]!r} (EVERLONG_ALLOWED_HOSTS)", code="host_not_allowed"
             )
@@ -111,6 +112,14 @@ class Access:
         if needed not in caller.scopes:
             raise PermissionDenied(f"this API key has no scope {needed!r}; it has {', '.join(sorted(caller.scopes))}")
         return caller
+
+
+def _split(address: str) -> SplitResult | None:
+    """None of what is no address: a bracket without the other, say."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return None
 
 
 def _secret(connection: HTTPConnection) -> str | None:

@@ -91,7 +91,7 @@ def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{param or 'the body'}: {first['msg']}{shown}", param=param, code=_CODES.get(first["type"]))
 
 
-_HTTP_CODES = {405: "method_not_allowed", 413: "too_large", 415: "unsupported_media_type"}
+_HTTP_CODES = {405: "method_not_allowed", 408: "request_timeout", 413: "too_large", 415: "unsupported_media_type"}
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_parameter"}
 
 

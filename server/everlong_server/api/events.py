@@ -22,7 +22,7 @@ def event_stream(events: AsyncGenerator[dict[str, Any], None], keepalive_seconds
         async with contextlib.aclosing(events):
             try:
                 async for event in events:
-                    yield ServerSentEvent(json.dumps(event, ensure_ascii=False), event=event["type"])
+                    yield ServerSentEvent(_data(event), event=event["type"])
             except Exception as error:
                 yield ServerSentEvent(json.dumps(error_event(error)), event="error")
 
@@ -36,12 +36,19 @@ def data_stream(events: AsyncGenerator[dict[str, Any], None], keepalive_seconds:
         async with contextlib.aclosing(events):
             try:
                 async for event in events:
-                    yield ServerSentEvent(json.dumps(event, ensure_ascii=False))
+                    yield ServerSentEvent(_data(event))
                 yield ServerSentEvent("[DONE]")
             except Exception as error:
                 yield ServerSentEvent(json.dumps(as_server_error(error).body()))
 
     return _response(body(), keepalive_seconds)
+
+
+def _data(event: dict[str, Any]) -> str:
+    """Raises `ValueError` here, where it ends the stream with an error, for what cannot be sent: the stream would be cut off."""
+    data = json.dumps(event, ensure_ascii=False, allow_nan=False)
+    data.encode()
+    return data
 
 
 def _response(body: AsyncGenerator[ServerSentEvent, None], keepalive_seconds: float) -> EventSourceResponse:

@@ -7,7 +7,7 @@ not followed either.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 from fastapi import APIRouter
@@ -16,6 +16,7 @@ from pydantic import Field
 from everlong_server.api import schemas
 from everlong_server.api.documents import stored
 from everlong_server.api.errors import RESPONSES
+from everlong_server.api.upload import name_of
 from everlong_server.api.views import Served, document_view
 from everlong_server.errors import InvalidRequest, PermissionDenied
 from everlong_server.tracing import current
@@ -60,13 +61,16 @@ async def fetch(body: Fetch, services: Served) -> schemas.Document:
 def _allowed(given: str, hosts: tuple[str, ...]) -> httpx.URL:
     try:
         url = httpx.URL(given)
-    except httpx.InvalidURL as error:
+        host = url.host  # which is decoded only now
+    except (httpx.InvalidURL, UnicodeError) as error:
         raise InvalidRequest(f"url: {error}", param="url") from None
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not host:
         raise InvalidRequest(f"url: {given[:100]!r} does not begin with http:// or https:// and a host", param="url")
     if url.userinfo:
         raise InvalidRequest("url: it holds a user's name or password; no server is sent one", param="url")
-    if url.netloc.decode() not in hosts:
+    port = url.port or {"http": 80, "https": 443}[url.scheme]
+    # A port that an address need not name may be named in the setting, and need not be.
+    if not {url.netloc.decode(), f"{url.copy_with(port=None).netloc.decode()}:{port}"} & set(hosts):
         raise PermissionDenied(
             f"url: this server fetches nothing from {url.netloc.decode()[:100]!r} (EVERLONG_FETCH_HOSTS)",
             param="url",
@@ -93,9 +97,16 @@ async def _page(url: httpx.URL, filename: str | None) -> AsyncIterator[_Page]:
                 raise _failed(f"answers with status {answer.status_code}")
             if answer.headers.get("content-encoding", "identity") != "identity":
                 raise _failed("is compressed, though it was asked for as it is")
-            yield _Page(answer, filename or url.path.rpartition("/")[2])
+            yield _Page(answer, filename or _last_part(url))
         finally:
             await answer.aclose()
+
+
+def _last_part(url: httpx.URL) -> str:
+    """Of an address, if a document may be called so."""
+    with suppress(InvalidRequest):
+        return name_of(url.path.rpartition("/")[2]) or ""
+    return ""
 
 
 def _failed(why: str) -> InvalidRequest:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, to_json
 
 from everlong_models import SamplingParams
 from everlong_server.api import schemas
@@ -175,8 +176,18 @@ def said(services: Services, body: schemas.CreateMessage, session: Session) -> t
 
 
 def sampling(body: SamplingParams) -> SamplingParams:
-    """How an answer is drawn, of a request that says more than that."""
+    """How an answer is drawn, of a request that says more than that. Raises `InvalidRequest`."""
+    require_json(body.json_schema, "json_schema")
     return SamplingParams(**body.model_dump(include=set(SamplingParams.model_fields)))
+
+
+def require_json(schema: dict[str, Any] | None, name: str) -> None:
+    """Raises `InvalidRequest` for a schema in the field `name` that no JSON can be made of again: it is stored and sent."""
+    try:
+        json.dumps(schema, allow_nan=False, ensure_ascii=False).encode()
+        to_json([[[[schema]]]])  # pydantic writes some hundred levels, and of these a response has four around it
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name}: it is not JSON that can be sent again: {error}", param=name) from None
 
 
 def recall(services: Services, asked: schemas.Recall | Literal[False] | None, usual: Recall | None = None) -> Recall:

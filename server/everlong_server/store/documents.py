@@ -53,14 +53,25 @@ redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3], 'tenant', redis.call('HGET'
 return 1
 """
 
-# KEYS: document, documents, document_readings, stored
+# Takes an id out of an index. Who lists and deletes goes on behind what was deleted: its place is kept for an hour.
+TAKE_OUT = """
+local function take_out(index, id, deleted)
+  local place = redis.call('ZSCORE', index, id)
+  if place then redis.call('SET', deleted, place, 'EX', 3600) end
+  redis.call('ZREM', index, id)
+end
+"""
+
+# KEYS: document, documents, document_readings, stored, deleted
 # ARGV: document id, prefix of reading keys, of document keys, of the tenant's queues
 # What the document's readings had learnt goes with them.
-_DELETE = """
+_DELETE = (
+    TAKE_OUT
+    + """
 local size = redis.call('HMGET', KEYS[1], 'bytes', 'text_offset')
 if redis.call('DEL', KEYS[1]) == 0 then return end
 redis.call('DECRBY', KEYS[4], size[1] + size[2])
-redis.call('ZREM', KEYS[2], ARGV[1])
+take_out(KEYS[2], ARGV[1], KEYS[5])
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[3])) do
   local documents, model = unpack(redis.call('HMGET', ARGV[2] .. id, 'documents', 'model'))
   if documents then
@@ -71,6 +82,7 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[3])) do
 end
 redis.call('DEL', KEYS[3])
 """
+)
 
 # KEYS: reading, jobs, queued, then n pairs document, document_readings, then the parent reading and its children, if any
 # ARGV: reading id, most queued or '', n, fields and values of the reading
@@ -234,7 +246,7 @@ class Documents:
             _DELETE,
             [
                 keys.document(document_id), keys.documents(tenant), keys.document_readings(document_id),
-                keys.stored(tenant),
+                keys.stored(tenant), keys.deleted(keys.documents(tenant), document_id),
             ],
             [document_id, keys.reading(""), keys.document(""), keys.queued(tenant, "")],
         )  # fmt: skip
@@ -372,12 +384,20 @@ async def adopt(redis: Client) -> None:
 
 
 async def page(redis: Client, index: str, limit: int, after: str | None) -> tuple[list[str], bool]:
-    """Ids of an index, newest first, and whether there are more. Raises `NotFound` for an unknown `after`."""
+    """Ids of an index, newest first, and whether there are more. `after` may have been deleted meanwhile. Raises `NotFound` for
+    one that is unknown."""
     start = 0
     if after is not None:
         rank = await redis.zrevrank(index, after)
-        if rank is None:
-            raise NotFound(f"no object {after!r} to continue after", param="after")
-        start = int(rank) + 1
+        start = await _behind_deleted(redis, index, after) if rank is None else int(rank) + 1
     members = await redis.zrevrange(index, start, start + limit)
     return [member.decode() for member in members[:limit]], len(members) > limit
+
+
+async def _behind_deleted(redis: Client, index: str, after: str) -> int:
+    place = await redis.get(keys.deleted(index, after))
+    if place is None:
+        raise NotFound(f"no object {after!r} to continue after", param="after")
+    newer = await redis.zcount(index, f"({place.decode()}", "+inf")
+    beside = await redis.zrangebyscore(index, place, place)  # of one moment: by their ids
+    return int(newer) + sum(member > after.encode() for member in beside)

@@ -38,6 +38,8 @@ KEYS = (
     Key("{everlong}:turns:jobs:*", "hash", "when each tenant's turn was last in the stream of jobs of a model",
         "a day after the last turn", True),
     Key("{everlong}:turns:responses:*", "hash", "the same of the stream of responses", "a day after the last turn", True),
+    Key("{everlong}:deleted:*:*:*", "string", "where what was deleted stood in an index, so that its list goes on behind it",
+        "an hour", True),
     Key("{everlong}:sessions:*", "zset", "a tenant's session ids by time of creation", "none: an index", False),
     Key("{everlong}:session:*", "hash", "a session's state, open segment, position, title and recall", "none: until DELETE", False, sealed=True),
     Key("{everlong}:session:*:messages", "list", "the dialogue as JSON", "none: until DELETE of its session", False, sealed=True),
@@ -99,6 +101,11 @@ def documents(tenant: str) -> str:
 def sessions(tenant: str) -> str:
     """The index of a tenant's sessions."""
     return f"{{everlong}}:sessions:{tenant}"
+
+
+def deleted(index: str, id: str) -> str:
+    """Where `id` stood in the index of a tenant's documents or sessions."""
+    return f"{PREFIX}deleted:{index.removeprefix(PREFIX)}:{id}"
 
 
 def document(document_id: str) -> str:

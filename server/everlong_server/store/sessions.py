@@ -16,7 +16,7 @@ from everlong_server.errors import Conflict, NotFound, SessionBusy
 from everlong_server.store import keys
 from everlong_server.store.allowance import Allowance
 from everlong_server.store.connection import Client
-from everlong_server.store.documents import page
+from everlong_server.store.documents import TAKE_OUT, page
 from everlong_server.store.records import (
     Session,
     Wish,
@@ -86,11 +86,14 @@ if #ARGV > 1 + n then redis.call('HSET', KEYS[1], unpack(ARGV, 2 + n)) end
 return 1
 """
 
-# KEYS: session, messages, lease, sessions. ARGV: session id
-_DELETE = """
+# KEYS: session, messages, lease, sessions, deleted. ARGV: session id
+_DELETE = (
+    TAKE_OUT
+    + """
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
-redis.call('ZREM', KEYS[4], ARGV[1])
+take_out(KEYS[4], ARGV[1], KEYS[5])
 """
+)
 
 # KEYS: session, lease, messages. ARGV: lease value, expected version, number of messages n, n messages, title if it has
 # none, fields and values
@@ -288,6 +291,7 @@ class Sessions:
                 keys.session_messages(session_id),
                 keys.session_lease(session_id),
                 keys.sessions(self._tenant),
+                keys.deleted(keys.sessions(self._tenant), session_id),
             ],
             [session_id],
         )

@@ -106,6 +106,24 @@ def test_schemas_that_cannot_be_followed(client: OpenAI, schema: Any, path: str,
         assert words in error.value.message
 
 
+NESTED = "[" * 300 + "]" * 300
+
+
+@pytest.mark.parametrize("more", [r'"\ud800": "a"', '"default": NaN', '"title": 1e999', f'"x": {NESTED}'])
+@pytest.mark.parametrize("how", ["", '"background": true,', '"stream": true,'])
+def test_schemas_that_cannot_be_sent_again(server: Server, more: str, how: str) -> None:
+    schema = f'{{"type": "null", {more}}}'
+    for path, field, body in (
+        ("responses", "text.format.schema", f'"text": {{"format": {{"type": "json_schema", "name": "a", "schema": {schema}}}}}'),
+        ("responses", "json_schema", f'"json_schema": {schema}'),
+    ):  # fmt: skip
+        answer = server.http.post(
+            f"/v1/{path}", content=f'{{"max_output_tokens": 2, "input": "x", {how} {body}}}',
+            headers={"content-type": "application/json"},
+        )  # fmt: skip
+        server.error(answer, 422, "invalid_value", field)
+
+
 @pytest.mark.parametrize(
     ("format", "code", "path"),
     [

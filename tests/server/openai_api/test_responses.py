@@ -87,6 +87,18 @@ def test_a_dialogue_that_its_caller_keeps(client: OpenAI) -> None:
     assert items[1].content[0].text == first.output_text
 
 
+@pytest.mark.parametrize("beside", [r'["\ud800"]', "[" * 300 + "]" * 300, "[NaN]"])
+def test_what_stands_beside_an_answers_words_is_not_kept(server: Server, beside: str) -> None:
+    said = f'{{"type": "output_text", "text": "y", "annotations": {beside}, "logprobs": {beside}}}'
+    body = f'[{{"role": "user", "content": "x"}}, {{"role": "assistant", "content": [{said}]}}, {{"role": "user", "content": "z"}}]'
+    answer = server.http.post(
+        "/v1/responses", content=f'{{"max_output_tokens": 1, "input": {body}}}', headers={"content-type": "application/json"}
+    )  # fmt: skip
+    items = server.http.get(f"/v1/responses/{answer.json()['id']}/input_items?order=asc")
+    assert items.status_code == 200, items.text
+    assert items.json()["data"][1]["content"] == [{"type": "output_text", "text": "y"}]
+
+
 def test_input_items_go_on(client: OpenAI) -> None:
     said = [user("One."), answer("Two."), user("Three.")]
     response = respond(client, said)

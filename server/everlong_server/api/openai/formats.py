@@ -8,6 +8,7 @@ from pydantic import BaseModel, model_validator
 
 from everlong_models import GrammarError
 from everlong_server.api.schemas import Wire
+from everlong_server.api.sessions import require_json
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 
@@ -44,6 +45,7 @@ def format_kind(value: object) -> str | None:
 
 async def require_schema(services: Services, schema: dict[str, Any], name: str) -> dict[str, Any]:
     """The schema in the field `name` of the request. Raises `InvalidRequest` for one that no answer can follow."""
+    require_json(schema, name)
     try:
         await services.engine.grammar(schema)
     except GrammarError as error:

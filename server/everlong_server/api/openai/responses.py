@@ -161,7 +161,7 @@ async def _input(
             else:
                 texts.append(part.text)
         dialogue.say(message.role, "".join(texts), name)
-        parts = [part.model_dump(exclude_none=True) for part in content]
+        parts = [part.model_dump(include={"type", "text", "file_id"}) for part in content]
         items.append({"id": new_id("msg"), "role": message.role, "content": parts})
     documents, said = await dialogue.whole("input")
     return documents, said, items

@@ -108,12 +108,14 @@ async def create(body: CreateUpload, services: Served) -> Upload:
         error = too_large(limit)
         error.param = "bytes"
         raise error
+    if (filename := name_of(body.filename)) is None:
+        raise InvalidRequest("filename: it is a path, and not a file's name", param="filename")
     await services.allowance.require_room(0, services.model.fingerprint)
     moment = await services.uploads.moment()
     upload = store.Upload(
         new_id("upload"),
         body.bytes,
-        name_of(body.filename) or body.filename,
+        filename,
         body.purpose,
         moment,
         moment + services.settings.upload_seconds,
