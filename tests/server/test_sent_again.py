@@ -13,10 +13,12 @@ import pytest
 from redis import Redis
 
 from everlong_server import store
+from everlong_server.errors import RateLimited, Unauthenticated
 from everlong_server.store import keys, scripts, sessions
 from everlong_server.store.allowance import Allowance, Limits, Slots
 from everlong_server.store.connection import connect
-from everlong_server.store.documents import Documents
+from everlong_server.store.credentials import Caller, Credentials
+from everlong_server.store.documents import Documents, adopt
 from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.responses import Responses
 from tests.forgetful import Forgetful
@@ -160,6 +162,41 @@ def test_keys(way: Forgetful, tmp_path: Path) -> None:
     revoked = [everlong("keys", "revoke", key, **where) for _ in range(2)]
     assert [command.returncode for command in revoked] == [0, 0]
     assert [command.stderr.count("key.revoked") for command in revoked] == [1, 0]
+
+
+async def test_a_ticket_is_good_once(way: Forgetful) -> None:
+    client = connect(way.url)
+    credentials = Credentials(client)
+    ticket, _ = await credentials.ticket(Caller("ann", frozenset({"read"})))
+    assert (await credentials.redeem(ticket)).tenant == "ann"
+    with pytest.raises(Unauthenticated):
+        await credentials.redeem(ticket)
+    await client.aclose()
+
+
+async def test_a_request_counts_once(way: Forgetful) -> None:
+    client = connect(way.url)
+    allowance = Allowance(client, "bob", Limits(requests=3), Slots(client, "r"))
+    assert [(await allowance.request())["x-ratelimit-remaining-requests"] for _ in range(3)] == ["2", "1", "0"]
+    with pytest.raises(RateLimited):
+        await allowance.request()
+    await client.aclose()
+
+
+async def test_what_earlier_versions_have_stored_is_counted_once(way: Forgetful) -> None:
+    client = connect(way.url)
+    redis = Redis(port=way.target)
+    redis.zadd(f"{keys.PREFIX}documents", {"doc_1": 1})
+    redis.hset(keys.document("doc_1"), mapping={"bytes": 5_000_000_000, "text_offset": 3})
+    stored = keys.stored(DEFAULT_TENANT)
+    before = int(redis.get(stored) or 0)
+    await adopt(client)
+    assert int(redis.get(stored)) - before == 5_000_000_003
+    assert redis.zscore(keys.documents(DEFAULT_TENANT), "doc_1") == 1
+    redis.decrby(stored, 5_000_000_003)
+    redis.zrem(keys.documents(DEFAULT_TENANT), "doc_1")
+    redis.delete(keys.document("doc_1"))
+    await client.aclose()
 
 
 def test_nothing_was_counted_twice(forgotten: Server, way: Forgetful) -> None:

@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 import time
+import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -31,18 +32,23 @@ _SAMPLE = 64
 _UNKNOWN = 5.0
 """Seconds to wait for a queue of which nothing is known yet."""
 
-# KEYS: requests. ARGV: most requests a minute
+# KEYS: requests, that this one was counted. ARGV: most requests a minute
 # A bucket that fills evenly, kept as the one moment when it is full again. Milliseconds.
 # Returns {1 or 0, requests left, milliseconds to wait, milliseconds until none counts any more}
 _COUNT_REQUEST = """
 local time, limit = redis.call('TIME'), tonumber(ARGV[1])
 local now, each = time[1] * 1000 + time[2] / 1000, 60000 / limit
 local full = math.max(tonumber(redis.call('GET', KEYS[1]) or 0), now)
+local again = redis.call('EXISTS', KEYS[2]) == 1 -- its answer was lost
+if again then full = full - each end
 local over = full + each - now - 60000
-if over > each / 1000 then return {0, 0, math.ceil(over), math.ceil(full - now)} end
-redis.call('DEL', KEYS[1]) -- takes no room, and behind it a Redis that is full lets a script go on
-redis.call('SET', KEYS[1], string.format('%.3f', full + each), 'PX', math.ceil(full + each - now))
-return {1, math.floor(-over / each + 0.001), 0, math.ceil(full + each - now)}
+if not again then
+  if over > each / 1000 then return {0, 0, math.ceil(over), math.ceil(full - now)} end
+  redis.call('DEL', KEYS[2]) -- takes no room, and behind it a Redis that is full lets a script go on
+  redis.call('SET', KEYS[2], '', 'PX', 120000)
+  redis.call('SET', KEYS[1], string.format('%.3f', full + each), 'PX', math.ceil(full + each - now))
+end
+return {1, math.max(0, math.floor(-over / each + 0.001)), 0, math.ceil(full + each - now)}
 """
 
 # KEYS: stored, held, sizes. ARGV: id or '', bytes or '' (none any more), milliseconds, most bytes or ''
@@ -194,7 +200,8 @@ class Allowance:
         limit = self.limits.requests
         if limit is None:
             return {}
-        let, left, wait, reset = await self._scripts.run(_COUNT_REQUEST, [keys.requests(self.tenant)], [limit])
+        names = [keys.requests(self.tenant), keys.counted(self.tenant, uuid.uuid4().hex)]
+        let, left, wait, reset = await self._scripts.run(_COUNT_REQUEST, names, [limit])
         if not let:
             raise exceeded("requests", limit, "requests a minute", "PER_MINUTE", seconds=wait / 1000)
         return _headers("requests", limit, int(left), reset / 1000)

@@ -12,6 +12,7 @@ import hmac
 import json
 import re
 import secrets
+import uuid
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
@@ -32,6 +33,17 @@ _KEY = re.compile(r"evl_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 _TICKET = re.compile(r"tkt_[A-Za-z0-9_-]{43}")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _NOBODY = "0" * 64
+
+# KEYS: ticket. ARGV: nonce. Returns whom the ticket stands for, or nothing. It is used up: only the same nonce,
+# sent again, still gets what it got.
+_REDEEM = """
+local held = redis.call('GET', KEYS[1])
+if not held then return nil end
+if string.sub(held, 1, 1) ~= '{' then return string.sub(held, 1, 32) == ARGV[1] and string.sub(held, 33) or nil end
+redis.call('DEL', KEYS[1])
+redis.call('SET', KEYS[1], ARGV[1] .. held, 'PX', 120000)
+return held
+"""
 
 # KEYS: API key. ARGV: time. Returns the time at which it was revoked.
 _REVOKE = """
@@ -193,7 +205,9 @@ class Credentials:
 
     async def redeem(self, ticket: str) -> Caller:
         """Whom the ticket stands for; it is used up. Raises `Unauthenticated`."""
-        value = await self._redis.getdel(keys.ticket(_digest(ticket))) if _TICKET.fullmatch(ticket) else None
+        value = None
+        if _TICKET.fullmatch(ticket):
+            value = await self._scripts.run(_REDEEM, [keys.ticket(_digest(ticket))], [uuid.uuid4().hex])
         if value is None:
             raise Unauthenticated("this ticket is unknown, used or too old", code="invalid_ticket")
         stored = json.loads(value)

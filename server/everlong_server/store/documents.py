@@ -153,6 +153,22 @@ return redis.call('HINCRBY', KEYS[1], 'version', 1)
 """
 
 
+# KEYS: index of before, the tenant's, stored. ARGV: prefix of the keys of those whose bytes are to be counted, or ''
+# The index that is gone says that it was done.
+_ADOPT = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+local bytes = 0
+for _, id in ipairs(ARGV[1] ~= '' and redis.call('ZRANGE', KEYS[1], 0, -1) or {}) do
+  local size = redis.call('HMGET', ARGV[1] .. id, 'bytes', 'text_offset')
+  bytes = bytes + (tonumber(size[1]) or 0) + (tonumber(size[2]) or 0)
+end
+redis.call('ZUNIONSTORE', KEYS[2], 2, KEYS[2], KEYS[1], 'AGGREGATE', 'MAX')
+redis.call('DEL', KEYS[1])
+if bytes > 0 then redis.call('INCRBY', KEYS[3], string.format('%.0f', bytes)) end
+return 1
+"""
+
+
 class Fenced(Exception):
     """Somebody else has the reading now, it is gone, or not where it was: nothing was written, and nothing may be."""
 
@@ -370,17 +386,10 @@ async def adopt(redis: Client) -> None:
         except ResponseError:
             if await redis.exists(key):  # else another replica has renamed it, or it has expired
                 raise
+    scripts = Scripts(redis)
     for name, new in (("documents", keys.documents(DEFAULT_TENANT)), ("sessions", keys.sessions(DEFAULT_TENANT))):
-        index = f"{keys.PREFIX}{name}"
-        if await redis.exists(index):
-            if name == "documents":
-                ids = [member.decode() for member in await redis.zrange(index, 0, -1)]
-                sizes = [await redis.hmget(keys.document(id), "bytes", "text_offset") for id in ids]
-                await redis.incrby(keys.stored(DEFAULT_TENANT), sum(int(n or 0) for size in sizes for n in size))
-            async with redis.pipeline(transaction=True) as pipe:
-                pipe.zunionstore(new, [new, index])
-                pipe.delete(index)
-                await pipe.execute()
+        counted = keys.document("") if name == "documents" else ""
+        await scripts.run(_ADOPT, [f"{keys.PREFIX}{name}", new, keys.stored(DEFAULT_TENANT)], [counted])
 
 
 async def page(redis: Client, index: str, limit: int, after: str | None) -> tuple[list[str], bool]:

@@ -49,8 +49,9 @@ KEYS = (
         "position, by the digest of what was said", "chat_seconds after its last use", True, sealed=True),
     Key("{everlong}:apikeys", "zset", "API keys' ids by time of creation", "none: an index", False),
     Key("{everlong}:apikey:*", "hash", "an API key: tenant, scopes, end, the SHA-256 of its secret", "none", False),
-    Key("{everlong}:ticket:*", "string", "whom a ticket stands for, by the SHA-256 of its secret", "30 s, or its use", True),
+    Key("{everlong}:ticket:*", "string", "whom a ticket stands for, by the SHA-256 of its secret", "30 s; once used, two minutes", True),
     Key("{everlong}:requests:*", "string", "when a tenant's requests so far would be spread evenly", "a minute", True),
+    Key("{everlong}:counted:*:*", "string", "that a tenant's request was counted, by a nonce: it may be sent again", "two minutes", True),
     Key("{everlong}:streams:*", "set", "a tenant's running answers, each with its replica", "members: when they end", False),
     Key("{everlong}:queued:*:*", "set", "a tenant's readings by a model that are not done", "members: when done", False),
     Key("{everlong}:stored:*", "string", "bytes that a tenant has stored: documents, uploads in parts, responses", "none: a count",
@@ -161,6 +162,11 @@ def ticket(digest: str) -> str:
 def requests(tenant: str) -> str:
     """Where a tenant's rate of requests stands."""
     return f"{{everlong}}:requests:{tenant}"
+
+
+def counted(tenant: str, nonce: str) -> str:
+    """That a request was counted."""
+    return f"{{everlong}}:counted:{tenant}:{nonce}"
 
 
 def streams(tenant: str) -> str:
