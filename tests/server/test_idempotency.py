@@ -15,7 +15,8 @@ import pytest
 from redis.exceptions import ConnectionError as RedisAway
 
 from everlong_server.errors import Conflict, InvalidRequest, NotFound
-from everlong_server.store import keys, scripts
+from everlong_server.store import attempts as stored
+from everlong_server.store import keys
 from everlong_server.store.attempts import Attempt, Attempts
 from everlong_server.store.connection import Client, connect
 from tests.process import Server
@@ -124,9 +125,9 @@ async def test_a_beginning_whose_answer_got_lost_does_not_hold_the_key(
     run = store._scripts.run
 
     async def deaf(script: str, *arguments: Any) -> None:
-        if script == scripts.BEGIN_ATTEMPT:
+        if script == stored._BEGIN:
             await run(script, *arguments)
-        raise error if script == scripts.BEGIN_ATTEMPT else RedisAway("still away")
+        raise error if script == stored._BEGIN else RedisAway("still away")
 
     with monkeypatch.context() as context:
         context.setattr(store._scripts, "run", deaf)

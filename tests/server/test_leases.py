@@ -9,7 +9,8 @@ import pytest
 from redis.exceptions import ConnectionError as RedisAway
 
 from everlong_server.errors import SessionBusy
-from everlong_server.store import keys, scripts
+from everlong_server.store import keys
+from everlong_server.store import sessions as stored
 from everlong_server.store.allowance import Allowance, Limits, Slots
 from everlong_server.store.connection import connect
 from everlong_server.store.sessions import Sessions
@@ -25,7 +26,7 @@ async def test_a_lease_that_nobody_was_told_of_is_given_back(redis_url: str, err
 
     async def lost(text: str, *arguments: Any) -> Any:
         done = await run(text, *arguments)
-        if text == scripts.ACQUIRE_LEASE:
+        if text == stored._ACQUIRE_LEASE:
             raise error
         return done
 

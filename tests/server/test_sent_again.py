@@ -14,7 +14,7 @@ from redis import Redis
 
 from everlong_server import store
 from everlong_server.errors import RateLimited, Unauthenticated
-from everlong_server.store import keys, scripts, sessions
+from everlong_server.store import documents, keys, scripts, sessions
 from everlong_server.store.allowance import Allowance, Limits, Slots
 from everlong_server.store.connection import connect
 from everlong_server.store.credentials import Caller, Credentials
@@ -29,7 +29,7 @@ from tests.tinymodel import STORY
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 TEXT = STORY.read_text()[:6_000]
-PARTS = {scripts.CLAIMING, sessions._START}
+PARTS = {scripts.CLAIMING, sessions._START, documents.TAKE_OUT}
 """Functions that scripts begin with."""
 SCRIPTS = {
     hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(): f"{module.name}.{name}"
