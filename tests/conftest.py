@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from everlong_server.store.connection import Client, connect
 from everlong_server.store.embedded import EmbeddedRedis
 from tests.process import Server
 from tests.tinymodel import make_model
@@ -30,6 +31,15 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     redis.start()
     yield redis.url
     redis.stop()
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Client]:
+    """A client of it, with nothing there."""
+    client = connect(redis_url)
+    await client.flushdb()
+    yield client
+    await client.aclose()
 
 
 @pytest.fixture(scope="session")

@@ -242,11 +242,9 @@ def _docx(file: Path) -> Iterator[Piece]:
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _PARAGRAPH, _TABLE, _ROW, _CELL, _TEXT = (_W + name for name in ("p", "tbl", "tr", "tc", "t"))
 _SIGNS = {_W + "tab": "\t", _W + "ptab": "\t", _W + "br": "\n", _W + "cr": "\n", _W + "noBreakHyphen": "-"}
-_NO_TEXT = {
-    *(
-        _W + name for name in ("pPr", "rPr", "del", "moveFrom", "rt")
-    ),  # what was deleted or moved away; how a word is read
-    "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback",  # the same once more, for old programs
+# What was deleted or moved away, how a word is read, and what is there once more for old programs.
+_NO_TEXT = {_W + name for name in ("pPr", "rPr", "del", "moveFrom", "rt")} | {
+    "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
 }
 
 

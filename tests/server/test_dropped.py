@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,7 @@ from everlong_server.store import keys
 from everlong_server.store.allowance import Allowance, Limits, Slots
 from everlong_server.store.attempts import Attempt, Attempts
 from everlong_server.store.blobs import Blobs
-from everlong_server.store.connection import Client, connect
+from everlong_server.store.connection import Client
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import new_id
 from everlong_server.store.scripts import Scripts
@@ -55,14 +54,6 @@ class Side:
 
     def files(self) -> list[str]:
         return sorted(self.blobs.names())
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Client]:
-    client = connect(redis_url)
-    await client.flushall()
-    yield client
-    await client.aclose()
 
 
 async def test_what_a_stalled_server_could_not_convert_another_one_has(

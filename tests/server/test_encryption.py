@@ -8,7 +8,7 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from everlong_server.settings import Settings
 from everlong_server.store import keys
 from everlong_server.store.allowance import Allowance, Limits, Slots
 from everlong_server.store.blobs import Blobs
-from everlong_server.store.connection import Client, connect
+from everlong_server.store.connection import Client
 from everlong_server.store.copies import Copies
 from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Jobs
@@ -380,14 +380,6 @@ def refuses(server: Server) -> str:
     log = server.log.read_text()
     assert "Traceback" not in log
     return " ".join(log.split())
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Client]:
-    client = connect(redis_url)
-    await client.flushdb()
-    yield client
-    await client.aclose()
 
 
 async def test_keys_are_those_of_what_is_stored(redis: Client, redis_url: str, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from everlong_server.errors import Conflict, InvalidRequest, NotFound
 from everlong_server.store import attempts as stored
 from everlong_server.store import keys
 from everlong_server.store.attempts import Attempt, Attempts
-from everlong_server.store.connection import Client, connect
+from everlong_server.store.connection import Client
 from tests.process import Server
 
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
@@ -32,15 +32,12 @@ def key() -> dict[str, str]:
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Client]:
-    client = connect(redis_url)
-    await client.flushdb()
+async def redis(redis: Client) -> AsyncIterator[Client]:
     for replica in ("r1", "r2"):
-        await client.set(keys.replica(replica), 1, px=60_000)
-    yield client
-    for name in await client.keys("{everlong}:attempt:*"):
-        assert 0 < await client.pttl(name) <= 60_000
-    await client.aclose()
+        await redis.set(keys.replica(replica), 1, px=60_000)
+    yield redis
+    for name in await redis.keys("{everlong}:attempt:*"):
+        assert 0 < await redis.pttl(name) <= 60_000
 
 
 def attempts(redis: Client, tenant: str = "ann", replica: str = "r1", left: list[Attempt] | None = None) -> Attempts:

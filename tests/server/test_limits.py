@@ -32,15 +32,12 @@ MODEL = "fingerprint"
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Client]:
-    client = connect(redis_url)
-    await client.flushdb()
-    yield client
-    for key in await client.keys("*"):
+async def redis(redis: Client) -> AsyncIterator[Client]:
+    yield redis
+    for key in await redis.keys("*"):
         (kind,) = [kind for kind in keys.KEYS if kind.matches(key.decode())]
-        assert (await client.pttl(key) >= 0) == kind.expires, key
-        assert (await client.type(key)).decode() == kind.type
-    await client.aclose()
+        assert (await redis.pttl(key) >= 0) == kind.expires, key
+        assert (await redis.type(key)).decode() == kind.type
 
 
 def allowance(redis: Client, tenant: str = "ann", replica: str = "r1", **limits: int) -> Allowance:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import queue
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -420,9 +421,9 @@ def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(
     assert [end.state.digest() for end in together] == [end.state.digest() for end in alone]
 
 
-def test_answers_go_on_while_anothers_segment_goes_into_its_memory(model, monkeypatch) -> None:
-    """And where that fails, it is that answer's failure."""
-    memory, S = model.memory, model.memory.segment_length
+def run_while_it_reads(memory: Any, monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[Any]]) -> list[Any]:
+    """What `run` gives: the same if others' steps are counted while a segment goes into the memory, of which there are some;
+    where it cannot be read, the first answer fails, and no other."""
     real_read, real_step, inside, steps_inside = memory.read, memory.step, [False], [0]
 
     def read(tokens: torch.Tensor, state: Any) -> Any:
@@ -438,6 +439,23 @@ def test_answers_go_on_while_anothers_segment_goes_into_its_memory(model, monkey
     def step(*args: Any) -> Any:
         steps_inside[0] += inside[0]
         return real_step(*args)
+
+    expected = run()
+    monkeypatch.setattr(memory, "read", read)
+    monkeypatch.setattr(memory, "step", step)
+    for end, before in zip(run(), expected, strict=True):
+        assert (end.open, end.text, end.state.digest()) == (before.open, before.text, before.state.digest())
+    assert steps_inside[0] > 0
+    monkeypatch.setattr(memory, "read", no_read)
+    failed, other = run()
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, MemoryError)
+    assert (other.open, other.text) == (expected[1].open, expected[1].text)
+    return expected
+
+
+def test_answers_go_on_while_anothers_segment_goes_into_its_memory(model, monkeypatch) -> None:
+    S = model.memory.segment_length
 
     def run() -> list[Finished | Failed]:
         runner = Runner(model, max_streams=2, reading_share=0.1, max_stall=0.0)
@@ -450,40 +468,13 @@ def test_answers_go_on_while_anothers_segment_goes_into_its_memory(model, monkey
         finally:
             runner.stop()
 
-    expected = run()
-    monkeypatch.setattr(memory, "read", read)
-    monkeypatch.setattr(memory, "step", step)
-    ends = run()
-    assert steps_inside[0] > 0
-    for end, before in zip(ends, expected, strict=True):
-        assert (end.open, end.text, end.state.digest()) == (before.open, before.text, before.state.digest())
-    monkeypatch.setattr(memory, "read", no_read)
-    failed, other = run()
-    assert isinstance(failed, Failed)
-    assert isinstance(failed.error, MemoryError)
-    assert (other.open, other.text) == (expected[1].open, expected[1].text)
+    run_while_it_reads(model.memory, monkeypatch, run)
 
 
 @pytest.mark.parametrize("reason", ["length", "cancelled"])
 def test_answers_go_on_while_another_ends_at_a_segments_border(model, monkeypatch, reason: str) -> None:
-    """And where that segment cannot be read, it is that answer's failure."""
-    memory, S = model.memory, model.memory.segment_length
-    real_read, real_step, inside, steps_inside = memory.read, memory.step, [False], [0]
+    S = model.memory.segment_length
     most = S - S // 2 - 3
-
-    def read(tokens: torch.Tensor, state: Any) -> Any:
-        inside[0] = True
-        try:
-            return real_read(tokens, state)
-        finally:
-            inside[0] = False
-
-    def no_read(tokens: torch.Tensor, state: Any) -> Any:
-        raise MemoryError("no room")
-
-    def step(*args: Any) -> Any:
-        steps_inside[0] += inside[0]
-        return real_step(*args)
 
     def run(answers: int = 2) -> list[Finished | Failed]:
         runner = Runner(model, max_streams=2, reading_share=0.1, max_stall=0.0)
@@ -506,23 +497,11 @@ def test_answers_go_on_while_another_ends_at_a_segments_border(model, monkeypatc
         finally:
             runner.stop()
 
-    expected = run()
-    first = expected[0]
+    (alone,) = run(1)
+    first, _ = run_while_it_reads(model.memory, monkeypatch, run)
     assert isinstance(first, Finished)
     assert (first.reason, first.tokens, first.open) == (reason, most, [])
-    (alone,) = run(1)
     assert (alone.open, alone.text, alone.state.digest()) == (first.open, first.text, first.state.digest())
-    monkeypatch.setattr(memory, "read", read)
-    monkeypatch.setattr(memory, "step", step)
-    ends = run()
-    assert steps_inside[0] > 0
-    for end, before in zip(ends, expected, strict=True):
-        assert (end.open, end.text, end.state.digest()) == (before.open, before.text, before.state.digest())
-    monkeypatch.setattr(memory, "read", no_read)
-    failed, other = run()
-    assert isinstance(failed, Failed)
-    assert isinstance(failed.error, MemoryError)
-    assert (other.open, other.text) == (expected[1].open, expected[1].text)
 
 
 async def test_who_is_turned_away_is_told_when_a_place_will_be_free(model) -> None:

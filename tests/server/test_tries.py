@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from everlong_server.metrics import Metrics
 from everlong_server.store import keys, scripts
 from everlong_server.store.allowance import Allowance, Limits, Slots
 from everlong_server.store.blobs import Blobs
-from everlong_server.store.connection import Client, connect
+from everlong_server.store.connection import Client
 from everlong_server.store.documents import Claim, Documents
 from everlong_server.store.jobs import Job, Jobs
 from everlong_server.store.passages import Passages
@@ -39,16 +39,13 @@ OUTAGE = 12
 
 
 @pytest.fixture
-async def redis(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+async def redis(redis: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
     for module in (reading, background):
         monkeypatch.setattr(module, "_RETRY_SECONDS", 0.001)
         monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.001)
         monkeypatch.setattr(module, "_BACK_SECONDS", 0.001)
     monkeypatch.setattr(scripts, "_COPY_MS", 1)
-    client = connect(redis_url)
-    await client.flushdb()
-    yield client
-    await client.aclose()
+    return redis
 
 
 def engine() -> Any:

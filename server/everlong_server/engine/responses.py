@@ -219,9 +219,8 @@ class Responding:
     async def delete(self, response_id: str) -> None:
         """Deletes it and where the dialogue stood behind it. Raises `NotFound`."""
         response = await self._store.get(response_id)
-        await self._allowance.release(
-            response_id
-        )  # first: if the rest breaks off, there is something to be deleted again
+        # First: if the rest breaks off, there is something to be deleted again.
+        await self._allowance.release(response_id)
         await self._store.delete(response_id)
         if response.session is not None:
             await self._chats.drop(response.session.id)
