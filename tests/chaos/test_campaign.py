@@ -12,6 +12,7 @@ from everlong_server.bench.chaos import clock
 from everlong_server.bench.chaos.campaign import Outcome, Plan, campaign, report
 from everlong_server.bench.chaos.faults import FAULTS
 from everlong_server.bench.chaos.load import PASSING
+from everlong_server.bench.chaos.world import RedisProcess
 from everlong_server.store.embedded import redis_servers
 
 
@@ -79,3 +80,16 @@ def test_what_is_lost_is_seen(tiny_model: Path, monkeypatch: pytest.MonkeyPatch)
     plan = Plan(points=0, minutes=0.2, replicas=1, workers=2, faults=["Redis killed"])
     outcome = asyncio.run(campaign(plan, tiny_model, print))
     assert outcome.lost
+
+
+async def test_redis_is_asked_anew_after_it_was_killed(tmp_path: Path) -> None:
+    redis_process = RedisProcess(tmp_path)
+    await redis_process.start()
+    try:
+        for _ in range(2):  # all at once: over a connection each
+            assert await asyncio.gather(*(redis_process.client.ping() for _ in range(3))) == [True] * 3
+            redis_process.kill()
+            await redis_process.start()
+    finally:
+        await redis_process.client.aclose()
+        redis_process.kill()

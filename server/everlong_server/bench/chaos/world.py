@@ -87,6 +87,8 @@ class RedisProcess:
 
     async def start(self) -> None:
         """Starts it and waits until it has loaded its file."""
+        # redis-py hands out connections to a server that is gone, as long as it may be told of maintenance (its default).
+        await self.client.connection_pool.disconnect(inuse_connections=False)
         self._launch()
         await until(self._answers, _START_SECONDS, "Redis")
 
