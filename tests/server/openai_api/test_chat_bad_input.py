@@ -86,3 +86,7 @@ def test_models_files_and_lengths_that_are_not_there(client: OpenAI) -> None:
         chat(client, user("first"), answer("x" * 20_001), user("third"))
     assert large.value.status_code == 413
     assert of(large) == ("too_large", "messages.1.content")
+    with pytest.raises(openai.APIStatusError) as large:  # to the model, messages of one role in a row are one
+        chat(client, user("x" * 15_000), user("y" * 15_000))
+    assert large.value.status_code == 413
+    assert of(large) == ("too_large", "messages.1.content")

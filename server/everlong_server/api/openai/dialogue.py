@@ -24,7 +24,8 @@ def require_model(services: Services, name: str) -> None:
 
 
 def require_length(services: Services, text: str, name: str) -> None:
-    """Raises `TooLarge` for a text, in the field `name`, that is longer than a message may be."""
+    """Raises `TooLarge` for a text, in the field `name` (with those of one role before it), that is longer than a message may
+    be."""
     limit = services.settings.max_message_chars
     if len(text) > limit:
         raise TooLarge(
@@ -55,6 +56,7 @@ class Dialogue:
         before = said[-1] if said else None
         if before is not None and before.role == who:
             content = _SAME_ROLE.join(part for part in (before.content, text) if part)
+            require_length(self._services, content, f"{name}.content")
             said[-1] = Said(who, content)
         elif before is not None and who == "system":
             raise InvalidRequest(f"{name}.role: instructions stand before everything else", param=f"{name}.role")
