@@ -81,6 +81,17 @@ def test_a_budget_that_holds_a_word_gives_it_and_a_smaller_one_nothing() -> None
     assert choose([], "", 10_000, len) == ([], "")
 
 
+def test_of_a_best_passage_that_is_too_long_there_is_its_beginning_and_no_shorter_one_instead() -> None:
+    long, short = passages_of("The submarine " + "sank " * 60 + "quickly. Yes. " + "And " * 80)[:2]
+    short = replace(short, text=short.text[:5], end=short.start + 5, end_byte=short.start_byte + 5)
+    room = len(TEMPLATE.before([long.text])) - 20
+    assert len(TEMPLATE.before([short.text])) < room
+    (only,), _ = choose([long, short], "", room, len)
+    assert only.start == 0
+    assert long.text.startswith(only.text)
+    assert room - len(TEMPLATE.before([only.text])) < len("quickly. ")
+
+
 @pytest.mark.parametrize(
     ("message", "is_one"),
     [

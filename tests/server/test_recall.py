@@ -246,21 +246,29 @@ def windowed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield server.start()
 
 
-LINE = "A yellow submarine torpedoed Zanzibar's aquarium. "
-
-
 @pytest.mark.parametrize(
     ("text", "question", "held"),
     [
-        ((" ".join(ALICE.split()) * 60)[:5_000_000] + LINE, "Which submarine torpedoed Zanzibar's aquarium?", "yellow"),
         ("abcdefghij" * 20_000, "Who is the abcdefghij?", ""),
         ("Its word: swordfish.", "What is said of a swordfish?", "swordfish"),
     ],
-    ids=["a line of 5 MB", "no spaces", "ten tokens"],
+    ids=["no spaces", "ten tokens"],
 )
 def test_a_document_of_any_shape_is_searched(windowed: Server, text: str, question: str, held: str) -> None:
-    document = windowed.read(text)["id"]
-    message = windowed.say(windowed.session(document)["id"], question, **GREEDY, recall={"tokens": 192})
+    _searched(windowed, text, question, held)
+
+
+def test_a_line_of_5_megabytes_is_searched(new_server: Any, tiny_model: Path) -> None:
+    options = json.dumps({"segment_length": 64, "sinks": 4, "window": 188})
+    server = new_server(tiny_model / "backbone", memory="window", memory_options=options, recall_tokens=96).start()
+    half = (" ".join(ALICE.split()) * 30)[:2_500_000]
+    line = f"{half}. A yellow submarine torpedoed Zanzibar's aquarium. {half}"
+    _searched(server, line, "Which submarine torpedoed Zanzibar's aquarium?", "yellow")
+
+
+def _searched(server: Server, text: str, question: str, held: str) -> None:
+    document = server.read(text)["id"]
+    message = server.say(server.session(document)["id"], question, **GREEDY, recall={"tokens": 192})
     assert message["content"]
     assert bool(message["evidence"]) is bool(held)
     assert held in " ".join(e["text"] for e in message["evidence"])

@@ -15,7 +15,7 @@ from redis import Redis
 from everlong_server import store
 from everlong_server.errors import RateLimited, Unauthenticated
 from everlong_server.store import documents, keys, scripts, sessions
-from everlong_server.store.allowance import Allowance, Limits, Slots
+from everlong_server.store.allowance import Allowance, Limits, Slots, today
 from everlong_server.store.connection import connect
 from everlong_server.store.credentials import Caller, Credentials
 from everlong_server.store.documents import Documents, adopt
@@ -180,6 +180,19 @@ async def test_a_request_counts_once(way: Forgetful) -> None:
     assert [(await allowance.request())["x-ratelimit-remaining-requests"] for _ in range(3)] == ["2", "1", "0"]
     with pytest.raises(RateLimited):
         await allowance.request()
+    await client.aclose()
+
+
+async def test_an_answer_is_charged_once(way: Forgetful) -> None:
+    client = connect(way.url)
+    allowance = Allowance(client, "bob", Limits(tokens=100), Slots(client, "r"))
+    for before in (0, 60):
+        assert int(await client.get(keys.tokens("bob", today())) or 0) == before
+        async with allowance.stream(1.0) as spent:
+            spent.tokens = 60
+    with pytest.raises(RateLimited):
+        await allowance.require_tokens()
+    assert 86_400 < await client.ttl(keys.tokens("bob", today())) <= 2 * 86_400
     await client.aclose()
 
 

@@ -178,8 +178,9 @@ def choose(
             more = _merged([*fresh, passage])
             if count(before(more)) <= budget:
                 fresh = more
-    if not fresh and (first := next((p for p in good if p not in there), None)) is not None:
-        fresh = _cut(first, lambda some: count(before([some])) <= budget)
+            elif not fresh:  # the best: a shorter one of its stretch is nothing without it
+                fresh = _cut(passage, lambda some: count(before([some])) <= budget)
+                break
     fresh.sort(key=lambda p: -p.score)  # stable: equals in the order of the text
     evidence = sorted([*_merged(there), *fresh], key=lambda p: -p.score)
     return [_bare(p) for p in evidence], before(fresh[::-1])

@@ -102,6 +102,15 @@ if redis.call('SCARD', KEYS[1]) >= tonumber(ARGV[2]) then return 0 end
 return redis.call('SADD', KEYS[1], ARGV[1])
 """
 
+# KEYS: tokens of the day, that these were counted. ARGV: tokens, seconds that the day's are kept
+_SPEND = """
+if redis.call('EXISTS', KEYS[2]) == 1 then return end -- its answer was lost
+redis.call('DEL', KEYS[2]) -- takes no room, and behind it a Redis that is full lets a script go on
+redis.call('SET', KEYS[2], '', 'PX', 120000)
+redis.call('INCRBY', KEYS[1], ARGV[1])
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -235,10 +244,8 @@ class Allowance:
 
     async def _spend(self, tokens: int) -> None:
         if self.limits.tokens is not None and tokens:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.incrby(keys.tokens(self.tenant, today()), tokens)
-                pipe.expire(keys.tokens(self.tenant, today()), 2 * _DAY)
-                await pipe.execute()
+            names = [keys.tokens(self.tenant, today()), keys.counted(self.tenant, uuid.uuid4().hex)]
+            await self._scripts.run(_SPEND, names, [tokens, 2 * _DAY])
 
     async def require_tokens(self) -> None:
         """Raises `RateLimited` if today's tokens are used up. What has begun is finished: it may go over."""

@@ -165,7 +165,7 @@ def requests(tenant: str) -> str:
 
 
 def counted(tenant: str, nonce: str) -> str:
-    """That a request was counted."""
+    """That a request, or an answer's tokens, was counted."""
     return f"{{everlong}}:counted:{tenant}:{nonce}"
 
 
