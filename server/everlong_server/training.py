@@ -77,10 +77,10 @@ def train(
     if position.seconds:
         rate = position.tokens / position.seconds
         console.print(f"{rate:,.0f} tokens/s of documents, {rate * needed / peak:.1%} of the matmul peak")
-    if not run.finished:
-        console.print(f"stopped at step {position.step}; go on with --resume")
-        return
     run.save_model()  # first: what is trained is not lost if it cannot be scored
+    if not run.finished:
+        console.print(f"stopped at step {position.step}: {folder / MODEL} has learnt that much; go on with --resume")
+        return
     console.print("scoring on held-out documents")
     scores = run.score()
     curve = run.journal.draw(recipe.description or folder.name)

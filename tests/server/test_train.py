@@ -143,6 +143,7 @@ def test_max_minutes(invoke, data, tmp_path):
     assert done.exit_code == 0, done.stderr
     assert "stopped at step" in done.stderr
     assert (tmp_path / "run" / FILE).exists()
+    assert load_model(str(tmp_path / "run" / "model"), models_dir=tmp_path).trained, "what it has learnt so far"
 
 
 @pytest.mark.parametrize(
