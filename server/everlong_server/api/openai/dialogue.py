@@ -24,8 +24,7 @@ def require_model(services: Services, name: str) -> None:
 
 
 def require_length(services: Services, text: str, name: str) -> None:
-    """Raises `TooLarge` for a text, in the field `name` (with those of one role before it), that is longer than a message may
-    be."""
+    """Raises `TooLarge` for a text that is longer than a message may be. `name`: the field that it stands in, or ends in."""
     limit = services.settings.max_message_chars
     if len(text) > limit:
         raise TooLarge(
