@@ -81,6 +81,14 @@ class MemoryModel(Protocol):
     def learns_everywhere(self) -> bool:
         """Whether segments in which nothing is predicted have an auxiliary loss that is worth a pass with gradients."""
 
+    @property
+    def one_pass(self) -> int:
+        """Of so many tokens of a new document, S or more, every one sees all before it: `logits_at` takes them in one pass."""
+
+    def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """Logits (n, V) at `positions` (n,) of `rows` (n,) in 1 ≤ T ≤ `one_pass` `tokens` (B, T) of new documents, as their
+        segments have them one after the other."""
+
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
         """Starts a segment with its first 1 ≤ T ≤ S `tokens` (B, T): the cache, and the last position's logits (B, V)."""
 
@@ -197,6 +205,15 @@ class SegmentReader(nn.Module, ABC):
         full = tokens.shape[1] == self.segment_length
         logits, after = self.segment(tokens, state) if full else (self.forward(tokens, state), state)
         return TrainingSegment(logits, after, logits.new_zeros(len(logits)))
+
+    @property
+    def one_pass(self) -> int:
+        """A segment; overridden by a memory that keeps more as it is."""
+        return self.segment_length
+
+    def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """See `MemoryModel`."""
+        return self.forward(tokens, self.initial_state(len(tokens)))[rows, positions]
 
     def check(self, tokens: Tensor, state: MemoryState) -> None:
         """Raises `TokenError` or `StateError` unless `tokens` (B, T) and `state` (B rows) fit this model."""

@@ -85,7 +85,8 @@ def unroll(
     computed again in the backward pass, one segment at a time. `between`: called with a segment's index and the memory
     after it, where another segment follows, which then goes on with what it returns.
 
-    Raises `TokenError` or `ConfigError` at the call, for what does not fit together.
+    Documents that the model can predict in `one_pass` are one part, with the same figures. Raises `TokenError` or `ConfigError` at
+    the call, for what does not fit together.
     """
     if tokens.dim() != 2:
         raise TokenError(f"tokens have the shape (rows, tokens), got {tuple(tokens.shape)}")
@@ -101,9 +102,29 @@ def unroll(
     wanted = inside if loss_mask is None else inside & loss_mask.bool()
     tokens = tokens.masked_fill(~inside, 0)
     following, wanted = (F.pad(x[:, 1:], (0, 1)) for x in (tokens, wanted))  # nothing follows the last
+    whole = state is None and between is None and model.segment_length < max(held, default=0) <= model.one_pass
     state = model.initial_state(rows) if state is None else state
     batch = _Batch(tokens, following, wanted, inside)
+    if whole:
+        return iter([_whole(model, batch, held, state, checkpointed=checkpointed)])
     return _parts(model, batch, held, state, truncate=truncate, checkpointed=checkpointed, between=between)
+
+
+def _whole(model: MemoryModel, batch: _Batch, held: list[int], state: MemoryState, *, checkpointed: bool) -> Part:
+    """The one part of new documents that `model` predicts in one pass."""
+    rows, positions = batch.wanted.nonzero(as_tuple=True)
+    tokens, targets = batch.tokens[:, : max(held)], batch.following[rows, positions]
+    loss, auxiliary, correct = _nothing(batch)
+    if len(targets):
+
+        def scored() -> tuple[Tensor, Tensor]:
+            return _scored(model.logits_at(tokens, rows, positions), targets)
+
+        losses, right = checkpoint(scored, use_reentrant=False) if checkpointed else scored()
+        loss, correct = (x.new_zeros(len(held)).index_add(0, rows, x) for x in (losses, right))
+    S = model.segment_length
+    read = [model.read(tokens[row : row + 1, : held[row] // S * S], each) for row, each in enumerate(state.split())]
+    return Part(loss, auxiliary, batch.wanted.sum(1), correct, MemoryState.stack(read), border=True)
 
 
 def _parts(
@@ -184,12 +205,15 @@ def _tail(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor
 def _score(logits: Tensor, batch: _Batch) -> tuple[Tensor, Tensor]:
     """Loss and number of right predictions, (B,) each, of logits (B, T, V)."""
     rows, positions = batch.wanted.nonzero(as_tuple=True)
-    scores, targets = logits[rows, positions], batch.following[rows, positions]
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    losses = F.cross_entropy(scores, targets, reduction="none")
-    right = (scores.argmax(-1) == targets).long()
+    losses, right = _scored(logits[rows, positions], batch.following[rows, positions])
     loss, correct = (x.new_zeros(len(logits)).index_add(0, rows, x) for x in (losses, right))
     return loss, correct
+
+
+def _scored(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Negative log-likelihoods of `targets` (n,), in float32 or better, and whether each is the most likely, of `logits` (n, V)."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(logits, targets, reduction="none"), (logits.argmax(-1) == targets).long()
 
 
 def _nothing(batch: _Batch) -> tuple[Tensor, Tensor, Tensor]:

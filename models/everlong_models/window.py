@@ -14,7 +14,7 @@ from torch import Tensor
 
 from everlong_models.backbone import Backbone
 from everlong_models.cache import Cache
-from everlong_models.errors import ConfigError
+from everlong_models.errors import ConfigError, TokenError
 from everlong_models.memory import MemoryConfig, SegmentReader
 from everlong_models.state import MemoryState
 from everlong_models.view import Part
@@ -107,6 +107,18 @@ class Window(SegmentReader):
             hidden = self.backbone.hidden(self.backbone.embed(torch.cat([context, row], dim=1)))
             rows.append(hidden[:, context.shape[1] :])
         return self.backbone.logits(torch.cat(rows))
+
+    @property
+    def one_pass(self) -> int:
+        """All segments before which nothing has been let go."""
+        return ((self.config.sinks + self.config.window) // self.segment_length + 1) * self.segment_length
+
+    def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """The backbone's own, where nothing was encoded anew, and no head where nothing is asked for."""
+        self.check(tokens, self.initial_state(len(tokens)))
+        if not 1 <= tokens.shape[1] <= self.one_pass:
+            raise TokenError(f"1 to {self.one_pass} tokens of a document are seen whole, got {tokens.shape[1]}")
+        return self.backbone.logits(self.backbone.hidden(self.backbone.embed(tokens))[rows, positions])
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
         """Encodes [kept tokens ; tokens]."""

@@ -27,6 +27,7 @@ def train(
     models_dir: Path,
     device: str,
     resume: bool,
+    bfloat16: bool,
     max_minutes: float | None,
     console: Console,
 ) -> None:
@@ -42,14 +43,18 @@ def train(
         models_dir=models_dir,
         device=device,
         resume=resume,
+        bfloat16=bfloat16,
         progress=lambda message: console.print(f"[dim]{message}[/]"),
     )
     learning = sum(parameter.numel() for parameter in run.learner.parameters.values())
-    peak, needed = matmul_peak(run.device), flops_per_token(run.learner.memory)
+    peak, needed = matmul_peak(run.device, run.dtype), flops_per_token(run.learner.memory)
+    kind = str(run.dtype).removeprefix("torch.")
     console.print(
         f"{learning:,} parameters learn, {torch.get_num_threads()} threads, device {device}, "
-        f"matmul peak {peak / 1e12:.2f} TFLOP/s"
+        f"{kind}, matmul peak {peak / 1e12:.2f} TFLOP/s"
     )
+    if bfloat16 and peak < (other := matmul_peak(run.device, torch.float32)):
+        console.print(f"[yellow]float32 is faster here, {other / 1e12:.2f} TFLOP/s: leave out --bfloat16[/]")
     columns = (
         TextColumn("step"),
         MofNCompleteColumn(),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from everlong_models.errors import ConfigError
+from everlong_models.errors import ConfigError, TokenError
+from everlong_models.unroll import unroll
 from everlong_models.window import Window, WindowConfig
 from tests.models.laws import Laws, tokens
 from tests.models.tiny import FAMILIES, llama
@@ -29,6 +30,33 @@ def test_the_answer_is_the_backbones_over_first_and_last_tokens(read):
     expected = model.backbone.model(kept).logits[:, -1]
     _, logits = model.open(state, text[:, read:])
     torch.testing.assert_close(logits, expected)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_documents_that_are_seen_whole_are_learnt_from_in_one_pass(family, checkpointed):
+    model = Window(WindowConfig(segment_length=8, sinks=3, window=14), FAMILIES[family]())
+    assert model.one_pass == 24
+    text, wanted = tokens(model, 3, 24), torch.rand(3, 24) < 0.4
+    lengths = torch.tensor([24, 5, 18])
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    (whole,) = unroll(model, text, lengths=lengths, loss_mask=wanted, checkpointed=checkpointed)
+    parts = list(unroll(model, text, lengths=lengths, loss_mask=wanted, state=model.initial_state(3)))
+    assert len(parts) == 3
+    for name in ("loss", "auxiliary", "targets", "correct"):
+        added = sum(getattr(part, name) for part in parts)
+        torch.testing.assert_close(getattr(whole, name), added, check_dtype=name != "auxiliary")
+    assert whole.state.digest() == parts[-1].state.digest()
+    by_segments = torch.autograd.grad(sum(part.loss.sum() for part in parts), weights, allow_unused=True)
+    torch.testing.assert_close(torch.autograd.grad(whole.loss.sum(), weights, allow_unused=True), by_segments)
+
+
+def test_a_document_that_lets_something_go_is_learnt_from_segment_by_segment():
+    model = Window(WindowConfig(segment_length=8, sinks=3, window=14), llama())
+    text = tokens(model, 1, 25)
+    assert len(list(unroll(model, text))) == 4
+    with pytest.raises(TokenError, match="1 to 24 tokens of a document are seen whole, got 25"):
+        model.logits_at(text, torch.tensor([0]), torch.tensor([24]))
 
 
 def test_what_cannot_work_is_refused_at_construction():

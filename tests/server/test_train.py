@@ -146,6 +146,22 @@ def test_max_minutes(invoke, data, tmp_path):
     assert load_model(str(tmp_path / "run" / "model"), models_dir=tmp_path).trained, "what it has learnt so far"
 
 
+def test_bfloat16(invoke, data, tmp_path):
+    """The same run in fewer bits: nearly the same loss, and weights of float32 still."""
+    losses = {}
+    for options in ((), ("--bfloat16",)):
+        done = invoke("--data", str(data), *options, steps=2, out="".join(options) or "float32")
+        assert done.exit_code == 0, done.stderr
+        assert (options[0].strip("-") if options else "float32") + ", matmul peak" in " ".join(done.stderr.split())
+        folder = tmp_path / ("".join(options) or "float32")
+        losses[options] = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+        model = load_model(str(folder / "model"), models_dir=tmp_path)
+        assert {weight.dtype for weight in model.memory.parameters()} == {torch.float32}
+    full, few = losses.values()
+    assert few == pytest.approx(full, rel=0.02)
+    assert few != full
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

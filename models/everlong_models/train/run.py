@@ -65,7 +65,8 @@ class Update:
 class Run:
     """A run in `folder`, new or resumed.
 
-    `data`: the folder of data sets. Raises `RunError` for a folder that holds another run, or (`resume`) none;
+    `data`: the folder of data sets. `bfloat16`: products are computed in it, as they always are on CUDA; slow on a CPU without
+    instructions for it. Raises `RunError` for a folder that holds another run, or (`resume`) none;
     `RecipeError`, `ConfigError`, `DataError` or `BackboneError` for what the recipe asks for.
     """
 
@@ -78,6 +79,7 @@ class Run:
         models_dir: Path,
         device: torch.device | str = "cpu",
         resume: bool = False,
+        bfloat16: bool = False,
         progress: Progress = lambda message: None,
     ) -> None:
         if not resume and (held := [name for name in (checkpoint.FILE, MODEL) if (folder / name).exists()]):
@@ -85,6 +87,7 @@ class Run:
         self.recipe = recipe
         self.folder = folder
         self.device = usable(device)
+        self.dtype = torch.bfloat16 if bfloat16 or self.device.type == "cuda" else torch.float32
         scratch = recipe.learner.backbone is None or isinstance(recipe.learner.backbone, ScratchBackbone)
         self.learner: Learner = make_learner(
             recipe.learner,
@@ -323,8 +326,8 @@ class Run:
 
     def _precision(self) -> Any:
         # Without its cache: before torch's #165068, weights that were first used without a gradient had none afterwards either.
-        on = self.device.type == "cuda"
-        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if on else nullcontext()
+        on = self.dtype != torch.float32
+        return torch.autocast(self.device.type, self.dtype, cache_enabled=False) if on else nullcontext()
 
     def _segments(self, stage: Stage) -> int:
         """A random number of segments keeps shorter documents solved (reference: fixed numbers break them)."""

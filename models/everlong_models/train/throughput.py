@@ -26,9 +26,9 @@ def flops_per_token(memory: SegmentReader) -> int:
     return counted
 
 
-def matmul_peak(device: torch.device, seconds: float = 0.5) -> float:
-    """FLOP/s of a large product, the best of those tried within `seconds`: bfloat16 on CUDA, else float32."""
-    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1536, torch.float32)
+def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.5) -> float:
+    """FLOP/s of a large product, the best of those tried within `seconds`."""
+    size = 8192 if device.type == "cuda" else 1536
     # Of a generator of its own: a run's numbers follow from its seed alone.
     numbers = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(size, size, device=device, dtype=dtype, generator=numbers) for _ in range(2))

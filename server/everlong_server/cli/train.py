@@ -20,6 +20,10 @@ def _train(
     resume: Annotated[bool, typer.Option("--resume", help="go on at the folder's checkpoint")] = False,
     max_minutes: Annotated[float | None, typer.Option(help="stop then, with a checkpoint")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    bfloat16: Annotated[
+        bool,
+        typer.Option("--bfloat16", help="multiply in it, as always on CUDA: for CPUs that have instructions for it"),
+    ] = False,
     threads: Threads = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="change the recipe: KEY=VALUE, dotted")] = None,
     models_dir: ModelsDir = None,
@@ -48,6 +52,7 @@ def _train(
             models_dir=chosen_models_dir(models_dir),
             device=device,
             resume=resume,
+            bfloat16=bfloat16,
             max_minutes=max_minutes,
             console=err,
         )

@@ -27,8 +27,8 @@ def test_flops_are_those_of_the_weights(family: str, frozen: bool) -> None:
 def test_a_peak_is_measured() -> None:
     size = 1536
     product = 2 * size**3
-    peak = matmul_peak(torch.device("cpu"), seconds=0)
+    peak = matmul_peak(torch.device("cpu"), torch.float32, seconds=0)
     before = torch.get_rng_state()
-    matmul_peak(torch.device("cpu"), seconds=0)
+    matmul_peak(torch.device("cpu"), torch.float32, seconds=0)
     assert torch.equal(torch.get_rng_state(), before), "a run that is resumed has drawn others"
     assert product / 60 < peak < 1e16  # a product takes less than a minute, and no chip is that fast
