@@ -71,11 +71,12 @@ class Backbone(nn.Module):
         if (one - same).norm() > 1e-3 * one.norm():
             raise self._unfit("its attention is not causal")
 
-    def optimize(self, *, quantize: bool = False) -> str | None:
+    def optimize(self, *, quantize: bool = False, bfloat16: bool = False) -> str | None:
         """Makes `hidden` and `logits` fast, for good: same results, no gradients.
 
         `quantize`: not quite the same for one position a row (`hidden` of T = 1 with `at`, `logits` of (B, D)), which is
-        what decoding asks for: there the weights are of four or eight bits (`Quantized`), if the processor can.
+        what decoding asks for: there the weights are of four or eight bits (`Quantized`), if the processor can. `bfloat16`:
+        nor for several positions, whose matrices have so many bits then, where the processor can (see `Linear`).
 
         The weights are taken over in the layout that the machine multiplies fastest and are gone from `model`, whose
         weights can no longer be saved, loaded or trained: what would do so raises `BackboneError` from now on. Returns
@@ -85,7 +86,7 @@ class Backbone(nn.Module):
             if reason := why_not(self.model):
                 return reason
             self.model.eval().requires_grad_(False)
-            self._lean = Llama(self.model, quantize=quantize)
+            self._lean = Llama(self.model, quantize=quantize, bfloat16=bfloat16)
             self.model.register_state_dict_pre_hook(_refuse_saving)
             self.model.register_load_state_dict_pre_hook(_refuse_loading)
         return None

@@ -4,7 +4,8 @@
 
 On the CPU in float32 that is oneDNN with the weight in its own blocked layout: on AMD's processors more than twice as
 fast as the MKL behind `F.linear`, and never slower for few rows (docs/lab-notes.md). It also applies `silu` (with AVX-512),
-`times` or `plus` while the result is still in a register. Everywhere else it is `F.linear` and the same formula.
+`times` or `plus` while the result is still in a register. In bfloat16, where the processor has instructions for it, that is
+as fast again; sums are float32. Everywhere else it is `F.linear` and the same formula.
 """
 
 from __future__ import annotations
@@ -19,25 +20,39 @@ ROWS = 512
 _AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-class Linear:
-    """A fixed matrix: `weight` (N, K), `bias` (N,) or None."""
+def has_bfloat16() -> bool:
+    """Whether this processor has instructions for products of bfloat16; without them they are many times slower than float32's."""
+    can = torch.cpu.get_capabilities()
+    return bool(can.get("avx512_bf16") or can.get("amx_bf16"))
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+
+class Linear:
+    """A fixed matrix: `weight` (N, K), `bias` (N,) or None. `bfloat16`: where the processor has instructions for it, weight
+    and product have so many bits, before `plus` comes to it; elsewhere it has no effect."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, bfloat16: bool = False) -> None:
         self.packed = has_onednn(weight)
-        self.bias = None if bias is None else bias.detach()
-        self.weight: Tensor = weight.detach()
+        self.dtype = torch.bfloat16 if bfloat16 and self.packed and has_bfloat16() else weight.dtype
+        self.bias = None if bias is None else bias.detach().to(self.dtype)
+        self.weight: Tensor = weight.detach().to(self.dtype)
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS)
 
     def __call__(
         self, x: Tensor, *, silu: bool = False, times: Tensor | None = None, plus: Tensor | None = None
     ) -> Tensor:
-        """(…, N) of `x` (…, K); at most one of `silu`, `times` and `plus`, the latter of the result's shape."""
+        """(…, N) of `x` (…, K); at most one of `silu`, `times` and `plus`, the latter of the result's shape. The result's type is
+        that of `plus`, without it that of `x`."""
+        if x.dtype != self.dtype:
+            y = self(x.to(self.dtype), silu=silu, times=None if times is None else times.to(self.dtype))
+            return y.to(x.dtype) if plus is None else plus + y
         if self.packed:
             op = torch.ops.mkldnn._linear_pointwise
             if times is not None:
                 return op.binary(x, times, self.weight, self.bias, "mul")
             if plus is not None:
+                if plus.dtype != self.dtype:
+                    return plus + op(x, self.weight, self.bias, "none", [], "")
                 return op.binary(x, plus, self.weight, self.bias, "add")
             if silu and _AVX512:
                 return op(x, self.weight, self.bias, "swish", [], "")

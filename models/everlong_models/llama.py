@@ -69,10 +69,10 @@ class Llama:
 
     It takes the matrices over, one by one, so that no weight is held twice: `model` has none of them afterwards and
     keeps only its embeddings and norms. `quantize`: single positions, as decoding asks for, go through `Quantized`
-    matrices, where these fit; nothing else does.
+    matrices, where these fit; nothing else does. `bfloat16`: all else is multiplied in it, but for attention and the head.
     """
 
-    def __init__(self, model: PreTrainedModel, *, quantize: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, quantize: bool = False, bfloat16: bool = False) -> None:
         base, head = model.base_model, model.get_output_embeddings()
         self.heads: int = model.config.num_attention_heads
         self.kv_heads: int = model.config.num_key_value_heads
@@ -83,7 +83,7 @@ class Llama:
         matrices = [head.weight, *(matrix.weight for layer in base.layers for matrix in _matrices(layer))]
         quantize = quantize and all(map(fits, matrices))
         self._decoding = [_quantized(layer) for layer in base.layers] if quantize else None
-        self.layers = [_take(layer) for layer in base.layers]
+        self.layers = [_take(layer, bfloat16) for layer in base.layers]
         self._decoding_head = Quantized(head.weight, head.bias) if quantize else None
         self.head = Linear(head.weight, head.bias)
         if head.weight is not model.get_input_embeddings().weight:
@@ -121,7 +121,7 @@ class Llama:
             keys, values = stored.unbind(1)
             mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
             h = layer.o(mixed, plus=h)
-            normed = F.rms_norm(h, (D,), layer.between, self.eps)
+            normed = F.rms_norm(h, (D,), layer.between, self.eps).to(layer.down.dtype)
             h = layer.down(layer.up(normed, times=layer.gate(normed, silu=True)), plus=h)
         return F.rms_norm(h, (D,), self.norm, self.eps)
 
@@ -137,7 +137,7 @@ def _matrices(layer: Any) -> list[Any]:
     return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
-def _take(layer: Any) -> Layer:
+def _take(layer: Any, bfloat16: bool) -> Layer:
     matrices = _matrices(layer)
     q, k, v, o, gate, up, down = matrices
     before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
@@ -149,11 +149,11 @@ def _take(layer: Any) -> Layer:
 
     qkv = folded(torch.cat([q.weight * scale, k.weight, v.weight]), before)
     taken = Layer(
-        qkv=Linear(qkv, None if q.bias is None else torch.cat([q.bias * scale, k.bias, v.bias])),
-        o=Linear(o.weight, o.bias),
-        gate=Linear(folded(gate.weight, between), gate.bias),
-        up=Linear(folded(up.weight, between), up.bias),
-        down=Linear(down.weight, down.bias),
+        qkv=Linear(qkv, None if q.bias is None else torch.cat([q.bias * scale, k.bias, v.bias]), bfloat16=bfloat16),
+        o=Linear(o.weight, o.bias, bfloat16=bfloat16),
+        gate=Linear(folded(gate.weight, between), gate.bias, bfloat16=bfloat16),
+        up=Linear(folded(up.weight, between), up.bias, bfloat16=bfloat16),
+        down=Linear(down.weight, down.bias, bfloat16=bfloat16),
     )
     for matrix in matrices:
         _drop_weight(matrix)

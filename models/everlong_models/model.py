@@ -103,12 +103,15 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     quantize: bool = True,
+    bfloat16: bool | None = None,
     progress: Progress = lambda message: None,
 ) -> Model:
     """The model `name`: a folder with `everlong.json` (or the name of one in `models_dir` or `PACKAGED`), or a backbone (see `load_backbone`) with an untrained memory.
 
     `memory` and `options` (fields of the memory's config) choose the memory around a plain backbone; a model folder
-    brings its own and refuses others, but for options of a memory that has nothing to train. `quantize`: see `Backbone.optimize`; it has no effect on anything but a CPU. Raises `BackboneError`, `AdapterError` or `ConfigError`.
+    brings its own and refuses others, but for options of a memory that has nothing to train. `quantize`, `bfloat16`: see
+    `Backbone.optimize`; they have no effect on anything but a CPU. `bfloat16` None: for a memory that has nothing to train; what a
+    trained memory is made of is computed in float32. Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
     device = usable(device)
     folder = find_model(name, models_dir)
@@ -155,7 +158,7 @@ def load_model(
         module, tokenizer, architecture(backbone) if backbone else "", described, _layout(module)
     )
     if backbone is not None and kind.whole:
-        backbone.optimize(quantize=quantize)
+        backbone.optimize(quantize=quantize, bfloat16=kind.training_free if bfloat16 is None else bfloat16)
     return Model(
         name=_own_name(folder) if manifest else _short(name),
         memory_name=memory_name,

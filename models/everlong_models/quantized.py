@@ -37,6 +37,7 @@ class Quantized:
         groups = weight.unflatten(1, (-1, GROUP))
         four = _four(groups)
         self.bits = 8 if four is None else 4
+        self.dtype = torch.float32  # of what comes in and goes out
         self._passes = _eight(groups) if four is None else [four]
         self._update = None if update is None else tuple(part.detach().float().t().contiguous() for part in update)
 

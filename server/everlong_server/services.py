@@ -126,6 +126,7 @@ def load(settings: Settings, progress: Progress) -> Model:
         options=settings.memory_options,
         device=device,
         quantize=settings.quantize,
+        bfloat16=settings.bfloat16,
         progress=progress,
     )
 

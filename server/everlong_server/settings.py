@@ -80,8 +80,12 @@ class Settings(BaseSettings):
     threads: int = Field(0, ge=0, le=1024, description="CPU threads for the model; 0 leaves it to PyTorch")
     quantize: bool = Field(
         True,
-        description="on a CPU, generate with weights of 4 bits if the model's were stored so, of 8 if not; "
-        "texts are always read in float32",
+        description="on a CPU, generate with weights of 4 bits if the model's were stored so, of 8 if not",
+    )
+    bfloat16: bool | None = Field(
+        None,
+        description="on a CPU that has instructions for it (AVX-512, AMX), encode prompts and read texts in bfloat16, as on a GPU; "
+        "unset: with window, which keeps nothing that is computed, and not with other memories",
     )
 
     secrets_dir: Path | None = Field(

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from everlong_models import linear
-from everlong_models.linear import Linear, has_onednn, matmul
+from everlong_models.linear import Linear, has_bfloat16, has_onednn, matmul
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -43,6 +43,36 @@ def test_packed_is_float32_and_nothing_less():
     exact = x.double() @ weight.double().T
     error = (Linear(weight)(x) - exact).abs().max() / exact.abs().max()
     assert error < 1e-6  # TF32 and bfloat16 would be at 1e-4 and 1e-3
+
+
+@pytest.mark.skipif(not has_bfloat16(), reason="this processor has no instructions for bfloat16")
+@pytest.mark.parametrize("biased", [True, False])
+def test_bfloat16(biased):
+    """Its weights and products have eight bits; what is added does not lose any; a row is as it is alone."""
+    torch.manual_seed(0)
+    weight, bias = torch.randn(48, 64) / 8, torch.randn(48) if biased else None
+    x, other = torch.randn(2, 30, 64), torch.randn(2, 30, 48)
+    layer, y = Linear(weight, bias, bfloat16=True), F.linear(x, weight, bias)
+    for found, expected in (
+        (layer(x), y),
+        (layer(x, silu=True), F.silu(y)),
+        (layer(x, times=other), y * other),
+        (layer(x, plus=1e4 * other), y + 1e4 * other),
+    ):
+        assert found.dtype == torch.float32
+        assert (found - expected).abs().max() < 0.05
+        assert not torch.equal(found, expected)
+    few = x.bfloat16()
+    assert layer(few).dtype == layer(few, silu=True).dtype == layer(few, times=other.bfloat16()).dtype == few.dtype
+    assert torch.equal(layer(few, plus=other), layer(x, plus=other))
+    for rows in (2, 7, 29):
+        assert torch.equal(layer(x[:, :rows]), layer(x)[:, :rows])
+
+
+def test_bfloat16_has_no_effect_without_instructions_for_it(monkeypatch):
+    monkeypatch.setattr(linear, "has_bfloat16", lambda: False)
+    weight, x = torch.randn(8, 8), torch.randn(3, 8)
+    assert torch.equal(Linear(weight, bfloat16=True)(x), Linear(weight)(x))
 
 
 @pytest.mark.skipif(not has_onednn(torch.zeros(1)), reason="this PyTorch has no oneDNN")

@@ -19,6 +19,7 @@ from transformers import (
 from everlong_models import llama as lean
 from everlong_models.backbone import Backbone
 from everlong_models.errors import BackboneError
+from everlong_models.linear import has_bfloat16
 from everlong_models.rmt import RMT, RMTConfig
 from tests.models.laws import Laws
 from tests.models.tiny import gpt2, llama
@@ -118,6 +119,23 @@ def test_prefilling_and_continuing_at_each_rows_own_position(twins):
         ]
         torch.testing.assert_close(results[1], results[0], **close)
         torch.testing.assert_close(caches[1], caches[0], **close)
+
+
+@pytest.mark.skipif(not has_bfloat16(), reason="this processor has no instructions for bfloat16")
+def test_bfloat16():
+    """Near transformers' forward, and a row is as it is alone, to the bit."""
+    naive, fast = build("biases", torch.float32), build("biases", torch.float32)
+    assert fast.optimize(bfloat16=True) is None
+    x = embeddings(naive, 3, 100)
+    with torch.no_grad():
+        expected, found = naive.hidden(x), fast.hidden(x)
+        error = (found - expected).norm() / expected.norm()
+        assert 1e-4 < error < 0.03
+        kv = fast.new_kv(3, 120)
+        assert torch.equal(fast.hidden(x, kv=kv), found)
+        assert kv.dtype == torch.float32
+        for row in range(3):
+            assert torch.equal(fast.hidden(x[row : row + 1]), found[row : row + 1])
 
 
 def test_what_comes_in_is_not_changed(twins):

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
+from everlong_models.linear import has_bfloat16
 from everlong_models.model import MEMORIES, Memory, Model, load_model
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.state import MemoryState, decode_state, encode_state
@@ -159,6 +160,23 @@ class TestPlainBackbone:
         model = load(backbone(), tmp_path, options={"segment_length": 8, "sinks": 2, "window": 20})
         assert (model.trained, model.memory_name, model.segment_length) == (None, "window", 8)
         assert [name for name, kind in MEMORIES.items() if kind.training_free] == ["window"]
+
+    @pytest.mark.skipif(not has_bfloat16(), reason="this processor has no instructions for bfloat16")
+    @pytest.mark.parametrize(("memory", "few"), [("window", True), ("rmt", False)])
+    def test_what_a_memory_keeps_is_computed_in_float32_unless_something_else_is_said(self, tmp_path, memory, few):
+        own = {"window": 24, "sinks": 2} if memory == "window" else {"memory_tokens": 2}
+        options = {"memory": memory, "options": {"segment_length": 16} | own}
+        states, logits = {}, {}
+        for wanted in (None, True, False):
+            model = load(backbone(), tmp_path, **options, bfloat16=wanted)
+            with torch.no_grad():
+                state = model.memory.read(TEXT[:, :32], model.memory.initial_state())
+                logits[wanted], states[wanted] = model.memory.open(state, TEXT[:, 32:40])[1], (state, model.fingerprint)
+        assert torch.equal(logits[None], logits[few])
+        assert not torch.equal(logits[None], logits[not few])
+        assert states[None][0].digest() == states[few][0].digest()
+        assert (states[True][0].digest() == states[False][0].digest()) == (memory == "window")
+        assert len({fingerprint for _, fingerprint in states.values()}) == 1, "as one machine may and another may not"
 
     def test_an_unknown_memory(self, tmp_path):
         with pytest.raises(ConfigError, match=r"memory='rnn': one of .*rmt.*window") as caught:
