@@ -22,7 +22,7 @@ _AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 def has_bfloat16() -> bool:
     """Whether this processor has instructions for products of bfloat16; without them they are many times slower than float32's."""
-    can = torch.cpu.get_capabilities()
+    can = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # of newer versions
     return bool(can.get("avx512_bf16") or can.get("amx_bf16"))
 
 
