@@ -142,6 +142,21 @@ class Window(SegmentReader):
         )
         return cache, self.backbone.logits(torch.cat(last)[:, -1])
 
+    def go_on(
+        self, cache: Cache, segment: Tensor, state: MemoryState, newest: int | None, *, sinks: bool = True
+    ) -> MemoryState | None:
+        """Where nothing that the row has before it is let go at the border, it stands in the cache already."""
+        after = self._shift(segment, state)
+        (context,) = self._context(after, self.config.window if newest is None else newest, sinks=sinks)
+        before = cache["before"] + cache.lengths
+        if context.shape[1] != int(before):
+            return None
+        cache["before"].copy_(before)
+        cache.lengths.zero_()
+        for name, tensor in after.tensors.items():
+            cache[name].copy_(tensor)
+        return after
+
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """One token a row, behind its context and what its segment holds."""
         at = cache["before"] + cache.lengths

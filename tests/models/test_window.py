@@ -81,3 +81,49 @@ def test_of_the_window_the_newest_can_be_looked_at_alone_and_nothing_is_lost(new
     whole, _ = model.open(state, text[:, 40:])
     model.step(whole, token)
     assert model.close(cache).digest() == model.close(whole).digest()
+
+
+@pytest.mark.parametrize("sinks", [True, False])
+@pytest.mark.parametrize("newest", [None, 0, 3, 20])
+@pytest.mark.parametrize("read", [0, 8, 16, 24, 40])
+def test_at_a_border_a_cache_goes_on_where_nothing_is_let_go(read, newest, sinks):
+    """It goes on just where opening would encode the same positions again; and as if it had."""
+    model = Window(WindowConfig(segment_length=8, sinks=3, window=20), llama())
+    text = tokens(model, 1, read + 11)
+    before, segment = model.read(text[:, :read], model.initial_state()), text[:, read : read + 8]
+    after = model.read(segment, before)
+    cache, _ = model.open_near(before, segment[:, :5], 20 if newest is None else newest, sinks=sinks)
+    for token in segment[0, 5:]:
+        model.step(cache, token[None])
+    held = int(cache["before"] + cache.lengths)
+    grown = None if newest is None else newest + 8
+    fresh, logits = model.open_near(after, text[:, read + 8 : read + 9], 20 if grown is None else grown, sinks=sinks)
+    untouched = {name: tensor.clone() for name, tensor in cache.tensors.items()}
+    state = model.go_on(cache, segment, before, grown, sinks=sinks)
+    if int(fresh["before"]) != held:
+        assert state is None
+        assert int(cache.lengths) == 8
+        assert all(torch.equal(cache[name], tensor) for name, tensor in untouched.items())
+        return
+    assert state is not None
+    assert state.digest() == after.digest()
+    torch.testing.assert_close(model.step(cache, text[:, read + 8]), logits)
+    for token in text[0, read + 9 :]:
+        torch.testing.assert_close(model.step(cache, token[None]), model.step(fresh, token[None]))
+    assert model.close(cache).digest() == model.close(fresh).digest()
+
+
+def test_most_borders_of_a_short_dialogue_need_nothing():
+    model = Window(WindowConfig(segment_length=8, sinks=3, window=20), llama())
+    text, state = tokens(model, 1, 32), model.initial_state()
+    cache, _ = model.open(state, text[:, :8])
+    gone_on = []
+    for at in (0, 8, 16):
+        after = model.go_on(cache, text[:, at : at + 8], state, None)
+        gone_on.append(after is not None)
+        if after is None:
+            break
+        state = after
+        for token in text[0, at + 8 : at + 16]:
+            model.step(cache, token[None])
+    assert gone_on == [True, True, False], "24 tokens are one more than sinks and window"

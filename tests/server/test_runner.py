@@ -185,6 +185,45 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
         runner.stop()
 
 
+def test_nothing_is_encoded_anew_at_a_border_before_something_is_let_go(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows, over borders at different steps; while all is in sight, their words are the backbone's own."""
+    options = {"segment_length": 16, "sinks": 4, "window": 64}
+    exact = {"quantize": False, "bfloat16": False}
+    model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options, **exact)
+    memory, runner = model.memory, Runner(model, max_streams=3, reading_share=0.3, max_stall=0.1)
+    opened, real = [], memory.open
+    monkeypatch.setattr(memory, "open", lambda state, tokens: opened.append(tokens.shape[1]) or real(state, tokens))
+    lengths = (3, 9, 15)
+
+    def answered(tokens: int) -> list[Finished]:
+        waiting: list[queue.Queue] = []
+        for length in lengths:
+            waiting.append(queue.Queue())
+            params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+            runner.submit(Answer(memory.initial_state(1), [], list(range(20, 20 + length)), params, 0, waiting[-1].put))
+        return [end for end in map(last, waiting) if isinstance(end, Finished)]
+
+    runner.start()
+    try:
+        for length, end in zip(lengths, answered(50), strict=True):
+            read = list(range(20, 20 + length))
+            for _ in range(50):
+                hidden = memory.backbone.hidden(memory.backbone.embed(torch.tensor([read])), keep=1)
+                read.append(int(memory.backbone.logits(hidden)[0, -1].argmax()))
+            seen = int(end.state["seen"])
+            assert [*end.state["sinks"][0].tolist(), *memory.kept(end.state), *end.open] == read
+            assert seen == len(read) // 16 * 16
+        assert sorted(opened) == [*lengths]
+        opened.clear()
+        assert len(answered(100)) == 3
+        # Of 68 tokens of sinks and window the borders at 16, 32, 48 and 64 need nothing; those at 80, 96 and 112 do.
+        assert sorted(opened) == [1] * sum(len(range(80, length + 100, 16)) for length in lengths) + [*lengths]
+    finally:
+        runner.stop()
+
+
 @pytest.mark.parametrize("length", [1, 14, 15, 40])
 @pytest.mark.parametrize("newest", [None, 0, 5, 100])
 @pytest.mark.parametrize("alone", [False, True])

@@ -33,6 +33,19 @@ class Batch:
         self._slots.add(cache)
         self.rows.append(item)
 
+    def go_on(self, item: Answer) -> bool:
+        """Whether the answer's segment, which is full, has gone into its memory and its row stands where the next one begins.
+        If not, nothing has changed: the row has to leave, and enter again."""
+        S, row = len(item.open), self.rows.index(item)
+        newest = None if item.newest is None else item.newest + S - item.skipped
+        segment = torch.tensor([item.open], dtype=torch.int64, device=self._device)
+        state = self._memory.go_on(
+            self._slots.rows.slots(row, row + 1), segment, item.state, newest, sinks=not item.alone
+        )
+        if state is not None:
+            item.remember(state, S)
+        return state is not None
+
     def leave(self, item: Answer) -> None:
         """Without the answer's row; the last one takes its place."""
         row = self.rows.index(item)

@@ -84,6 +84,12 @@ class Answer:
     generated: int = 0
     wording: Wording | None = None
 
+    def remember(self, state: MemoryState, segment: int) -> None:
+        """Its open segment, of `segment` tokens, has gone into `state`."""
+        if self.newest is not None:
+            self.newest += segment - self.skipped
+        self.state, self.open, self.skipped = state, [], 0
+
 
 @dataclass(slots=True, eq=False)
 class Read:

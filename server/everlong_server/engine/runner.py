@@ -270,16 +270,16 @@ class Runner:
 
     def _keep(self, item: Read | Answer, state: MemoryState) -> None:
         """`state` has the item's next segment."""
-        S, item.state = self._memory.segment_length, state
+        S = self._memory.segment_length
         if isinstance(item, Read):
+            item.state = state
             item.at += S
             if item.at >= len(item.tokens):
                 self._forget(item)
                 item.sink(item.state.to("cpu"))
             return
         item.at += S - len(item.open)
-        self._moved(item)
-        item.open = []
+        item.remember(state, S)
         if len(item.prompt) - item.at <= S:
             self._scheduler.remove(item.id)
             self._scheduler.add_prompt(item.id, item.owner)
@@ -301,28 +301,21 @@ class Runner:
         self._batch.enter(item)
         self._scheduler.opened(item.id)
 
-    def _remembered(self, item: Answer) -> MemoryState:
-        """The state with the answer's segment, which is full.
+    def _remember(self, item: Answer) -> None:
+        """Takes the answer's segment, which is full, into its state.
 
         It is read again, alone: what its tokens left in the batch's cache depends, in the last bits, on the rows that were
         beside it then. So a state follows from its tokens, and is the same whatever else the server did. One pass over a
         segment is a small part of what its generation took.
         """
-        self._moved(item)
-        return self._memory.read(self._tensor(item.open), item.state)
+        item.remember(self._memory.read(self._tensor(item.open), item.state), len(item.open))
 
     def _begin_segment(self, item: Answer, token: int) -> None:
         """The answer's segment goes into its memory; `token`, drawn already, begins the next one."""
-        item.state = self._remembered(item)
+        self._remember(item)
         item.open = [token]
         self._batch.enter(item)
         self._scheduler.opened(item.id)
-
-    def _moved(self, item: Answer) -> None:
-        """A segment has gone into the answer's state."""
-        if item.newest is not None:
-            item.newest += self._memory.segment_length - item.skipped
-        item.skipped = 0
 
     def _step(self) -> None:
         """Draws a token for every row and reads it: one token further for every answer."""
@@ -335,7 +328,8 @@ class Runner:
                 self._fail(item, error)
         S = self._memory.segment_length
         for item in [item for item in self._batch.rows if len(item.open) == S]:
-            self._set_aside(item, partial(self._begin_segment, token=drawn.pop(item.id)))
+            if not self._batch.go_on(item):
+                self._set_aside(item, partial(self._begin_segment, token=drawn.pop(item.id)))
         self._on_step(len(drawn) / self.max_streams)
         self._batch.step(drawn)
 
@@ -412,8 +406,7 @@ class Runner:
             if token is not None:
                 item.open = [*item.open, token]
             if len(item.open) == self._memory.segment_length:
-                item.state = self._remembered(item)
-                item.open = []
+                self._remember(item)
         finished = Finished(
             reason, item.wording.text, item.state.to("cpu"), list(item.open), item.generated, len(item.prompt),
             time.perf_counter() - (item.began or 0.0),
