@@ -25,6 +25,9 @@ from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
 from everlong_server.store.records import Session, Wish
 
+_MOST_LOGPROBS = 200_000
+"""They are kept until the answer is complete, about half a kilobyte each."""
+
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=RESPONSES)
 
 
@@ -175,10 +178,22 @@ def said(services: Services, body: schemas.CreateMessage, session: Session) -> t
     return body.content, sampling(body), recall(services, body.recall, usual)
 
 
-def sampling(body: SamplingParams) -> SamplingParams:
-    """How an answer is drawn, of a request that says more than that. Raises `InvalidRequest`."""
+def sampling(body: SamplingParams, newer: str = "max_tokens", *, logprobs: bool = False) -> SamplingParams:
+    """How an answer is drawn, of a request that says more than that. Raises `InvalidRequest`.
+
+    `newer`: the field that may be given for `max_tokens`. `logprobs`: they are asked for in a field of another name.
+    """
     require_json(body.json_schema, "json_schema")
-    return SamplingParams(**body.model_dump(include=set(SamplingParams.model_fields)))
+    limit = "max_tokens" if getattr(body, newer) is None else newer
+    said = body.model_dump(include=set(SamplingParams.model_fields))
+    params = SamplingParams(**said | {"max_tokens": getattr(body, limit), "logprobs": body.logprobs or logprobs})
+    each = 1 + params.top_logprobs
+    if params.logprobs and params.max_tokens * each > _MOST_LOGPROBS:
+        raise InvalidRequest(
+            f"{limit}={params.max_tokens} with {each} log-probabilities each is more than the limit of {_MOST_LOGPROBS} "
+            "log-probabilities in an answer: ask for fewer tokens, or a lower top_logprobs", param=limit,
+        )  # fmt: skip
+    return params
 
 
 def require_json(schema: dict[str, Any] | None, name: str) -> None:

@@ -37,11 +37,8 @@ class Batch:
         """Whether the answer's segment, which is full, has gone into its memory and its row stands where the next one begins.
         If not, nothing has changed: the row has to leave, and enter again."""
         S, row = len(item.open), self.rows.index(item)
-        newest = None if item.newest is None else item.newest + S - item.skipped
-        segment = torch.tensor([item.open], dtype=torch.int64, device=self._device)
-        state = self._memory.go_on(
-            self._slots.rows.slots(row, row + 1), segment, item.state, newest, sinks=not item.alone
-        )
+        cache, segment = self._slots.rows.slots(row, row + 1), torch.tensor([item.open], device=self._device)
+        state = self._memory.go_on(cache, segment, item.state, item.newest_behind(S), sinks=not item.alone)
         if state is not None:
             item.remember(state, S)
         return state is not None

@@ -45,9 +45,6 @@ from everlong_server.store.passages import Passage, Passages
 from everlong_server.store.records import Said, Session, new_id, now
 from everlong_server.tracing import Tracing
 
-_MOST_LOGPROBS = 200_000
-"""They are kept until the answer is complete, about half a kilobyte each."""
-
 Event = dict[str, Any]
 Written = dict[str, Any]
 """What is stored of a session behind an answer: state, open segment, position."""
@@ -253,11 +250,6 @@ class Turns:
             raise TooLarge(
                 f"content has {len(content)} characters, the limit is {self._max_message_chars}: "
                 "upload a long text as a document", param="content",
-            )  # fmt: skip
-        if params.logprobs and params.max_tokens * (1 + params.top_logprobs) > _MOST_LOGPROBS:
-            raise InvalidRequest(
-                f"max_tokens={params.max_tokens} with {1 + params.top_logprobs} log-probabilities each is more than the limit of "
-                f"{_MOST_LOGPROBS} log-probabilities in an answer: ask for fewer tokens, or a lower top_logprobs", param="max_tokens",
             )  # fmt: skip
         vocabulary = self._engine.model.memory.vocab_size
         for name, tokens in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):

@@ -210,6 +210,10 @@ def test_sampling_stops_and_logprobs(client: OpenAI) -> None:
         for entry in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])
     ]
     assert streamed == [entry.token for entry in spoken]
+    for name in ("max_tokens", "max_completion_tokens"):
+        with pytest.raises(openai.UnprocessableEntityError, match=f"{name}=100000 with 3 log-prob") as refused:
+            chat(client, user("Speak."), **{name: 100_000}, logprobs=True, top_logprobs=2)
+        assert refused.value.param == name
 
 
 def test_nulls_are_as_if_not_given(client: OpenAI) -> None:

@@ -220,6 +220,9 @@ def test_logprobs(client: OpenAI) -> None:
     deltas = [event for event in two if event.type == "response.output_text.delta"]
     assert [entry.token for event in deltas for entry in event.logprobs] == [entry.token for entry in spoken]
     assert all(len(entry.top_logprobs) == 2 for event in deltas for entry in event.logprobs)
+    with pytest.raises(openai.UnprocessableEntityError, match="max_output_tokens=100000 with 3 log-prob") as refused:
+        respond(client, "Speak.", top_logprobs=2, max_output_tokens=100_000)
+    assert refused.value.param == "max_output_tokens"
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -81,9 +81,7 @@ async def _begun(
     services: Services, body: CreateChatCompletion, documents: Sequence[str], said: Sequence[Said]
 ) -> list[Turn]:
     """All `n` turns, admitted. Raises why one was refused; then none goes on."""
-    grounds, how = recall(services, body.recall), sampling(body)
-    if body.max_completion_tokens is not None:
-        how = how.model_copy(update={"max_tokens": body.max_completion_tokens})
+    grounds, how = recall(services, body.recall), sampling(body, "max_completion_tokens")
     match body.response_format:
         case JsonObjectFormat():
             how = how.model_copy(update={"json_schema": {"type": "object"}})

@@ -121,11 +121,7 @@ async def asked(services: Services, body: CreateResponse, previous: store.Respon
     instructions = body.instructions or None
     if instructions is not None:
         require_length(services, instructions, "instructions")
-    params = sampling(body)
-    if body.max_output_tokens is not None:
-        params = params.model_copy(update={"max_tokens": body.max_output_tokens})
-    if body.include or body.top_logprobs:
-        params = params.model_copy(update={"logprobs": True})
+    params = sampling(body, "max_output_tokens", logprobs=bool(body.include or body.top_logprobs))
     match body.text.format:
         case JsonObjectFormat():
             params = params.model_copy(update={"json_schema": {"type": "object"}})
