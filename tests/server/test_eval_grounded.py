@@ -330,18 +330,15 @@ def test_prompts_are_what_the_server_would_ask_with_their_answers(data: Path, tm
     assert "Heath" not in str(lines), "a book that the test hides texts in is not learnt from"
     assert len(said) > 12
     for turn in said:
-        first, told, rest = turn["prompt"].partition(TEMPLATE.opening)
-        assert told
-        assert not first or rest.endswith("\n\n" + first.strip()), "asked before the passages and behind them"
+        assert turn["prompt"].startswith(TEMPLATE.opening)
         assert any(answer.split()[-1] in turn["prompt"] for answer in turn["answers"])
     refused = [turn["prompt"] for turn in turns if turn["answers"] == [REFUSAL]]
     assert any("disliked" in prompt for prompt in refused), "what people wrote for SQuAD"
     assert any("Question: Who was the keeper" in prompt for prompt in refused), "what is left out on purpose"
     later = [(line["turns"][0]["prompt"], turn) for line in lines for turn in line["turns"][1:]]
-    assert any(turn["prompt"].startswith("Question: ") for turn in said)
     assert later, "some passages answer other questions, too"
     for before, turn in later:
-        assert TEMPLATE.opening not in turn["prompt"]
+        assert not turn["prompt"].startswith(TEMPLATE.opening)
         assert any(answer.split()[-1] in before for answer in turn["answers"])
 
 

@@ -92,20 +92,6 @@ def test_of_a_best_passage_that_is_too_long_there_is_its_beginning_and_no_shorte
     assert room - len(TEMPLATE.before([only.text])) < len("quickly. ")
 
 
-def test_a_question_that_takes_little_room_is_asked_before_the_passages_too() -> None:
-    question = " Who is {question}? "
-    first = "Question: Who is {question}?\n\n"
-    twice = TEMPLATE.about(question, 8 * len(first), len)
-    assert twice.before(["A passage."]) == first + TEMPLATE.before(["A passage."])
-    assert twice.before([]) == "", "without passages it is asked once"
-    assert twice.about("Who else?", 10_000, len) == twice
-    for once in (
-        TEMPLATE.about(question, 8 * len(first) - 1, len),
-        replace(TEMPLATE, first="").about(question, 10_000, len),
-    ):
-        assert once.before(["A passage."]) == TEMPLATE.before(["A passage."])
-
-
 @pytest.mark.parametrize(
     ("message", "is_one"),
     [

@@ -187,7 +187,7 @@ def grounded(
     samples: Annotated[int, typer.Option(min=1, help="questions answered for each set and length")] = 60,
     searches: Annotated[int, typer.Option(min=1, help="questions searched for, at least")] = 300,
     split: Annotated[Literal["test", "tune"], typer.Option(help="tune is what settings were chosen on")] = "test",
-    template: Annotated[str, typer.Option(help="how passages and question become text")] = "twice",
+    template: Annotated[str, typer.Option(help="how passages and question become text")] = "told",
     recall: Annotated[str | None, typer.Option(help="PASSAGES,TOKENS at most; default as the server has it")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
     output: Annotated[

@@ -83,8 +83,6 @@ _NEAR = 0.3
 """The share of the best passage's score that others must have."""
 _LEAST = 128
 """Tokens of a segment that are worth being kept to. Of fewer, passages begin in it and go on behind its end."""
-_SHARE = 8
-"""A question is asked twice if that takes at most one in so many of the tokens that passages may take."""
 BESIDE = 256
 """Tokens before the open segment that a later answer with evidence looks at besides, where the memory keeps tokens: the
 dialogue. The first answer looks at nothing but its evidence, as if the chat began there: the document's end, which a question
@@ -94,10 +92,7 @@ is hardly about, distracts from the passages (docs/results.md), and encoding it 
 @dataclass(frozen=True, slots=True)
 class Template:
     """How passages and a question become one text: opening, passages with `between` between them, closing, question; or,
-    where the text has nothing about the question, `nothing` and the question.
-
-    `first`: stands before the opening, with the question for `{question}`.
-    """
+    where the text has nothing about the question, `nothing` and the question."""
 
     opening: str
     between: str
@@ -106,16 +101,6 @@ class Template:
         "The text above does not hold the answer to the following question. Answer only: “The text does not say.”\n\n"
         "Question: "
     )
-    first: str = ""
-
-    def about(self, question: str, budget: int, count: Callable[[str], int]) -> Template:
-        """The template for a question, where passages may take `budget` tokens, by `count`, with their template.
-
-        One that takes little of these is asked first, too, so that passages are read with it in mind: a causal model reads
-        a token by nothing but what comes before it.
-        """
-        first = self.first.replace("{question}", question.strip())
-        return replace(self, first="", opening=(first if count(first) <= budget // _SHARE else "") + self.opening)
 
     def before(self, passages: Sequence[str]) -> str:
         """What goes before the question; nothing if there are no passages."""
@@ -124,12 +109,7 @@ class Template:
         return self.opening + self.between.join(passage.strip() for passage in passages) + self.closing
 
 
-TEMPLATE = Template(
-    "Answer the question from these passages of the text.\n\n",
-    "\n\n",
-    "\n\nQuestion: ",
-    first="Question: {question}\n\n",
-)
+TEMPLATE = Template("Answer the question from these passages of the text.\n\n", "\n\n", "\n\nQuestion: ")
 """The one that is used. It was measured against others: docs/results.md."""
 
 

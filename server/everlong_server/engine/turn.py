@@ -291,21 +291,20 @@ class Turns:
             return len(tokenizer.encode(text))
 
         question = [*tokenizer.encode(content), *chat.ask]
-        window = memory.sight - memory.segment_length
-        budget = min(recall.tokens, window - len(question)) if window else recall.tokens
-        template = self._template.about(content, min(budget, window or memory.segment_length), count)
+        budget, window = recall.tokens, memory.sight - memory.segment_length
         if window:
+            budget = min(budget, window - len(question))
             evidence, text = choose_in_window(
                 found, [] if alone else [*kept[-BESIDE:], *open], budget, count, tokenizer.decode, window=window,
-                between=between, after=len(question), template=template,
+                between=between, after=len(question), template=self._template,
             )  # fmt: skip
         else:
             evidence, text = choose_in_segment(
                 found, tokenizer.decode([*kept[-BESIDE:], *open]) if found else "", budget, count, tokenizer.spans,
-                segment=memory.segment_length, before=len(open) + between, after=len(question), template=template,
+                segment=memory.segment_length, before=len(open) + between, after=len(question), template=self._template,
             )  # fmt: skip
         if lacking and self._engine.model.trained is None:  # without a trained memory, what they lack nothing holds
-            text = template.nothing if count(template.nothing) <= budget else ""
+            text = self._template.nothing if count(self._template.nothing) <= budget else ""
         alone = alone and bool(evidence or text)
         prompt = [*self._before(place, anew=alone), *tokenizer.encode(text), *question]
         newest = BESIDE if evidence or text else None

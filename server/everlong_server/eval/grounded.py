@@ -8,7 +8,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,7 @@ REFUSALS = {"asked": "wrongly", "elsewhere": "what is not in it", "impossible": 
 """Kinds of questions, and what it means to refuse them."""
 
 TEMPLATES = {
-    "twice": TEMPLATE,
-    "told": replace(TEMPLATE, first=""),
+    "told": TEMPLATE,
     "passages": Template("Passages from the text above that may help to answer:\n\n", "\n\n[…]\n\n", "\n\nQuestion: "),
     "plain": Template("", "\n\n", "\n\n"),
 }
@@ -76,7 +75,7 @@ class Plan:
     searches: int = 300
     split: Split = "test"
     seed: int = 0
-    template: str = "twice"
+    template: str = "told"
     recall: Recall | None = None
     floor: int = 8192
     max_tokens: int = 32
@@ -184,8 +183,7 @@ async def _measure(
     async def search(kind: str, document: Document, asked: Asked) -> list[Span]:
         question, words = asked.question, words_of(asked.question, None)
         passages = await shelf.passages.search([document.id], words, recall.passages) if words else []
-        about = template.about(question, recall.tokens, answers.count)
-        evidence, _ = choose(passages, "", recall.tokens, answers.count, about)
+        evidence, _ = choose(passages, "", recall.tokens, answers.count, template)
         cell.sources.setdefault(kind, []).append(asked.source)
         cell.shares.setdefault(kind, []).append(max((passage.share for passage in passages), default=0.0))
         cell.refused.setdefault(kind, []).append(float(not evidence and asks(question)))
@@ -309,8 +307,7 @@ class _Answers:
         if way in ("recall", "both"):
             recall = self._recall
         if way == "ceiling":
-            template = self._template.about(content, self._recall.tokens, self.count)
-            content = template.before([hidden.passage(asked)]) + content
+            content = self._template.before([hidden.passage(asked)]) + content
         session = await services.sessions.create(
             services.model.fingerprint,
             services.model.name,

@@ -121,16 +121,14 @@ class _Maker:
         without = bool(asked.answers) and draw.random() < self._plan.without
         if without:
             found = [p for p in found if not any(p.start < end and start < p.end for start, end in asked.right)]
-        brief = draw.choice(_BRIEFLY)
-        content, room = asked.question + brief, draw.choice(self._plan.room)
-        template = TEMPLATE.about(content, room, self._count)
-        evidence, before = choose(found, "", room, self._count, template)
+        evidence, before = choose(found, "", draw.choice(self._plan.room), self._count)
         pieces = [(p.start, p.end) for p in evidence]
         answers = list(asked.answers) if asked.answers and evidence and not without else [REFUSAL]
         if answers[0] != REFUSAL and rank(hidden, asked, pieces) is None:
             return None
         then = [other for other in others if other.answers and rank(hidden, other, pieces) is not None]
         then = then[: self._plan.turns - 1] if answers[0] != REFUSAL else []
-        first = {"prompt": (before or template.nothing) + content, "answers": answers}
+        brief = draw.choice(_BRIEFLY)
+        first = {"prompt": (before or TEMPLATE.nothing) + asked.question + brief, "answers": answers}
         # What stands in the chat already is not repeated.
         return [first, *({"prompt": other.question + brief, "answers": list(other.answers)} for other in then)], then
