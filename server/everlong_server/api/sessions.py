@@ -185,8 +185,8 @@ def sampling(body: SamplingParams, newer: str = "max_tokens", *, logprobs: bool 
     """
     require_json(body.json_schema, "json_schema")
     limit = "max_tokens" if getattr(body, newer) is None else newer
-    said = body.model_dump(include=set(SamplingParams.model_fields))
-    params = SamplingParams(**said | {"max_tokens": getattr(body, limit), "logprobs": body.logprobs or logprobs})
+    given = body.model_dump(include=set(SamplingParams.model_fields))
+    params = SamplingParams(**given | {"max_tokens": getattr(body, limit), "logprobs": body.logprobs or logprobs})
     each = 1 + params.top_logprobs
     if params.logprobs and params.max_tokens * each > _MOST_LOGPROBS:
         raise InvalidRequest(
