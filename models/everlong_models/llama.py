@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from everlong_models.decoding import Decoding
+from everlong_models.kernels import LANES
 from everlong_models.linear import Linear, has_onednn, matmul
 from everlong_models.pause import pause
-from everlong_models.quantized import MERGED, Quantized, Update, fits
+from everlong_models.quantized import Quantized, fits
 
 FAMILY = ("llama", "mistral", "qwen2")
 # Kinds of rotary positions whose frequencies do not depend on the length of the text.
@@ -53,15 +55,13 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's matrices. `before` and `between`: the norms' weights (D,), if they are not folded into the matrices."""
+    """One layer's matrices, the norms' weights and the attention's scale folded in."""
 
-    qkv: Linear | Quantized
-    o: Linear | Quantized
-    gate: Linear | Quantized
-    up: Linear | Quantized
-    down: Linear | Quantized
-    before: Tensor | None = None
-    between: Tensor | None = None
+    qkv: Linear
+    o: Linear
+    gate: Linear
+    up: Linear
+    down: Linear
 
 
 class Llama:
@@ -81,8 +81,9 @@ class Llama:
         self.rotary: nn.Module = base.rotary_emb
         self.norm: Tensor = base.norm.weight.detach()
         matrices = [head.weight, *(matrix.weight for layer in base.layers for matrix in _matrices(layer))]
-        quantize = quantize and all(map(fits, matrices))
-        self._decoding = [_quantized(layer) for layer in base.layers] if quantize else None
+        quantize = quantize and all(map(fits, matrices)) and self.head_dim % LANES == 0
+        sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "eps": self.eps}
+        self._decoding = Decoding(base.layers, **sizes) if quantize else None
         self.layers = [_take(layer, bfloat16) for layer in base.layers]
         self._decoding_head = Quantized(head.weight, head.bias) if quantize else None
         self.head = Linear(head.weight, head.bias)
@@ -92,10 +93,11 @@ class Llama:
     def hidden(self, x: Tensor, kv: Tensor | None, at: Tensor | None, keep: int | None) -> Tensor:
         """As `Backbone.hidden`."""
         B, T, D = x.shape
-        layers = self._decoding if self._decoding is not None and at is not None and T == 1 else self.layers
         H, G, d = self.heads, self.kv_heads, self.head_dim
         positions = torch.arange(T, device=x.device) + (0 if at is None else at[:, None])  # (T,) or (B, T)
         rotation = _rotation(*self.rotary(x, positions.view(-1, T)))
+        if self._decoding is not None and kv is not None and at is not None and T == 1:
+            return F.rms_norm(self._decoding(x, kv, at, *rotation), (D,), self.norm, self.eps)
         if kv is None:  # one layer's keys and values, which the next layer overwrites
             kv = x.new_empty(B, 1, 2, G, T, d).expand(-1, len(self.layers), -1, -1, -1, -1)
         if at is None:
@@ -106,9 +108,9 @@ class Llama:
             mask = _mask(positions, kv)
         rows = torch.arange(B, device=x.device)[:, None]
         h = x
-        for index, layer in enumerate(layers):
+        for index, layer in enumerate(self.layers):
             pause()
-            heads = layer.qkv(F.rms_norm(h, (D,), layer.before, self.eps)).view(B, T, H + 2 * G, d)
+            heads = layer.qkv(F.rms_norm(h, (D,), None, self.eps)).view(B, T, H + 2 * G, d)
             _rotate(heads[:, :, : H + G], *rotation)
             queries, new = heads[:, :, :H].unflatten(2, (G, -1)), heads[:, :, H:].unflatten(2, (2, G))
             stored = kv[:, index]  # (B, 2, G, C, d)
@@ -116,12 +118,12 @@ class Llama:
                 stored.copy_(new.permute(0, 2, 3, 1, 4))
             else:
                 stored[rows, :, :, positions] = new
-            if keep is not None and index + 1 == len(layers):  # from here on no position needs another
+            if keep is not None and index + 1 == len(self.layers):  # from here on no position needs another
                 queries, h = queries[:, T - keep :], h[:, T - keep :].contiguous()
             keys, values = stored.unbind(1)
             mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
             h = layer.o(mixed, plus=h)
-            normed = F.rms_norm(h, (D,), layer.between, self.eps).to(layer.down.dtype)
+            normed = F.rms_norm(h, (D,), None, self.eps).to(layer.down.dtype)
             h = layer.down(layer.up(normed, times=layer.gate(normed, silu=True)), plus=h)
         return F.rms_norm(h, (D,), self.norm, self.eps)
 
@@ -158,37 +160,6 @@ def _take(layer: Any, bfloat16: bool) -> Layer:
     for matrix in matrices:
         _drop_weight(matrix)
     return taken
-
-
-def _quantized(layer: Any) -> Layer:
-    """Without the norms folded in, which would take weights off the grid of their group."""
-    q, k, v, o, gate, up, down = _matrices(layer)
-    scale = layer.self_attn.scaling
-    (wq, uq), (wk, uk), (wv, uv) = map(_apart, (q, k, v))
-    updates = [u or (wq.new_zeros(0, wq.shape[1]), wq.new_zeros(len(w), 0)) for w, u in ((wq, uq), (wk, uk), (wv, uv))]
-    updates[0] = (updates[0][0], updates[0][1] * scale)
-    return Layer(
-        qkv=Quantized(
-            torch.cat([wq * scale, wk, wv]),
-            None if q.bias is None else torch.cat([q.bias * scale, k.bias, v.bias]),
-            (torch.cat([a for a, _ in updates]), torch.block_diag(*(b for _, b in updates)))
-            if uq or uk or uv
-            else None,
-        ),
-        **{
-            name: Quantized(weight, matrix.bias, update)
-            for name, matrix in {"o": o, "gate": gate, "up": up, "down": down}.items()
-            for weight, update in [_apart(matrix)]
-        },
-        before=layer.input_layernorm.weight.detach(),
-        between=layer.post_attention_layernorm.weight.detach(),
-    )
-
-
-def _apart(matrix: nn.Linear) -> tuple[Tensor, Update | None]:
-    """The weight as it was before a low-rank update was merged into it, and the update A (r, in), B (out, r)."""
-    update: Update | None = getattr(matrix, MERGED, None)
-    return (matrix.weight, None) if update is None else (matrix.weight - update[1] @ update[0], update)
 
 
 def _drop_weight(matrix: nn.Linear) -> None:

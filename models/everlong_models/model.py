@@ -158,6 +158,7 @@ def load_model(
         module, tokenizer, architecture(backbone) if backbone else "", described, _layout(module)
     )
     if backbone is not None and kind.whole:
+        progress("laying out the weights (the first time on a machine, what decodes is compiled: some seconds)")
         backbone.optimize(quantize=quantize, bfloat16=kind.training_free if bfloat16 is None else bfloat16)
     return Model(
         name=_own_name(folder) if manifest else _short(name),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from numba import cfunc
 from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from everlong_models import team
 from everlong_models.backbone import Backbone
 from everlong_models.quantized import GROUP, Quantized, fits
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.weights import Manifest, load_weights, save_weights
 
-pytestmark = pytest.mark.skipif(not fits(torch.zeros(16, GROUP)), reason="this processor has no kernel for four bits")
+pytestmark = pytest.mark.skipif(not fits(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
 
 
 def stored(rows: int, columns: int) -> torch.Tensor:
@@ -25,25 +27,18 @@ def stored(rows: int, columns: int) -> torch.Tensor:
     return (q * d.half().float() + m.half().float()).flatten(1)
 
 
-@pytest.mark.parametrize(("columns", "bits", "error"), [(96, 4, 6e-3), (96, 8, 8e-3), (1536, 4, 6e-3), (1536, 8, 8e-3)])
+@pytest.mark.parametrize(("bits", "error"), [(4, 1e-6), (8, 6e-3)])
+@pytest.mark.parametrize("columns", [96, 1536])
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_formula(columns, bits, error, biased):
-    weight = stored(48, columns) if bits == 4 else torch.randn(48, columns)
-    bias = torch.randn(48) if biased else None
-    x, other = torch.randn(2, 3, columns), torch.randn(2, 3, 48)
+    weight = stored(47, columns) if bits == 4 else torch.randn(47, columns)
+    bias = torch.randn(47) if biased else None
+    x = torch.randn(2, 3, columns)
     layer, y = Quantized(weight, bias), F.linear(x, weight, bias)
     assert layer.bits == bits
-
-    def off(found, expected):
-        return float((found - expected).square().mean().sqrt() / y.square().mean().sqrt())
-
     assert layer(x).dtype == torch.float32
     assert layer(x).shape == y.shape
-    # bfloat16 has 8 bits: a rounding is off by 2^-9 at most, and there are those of x, of d and c, and of the result.
-    assert off(layer(x), y) < error
-    assert off(layer(x, silu=True), F.silu(y)) < error
-    assert off(layer(x, plus=other), y + other) < error
-    assert off(layer(x, times=other), y * other) < 2 * error
+    assert float((layer(x) - y).norm() / y.norm()) < error
 
 
 def test_four_bits_are_taken_only_where_they_lose_nothing():
@@ -53,25 +48,27 @@ def test_four_bits_are_taken_only_where_they_lose_nothing():
     weight[5, 7] += 0.2 * weight.unflatten(1, (-1, GROUP)).diff(dim=-1).abs().max() / 15
     assert Quantized(weight).bits == 8
     assert Quantized(torch.ones(16, 64)).bits == 4, "a group without a step"
+    for row in (0, 15, 300):
+        weight = stored(301, 64)
+        weight[row, 9] = torch.nan
+        assert Quantized(weight).bits == 8
 
 
 def test_an_update_stays_beside_four_bits():
     weight, bias, (a, b) = stored(48, 96), torch.randn(48), (torch.randn(8, 96), torch.randn(48, 8) / 30)
-    x, other = torch.randn(2, 3, 96), torch.randn(2, 3, 48)
+    x = torch.randn(2, 3, 96)
     layer, plain, y = Quantized(weight, bias, (a, b)), Quantized(weight, bias), F.linear(x, weight + b @ a, bias)
     assert layer.bits == 4
     assert Quantized(weight + b @ a).bits == 8
     assert float((y - F.linear(x, weight, bias)).norm() / y.norm()) > 0.3
     torch.testing.assert_close(layer(x) - plain(x), x @ (b @ a).T, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(layer(x, silu=True), F.silu(layer(x)))
-    torch.testing.assert_close(layer(x, plus=other), layer(x) + other)
-    torch.testing.assert_close(layer(x, times=other), layer(x) * other)
+    torch.testing.assert_close(layer(x), y, rtol=1e-4, atol=1e-4)
 
 
 def test_a_group_of_one_value_and_zeros():
     x = torch.randn(2, 64)
     for weight in (torch.full((16, 64), 0.375), torch.zeros(16, 64)):
-        torch.testing.assert_close(Quantized(weight)(x), x @ weight.T, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(Quantized(weight)(x), x @ weight.T, rtol=1e-4, atol=1e-4)
 
 
 def test_a_row_does_not_depend_on_its_neighbours():
@@ -88,23 +85,22 @@ def test_a_row_does_not_depend_on_its_neighbours():
 @pytest.mark.parametrize(
     "weight",
     [
-        torch.zeros(15, 64),
         torch.zeros(16, 63),
         torch.zeros(16, 64, dtype=torch.float64),
         torch.zeros(16, 64, device="meta"),
     ],
-    ids=["rows", "columns", "type", "device"],
+    ids=["columns", "type", "device"],
 )
 def test_what_does_not_fit(weight):
     assert not fits(weight)
 
 
-def build(hidden: int = 64) -> Backbone:
+def build(hidden: int = 64, head_dim: int = 16) -> Backbone:
     torch.manual_seed(2)
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=96, hidden_size=hidden, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=256, attention_bias=True, mlp_bias=True,
+            num_key_value_heads=2, max_position_embeddings=512, head_dim=head_dim, attention_bias=True, mlp_bias=True,
         )
     )  # fmt: skip
     for parameter in model.parameters():
@@ -166,29 +162,108 @@ def test_a_backbone_with_adapters_keeps_its_four_bits(tmp_path):
     exact, quantized = adapted(), adapted()
     exact.optimize()
     quantized.optimize(quantize=True)
-    decoding = quantized._lean._decoding
-    assert {matrix.bits for layer in decoding for matrix in (layer.qkv, layer.o, layer.gate, layer.up, layer.down)} == {
-        4
-    }
+    assert {matrix.bits for layer in quantized._lean._decoding.layers for matrix in layer.values()} == {4}
     kv, x, at = torch.randn(2, 3, 2, 2, 40, 16), torch.randn(2, 1, 64), torch.tensor([20, 11])
     expected, found = (b.hidden(x, kv=kv.clone(), at=at) for b in (exact, quantized))
-    assert float((found - expected).norm() / expected.norm()) < 0.03
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)  # nothing was lost
+
+
+def decoded(backbone: Backbone, rows: int, context: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a step is of: `x`, `kv`, `at`."""
+    torch.manual_seed(3)
+    x, kv = torch.randn(rows, 1, backbone.width), backbone.new_kv(rows, context).normal_()
+    return x, kv, torch.randint(context, (rows,))
 
 
 @torch.no_grad()
-def test_a_decoded_row_does_not_depend_on_its_neighbours():
+@pytest.mark.parametrize("rows", [1, 2, 7, 32])
+def test_a_decoded_row_does_not_depend_on_its_neighbours(rows):
     backbone = build()
     backbone.optimize(quantize=True)
-    kv, x, at = torch.randn(7, 3, 2, 2, 40, 16), torch.randn(7, 1, 64), torch.tensor([20, 3, 39, 20, 0, 11, 25])
-    together = backbone.hidden(x, kv=kv.clone(), at=at)
-    for row in range(7):
-        alone = backbone.hidden(x[row : row + 1], kv=kv[row : row + 1].clone(), at=at[row : row + 1])
-        torch.testing.assert_close(alone[0], together[row], rtol=1e-2, atol=1e-2)
+    x, kv, at = decoded(backbone, rows, 40)
+    together, stored = kv.clone(), kv.clone()
+    hidden = backbone.hidden(x, kv=together, at=at)
+    for row in range(rows):
+        alone = backbone.hidden(x[row : row + 1], kv=stored[row : row + 1], at=at[row : row + 1])
+        assert torch.equal(alone[0], hidden[row])
+        assert torch.equal(stored[row], together[row])
+        assert torch.equal(backbone.logits(alone[:, 0])[0], backbone.logits(hidden[:, 0])[row])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head_dim", [8, 64, 72])
+def test_a_step_is_that_of_the_float_matrices(head_dim):
+    """Weights that four bits hold: what differs is the order of sums. Contexts of no token, and beyond what is computed at once."""
+    exact, quantized = build(head_dim=head_dim), build(head_dim=head_dim)
+    for backbone in (exact, quantized):
+        for module in backbone.model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.copy_(stored(*module.weight.shape) / 4)
+        backbone.optimize(quantize=backbone is quantized)
+    x, kv, _ = decoded(exact, 5, 400)
+    kv /= 4
+    at, other = torch.tensor([0, 1, 6, 399, 203]), kv.clone()
+    expected, found = exact.hidden(x, kv=kv, at=at), quantized.hidden(x, kv=other, at=at)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(other, kv, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_step_is_the_same_whoever_computes_it(monkeypatch):
+    """One thread, several, more than there are processors, and without OpenMP's."""
+    backbone = build()
+    backbone.optimize(quantize=True)
+    x, kv, at = decoded(backbone, 3, 40)
+    results, threads = [], torch.get_num_threads()
+    try:
+        for count in (1, 2, 5, 16):
+            torch.set_num_threads(count)
+            results.append(backbone.hidden(x, kv=kv.clone(), at=at))
+    finally:
+        torch.set_num_threads(threads)
+    monkeypatch.setattr(team, "_POOLED", False)
+    results.append(backbone.hidden(x, kv=kv.clone(), at=at))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@torch.no_grad()
+def test_a_cache_whose_rows_lie_apart():
+    backbone = build()
+    backbone.optimize(quantize=True)
+    x, kv, at = decoded(backbone, 2, 40)
+    apart = kv.new_zeros(2, 3, 5, 2, 90, 16)[:, :, 1:4:2, :, 3:43]
+    apart.copy_(kv)
+    assert torch.equal(backbone.hidden(x, kv=apart, at=at), backbone.hidden(x, kv=kv, at=at))
+    assert torch.equal(apart, kv)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at", [-1, 40])
+def test_a_position_that_is_not_there(at):
+    backbone = build()
+    backbone.optimize(quantize=True)
+    x, kv, _ = decoded(backbone, 1, 40)
+    with pytest.raises(IndexError, match=f"{at}.*40"):
+        backbone.hidden(x, kv=kv, at=torch.tensor([at]))
+
+
+def test_where_nothing_can_be_stored(monkeypatch):
+    """Compiled code stays in the process."""
+
+    def refuse(signature, *, cache=False):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return cfunc(signature)
+
+    monkeypatch.setattr(team, "cfunc", refuse)
+    monkeypatch.setattr(team, "compiled", team.compiled.__wrapped__)
+    layer, x = Quantized(stored(48, 96)), torch.randn(5, 96)
+    torch.testing.assert_close(layer(x), x @ stored(48, 96).T)
 
 
 @torch.no_grad()
 def test_matrices_that_do_not_fit_stay_float():
-    exact, same = build(72), build(72)
+    exact, same = build(72, 18), build(72, 18)
     exact.optimize()
     same.optimize(quantize=True)
     x, kv, at = torch.randn(1, 1, 72), torch.zeros(1, 3, 2, 2, 8, 18), torch.tensor([2])

@@ -1,0 +1,99 @@
+"""`Decoding`: the layers of a Llama for one position a row on a CPU, with `Quantized` matrices, as one call.
+
+Equal to `Llama.hidden` but for what the weights' four or eight bits lose. What is computed, and why so: `kernels`; by whom: `team`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from everlong_models.kernels import Job, Layer, Matrix
+from everlong_models.quantized import MERGED, Quantized, Update
+from everlong_models.team import prepare, step
+
+
+class Decoding:
+    """`layers`: modules as transformers' Llama has them, whose weights all fit (`quantized.fits`). They are copied."""
+
+    def __init__(self, layers: Sequence[Any], *, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
+        prepare()
+        self.layers = [_quantized(layer) for layer in layers]
+        self._norms = [
+            [
+                norm.weight.detach().float().contiguous()
+                for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+            ]
+            for layer in layers
+        ]
+        self._table = np.zeros((len(layers), len(Layer), len(Matrix)), np.int64)
+        for row, matrices, (before, between) in zip(self._table, self.layers, self._norms, strict=True):
+            for name, matrix in matrices.items():
+                row[name] = matrix.table
+            row[Layer.NORMS, Matrix.N], row[Layer.NORMS, Matrix.K] = before.data_ptr(), between.data_ptr()
+        self._eps = np.array([eps], np.float32)
+        first = self.layers[0]
+        self._sizes = {
+            Job.LAYERS: len(layers), Job.WIDTH: self._table[0, Layer.DOWN, Matrix.N], Job.HEADS: heads, Job.KV_HEADS: kv_heads,
+            Job.HEAD_DIM: head_dim, Job.INNER: self._table[0, Layer.DOWN, Matrix.K], Job.TABLE: self._table.ctypes.data,
+            Job.EPS: self._eps.ctypes.data, Job.RANK: self._table[:, :, Matrix.RANK].max(),
+        }  # fmt: skip
+        self._widths = {
+            Job.Y: first[Layer.QKV].table[Matrix.N], Job.MIXED: heads * head_dim, Job.GATE: self._sizes[Job.INNER],
+            Job.UP: self._sizes[Job.INNER], Job.OUT: self._sizes[Job.WIDTH],
+        }  # fmt: skip
+
+    def __call__(self, x: Tensor, kv: Tensor, at: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The last layer's output (B, 1, D) for `x` (B, 1, D), whose keys and values are stored in `kv` (B, layers, 2, G, C, d) at the
+        rows' own positions `at` (B,). `cos`, `sin` (1 or B, …, d): the first half of the sines is negative. Raises `IndexError` for a
+        position that `kv` does not have."""
+        if not 0 <= int(at.min()) <= int(at.max()) < kv.shape[4]:
+            raise IndexError(f"positions {at.tolist()} of {kv.shape[4]}")
+        assert kv.stride(5) == 1
+        hidden = x.clone(memory_format=torch.contiguous_format)
+        rows = len(hidden)
+        cos, sin = (part.reshape(-1, part.shape[-1]).expand(rows, -1).contiguous() for part in (cos, sin))
+        at = at.contiguous()
+        buffers = {name: torch.empty(rows, int(width)) for name, width in self._widths.items()}
+        step(
+            self._sizes | {name: buffer.data_ptr() for name, buffer in buffers.items()} | {
+                Job.ROWS: rows, Job.X: hidden.data_ptr(), Job.AT: at.data_ptr(), Job.COS: cos.data_ptr(), Job.SIN: sin.data_ptr(),
+                Job.KV: kv.data_ptr(), Job.CONTEXT: int(at.max()) + 1,
+                **{
+                    name: kv.stride(axis) * kv.element_size()
+                    for axis, name in enumerate((Job.KV_ROW, Job.KV_LAYER, Job.KV_KIND, Job.KV_HEAD, Job.KV_POSITION))
+                },
+            },
+        )  # fmt: skip
+        return hidden
+
+
+def _quantized(layer: Any) -> dict[Layer, Quantized]:
+    """Norms are not folded in, which would take weights off the grid of their group; the attention's scale is."""
+    a, mlp = layer.self_attn, layer.mlp
+    scale = a.scaling
+    (wq, uq), (wk, uk), (wv, uv) = map(_apart, (a.q_proj, a.k_proj, a.v_proj))
+    updates = [u or (wq.new_zeros(0, wq.shape[1]), wq.new_zeros(len(w), 0)) for w, u in ((wq, uq), (wk, uk), (wv, uv))]
+    updates[0] = (updates[0][0], updates[0][1] * scale)
+    biases = [a.q_proj.bias, a.k_proj.bias, a.v_proj.bias]
+    qkv = Quantized(
+        torch.cat([wq * scale, wk, wv]),
+        None if biases[0] is None else torch.cat([biases[0] * scale, *biases[1:]]),
+        (torch.cat([a for a, _ in updates]), torch.block_diag(*(b for _, b in updates))) if uq or uk or uv else None,
+    )
+    others = {Layer.O: a.o_proj, Layer.GATE: mlp.gate_proj, Layer.UP: mlp.up_proj, Layer.DOWN: mlp.down_proj}
+    return {Layer.QKV: qkv} | {
+        name: Quantized(weight, matrix.bias, update)
+        for name, matrix in others.items()
+        for weight, update in [_apart(matrix)]
+    }
+
+
+def _apart(matrix: nn.Linear) -> tuple[Tensor, Update | None]:
+    """The weight as it was before a low-rank update was merged into it, and the update A (r, in), B (out, r)."""
+    update: Update | None = getattr(matrix, MERGED, None)
+    return (matrix.weight, None) if update is None else (matrix.weight - update[1] @ update[0], update)

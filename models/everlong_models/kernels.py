@@ -1,0 +1,627 @@
+"""What decoding computes on a CPU, for numba to compile: products with `Quantized` matrices, and a whole step of a Llama.
+
+PyTorch's operations take a third of a step to be called, and its products with four bits are half as fast as these
+(docs/lab-notes.md). So `Team` has all threads run one function from its beginning to its end, `step`: they take parts of each
+phase until none is left, and nobody waits for a thread that has not begun, whose processor may be at other work.
+
+An output is computed by one thread, in one order of summation, whatever rows or threads there are beside it: the same to
+the bit. Arrays come as addresses, in tables of int64. All that is compiled stands in this file, since what numba has stored
+is compiled anew when this file changes, and no other. B rows, D width, H query heads and G key heads of dimension d, F
+the MLP's width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+GROUP = 32
+"""Weights in a row that share a scale and a least value."""
+_BLOCK = 32
+"""Outputs that a thread computes before it asks for more."""
+LINE = 128
+"""Bytes between two counters: two of a processor's lines, which it may fetch together."""
+
+
+class Matrix(IntEnum):
+    """A `Quantized` matrix as a row of a table: sizes, and addresses of float32 and of codes; 0 is none."""
+
+    BITS = 0
+    N = 1
+    K = 2
+    CODES = 3
+    SCALES = 4
+    BIAS = 5
+    A = 6  # (rank, K)
+    B = 7  # (N, rank)
+    RANK = 8
+
+
+class Layer(IntEnum):
+    """A layer as rows of a table, each a `Matrix`; in the last one `N` and `K` are the addresses of its norms' weights (D,)."""
+
+    QKV = 0
+    O = 1  # noqa: E741 - as papers call it
+    GATE = 2
+    UP = 3
+    DOWN = 4
+    NORMS = 5
+
+
+class Job(IntEnum):
+    """What a step, or a product, is of: sizes, addresses, and the strides of keys and values in bytes."""
+
+    ROWS = 0
+    TABLE = 1  # int64: a `Matrix`, or (layers, 6, 9)
+    OWN = 2  # room of each thread by itself
+    OWN_SIZE = 3  # of one thread, in float32
+    COUNTERS = (
+        4  # int64: how many threads have begun; then of each phase, in `LINE`s, the next part and how many are done
+    )
+    WIDE = 5  # the widest input of a matrix
+    RANK = 6  # the largest of an update
+    X = 7  # float32 (B, D): a product's input; the embeddings, which become the last layer's output
+    Y = 8  # (B, N): a product's output; a layer's keys, values and queries (B, (H + 2 G) d)
+    LAYERS = 9
+    WIDTH = 10
+    HEADS = 11
+    KV_HEADS = 12
+    HEAD_DIM = 13
+    INNER = 14
+    MIXED = 15  # (B, H d)
+    GATE = 16  # (B, F)
+    UP = 17  # (B, F)
+    OUT = 18  # (B, D)
+    AT = 19  # int64 (B,)
+    COS = 20  # float32 (B, d)
+    SIN = 21  # (B, d), the first half negative
+    KV = 22  # float32 (B, layers, 2, G, C, d)
+    KV_ROW = 23
+    KV_LAYER = 24
+    KV_KIND = 25
+    KV_HEAD = 26
+    KV_POSITION = 27
+    CONTEXT = 28  # positions that the longest row looks at
+    EPS = 29  # float32 (1,)
+
+
+_float, _int, _index = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+_Lanes, _Bytes, _Ints = (ir.VectorType(of, 8) for of in (_float, ir.IntType(8), _index))
+LANES = 8
+"""Numbers that are computed at once; a head's dimension is a multiple of it."""
+
+
+class _Code:
+    """Instructions at the builder's place. Addresses are int64, and what is added to them counts float32."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+
+    def number(self, value: int) -> ir.Value:
+        return ir.Constant(_int, value)
+
+    def offset(self, address: ir.Value, *floats: ir.Value | int) -> ir.Value:
+        for many in floats:
+            value = self.number(many) if isinstance(many, int) else many
+            address = self.builder.add(address, self.builder.mul(value, self.number(4)))
+        return address
+
+    def load(self, address: ir.Value, kind: ir.Type = _float) -> ir.Value:
+        return self.builder.load(_at(self.builder, address, kind), align=1 if kind is _Bytes else 4)
+
+    def store(self, value: ir.Value, address: ir.Value) -> None:
+        self.builder.store(value, _at(self.builder, address, value.type), align=4)
+
+    def spread(self, value: ir.Value) -> ir.Value:
+        """Eight times the same."""
+        first = self.builder.insert_element(ir.Constant(_Lanes, ir.Undefined), value, ir.Constant(_index, 0))
+        return self.builder.shuffle_vector(first, ir.Constant(_Lanes, ir.Undefined), ir.Constant(_Ints, [0] * 8))
+
+    def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        """a · b + c, rounded once."""
+        kind, name = c.type, "llvm.fma.f32" if c.type is _float else "llvm.fma.v8f32"
+        function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind] * 3), name)
+        return self.builder.call(function, [a, b, c])
+
+    def sum(self, lanes: ir.Value) -> ir.Value:
+        parts = [self.builder.extract_element(lanes, ir.Constant(_index, n)) for n in range(LANES)]
+        while len(parts) > 1:
+            half = len(parts) // 2
+            parts = [self.builder.fadd(a, b) for a, b in zip(parts[:half], parts[half:], strict=True)]
+        return parts[0]
+
+    def totals(self, kind: ir.Type, count: int) -> list[ir.Value]:
+        """Places of sums, which the compiler keeps in registers."""
+        none = ir.Constant(kind, 0.0) if kind is _float else ir.Constant(kind, [0.0] * LANES)
+        places = [cgutils.alloca_once_value(self.builder, none) for _ in range(count)]
+        for place in places:
+            self.builder.store(none, place)
+        return places
+
+    def add(self, a: ir.Value, b: ir.Value, total: ir.Value) -> None:
+        self.builder.store(self.fma(a, b, self.builder.load(total)), total)
+
+    def loop(self, count: ir.Value) -> Any:
+        return cgutils.for_range(self.builder, count, intp=_int)
+
+
+def _at(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _instructions(arguments: int, write: Callable[..., None]) -> tuple[Any, Any]:
+    """`write(code, *arguments)` as an intrinsic of numba returns it: so many int64 come in, nothing goes out."""
+
+    def generate(context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> ir.Value:
+        write(_Code(builder), *args)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * arguments), generate
+
+
+def _dots(rows: int, bits: int) -> Any:
+    """y[m, n] ← Σ_g d[n, g] Σ_k q[n, g, k] x[m, g, k] + c[n, g] s[m, g] of `rows` rows m and `count` outputs n, where s[m, g] is the
+    sum of x over a group. Strides count float32."""
+    size = GROUP * bits // 8
+
+    def write(code, codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride):
+        def weights(address: ir.Value) -> list[ir.Value]:
+            """Those of a group, as steps of its grid."""
+            found = []
+            for part in range(size // LANES):
+                wide = b.zext(code.load(b.add(address, code.number(LANES * part)), _Bytes), _Ints)
+                if bits == 8:
+                    found.append(wide)
+                else:
+                    found += [b.and_(wide, ir.Constant(_Ints, [15] * 8)), b.lshr(wide, ir.Constant(_Ints, [4] * 8))]
+            return [b.sitofp(part, _Lanes) for part in found]
+
+        b = code.builder
+        x_rows = [code.offset(x, b.mul(code.number(m), x_stride)) for m in range(rows)]
+        sums_rows = [code.offset(sums, b.mul(code.number(m), sums_stride)) for m in range(rows)]
+        with code.loop(count) as output:
+            row = b.mul(output.index, groups)
+            products, offsets = code.totals(_Lanes, rows), code.totals(_float, rows)
+            with code.loop(groups) as group:
+                at = b.add(row, group.index)
+                q = weights(b.add(codes, b.mul(at, code.number(size))))
+                pair = code.offset(scales, at, at)
+                d, c = code.spread(code.load(pair)), code.load(code.offset(pair, 1))
+                for m in range(rows):
+                    begin = code.offset(x_rows[m], b.mul(group.index, code.number(GROUP)))
+                    inner = ir.Constant(_Lanes, [0.0] * LANES)
+                    for part, weight in enumerate(q):
+                        inner = code.fma(weight, code.load(code.offset(begin, LANES * part), _Lanes), inner)
+                    code.add(d, inner, products[m])
+                    code.add(c, code.load(code.offset(sums_rows[m], group.index)), offsets[m])
+            for m in range(rows):
+                total = b.fadd(code.sum(b.load(products[m])), b.load(offsets[m]))
+                code.store(total, code.offset(y, b.mul(code.number(m), y_stride), output.index))
+
+    @intrinsic
+    def dots(_context, codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride):
+        return _instructions(10, write)
+
+    return dots
+
+
+def _scores(many: int) -> Any:
+    """scores[n] ← query · keys[n] of `count` times `many` keys, `stride` bytes from one to the next, of `blocks` times eight numbers."""
+
+    def write(code, query, keys, stride, count, blocks, scores):
+        b = code.builder
+        with code.loop(count) as step:
+            first = b.mul(step.index, code.number(many))
+            places = [b.add(keys, b.mul(b.add(first, code.number(n)), stride)) for n in range(many)]
+            totals = code.totals(_Lanes, many)
+            with code.loop(blocks) as block:
+                at = b.mul(block.index, code.number(LANES))
+                part = code.load(code.offset(query, at), _Lanes)
+                for place, total in zip(places, totals, strict=True):
+                    code.add(part, code.load(code.offset(place, at), _Lanes), total)
+            for n, total in enumerate(totals):
+                code.store(code.sum(b.load(total)), code.offset(scores, first, n))
+
+    @intrinsic
+    def scores(_context, query, keys, stride, count, blocks, scores):
+        return _instructions(6, write)
+
+    return scores
+
+
+def _mix(wide: int) -> Any:
+    """mixed ← Σ_n scores[n] values[n] of `count` values, `stride` bytes from one to the next, of `wide` times eight numbers."""
+
+    def write(code, scores, values, stride, count, mixed):
+        b = code.builder
+        totals = code.totals(_Lanes, wide)
+        with code.loop(count) as n:
+            score, value = code.spread(code.load(code.offset(scores, n.index))), b.add(values, b.mul(n.index, stride))
+            for part, total in enumerate(totals):
+                code.add(score, code.load(code.offset(value, LANES * part), _Lanes), total)
+        for part, total in enumerate(totals):
+            code.store(b.load(total), code.offset(mixed, LANES * part))
+
+    @intrinsic
+    def mix(_context, scores, values, stride, count, mixed):
+        return _instructions(5, write)
+
+    return mix
+
+
+_dots_4_1, _dots_4_2, _dots_4_4 = (_dots(rows, 4) for rows in (1, 2, 4))
+_dots_8_1, _dots_8_2, _dots_8_4 = (_dots(rows, 8) for rows in (1, 2, 4))
+_scores_1, _scores_4, _mix_1, _mix_8 = _scores(1), _scores(4), _mix(1), _mix(8)
+
+
+@intrinsic
+def _float_pointer(_context, address):
+    return types.CPointer(types.float32)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _float)
+
+
+@intrinsic
+def _int_pointer(_context, address):
+    return types.CPointer(types.int64)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _int)
+
+
+@intrinsic
+def _power(_context, exponent):
+    """2 to an int32 of −126 … 127."""
+
+    def generate(_, builder, __, args):
+        bits = builder.shl(builder.add(args[0], ir.Constant(args[0].type, 127)), ir.Constant(args[0].type, 23))
+        return builder.bitcast(bits, _float)
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def _address(_context, array):
+    """Of an array's first number."""
+
+    def generate(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.ptrtoint(data, _int)
+
+    return types.int64(array), generate
+
+
+@intrinsic
+def _take(_context, address):
+    """The int64 there, which is one more from now on, for all threads."""
+
+    def generate(_context, builder, _signature, args):
+        return builder.atomic_rmw("add", _at(builder, args[0], _int), ir.Constant(_int, 1), "seq_cst")
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def _seen(_context, address):
+    """The int64 there, and with it all that was written before it became so."""
+
+    def generate(_context, builder, _signature, args):
+        return builder.load_atomic(_at(builder, args[0], _int), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def _alone(_context):
+    """The function in which this stands is not copied into those that call it, which would take many seconds to compile."""
+
+    def generate(context, builder, _signature, _args):
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+_sums_may = {"reassoc", "contract", "nsz"}
+"""How a sum is ordered is left to the compiler; once compiled, it is the same for every row."""
+
+
+@njit(nogil=True, fastmath=_sums_may)
+def _dot(x, y):
+    total = np.float32(0)
+    for i in range(len(x)):
+        total += x[i] * y[i]
+    return total
+
+
+@njit(nogil=True, fastmath=_sums_may)
+def _weigh(x, count):
+    """Of the first of x: x ← exp(x − max x) in place; the sum."""
+    _alone()
+    most = x[0]
+    for i in range(1, count):
+        most = max(most, x[i])
+    for i in range(count):
+        x[i] = _exp(x[i] - most)
+    total = np.float32(0)
+    for i in range(count):
+        total += x[i]
+    return total
+
+
+@njit(nogil=True)
+def _exp(x):
+    """e^x: 2^n · e^r with |r| ≤ ln 2 / 2, the polynomial of Cephes' expf; 0 below −87."""
+    x = min(x, np.float32(88))
+    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+    y = np.float32(1.9875691500e-4)
+    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        y = y * r + np.float32(c)
+    y = y * r * r + r + np.float32(1)
+    y *= _power(np.int32(max(n, np.float32(-126))))
+    return np.float32(0) if x <= np.float32(-87) else y
+
+
+@njit(nogil=True)
+def _floats(address, rows, columns):
+    return carray(_float_pointer(address), (rows, columns))
+
+
+@njit(nogil=True, fastmath=_sums_may)
+def _summed(x, sums):
+    """The sums (B, K/32) of `x` (B, K) over groups."""
+    _alone()
+    for m in range(x.shape[0]):
+        for g in range(sums.shape[1]):
+            total = np.float32(0)
+            for i in range(GROUP):
+                total += x[m, g * GROUP + i]
+            sums[m, g] = total
+
+
+@njit(nogil=True)
+def _reduced(matrix, x, reduced):
+    """x Aᵀ (B, rank)."""
+    a = _floats(matrix[Matrix.A], matrix[Matrix.RANK], x.shape[1])
+    for m in range(x.shape[0]):
+        for r in range(a.shape[0]):
+            reduced[m, r] = _dot(x[m], a[r])
+
+
+@njit(nogil=True)
+def _tile(bits, many, codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride):
+    """`_dots` of so many bits and rows."""
+    if bits == 4:
+        if many == 4:
+            _dots_4_4(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+        elif many == 2:
+            _dots_4_2(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+        else:
+            _dots_4_1(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+    elif many == 4:
+        _dots_8_4(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+    elif many == 2:
+        _dots_8_2(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+    else:
+        _dots_8_1(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+
+
+@njit(nogil=True)
+def _product(matrix, x, sums, reduced, y, start, end):
+    """The outputs `start` … `end` of y (B, N) ← x Wᵀ + x Aᵀ Bᵀ + b. `sums`: of `x` over groups; `reduced`: x Aᵀ."""
+    _alone()
+    rows, N, K, bits, rank = x.shape[0], matrix[Matrix.N], matrix[Matrix.K], matrix[Matrix.BITS], matrix[Matrix.RANK]
+    groups, count = K // GROUP, end - start
+    x_at, sums_at, y_at = _address(x), _address(sums), _address(y) + 4 * start
+    codes = matrix[Matrix.CODES] + start * groups * (GROUP * bits // 8)
+    scales = matrix[Matrix.SCALES] + start * groups * 8
+    m = 0
+    while m < rows:
+        many = 4 if m + 4 <= rows else 2 if m + 2 <= rows else 1
+        to = (x_at + 4 * m * K, sums_at + 4 * m * groups, y_at + 4 * m * N)
+        _tile(bits, many, codes, scales, *to, count, groups, K, groups, N)
+        m += many
+    if rank:
+        b = _floats(matrix[Matrix.B], N, rank)
+        for m in range(rows):
+            for n in range(start, end):
+                y[m, n] += _dot(reduced[m], b[n])
+    if matrix[Matrix.BIAS]:
+        bias = _floats(matrix[Matrix.BIAS], 1, N)[0]
+        for m in range(rows):
+            for n in range(start, end):
+                y[m, n] += bias[n]
+
+
+@njit(nogil=True, fastmath=_sums_may)
+def _normed(h, weight, eps, out):
+    """RMS norm of `h` (B, D)."""
+    _alone()
+    rows, D = h.shape
+    for m in range(rows):
+        scale = np.float32(1) / np.sqrt(_dot(h[m], h[m]) / np.float32(D) + eps)
+        for i in range(D):
+            out[m, i] = h[m, i] * scale * weight[i]
+
+
+@njit(nogil=True)
+def _turned(x, cos, sin, out):
+    """One head's rotary positions."""
+    half = len(cos) // 2
+    for i in range(half):
+        out[i] = x[i] * cos[i] + x[i + half] * sin[i]
+        out[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half]
+
+
+@njit(nogil=True)
+def _attend(job, own, layer, part):
+    """Attention of one head of one row. The first head of a group stores the new key and value."""
+    _alone()
+    B, H, G, d = job[Job.ROWS], job[Job.HEADS], job[Job.KV_HEADS], job[Job.HEAD_DIM]
+    row, head = part // H, part % H
+    group = head // (H // G)
+    cos, sin = _floats(job[Job.COS], B, d)[row], _floats(job[Job.SIN], B, d)[row]
+    heads, mixed = (
+        _floats(job[Job.Y] + 4 * row * (H + 2 * G) * d, H + 2 * G, d),
+        _floats(job[Job.MIXED], B * H, d)[part],
+    )
+    query, key, scores = _floats(own, 3, d)[0], _floats(own, 3, d)[1], _floats(own + 8 * d, 1, job[Job.CONTEXT])[0]
+    _turned(heads[head], cos, sin, query)
+    _turned(heads[H + group], cos, sin, key)
+    value = heads[H + G + group]
+    at = carray(_int_pointer(job[Job.AT]), job[Job.ROWS])[row]
+    keys = job[Job.KV] + row * job[Job.KV_ROW] + layer * job[Job.KV_LAYER] + group * job[Job.KV_HEAD]
+    values, stride = keys + job[Job.KV_KIND], job[Job.KV_POSITION]
+    if head % (H // G) == 0:
+        new_key, new_value = _floats(keys + at * stride, 1, d)[0], _floats(values + at * stride, 1, d)[0]
+        for i in range(d):
+            new_key[i], new_value[i] = key[i], value[i]
+    fours, to = at // 4, own + 8 * d
+    _scores_4(own, keys, stride, fours, d // LANES, to)
+    _scores_1(own, keys + 4 * fours * stride, stride, at - 4 * fours, d // LANES, to + 16 * fours)
+    scores[at] = _dot(query, key)
+    total = _weigh(scores, at + 1)
+    done = 0
+    while done < d:
+        if done + 8 * LANES <= d:
+            _mix_8(to, values + 4 * done, stride, at, _address(mixed) + 4 * done)
+            done += 8 * LANES
+        else:
+            _mix_1(to, values + 4 * done, stride, at, _address(mixed) + 4 * done)
+            done += LANES
+    for i in range(d):
+        mixed[i] = (mixed[i] + scores[at] * value[i]) / total
+
+
+@njit(nogil=True)
+def _act(gate, up, start, end):
+    """gate ← silu(gate) · up."""
+    _alone()
+    for m in range(gate.shape[0]):
+        for i in range(start, end):
+            g = gate[m, i]
+            gate[m, i] = g / (np.float32(1) + _exp(-g)) * up[m, i]
+
+
+@njit(nogil=True)
+def _input(job, own, layer, phase):
+    """What the matrices of a phase are multiplied by (B, K), with its sums over groups and what updates make of it."""
+    B, D, F, wide, rank = job[Job.ROWS], job[Job.WIDTH], job[Job.INNER], job[Job.WIDE], job[Job.RANK]
+    x = _floats(own, B, D)
+    if phase == Layer.O:
+        x = _floats(job[Job.MIXED], B, job[Job.HEADS] * job[Job.HEAD_DIM])
+    elif phase == Layer.DOWN:
+        x = _floats(job[Job.GATE], B, F)
+    sums = own + 4 * B * wide
+    reduced = sums + 4 * B * (wide // GROUP)
+    return x, _floats(sums, B, x.shape[1] // GROUP), (reduced, reduced + 4 * B * rank)
+
+
+@njit(nogil=True)
+def _prepare(job, own, layers, layer, phase):
+    """Makes `_input`."""
+    _alone()
+    x, sums, reduced = _input(job, own, layer, phase)
+    if phase in (Layer.QKV, Layer.GATE):
+        B, D = x.shape
+        weight = layers[layer, Layer.NORMS, Matrix.N if phase == Layer.QKV else Matrix.K]
+        _normed(_floats(job[Job.X], B, D), _floats(weight, 1, D)[0], _floats(job[Job.EPS], 1, 1)[0, 0], x)
+    _summed(x, sums)
+    for n in range(2 if phase == Layer.GATE else 1):
+        matrix = layers[layer, phase + n]
+        _reduced(matrix, x, _floats(reduced[n], x.shape[0], matrix[Matrix.RANK]))
+
+
+@njit(nogil=True)
+def _compute(job, own, layers, layer, phase, start, end):
+    """A part of a phase: of the outputs of its matrices, and what they are for."""
+    _alone()
+    x, sums, reduced = _input(job, own, layer, phase)
+    B, F, N = x.shape[0], job[Job.INNER], layers[layer, phase, Matrix.N]
+    out = _floats(job[Job.Y] if phase == Layer.QKV else job[Job.GATE] if phase == Layer.GATE else job[Job.OUT], B, N)
+    up = _floats(job[Job.UP], B, F)
+    for n in range(2 if phase == Layer.GATE else 1):
+        matrix = layers[layer, phase + n]
+        _product(matrix, x, sums, _floats(reduced[n], B, matrix[Matrix.RANK]), up if n else out, start, end)
+    if phase == Layer.GATE:
+        _act(out, up, start, end)
+    elif phase != Layer.QKV:
+        h = _floats(job[Job.X], B, N)
+        for m in range(B):
+            for i in range(start, end):
+                h[m, i] += out[m, i]
+
+
+@njit(nogil=True)
+def _wait(done, parts):
+    """Until all parts are done: by whom they were taken, is computing them."""
+    looked = 0
+    while _seen(done) < parts:
+        looked += 1
+        if looked % 1000 == 0:  # or the one that computes may wait for this processor
+            _yield()
+
+
+@njit(nogil=True)
+def _size(N):
+    """Outputs of a part: few enough for every thread to have some, many enough to be worth being taken."""
+    return max(_BLOCK, N // 128)
+
+
+_yield = types.ExternalFunction("sched_yield", types.int32())
+SIGNATURE = types.void(types.CPointer(types.int64))
+"""Of `step` and `multiply`, which take a `Job`."""
+FIELDS, _PARTS, _COLUMNS = len(Job), len(Layer), len(Matrix)
+_ATTEND = Layer.NORMS
+"""The phase between `QKV` and `O`, which has no matrix."""
+
+
+def step(data):
+    """Every layer for one position a row, by whoever comes: each thread takes parts until none is left of a phase. Who comes late,
+    since its processor had other work, finds them done."""
+    job = carray(data, FIELDS)
+    me = _take(job[Job.COUNTERS])
+    own = job[Job.OWN] + 4 * me * job[Job.OWN_SIZE]
+    layers = carray(_int_pointer(job[Job.TABLE]), (job[Job.LAYERS], _PARTS, _COLUMNS))
+    next, done = job[Job.COUNTERS] + LINE, job[Job.COUNTERS] + 2 * LINE
+    for layer in range(job[Job.LAYERS]):
+        for phase in (Layer.QKV, _ATTEND, Layer.O, Layer.GATE, Layer.DOWN):
+            N = layers[layer, phase, Matrix.N] if phase != _ATTEND else job[Job.ROWS] * job[Job.HEADS]
+            size = _size(N) if phase != _ATTEND else 1
+            parts, prepared = (N + size - 1) // size, False
+            while True:
+                part = _take(next)
+                if part >= parts:
+                    break
+                if phase == _ATTEND:
+                    _attend(job, own, layer, part)
+                else:
+                    if not prepared:
+                        _prepare(job, own, layers, layer, phase)
+                        prepared = True
+                    _compute(job, own, layers, layer, phase, part * size, min(N, (part + 1) * size))
+                _take(done)
+            _wait(done, parts)
+            next, done = next + 2 * LINE, done + 2 * LINE
+
+
+def multiply(data):
+    """One product, likewise."""
+    job = carray(data, FIELDS)
+    me, matrix = _take(job[Job.COUNTERS]), carray(_int_pointer(job[Job.TABLE]), _COLUMNS)
+    B, N, K, size = job[Job.ROWS], matrix[Matrix.N], matrix[Matrix.K], _size(matrix[Matrix.N])
+    own = job[Job.OWN] + 4 * me * job[Job.OWN_SIZE]
+    x, y, sums = _floats(job[Job.X], B, K), _floats(job[Job.Y], B, N), _floats(own, B, K // GROUP)
+    reduced, prepared = _floats(own + 4 * B * (K // GROUP), B, matrix[Matrix.RANK]), False
+    while True:
+        part = _take(job[Job.COUNTERS] + LINE)
+        if part * size >= N:
+            break
+        if not prepared:
+            _summed(x, sums)
+            _reduced(matrix, x, reduced)
+            prepared = True
+        _product(matrix, x, sums, reduced, y, part * size, min(N, (part + 1) * size))
