@@ -41,11 +41,12 @@ def prepare() -> None:
 def _run(function: Callable[..., None], phases: int, own: int, fields: Mapping[Job, int]) -> None:
     """`own`: float32 of room that each thread has by itself."""
     threads = torch.get_num_threads() if _POOLED else 1
-    rooms, counters = np.empty((threads, own), np.float32), np.zeros((1 + 2 * phases) * LINE // 8, np.int64)
+    own += -own % (LINE // 4)  # PyTorch's tensors begin at a line of the processor, and so does each thread's room
+    rooms, counters = torch.empty(threads, own), np.zeros((1 + 2 * phases) * LINE // 8, np.int64)
     job = np.zeros(FIELDS, np.int64)
     for name, value in fields.items():
         job[name] = value
-    job[Job.OWN], job[Job.OWN_SIZE], job[Job.COUNTERS] = rooms.ctypes.data, own, counters.ctypes.data
+    job[Job.OWN], job[Job.OWN_SIZE], job[Job.COUNTERS] = rooms.data_ptr(), own, counters.ctypes.data
     code = compiled(function)
     if _POOLED:
         _openmp.GOMP_parallel(ctypes.c_void_p(code.address), ctypes.c_void_p(job.ctypes.data), threads, 0)
