@@ -11,6 +11,8 @@ A row's result does not depend on the other rows, to the bit (`kernels`).
 
 from __future__ import annotations
 
+from typing import overload
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,10 +38,9 @@ class Quantized:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, update: Update | None = None) -> None:
         groups = weight.detach().float().unflatten(1, (-1, GROUP))
-        codes, scales, off = _on_grid(groups, 15)
-        self.bits = 4 if off <= TOLERANCE else 8  # also if it is no number
-        if self.bits == 8:
-            codes, scales, _ = _on_grid(groups, 255)
+        found = _on_grid(groups, 15, TOLERANCE)
+        self.bits = 8 if found is None else 4
+        codes, scales = found or _on_grid(groups, 255)
         self._held = {Matrix.CODES: _packed(codes) if self.bits == 4 else codes, Matrix.SCALES: scales}
         if bias is not None:
             self._held[Matrix.BIAS] = bias.detach().float().contiguous()
@@ -68,19 +69,24 @@ def fits(weight: Tensor) -> bool:
     )
 
 
-def _on_grid(groups: Tensor, steps: int) -> tuple[Tensor, Tensor, float]:
+@overload
+def _on_grid(groups: Tensor, steps: int) -> tuple[Tensor, Tensor]: ...
+@overload
+def _on_grid(groups: Tensor, steps: int, tolerance: float) -> tuple[Tensor, Tensor] | None: ...
+def _on_grid(groups: Tensor, steps: int, tolerance: float | None = None) -> tuple[Tensor, Tensor] | None:
     """The codes (N, K), uint8, and by group d and c (N, K/32, 2) of `groups` (N, K/32, 32), on grids from each one's least to
-    its greatest weight; and how far off its grid a weight lies at most, as a share of a step."""
-    codes, scales, off = [], [], []
+    its greatest weight. None if one lies further off its grid than `tolerance`, as a share of a step."""
+    codes, scales = [], []
     for rows in groups.split(_ROWS):
         least = rows.amin(-1, keepdim=True)
         d = (rows.amax(-1, keepdim=True) - least) / steps
         exact = (rows - least).div_(torch.where(d > 0, d, 1))
         q = exact.round()
-        off.append(exact.sub_(q).abs_().amax())
+        if tolerance is not None and not float(exact.sub_(q).abs_().amax()) <= tolerance:  # nor if it is no number
+            return None
         codes.append(q.to(torch.uint8).flatten(1))
         scales.append(torch.cat([d, least], dim=-1))
-    return torch.cat(codes), torch.cat(scales), float(torch.stack(off).amax())  # no number if a weight is none
+    return torch.cat(codes), torch.cat(scales)
 
 
 def _packed(codes: Tensor) -> Tensor:

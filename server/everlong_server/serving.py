@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -78,7 +79,11 @@ def _serve(settings: Settings, redis_url: str, embedded: EmbeddedRedis | None, v
     failed: list[BaseException] = []
 
     def load() -> Model:
-        return parts.load(settings, progress=voice.say)
+        try:
+            return parts.load(settings, progress=voice.say)
+        finally:  # `everlong serve` has turned it off; what is there by now is not looked at again
+            gc.freeze()
+            gc.enable()
 
     def on_ready(services: Services) -> None:
         _banner(server, services, time.monotonic() - began, voice)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import typer
 
 from everlong_server.cli.common import fail
@@ -15,6 +17,8 @@ serve = typer.Typer(add_completion=False)
 )
 def _serve(context: typer.Context) -> None:
     """Start the server."""
+    # What is imported and loaded now stays: to look for garbage in it, again and again, takes a second. Until it is loaded.
+    gc.disable()
     from everlong_server.serving import serve_forever
     from everlong_server.settings import SettingsError, load_settings
 
