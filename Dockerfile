@@ -67,7 +67,7 @@ ENV EVERLONG_HOST=0.0.0.0 \
     EVERLONG_DATA_DIR=/data \
     EVERLONG_MODELS_DIR=/models \
     HF_HOME=/models/.huggingface \
-    NUMBA_CACHE_DIR=/models/.numba \
+    NUMBA_CACHE_DIR=/data/.numba \
     PYTHONUNBUFFERED=1
 USER 10001
 WORKDIR /data

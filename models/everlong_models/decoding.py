@@ -24,10 +24,7 @@ class Decoding:
         prepare()
         self.layers = [_quantized(layer) for layer in layers]
         self._norms = [
-            [
-                norm.weight.detach().float().contiguous()
-                for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-            ]
+            [norm.weight.detach().float().clone() for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
             for layer in layers
         ]
         self._table = np.zeros((len(layers), len(Layer), len(Matrix)), np.int64)
@@ -50,15 +47,32 @@ class Decoding:
     def __call__(self, x: Tensor, kv: Tensor, at: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """The last layer's output (B, 1, D) for `x` (B, 1, D), whose keys and values are stored in `kv` (B, layers, 2, G, C, d) at the
         rows' own positions `at` (B,). `cos`, `sin` (1 or B, …, d): the first half of the sines is negative. Raises `IndexError` for a
-        position that `kv` does not have."""
-        if not 0 <= int(at.min()) <= int(at.max()) < kv.shape[4]:
-            raise IndexError(f"positions {at.tolist()} of {kv.shape[4]}")
-        assert kv.stride(5) == 1
+        position that `kv` does not have, `ValueError` for another shape or type."""
+        rows, capacity = len(x), kv.shape[4]
+        wanted = (
+            ("x", x, torch.float32, (rows, 1, int(self._sizes[Job.WIDTH]))),
+            (
+                "kv",
+                kv,
+                torch.float32,
+                (rows, len(self.layers), 2, self._sizes[Job.KV_HEADS], capacity, self._sizes[Job.HEAD_DIM]),
+            ),
+            ("at", at, torch.int64, (rows,)),
+        )
+        for name, tensor, dtype, shape in wanted:
+            if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+                raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}")
+        if kv.stride(5) != 1:
+            raise ValueError("kv: the numbers of a key do not lie side by side")
+        if not 0 <= int(at.min()) <= int(at.max()) < capacity:
+            raise IndexError(f"positions {at.tolist()} of {capacity}")
         hidden = x.clone(memory_format=torch.contiguous_format)
-        rows = len(hidden)
         cos, sin = (part.reshape(-1, part.shape[-1]).expand(rows, -1).contiguous() for part in (cos, sin))
         at = at.contiguous()
-        buffers = {name: torch.empty(rows, int(width)) for name, width in self._widths.items()}
+        buffers = {
+            name: torch.empty(rows, int(width), dtype=torch.float32, device="cpu")
+            for name, width in self._widths.items()
+        }
         step(
             self._sizes | {name: buffer.data_ptr() for name, buffer in buffers.items()} | {
                 Job.ROWS: rows, Job.X: hidden.data_ptr(), Job.AT: at.data_ptr(), Job.COS: cos.data_ptr(), Job.SIN: sin.data_ptr(),

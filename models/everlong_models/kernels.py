@@ -1,12 +1,12 @@
 """What decoding computes on a CPU, for numba to compile: products with `Quantized` matrices, and a whole step of a Llama.
 
 PyTorch's operations take a third of a step to be called, and its products with four bits are half as fast as these
-(docs/lab-notes.md). So `Team` has all threads run one function from its beginning to its end, `step`: they take parts of each
-phase until none is left, and nobody waits for a thread that has not begun, whose processor may be at other work.
+(docs/lab-notes.md). So `team` has all threads run one function from its beginning to its end, `step`: they take parts of each
+phase until none is left, and within a step nobody waits for a thread that has not begun, whose processor may be at other work.
 
 An output is computed by one thread, in one order of summation, whatever rows or threads there are beside it: the same to
-the bit. Arrays come as addresses, in tables of int64. All that is compiled stands in this file, since what numba has stored
-is compiled anew when this file changes, and no other. B rows, D width, H query heads and G key heads of dimension d, F
+the bit. Arrays come as addresses, in tables of int64. All that is compiled stands in this file: by it, `team` knows what is
+stored of another version. B rows, D width, H query heads and G key heads of dimension d, F
 the MLP's width.
 """
 
@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 GROUP = 32
 """Weights in a row that share a scale and a least value."""
 _BLOCK = 32
-"""Outputs that a thread computes before it asks for more."""
+"""Outputs that a thread computes, at least, before it asks for more."""
 LINE = 128
 """Bytes between two counters: two of a processor's lines, which it may fetch together."""
 
@@ -324,11 +324,13 @@ def _alone(_context):
     return types.void(), generate
 
 
-_sums_may = {"reassoc", "contract", "nsz"}
+_compiled = njit(error_model="numpy")
+"""What is divided by 0 is infinite, or no number, as with PyTorch. An error would leave a part undone, for which all wait."""
+_summing = njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 """How a sum is ordered is left to the compiler; once compiled, it is the same for every row."""
 
 
-@njit(nogil=True, fastmath=_sums_may)
+@_summing
 def _dot(x, y):
     total = np.float32(0)
     for i in range(len(x)):
@@ -336,7 +338,7 @@ def _dot(x, y):
     return total
 
 
-@njit(nogil=True, fastmath=_sums_may)
+@_summing
 def _weigh(x, count):
     """Of the first of x: x ← exp(x − max x) in place; the sum."""
     _alone()
@@ -351,7 +353,7 @@ def _weigh(x, count):
     return total
 
 
-@njit(nogil=True)
+@_compiled
 def _exp(x):
     """e^x: 2^n · e^r with |r| ≤ ln 2 / 2, the polynomial of Cephes' expf; 0 below −87."""
     x = min(x, np.float32(88))
@@ -365,12 +367,12 @@ def _exp(x):
     return np.float32(0) if x <= np.float32(-87) else y
 
 
-@njit(nogil=True)
+@_compiled
 def _floats(address, rows, columns):
     return carray(_float_pointer(address), (rows, columns))
 
 
-@njit(nogil=True, fastmath=_sums_may)
+@_summing
 def _summed(x, sums):
     """The sums (B, K/32) of `x` (B, K) over groups."""
     _alone()
@@ -382,7 +384,7 @@ def _summed(x, sums):
             sums[m, g] = total
 
 
-@njit(nogil=True)
+@_compiled
 def _reduced(matrix, x, reduced):
     """x Aᵀ (B, rank)."""
     a = _floats(matrix[Matrix.A], matrix[Matrix.RANK], x.shape[1])
@@ -391,7 +393,7 @@ def _reduced(matrix, x, reduced):
             reduced[m, r] = _dot(x[m], a[r])
 
 
-@njit(nogil=True)
+@_compiled
 def _tile(bits, many, codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride):
     """`_dots` of so many bits and rows."""
     if bits == 4:
@@ -409,7 +411,7 @@ def _tile(bits, many, codes, scales, x, sums, y, count, groups, x_stride, sums_s
         _dots_8_1(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
 
 
-@njit(nogil=True)
+@_compiled
 def _product(matrix, x, sums, reduced, y, start, end):
     """The outputs `start` … `end` of y (B, N) ← x Wᵀ + x Aᵀ Bᵀ + b. `sums`: of `x` over groups; `reduced`: x Aᵀ."""
     _alone()
@@ -436,7 +438,7 @@ def _product(matrix, x, sums, reduced, y, start, end):
                 y[m, n] += bias[n]
 
 
-@njit(nogil=True, fastmath=_sums_may)
+@_summing
 def _normed(h, weight, eps, out):
     """RMS norm of `h` (B, D)."""
     _alone()
@@ -447,7 +449,7 @@ def _normed(h, weight, eps, out):
             out[m, i] = h[m, i] * scale * weight[i]
 
 
-@njit(nogil=True)
+@_compiled
 def _turned(x, cos, sin, out):
     """One head's rotary positions."""
     half = len(cos) // 2
@@ -456,7 +458,7 @@ def _turned(x, cos, sin, out):
         out[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half]
 
 
-@njit(nogil=True)
+@_compiled
 def _attend(job, own, layer, part):
     """Attention of one head of one row. The first head of a group stores the new key and value."""
     _alone()
@@ -496,7 +498,7 @@ def _attend(job, own, layer, part):
         mixed[i] = (mixed[i] + scores[at] * value[i]) / total
 
 
-@njit(nogil=True)
+@_compiled
 def _act(gate, up, start, end):
     """gate ← silu(gate) · up."""
     _alone()
@@ -506,7 +508,7 @@ def _act(gate, up, start, end):
             gate[m, i] = g / (np.float32(1) + _exp(-g)) * up[m, i]
 
 
-@njit(nogil=True)
+@_compiled
 def _input(job, own, layer, phase):
     """What the matrices of a phase are multiplied by (B, K), with its sums over groups and what updates make of it."""
     B, D, F, wide, rank = job[Job.ROWS], job[Job.WIDTH], job[Job.INNER], job[Job.WIDE], job[Job.RANK]
@@ -520,7 +522,7 @@ def _input(job, own, layer, phase):
     return x, _floats(sums, B, x.shape[1] // GROUP), (reduced, reduced + 4 * B * rank)
 
 
-@njit(nogil=True)
+@_compiled
 def _prepare(job, own, layers, layer, phase):
     """Makes `_input`."""
     _alone()
@@ -535,7 +537,7 @@ def _prepare(job, own, layers, layer, phase):
         _reduced(matrix, x, _floats(reduced[n], x.shape[0], matrix[Matrix.RANK]))
 
 
-@njit(nogil=True)
+@_compiled
 def _compute(job, own, layers, layer, phase, start, end):
     """A part of a phase: of the outputs of its matrices, and what they are for."""
     _alone()
@@ -555,7 +557,7 @@ def _compute(job, own, layers, layer, phase, start, end):
                 h[m, i] += out[m, i]
 
 
-@njit(nogil=True)
+@_compiled
 def _wait(done, parts):
     """Until all parts are done: by whom they were taken, is computing them."""
     looked = 0
@@ -565,9 +567,9 @@ def _wait(done, parts):
             _yield()
 
 
-@njit(nogil=True)
+@_compiled
 def _size(N):
-    """Outputs of a part: few enough for every thread to have some, many enough to be worth being taken."""
+    """Outputs of a part: of 128 parts, or more than it takes to be worth being taken."""
     return max(_BLOCK, N // 128)
 
 

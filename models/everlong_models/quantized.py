@@ -43,10 +43,10 @@ class Quantized:
         codes, scales = found or _on_grid(groups, 255)
         self._held = {Matrix.CODES: _packed(codes) if self.bits == 4 else codes, Matrix.SCALES: scales}
         if bias is not None:
-            self._held[Matrix.BIAS] = bias.detach().float().contiguous()
+            self._held[Matrix.BIAS] = bias.detach().float().clone()
         if update is not None:
             self._held |= zip(
-                (Matrix.A, Matrix.B), (part.detach().float().contiguous() for part in update), strict=True
+                (Matrix.A, Matrix.B), (part.detach().float().contiguous().clone() for part in update), strict=True
             )
         self.table = np.zeros(len(Matrix), np.int64)
         sizes = {Matrix.BITS: self.bits, Matrix.RANK: 0 if update is None else len(update[0])}
@@ -55,7 +55,7 @@ class Quantized:
             self.table[column] = value
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(…, N) of `x` (…, K), float32."""
+        """(…, N) of `x` (…, K), float32. Raises `ValueError` for another K or type."""
         return torch.from_numpy(multiply(self.table, x.reshape(-1, x.shape[-1]).numpy())).view(*x.shape[:-1], -1)
 
 

@@ -1,22 +1,29 @@
-"""`Team`: PyTorch's own threads at what `kernels` has, without Python between them.
+"""PyTorch's own threads at what `kernels` has, without Python between them.
 
 numba compiles it when it is first needed, some seconds, and stores it for the next process, beside `kernels` or in the user's
-cache (`NUMBA_CACHE_DIR`); where it can do neither, every process compiles it.
+cache (`NUMBA_CACHE_DIR`). Where it can do neither, every process compiles it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import logging
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
+import llvmlite.binding as llvm
+import numba
 import numpy as np
 import torch
 from numba import cfunc
 
 from everlong_models import kernels
 from everlong_models.kernels import FIELDS, GROUP, LINE, Job, Matrix
+
+log = logging.getLogger(__name__)
 
 _openmp = ctypes.CDLL(None)
 _POOLED = hasattr(_openmp, "GOMP_parallel")
@@ -26,10 +33,16 @@ _POOLED = hasattr(_openmp, "GOMP_parallel")
 @lru_cache
 def compiled(function: Callable[..., None]) -> Any:
     """`kernels.step` or `kernels.multiply` as machine code."""
+    make = partial(cfunc, kernels.SIGNATURE, error_model="numpy")
+    # numba tells what it has stored by name and place. Code of another version would take a table for what it is not, and
+    # another processor's has instructions that this one may lack.
+    key = f"{Path(kernels.__file__).read_text()}{numba.__version__}{llvm.get_host_cpu_name()}{llvm.get_host_cpu_features().flatten()}"
+    function.__qualname__ = f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
-        return cfunc(kernels.SIGNATURE, cache=True)(function)
-    except (RuntimeError, OSError):  # there is no place where it could be stored
-        return cfunc(kernels.SIGNATURE)(function)
+        return make(cache=True)(function)
+    except Exception as error:  # no place to store it, or what pickle raises for a damaged file
+        log.info("compiled for this process alone: %s", error)
+        return make()(function)
 
 
 def prepare() -> None:
@@ -42,7 +55,8 @@ def _run(function: Callable[..., None], phases: int, own: int, fields: Mapping[J
     """`own`: float32 of room that each thread has by itself."""
     threads = torch.get_num_threads() if _POOLED else 1
     own += -own % (LINE // 4)  # PyTorch's tensors begin at a line of the processor, and so does each thread's room
-    rooms, counters = torch.empty(threads, own), np.zeros((1 + 2 * phases) * LINE // 8, np.int64)
+    rooms = torch.empty(threads, own, dtype=torch.float32, device="cpu")
+    counters = np.zeros((1 + 2 * phases) * LINE // 8, np.int64)
     job = np.zeros(FIELDS, np.int64)
     for name, value in fields.items():
         job[name] = value
@@ -55,7 +69,9 @@ def _run(function: Callable[..., None], phases: int, own: int, fields: Mapping[J
 
 
 def multiply(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """(B, N) of `x` (B, K), float32, by a `Matrix`."""
+    """(B, N) of `x` (B, K), float32, by a `Matrix`. Raises `ValueError` for anything else."""
+    if x.dtype != np.float32 or x.shape[1:] != (matrix[Matrix.K],):
+        raise ValueError(f"x is {x.dtype} {x.shape}, not float32 (rows, {matrix[Matrix.K]})")
     x = np.ascontiguousarray(x)
     y = np.empty((len(x), int(matrix[Matrix.N])), np.float32)
     own = len(x) * int(matrix[Matrix.K] // GROUP + matrix[Matrix.RANK])

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
 import pytest
 import torch
 from numba import cfunc
@@ -247,16 +254,108 @@ def test_a_position_that_is_not_there(at):
         backbone.hidden(x, kv=kv, at=torch.tensor([at]))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("x", {"x": torch.zeros(2, 1, 64, dtype=torch.float64)}),
+        ("x", {"x": torch.zeros(2, 1, 32)}),
+        ("kv", {"kv": torch.zeros(2, 3, 2, 2, 40, 16, dtype=torch.bfloat16)}),
+        ("kv", {"kv": torch.zeros(1, 3, 2, 2, 40, 16)}),
+        ("kv", {"kv": torch.zeros(2, 2, 2, 2, 40, 16)}),
+        ("kv", {"kv": torch.zeros(2, 3, 2, 2, 16, 40).transpose(4, 5)}),
+        ("at", {"at": torch.zeros(1, dtype=torch.int64)}),
+        ("at", {"at": torch.zeros(2, dtype=torch.int32)}),
+    ],
+)
+def test_what_is_of_another_type_or_shape(name, change):
+    """Addresses tell nothing of either."""
+    backbone = build()
+    backbone.optimize(quantize=True)
+    decoding = backbone._lean._decoding
+    x, kv, at = decoded(backbone, 2, 40)
+    given = {"x": x, "kv": kv, "at": at, "cos": torch.ones(1, 16), "sin": torch.zeros(1, 16)}
+    assert decoding(**given).shape == (2, 1, 64)
+    with pytest.raises(ValueError, match=name):
+        decoding(**given | change)
+
+
+def test_a_product_with_another_type_or_width():
+    layer = Quantized(stored(48, 96))
+    for x in (torch.zeros(2, 96, dtype=torch.float64), torch.zeros(2, 64)):
+        with pytest.raises(ValueError, match="x is"):
+            layer(x)
+
+
+@torch.no_grad()
+def test_two_threads_step_at_once_whatever_type_others_compute_in():
+    backbone = build()
+    backbone.optimize(quantize=True)
+    x, kv, at = decoded(backbone, 3, 40)
+    expected = backbone.hidden(x, kv=kv.clone(), at=at)
+
+    def often(_: int) -> bool:
+        with torch.no_grad():
+            return all(torch.equal(backbone.hidden(x, kv=kv.clone(), at=at), expected) for _ in range(50))
+
+    torch.set_default_dtype(torch.float16)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            assert all(pool.map(often, range(2)))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@torch.no_grad()
+def test_no_number_ends_no_process():
+    """A row of zeros with no ε is divided by nothing; the rows beside it are as they were."""
+    backbone = build()
+    backbone.model.config.rms_norm_eps = 0.0
+    backbone.optimize(quantize=True)
+    x, kv, at = decoded(backbone, 2, 40)
+    alone = backbone.hidden(x[1:], kv=kv[1:].clone(), at=at[1:])
+    x[0] = 0
+    found = backbone.hidden(x, kv=kv, at=at)
+    assert found[0].isnan().all()
+    assert torch.equal(found[1:], alone)
+
+
+COMPILED = """
+import torch
+from everlong_models.quantized import Quantized
+torch.manual_seed(0)
+print(float(Quantized(torch.randn(48, 96))(torch.ones(1, 96)).sum()))
+"""
+
+
+def test_what_was_stored_is_used_and_need_not_be_whole(tmp_path):
+    def compute() -> str:
+        run = [sys.executable, "-c", COMPILED]
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+        return subprocess.run(run, env=environment, check=True, capture_output=True, text=True, timeout=120).stdout
+
+    def stored_files() -> dict[Path, int]:
+        return {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.nb?")}
+
+    first, files = compute(), stored_files()
+    assert {file.suffix for file in files} == {".nbi", ".nbc"}
+    assert compute() == first
+    assert stored_files() == files
+    for file in files:
+        file.write_bytes(file.read_bytes()[:100])
+    assert compute() == first
+
+
 def test_where_nothing_can_be_stored(monkeypatch):
     """Compiled code stays in the process."""
 
-    def refuse(signature, *, cache=False):
+    def refuse(*args, cache=False, **options):
         if cache:
             raise RuntimeError("cannot cache function: no locator available")
-        return cfunc(signature)
+        return cfunc(*args, **options)
 
     monkeypatch.setattr(team, "cfunc", refuse)
-    monkeypatch.setattr(team, "compiled", team.compiled.__wrapped__)
+    monkeypatch.setattr(team, "compiled", lru_cache(team.compiled.__wrapped__))
     layer, x = Quantized(stored(48, 96)), torch.randn(5, 96)
     torch.testing.assert_close(layer(x), x @ stored(48, 96).T)
 
