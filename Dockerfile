@@ -59,15 +59,14 @@ LABEL org.opencontainers.image.title="everlong" \
     everlong.sbom="/opt/everlong/sbom.cdx.json"
 
 # Requests need an API key: `everlong keys create` in the container makes one.
-# The root file system may be read-only. HF_HOME: what `everlong models pull` keeps beside a model. NUMBA_CACHE_DIR: what
-# decodes, compiled for the processor at the start; not in a volume, since whoever can write there can run code.
+# HF_HOME: what `everlong models pull` keeps beside a model; the root file system may be read-only. What decodes is compiled at
+# every start then, and stored in no volume: whoever can write there could run code.
 ENV EVERLONG_HOST=0.0.0.0 \
     EVERLONG_AUTH=keys \
     EVERLONG_PORT=8080 \
     EVERLONG_DATA_DIR=/data \
     EVERLONG_MODELS_DIR=/models \
     HF_HOME=/models/.huggingface \
-    NUMBA_CACHE_DIR=/tmp/numba \
     PYTHONUNBUFFERED=1
 USER 10001
 WORKDIR /data
