@@ -5,25 +5,40 @@ PyTorch's operations take a third of a step to be called, and its products with 
 phase until none is left, and within a step nobody waits for a thread that has not begun, whose processor may be at other work.
 
 An output is computed by one thread, in one order of summation, whatever rows or threads there are beside it: the same to
-the bit. Arrays come as addresses, in tables of int64. All that is compiled stands in this file: by it, `team` knows what is
-stored of another version. B rows, D width, H query heads and G key heads of dimension d, F
+the bit. Arrays come as addresses, in tables of int64. All that is compiled stands here and in `lanes`: by these, `team`
+knows what is stored of another version. B rows, D width, H query heads and G key heads of dimension d, F
 the MLP's width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import carray, njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-GROUP = 32
-"""Weights in a row that share a scale and a least value."""
+from everlong_models.lanes import (
+    GROUP,
+    LANES,
+    address,
+    alone,
+    dots_4_1,
+    dots_4_2,
+    dots_4_4,
+    dots_8_1,
+    dots_8_2,
+    dots_8_4,
+    float_pointer,
+    int_pointer,
+    mix_1,
+    mix_8,
+    power,
+    scores_1,
+    scores_4,
+    seen,
+    take,
+)
+
 _BLOCK = 32
 """Outputs that a thread computes, at least, before it asks for more."""
 LINE = 128
@@ -92,238 +107,6 @@ class Job(IntEnum):
     EPS = 29  # float32 (1,)
 
 
-_float, _int, _index = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-_Lanes, _Bytes, _Ints = (ir.VectorType(of, 8) for of in (_float, ir.IntType(8), _index))
-LANES = 8
-"""Numbers that are computed at once; a head's dimension is a multiple of it."""
-
-
-class _Code:
-    """Instructions at the builder's place. Addresses are int64, and what is added to them counts float32."""
-
-    def __init__(self, builder: ir.IRBuilder) -> None:
-        self.builder = builder
-
-    def number(self, value: int) -> ir.Value:
-        return ir.Constant(_int, value)
-
-    def offset(self, address: ir.Value, *floats: ir.Value | int) -> ir.Value:
-        for many in floats:
-            value = self.number(many) if isinstance(many, int) else many
-            address = self.builder.add(address, self.builder.mul(value, self.number(4)))
-        return address
-
-    def load(self, address: ir.Value, kind: ir.Type = _float) -> ir.Value:
-        return self.builder.load(_at(self.builder, address, kind), align=1 if kind is _Bytes else 4)
-
-    def store(self, value: ir.Value, address: ir.Value) -> None:
-        self.builder.store(value, _at(self.builder, address, value.type), align=4)
-
-    def spread(self, value: ir.Value) -> ir.Value:
-        """Eight times the same."""
-        first = self.builder.insert_element(ir.Constant(_Lanes, ir.Undefined), value, ir.Constant(_index, 0))
-        return self.builder.shuffle_vector(first, ir.Constant(_Lanes, ir.Undefined), ir.Constant(_Ints, [0] * 8))
-
-    def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        """a · b + c, rounded once."""
-        kind, name = c.type, "llvm.fma.f32" if c.type is _float else "llvm.fma.v8f32"
-        function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind] * 3), name)
-        return self.builder.call(function, [a, b, c])
-
-    def sum(self, lanes: ir.Value) -> ir.Value:
-        parts = [self.builder.extract_element(lanes, ir.Constant(_index, n)) for n in range(LANES)]
-        while len(parts) > 1:
-            half = len(parts) // 2
-            parts = [self.builder.fadd(a, b) for a, b in zip(parts[:half], parts[half:], strict=True)]
-        return parts[0]
-
-    def totals(self, kind: ir.Type, count: int) -> list[ir.Value]:
-        """Places of sums, which the compiler keeps in registers."""
-        none = ir.Constant(kind, 0.0) if kind is _float else ir.Constant(kind, [0.0] * LANES)
-        places = [cgutils.alloca_once_value(self.builder, none) for _ in range(count)]
-        for place in places:
-            self.builder.store(none, place)
-        return places
-
-    def add(self, a: ir.Value, b: ir.Value, total: ir.Value) -> None:
-        self.builder.store(self.fma(a, b, self.builder.load(total)), total)
-
-    def loop(self, count: ir.Value) -> Any:
-        return cgutils.for_range(self.builder, count, intp=_int)
-
-
-def _at(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
-    return builder.inttoptr(address, kind.as_pointer())
-
-
-def _instructions(arguments: int, write: Callable[..., None]) -> tuple[Any, Any]:
-    """`write(code, *arguments)` as an intrinsic of numba returns it: so many int64 come in, nothing goes out."""
-
-    def generate(context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> ir.Value:
-        write(_Code(builder), *args)
-        return context.get_dummy_value()
-
-    return types.void(*(types.int64,) * arguments), generate
-
-
-def _dots(rows: int, bits: int) -> Any:
-    """y[m, n] ← Σ_g d[n, g] Σ_k q[n, g, k] x[m, g, k] + c[n, g] s[m, g] of `rows` rows m and `count` outputs n, where s[m, g] is the
-    sum of x over a group. Strides count float32."""
-    size = GROUP * bits // 8
-
-    def write(code, codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride):
-        def weights(address: ir.Value) -> list[ir.Value]:
-            """Those of a group, as steps of its grid."""
-            found = []
-            for part in range(size // LANES):
-                wide = b.zext(code.load(b.add(address, code.number(LANES * part)), _Bytes), _Ints)
-                if bits == 8:
-                    found.append(wide)
-                else:
-                    found += [b.and_(wide, ir.Constant(_Ints, [15] * 8)), b.lshr(wide, ir.Constant(_Ints, [4] * 8))]
-            return [b.sitofp(part, _Lanes) for part in found]
-
-        b = code.builder
-        x_rows = [code.offset(x, b.mul(code.number(m), x_stride)) for m in range(rows)]
-        sums_rows = [code.offset(sums, b.mul(code.number(m), sums_stride)) for m in range(rows)]
-        with code.loop(count) as output:
-            row = b.mul(output.index, groups)
-            products, offsets = code.totals(_Lanes, rows), code.totals(_float, rows)
-            with code.loop(groups) as group:
-                at = b.add(row, group.index)
-                q = weights(b.add(codes, b.mul(at, code.number(size))))
-                pair = code.offset(scales, at, at)
-                d, c = code.spread(code.load(pair)), code.load(code.offset(pair, 1))
-                for m in range(rows):
-                    begin = code.offset(x_rows[m], b.mul(group.index, code.number(GROUP)))
-                    inner = ir.Constant(_Lanes, [0.0] * LANES)
-                    for part, weight in enumerate(q):
-                        inner = code.fma(weight, code.load(code.offset(begin, LANES * part), _Lanes), inner)
-                    code.add(d, inner, products[m])
-                    code.add(c, code.load(code.offset(sums_rows[m], group.index)), offsets[m])
-            for m in range(rows):
-                total = b.fadd(code.sum(b.load(products[m])), b.load(offsets[m]))
-                code.store(total, code.offset(y, b.mul(code.number(m), y_stride), output.index))
-
-    @intrinsic
-    def dots(_context, codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride):
-        return _instructions(10, write)
-
-    return dots
-
-
-def _scores(many: int) -> Any:
-    """scores[n] ← query · keys[n] of `count` times `many` keys, `stride` bytes from one to the next, of `blocks` times eight numbers."""
-
-    def write(code, query, keys, stride, count, blocks, scores):
-        b = code.builder
-        with code.loop(count) as step:
-            first = b.mul(step.index, code.number(many))
-            places = [b.add(keys, b.mul(b.add(first, code.number(n)), stride)) for n in range(many)]
-            totals = code.totals(_Lanes, many)
-            with code.loop(blocks) as block:
-                at = b.mul(block.index, code.number(LANES))
-                part = code.load(code.offset(query, at), _Lanes)
-                for place, total in zip(places, totals, strict=True):
-                    code.add(part, code.load(code.offset(place, at), _Lanes), total)
-            for n, total in enumerate(totals):
-                code.store(code.sum(b.load(total)), code.offset(scores, first, n))
-
-    @intrinsic
-    def scores(_context, query, keys, stride, count, blocks, scores):
-        return _instructions(6, write)
-
-    return scores
-
-
-def _mix(wide: int) -> Any:
-    """mixed ← Σ_n scores[n] values[n] of `count` values, `stride` bytes from one to the next, of `wide` times eight numbers."""
-
-    def write(code, scores, values, stride, count, mixed):
-        b = code.builder
-        totals = code.totals(_Lanes, wide)
-        with code.loop(count) as n:
-            score, value = code.spread(code.load(code.offset(scores, n.index))), b.add(values, b.mul(n.index, stride))
-            for part, total in enumerate(totals):
-                code.add(score, code.load(code.offset(value, LANES * part), _Lanes), total)
-        for part, total in enumerate(totals):
-            code.store(b.load(total), code.offset(mixed, LANES * part))
-
-    @intrinsic
-    def mix(_context, scores, values, stride, count, mixed):
-        return _instructions(5, write)
-
-    return mix
-
-
-_dots_4_1, _dots_4_2, _dots_4_4 = (_dots(rows, 4) for rows in (1, 2, 4))
-_dots_8_1, _dots_8_2, _dots_8_4 = (_dots(rows, 8) for rows in (1, 2, 4))
-_scores_1, _scores_4, _mix_1, _mix_8 = _scores(1), _scores(4), _mix(1), _mix(8)
-
-
-@intrinsic
-def _float_pointer(_context, address):
-    return types.CPointer(types.float32)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _float)
-
-
-@intrinsic
-def _int_pointer(_context, address):
-    return types.CPointer(types.int64)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _int)
-
-
-@intrinsic
-def _power(_context, exponent):
-    """2 to an int32 of −126 … 127."""
-
-    def generate(_, builder, __, args):
-        bits = builder.shl(builder.add(args[0], ir.Constant(args[0].type, 127)), ir.Constant(args[0].type, 23))
-        return builder.bitcast(bits, _float)
-
-    return types.float32(types.int32), generate
-
-
-@intrinsic
-def _address(_context, array):
-    """Of an array's first number."""
-
-    def generate(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.ptrtoint(data, _int)
-
-    return types.int64(array), generate
-
-
-@intrinsic
-def _take(_context, address):
-    """The int64 there, which is one more from now on, for all threads."""
-
-    def generate(_context, builder, _signature, args):
-        return builder.atomic_rmw("add", _at(builder, args[0], _int), ir.Constant(_int, 1), "seq_cst")
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def _seen(_context, address):
-    """The int64 there, and with it all that was written before it became so."""
-
-    def generate(_context, builder, _signature, args):
-        return builder.load_atomic(_at(builder, args[0], _int), "acquire", 8)
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def _alone(_context):
-    """The function in which this stands is not copied into those that call it, which would take many seconds to compile."""
-
-    def generate(context, builder, _signature, _args):
-        builder.function.attributes.add("noinline")
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
 _compiled = njit(error_model="numpy")
 """What is divided by 0 is infinite, or no number, as with PyTorch. An error would leave a part undone, for which all wait."""
 _summing = njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
@@ -341,7 +124,7 @@ def _dot(x, y):
 @_summing
 def _weigh(x, count):
     """Of the first of x: x ← exp(x − max x) in place; the sum."""
-    _alone()
+    alone()
     most = x[0]
     for i in range(1, count):
         most = max(most, x[i])
@@ -363,19 +146,19 @@ def _exp(x):
     for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
         y = y * r + np.float32(c)
     y = y * r * r + r + np.float32(1)
-    y *= _power(np.int32(max(n, np.float32(-126))))
+    y *= power(np.int32(max(n, np.float32(-126))))
     return np.float32(0) if x <= np.float32(-87) else y
 
 
 @_compiled
 def _floats(address, rows, columns):
-    return carray(_float_pointer(address), (rows, columns))
+    return carray(float_pointer(address), (rows, columns))
 
 
 @_summing
 def _summed(x, sums):
     """The sums (B, K/32) of `x` (B, K) over groups."""
-    _alone()
+    alone()
     for m in range(x.shape[0]):
         for g in range(sums.shape[1]):
             total = np.float32(0)
@@ -398,26 +181,26 @@ def _tile(bits, many, codes, scales, x, sums, y, count, groups, x_stride, sums_s
     """`_dots` of so many bits and rows."""
     if bits == 4:
         if many == 4:
-            _dots_4_4(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+            dots_4_4(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
         elif many == 2:
-            _dots_4_2(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+            dots_4_2(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
         else:
-            _dots_4_1(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+            dots_4_1(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
     elif many == 4:
-        _dots_8_4(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+        dots_8_4(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
     elif many == 2:
-        _dots_8_2(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+        dots_8_2(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
     else:
-        _dots_8_1(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+        dots_8_1(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
 
 
 @_compiled
 def _product(matrix, x, sums, reduced, y, start, end):
     """The outputs `start` … `end` of y (B, N) ← x Wᵀ + x Aᵀ Bᵀ + b. `sums`: of `x` over groups; `reduced`: x Aᵀ."""
-    _alone()
+    alone()
     rows, N, K, bits, rank = x.shape[0], matrix[Matrix.N], matrix[Matrix.K], matrix[Matrix.BITS], matrix[Matrix.RANK]
     groups, count = K // GROUP, end - start
-    x_at, sums_at, y_at = _address(x), _address(sums), _address(y) + 4 * start
+    x_at, sums_at, y_at = address(x), address(sums), address(y) + 4 * start
     codes = matrix[Matrix.CODES] + start * groups * (GROUP * bits // 8)
     scales = matrix[Matrix.SCALES] + start * groups * 8
     m = 0
@@ -441,7 +224,7 @@ def _product(matrix, x, sums, reduced, y, start, end):
 @_summing
 def _normed(h, weight, eps, out):
     """RMS norm of `h` (B, D)."""
-    _alone()
+    alone()
     rows, D = h.shape
     for m in range(rows):
         scale = np.float32(1) / np.sqrt(_dot(h[m], h[m]) / np.float32(D) + eps)
@@ -461,7 +244,7 @@ def _turned(x, cos, sin, out):
 @_compiled
 def _attend(job, own, layer, part):
     """Attention of one head of one row. The first head of a group stores the new key and value."""
-    _alone()
+    alone()
     B, H, G, d = job[Job.ROWS], job[Job.HEADS], job[Job.KV_HEADS], job[Job.HEAD_DIM]
     row, head = part // H, part % H
     group = head // (H // G)
@@ -474,7 +257,7 @@ def _attend(job, own, layer, part):
     _turned(heads[head], cos, sin, query)
     _turned(heads[H + group], cos, sin, key)
     value = heads[H + G + group]
-    at = carray(_int_pointer(job[Job.AT]), job[Job.ROWS])[row]
+    at = carray(int_pointer(job[Job.AT]), job[Job.ROWS])[row]
     keys = job[Job.KV] + row * job[Job.KV_ROW] + layer * job[Job.KV_LAYER] + group * job[Job.KV_HEAD]
     values, stride = keys + job[Job.KV_KIND], job[Job.KV_POSITION]
     if head % (H // G) == 0:
@@ -482,17 +265,17 @@ def _attend(job, own, layer, part):
         for i in range(d):
             new_key[i], new_value[i] = key[i], value[i]
     fours, to = at // 4, own + 8 * d
-    _scores_4(own, keys, stride, fours, d // LANES, to)
-    _scores_1(own, keys + 4 * fours * stride, stride, at - 4 * fours, d // LANES, to + 16 * fours)
+    scores_4(own, keys, stride, fours, d // LANES, to)
+    scores_1(own, keys + 4 * fours * stride, stride, at - 4 * fours, d // LANES, to + 16 * fours)
     scores[at] = _dot(query, key)
     total = _weigh(scores, at + 1)
     done = 0
     while done < d:
         if done + 8 * LANES <= d:
-            _mix_8(to, values + 4 * done, stride, at, _address(mixed) + 4 * done)
+            mix_8(to, values + 4 * done, stride, at, address(mixed) + 4 * done)
             done += 8 * LANES
         else:
-            _mix_1(to, values + 4 * done, stride, at, _address(mixed) + 4 * done)
+            mix_1(to, values + 4 * done, stride, at, address(mixed) + 4 * done)
             done += LANES
     for i in range(d):
         mixed[i] = (mixed[i] + scores[at] * value[i]) / total
@@ -501,7 +284,7 @@ def _attend(job, own, layer, part):
 @_compiled
 def _act(gate, up, start, end):
     """gate ← silu(gate) · up."""
-    _alone()
+    alone()
     for m in range(gate.shape[0]):
         for i in range(start, end):
             g = gate[m, i]
@@ -525,7 +308,7 @@ def _input(job, own, layer, phase):
 @_compiled
 def _prepare(job, own, layers, layer, phase):
     """Makes `_input`."""
-    _alone()
+    alone()
     x, sums, reduced = _input(job, own, layer, phase)
     if phase in (Layer.QKV, Layer.GATE):
         B, D = x.shape
@@ -540,7 +323,7 @@ def _prepare(job, own, layers, layer, phase):
 @_compiled
 def _compute(job, own, layers, layer, phase, start, end):
     """A part of a phase: of the outputs of its matrices, and what they are for."""
-    _alone()
+    alone()
     x, sums, reduced = _input(job, own, layer, phase)
     B, F, N = x.shape[0], job[Job.INNER], layers[layer, phase, Matrix.N]
     out = _floats(job[Job.Y] if phase == Layer.QKV else job[Job.GATE] if phase == Layer.GATE else job[Job.OUT], B, N)
@@ -561,7 +344,7 @@ def _compute(job, own, layers, layer, phase, start, end):
 def _wait(done, parts):
     """Until all parts are done: by whom they were taken, is computing them."""
     looked = 0
-    while _seen(done) < parts:
+    while seen(done) < parts:
         looked += 1
         if looked % 1000 == 0:  # or the one that computes may wait for this processor
             _yield()
@@ -585,9 +368,9 @@ def step(data):
     """Every layer for one position a row, by whoever comes: each thread takes parts until none is left of a phase. Who comes late,
     since its processor had other work, finds them done."""
     job = carray(data, FIELDS)
-    me = _take(job[Job.COUNTERS])
+    me = take(job[Job.COUNTERS])
     own = job[Job.OWN] + 4 * me * job[Job.OWN_SIZE]
-    layers = carray(_int_pointer(job[Job.TABLE]), (job[Job.LAYERS], _PARTS, _COLUMNS))
+    layers = carray(int_pointer(job[Job.TABLE]), (job[Job.LAYERS], _PARTS, _COLUMNS))
     next, done = job[Job.COUNTERS] + LINE, job[Job.COUNTERS] + 2 * LINE
     for layer in range(job[Job.LAYERS]):
         for phase in (Layer.QKV, _ATTEND, Layer.O, Layer.GATE, Layer.DOWN):
@@ -595,7 +378,7 @@ def step(data):
             size = _size(N) if phase != _ATTEND else 1
             parts, prepared = (N + size - 1) // size, False
             while True:
-                part = _take(next)
+                part = take(next)
                 if part >= parts:
                     break
                 if phase == _ATTEND:
@@ -605,7 +388,7 @@ def step(data):
                         _prepare(job, own, layers, layer, phase)
                         prepared = True
                     _compute(job, own, layers, layer, phase, part * size, min(N, (part + 1) * size))
-                _take(done)
+                take(done)
             _wait(done, parts)
             next, done = next + 2 * LINE, done + 2 * LINE
 
@@ -613,13 +396,13 @@ def step(data):
 def multiply(data):
     """One product, likewise."""
     job = carray(data, FIELDS)
-    me, matrix = _take(job[Job.COUNTERS]), carray(_int_pointer(job[Job.TABLE]), _COLUMNS)
+    me, matrix = take(job[Job.COUNTERS]), carray(int_pointer(job[Job.TABLE]), _COLUMNS)
     B, N, K, size = job[Job.ROWS], matrix[Matrix.N], matrix[Matrix.K], _size(matrix[Matrix.N])
     own = job[Job.OWN] + 4 * me * job[Job.OWN_SIZE]
     x, y, sums = _floats(job[Job.X], B, K), _floats(job[Job.Y], B, N), _floats(own, B, K // GROUP)
     reduced, prepared = _floats(own + 4 * B * (K // GROUP), B, matrix[Matrix.RANK]), False
     while True:
-        part = _take(job[Job.COUNTERS] + LINE)
+        part = take(job[Job.COUNTERS] + LINE)
         if part * size >= N:
             break
         if not prepared:

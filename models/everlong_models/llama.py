@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from everlong_models.decoding import Decoding
-from everlong_models.kernels import LANES
+from everlong_models.lanes import LANES
 from everlong_models.linear import Linear, has_onednn, matmul
 from everlong_models.pause import pause
 from everlong_models.quantized import Quantized, fits

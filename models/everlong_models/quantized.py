@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everlong_models.kernels import GROUP, Matrix
+from everlong_models.kernels import Matrix
+from everlong_models.lanes import GROUP
 from everlong_models.team import multiply
 
 Update = tuple[Tensor, Tensor]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from numba import cfunc
 
-from everlong_models import kernels
-from everlong_models.kernels import FIELDS, GROUP, LINE, Job, Matrix
+from everlong_models import kernels, lanes
+from everlong_models.kernels import FIELDS, LINE, Job, Matrix
+from everlong_models.lanes import GROUP
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ def compiled(function: Callable[..., None]) -> Any:
     make = partial(cfunc, kernels.SIGNATURE, error_model="numpy")
     # numba tells what it has stored by name and place. Code of another version would take a table for what it is not, and
     # another processor's has instructions that this one may lack.
-    key = f"{Path(kernels.__file__).read_text()}{numba.__version__}{llvm.get_host_cpu_name()}{llvm.get_host_cpu_features().flatten()}"
+    source = inspect.getsource(kernels) + inspect.getsource(lanes)
+    key = f"{source}{numba.__version__}{llvm.get_host_cpu_name()}{llvm.get_host_cpu_features().flatten()}"
     function.__qualname__ = f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
         return make(cache=True)(function)

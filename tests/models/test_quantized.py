@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from everlong_models import team
+from everlong_models import kernels, team
 from everlong_models.backbone import Backbone
 from everlong_models.quantized import GROUP, Quantized, fits
 from everlong_models.rmt import RMT, RMTConfig
@@ -344,6 +344,27 @@ def test_what_was_stored_is_used_and_need_not_be_whole(tmp_path):
     for file in files:
         file.write_bytes(file.read_bytes()[:100])
     assert compute() == first
+
+
+def test_stored_code_is_of_one_version_and_one_processor(monkeypatch):
+    names: list[str] = []
+    monkeypatch.setattr(team, "cfunc", lambda *args, **options: lambda function: names.append(function.__qualname__))
+    monkeypatch.setattr(kernels.multiply, "__qualname__", "multiply")  # as it is now when this has ended
+
+    def name() -> str:
+        team.compiled.__wrapped__(kernels.multiply)
+        return names.pop()
+
+    usual = name()
+    assert name() == usual
+    for where, what, value in (
+        (team.numba, "__version__", "0.0.1"),
+        (team.llvm, "get_host_cpu_name", lambda: "another"),
+        (team.inspect, "getsource", lambda module: f"other {module.__name__}"),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setattr(where, what, value)
+            assert name() != usual
 
 
 def test_where_nothing_can_be_stored(monkeypatch):

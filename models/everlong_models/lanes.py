@@ -1,0 +1,247 @@
+"""The instructions that `kernels` is made of where numba's own are not enough: explicit vectors of eight numbers, products with
+unpacked weights, addresses, and counters that threads share. Written as LLVM's, whatever processor they become those of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+GROUP = 32
+"""Weights in a row that share a scale and a least value."""
+LANES = 8
+"""Numbers that are computed at once; a head's dimension is a multiple of it."""
+
+_float, _int, _index = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+_Lanes, _Bytes, _Ints = (ir.VectorType(of, 8) for of in (_float, ir.IntType(8), _index))
+
+
+class _Code:
+    """Instructions at the builder's place. Addresses are int64, and what is added to them counts float32."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+
+    def number(self, value: int) -> ir.Value:
+        return ir.Constant(_int, value)
+
+    def offset(self, address: ir.Value, *floats: ir.Value | int) -> ir.Value:
+        for many in floats:
+            value = self.number(many) if isinstance(many, int) else many
+            address = self.builder.add(address, self.builder.mul(value, self.number(4)))
+        return address
+
+    def load(self, address: ir.Value, kind: ir.Type = _float) -> ir.Value:
+        return self.builder.load(_at(self.builder, address, kind), align=1 if kind is _Bytes else 4)
+
+    def store(self, value: ir.Value, address: ir.Value) -> None:
+        self.builder.store(value, _at(self.builder, address, value.type), align=4)
+
+    def spread(self, value: ir.Value) -> ir.Value:
+        """Eight times the same."""
+        first = self.builder.insert_element(ir.Constant(_Lanes, ir.Undefined), value, ir.Constant(_index, 0))
+        return self.builder.shuffle_vector(first, ir.Constant(_Lanes, ir.Undefined), ir.Constant(_Ints, [0] * 8))
+
+    def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        """a · b + c, rounded once."""
+        kind, name = c.type, "llvm.fma.f32" if c.type is _float else "llvm.fma.v8f32"
+        function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind] * 3), name)
+        return self.builder.call(function, [a, b, c])
+
+    def sum(self, lanes: ir.Value) -> ir.Value:
+        parts = [self.builder.extract_element(lanes, ir.Constant(_index, n)) for n in range(LANES)]
+        while len(parts) > 1:
+            half = len(parts) // 2
+            parts = [self.builder.fadd(a, b) for a, b in zip(parts[:half], parts[half:], strict=True)]
+        return parts[0]
+
+    def totals(self, kind: ir.Type, count: int) -> list[ir.Value]:
+        """Places of sums, which the compiler keeps in registers."""
+        none = ir.Constant(kind, 0.0) if kind is _float else ir.Constant(kind, [0.0] * LANES)
+        places = [cgutils.alloca_once_value(self.builder, none) for _ in range(count)]
+        for place in places:
+            self.builder.store(none, place)
+        return places
+
+    def add(self, a: ir.Value, b: ir.Value, total: ir.Value) -> None:
+        self.builder.store(self.fma(a, b, self.builder.load(total)), total)
+
+    def loop(self, count: ir.Value) -> Any:
+        return cgutils.for_range(self.builder, count, intp=_int)
+
+
+def _at(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _instructions(arguments: int, write: Callable[..., None]) -> tuple[Any, Any]:
+    """`write(code, *arguments)` as an intrinsic of numba returns it: so many int64 come in, nothing goes out."""
+
+    def generate(context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> ir.Value:
+        write(_Code(builder), *args)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * arguments), generate
+
+
+def _dots(rows: int, bits: int) -> Any:
+    """y[m, n] ← Σ_g d[n, g] Σ_k q[n, g, k] x[m, g, k] + c[n, g] s[m, g] of `rows` rows m and `count` outputs n, where s[m, g] is the
+    sum of x over a group. Strides count float32."""
+    size = GROUP * bits // 8
+
+    def write(code, codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride):
+        def weights(address: ir.Value) -> list[ir.Value]:
+            """Those of a group, as steps of its grid."""
+            found = []
+            for part in range(size // LANES):
+                wide = b.zext(code.load(b.add(address, code.number(LANES * part)), _Bytes), _Ints)
+                if bits == 8:
+                    found.append(wide)
+                else:
+                    found += [b.and_(wide, ir.Constant(_Ints, [15] * 8)), b.lshr(wide, ir.Constant(_Ints, [4] * 8))]
+            return [b.sitofp(part, _Lanes) for part in found]
+
+        b = code.builder
+        x_rows = [code.offset(x, b.mul(code.number(m), x_stride)) for m in range(rows)]
+        sums_rows = [code.offset(sums, b.mul(code.number(m), sums_stride)) for m in range(rows)]
+        with code.loop(count) as output:
+            row = b.mul(output.index, groups)
+            products, offsets = code.totals(_Lanes, rows), code.totals(_float, rows)
+            with code.loop(groups) as group:
+                at = b.add(row, group.index)
+                q = weights(b.add(codes, b.mul(at, code.number(size))))
+                pair = code.offset(scales, at, at)
+                d, c = code.spread(code.load(pair)), code.load(code.offset(pair, 1))
+                for m in range(rows):
+                    begin = code.offset(x_rows[m], b.mul(group.index, code.number(GROUP)))
+                    inner = ir.Constant(_Lanes, [0.0] * LANES)
+                    for part, weight in enumerate(q):
+                        inner = code.fma(weight, code.load(code.offset(begin, LANES * part), _Lanes), inner)
+                    code.add(d, inner, products[m])
+                    code.add(c, code.load(code.offset(sums_rows[m], group.index)), offsets[m])
+            for m in range(rows):
+                total = b.fadd(code.sum(b.load(products[m])), b.load(offsets[m]))
+                code.store(total, code.offset(y, b.mul(code.number(m), y_stride), output.index))
+
+    @intrinsic
+    def dots(_context, codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride):
+        return _instructions(10, write)
+
+    return dots
+
+
+def _scores(many: int) -> Any:
+    """scores[n] ← query · keys[n] of `count` times `many` keys, `stride` bytes from one to the next, of `blocks` times eight numbers."""
+
+    def write(code, query, keys, stride, count, blocks, scores):
+        b = code.builder
+        with code.loop(count) as step:
+            first = b.mul(step.index, code.number(many))
+            places = [b.add(keys, b.mul(b.add(first, code.number(n)), stride)) for n in range(many)]
+            totals = code.totals(_Lanes, many)
+            with code.loop(blocks) as block:
+                at = b.mul(block.index, code.number(LANES))
+                part = code.load(code.offset(query, at), _Lanes)
+                for place, total in zip(places, totals, strict=True):
+                    code.add(part, code.load(code.offset(place, at), _Lanes), total)
+            for n, total in enumerate(totals):
+                code.store(code.sum(b.load(total)), code.offset(scores, first, n))
+
+    @intrinsic
+    def scores(_context, query, keys, stride, count, blocks, scores):
+        return _instructions(6, write)
+
+    return scores
+
+
+def _mix(wide: int) -> Any:
+    """mixed ← Σ_n scores[n] values[n] of `count` values, `stride` bytes from one to the next, of `wide` times eight numbers."""
+
+    def write(code, scores, values, stride, count, mixed):
+        b = code.builder
+        totals = code.totals(_Lanes, wide)
+        with code.loop(count) as n:
+            score, value = code.spread(code.load(code.offset(scores, n.index))), b.add(values, b.mul(n.index, stride))
+            for part, total in enumerate(totals):
+                code.add(score, code.load(code.offset(value, LANES * part), _Lanes), total)
+        for part, total in enumerate(totals):
+            code.store(b.load(total), code.offset(mixed, LANES * part))
+
+    @intrinsic
+    def mix(_context, scores, values, stride, count, mixed):
+        return _instructions(5, write)
+
+    return mix
+
+
+dots_4_1, dots_4_2, dots_4_4 = (_dots(rows, 4) for rows in (1, 2, 4))
+dots_8_1, dots_8_2, dots_8_4 = (_dots(rows, 8) for rows in (1, 2, 4))
+scores_1, scores_4, mix_1, mix_8 = _scores(1), _scores(4), _mix(1), _mix(8)
+
+
+@intrinsic
+def float_pointer(_context, address):
+    return types.CPointer(types.float32)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _float)
+
+
+@intrinsic
+def int_pointer(_context, address):
+    return types.CPointer(types.int64)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _int)
+
+
+@intrinsic
+def power(_context, exponent):
+    """2 to an int32 of −126 … 127."""
+
+    def generate(_, builder, __, args):
+        bits = builder.shl(builder.add(args[0], ir.Constant(args[0].type, 127)), ir.Constant(args[0].type, 23))
+        return builder.bitcast(bits, _float)
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def address(_context, array):
+    """Of an array's first number."""
+
+    def generate(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.ptrtoint(data, _int)
+
+    return types.int64(array), generate
+
+
+@intrinsic
+def take(_context, address):
+    """The int64 there, which is one more from now on, for all threads."""
+
+    def generate(_context, builder, _signature, args):
+        return builder.atomic_rmw("add", _at(builder, args[0], _int), ir.Constant(_int, 1), "seq_cst")
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def seen(_context, address):
+    """The int64 there, and with it all that was written before it became so."""
+
+    def generate(_context, builder, _signature, args):
+        return builder.load_atomic(_at(builder, args[0], _int), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def alone(_context):
+    """The function in which this stands is not copied into those that call it, which would take many seconds to compile."""
+
+    def generate(context, builder, _signature, _args):
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), generate
