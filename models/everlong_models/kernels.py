@@ -21,7 +21,6 @@ from everlong_models.lanes import (
     GROUP,
     LANES,
     address,
-    alone,
     dots_4_1,
     dots_4_2,
     dots_4_4,
@@ -124,7 +123,6 @@ def _dot(x, y):
 @_summing
 def _weigh(x, count):
     """Of the first of x: x ← exp(x − max x) in place; the sum."""
-    alone()
     most = x[0]
     for i in range(1, count):
         most = max(most, x[i])
@@ -158,7 +156,6 @@ def _floats(address, rows, columns):
 @_summing
 def _summed(x, sums):
     """The sums (B, K/32) of `x` (B, K) over groups."""
-    alone()
     for m in range(x.shape[0]):
         for g in range(sums.shape[1]):
             total = np.float32(0)
@@ -197,7 +194,6 @@ def _tile(bits, many, codes, scales, x, sums, y, count, groups, x_stride, sums_s
 @_compiled
 def _product(matrix, x, sums, reduced, y, start, end):
     """The outputs `start` … `end` of y (B, N) ← x Wᵀ + x Aᵀ Bᵀ + b. `sums`: of `x` over groups; `reduced`: x Aᵀ."""
-    alone()
     rows, N, K, bits, rank = x.shape[0], matrix[Matrix.N], matrix[Matrix.K], matrix[Matrix.BITS], matrix[Matrix.RANK]
     groups, count = K // GROUP, end - start
     x_at, sums_at, y_at = address(x), address(sums), address(y) + 4 * start
@@ -224,7 +220,6 @@ def _product(matrix, x, sums, reduced, y, start, end):
 @_summing
 def _normed(h, weight, eps, out):
     """RMS norm of `h` (B, D)."""
-    alone()
     rows, D = h.shape
     for m in range(rows):
         scale = np.float32(1) / np.sqrt(_dot(h[m], h[m]) / np.float32(D) + eps)
@@ -244,7 +239,6 @@ def _turned(x, cos, sin, out):
 @_compiled
 def _attend(job, own, layer, part):
     """Attention of one head of one row. The first head of a group stores the new key and value."""
-    alone()
     B, H, G, d = job[Job.ROWS], job[Job.HEADS], job[Job.KV_HEADS], job[Job.HEAD_DIM]
     row, head = part // H, part % H
     group = head // (H // G)
@@ -284,7 +278,6 @@ def _attend(job, own, layer, part):
 @_compiled
 def _act(gate, up, start, end):
     """gate ← silu(gate) · up."""
-    alone()
     for m in range(gate.shape[0]):
         for i in range(start, end):
             g = gate[m, i]
@@ -292,7 +285,7 @@ def _act(gate, up, start, end):
 
 
 @_compiled
-def _input(job, own, layer, phase):
+def _input(job, own, phase):
     """What the matrices of a phase are multiplied by (B, K), with its sums over groups and what updates make of it."""
     B, D, F, wide, rank = job[Job.ROWS], job[Job.WIDTH], job[Job.INNER], job[Job.WIDE], job[Job.RANK]
     x = _floats(own, B, D)
@@ -308,8 +301,7 @@ def _input(job, own, layer, phase):
 @_compiled
 def _prepare(job, own, layers, layer, phase):
     """Makes `_input`."""
-    alone()
-    x, sums, reduced = _input(job, own, layer, phase)
+    x, sums, reduced = _input(job, own, phase)
     if phase in (Layer.QKV, Layer.GATE):
         B, D = x.shape
         weight = layers[layer, Layer.NORMS, Matrix.N if phase == Layer.QKV else Matrix.K]
@@ -323,8 +315,7 @@ def _prepare(job, own, layers, layer, phase):
 @_compiled
 def _compute(job, own, layers, layer, phase, start, end):
     """A part of a phase: of the outputs of its matrices, and what they are for."""
-    alone()
-    x, sums, reduced = _input(job, own, layer, phase)
+    x, sums, reduced = _input(job, own, phase)
     B, F, N = x.shape[0], job[Job.INNER], layers[layer, phase, Matrix.N]
     out = _floats(job[Job.Y] if phase == Layer.QKV else job[Job.GATE] if phase == Layer.GATE else job[Job.OUT], B, N)
     up = _floats(job[Job.UP], B, F)

@@ -234,14 +234,3 @@ def seen(_context, address):
         return builder.load_atomic(_at(builder, args[0], _int), "acquire", 8)
 
     return types.int64(types.int64), generate
-
-
-@intrinsic
-def alone(_context):
-    """The function in which this stands is not copied into those that call it, which would take many seconds to compile."""
-
-    def generate(context, builder, _signature, _args):
-        builder.function.attributes.add("noinline")
-        return context.get_dummy_value()
-
-    return types.void(), generate

@@ -349,7 +349,7 @@ def test_what_was_stored_is_used_and_need_not_be_whole(tmp_path):
 def test_stored_code_is_of_one_version_and_one_processor(monkeypatch):
     names: list[str] = []
     monkeypatch.setattr(team, "cfunc", lambda *args, **options: lambda function: names.append(function.__qualname__))
-    monkeypatch.setattr(kernels.multiply, "__qualname__", "multiply")  # as it is now when this has ended
+    monkeypatch.setattr(kernels.multiply, "__qualname__", "multiply")  # put back at the end
 
     def name() -> str:
         team.compiled.__wrapped__(kernels.multiply)
