@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from everlong_models.kernels import Job, Layer, Matrix
-from everlong_models.quantized import MERGED, Quantized, Update
+from everlong_models.lowrank import apart
+from everlong_models.quantized import Quantized
 from everlong_models.team import prepare, step
 
 
@@ -90,7 +91,7 @@ def _quantized(layer: Any) -> dict[Layer, Quantized]:
     """Norms are not folded in, which would take weights off the grid of their group; the attention's scale is."""
     a, mlp = layer.self_attn, layer.mlp
     scale = a.scaling
-    (wq, uq), (wk, uk), (wv, uv) = map(_apart, (a.q_proj, a.k_proj, a.v_proj))
+    (wq, uq), (wk, uk), (wv, uv) = map(apart, (a.q_proj, a.k_proj, a.v_proj))
     updates = [u or (wq.new_zeros(0, wq.shape[1]), wq.new_zeros(len(w), 0)) for w, u in ((wq, uq), (wk, uk), (wv, uv))]
     updates[0] = (updates[0][0], updates[0][1] * scale)
     biases = [a.q_proj.bias, a.k_proj.bias, a.v_proj.bias]
@@ -103,11 +104,5 @@ def _quantized(layer: Any) -> dict[Layer, Quantized]:
     return {Layer.QKV: qkv} | {
         name: Quantized(weight, matrix.bias, update)
         for name, matrix in others.items()
-        for weight, update in [_apart(matrix)]
+        for weight, update in [apart(matrix)]
     }
-
-
-def _apart(matrix: nn.Linear) -> tuple[Tensor, Update | None]:
-    """The weight as it was before a low-rank update was merged into it, and the update A (r, in), B (out, r)."""
-    update: Update | None = getattr(matrix, MERGED, None)
-    return (matrix.weight, None) if update is None else (matrix.weight - update[1] @ update[0], update)

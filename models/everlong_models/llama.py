@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from everlong_models.decoding import Decoding
 from everlong_models.lanes import LANES
 from everlong_models.linear import Linear, has_onednn, matmul
+from everlong_models.lowrank import apart, detach
 from everlong_models.pause import pause
 from everlong_models.quantized import Quantized, fits
 
@@ -49,7 +50,7 @@ def why_not(model: PreTrainedModel) -> str | None:
         return f"a sliding window of {config.sliding_window}"
     matrices = [matrix for layer in model.base_model.layers for matrix in _matrices(layer)]
     # Not isinstance: adapters and quantised matrices derive from nn.Linear and do something else.
-    strange = {type(matrix) for matrix in [*matrices, model.get_output_embeddings()]} - {nn.Linear}
+    strange = {_kind(matrix) for matrix in [*matrices, model.get_output_embeddings()]} - {nn.Linear}
     return f"matrices of type {', '.join(map(str, strange))}" if strange else None
 
 
@@ -80,13 +81,15 @@ class Llama:
         self.eps: float = model.config.rms_norm_eps
         self.rotary: nn.Module = base.rotary_emb
         self.norm: Tensor = base.norm.weight.detach()
-        matrices = [head.weight, *(matrix.weight for layer in base.layers for matrix in _matrices(layer))]
-        quantize = quantize and all(map(fits, matrices)) and self.head_dim % LANES == 0
+        weights = [apart(matrix)[0] for matrix in [head, *(each for layer in base.layers for each in _matrices(layer))]]
+        quantize = quantize and all(map(fits, weights)) and self.head_dim % LANES == 0
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "eps": self.eps}
         self._decoding = Decoding(base.layers, **sizes) if quantize else None
         self.layers = [_take(layer, bfloat16) for layer in base.layers]
-        self._decoding_head = Quantized(head.weight, head.bias) if quantize else None
+        weight, update = apart(head)
+        self._decoding_head = Quantized(weight, head.bias, update) if quantize else None
         self.head = Linear(head.weight, head.bias)
+        detach(head)
         if head.weight is not model.get_input_embeddings().weight:
             _drop_weight(head)
 
@@ -162,7 +165,13 @@ def _take(layer: Any, bfloat16: bool) -> Layer:
     return taken
 
 
+def _kind(matrix: nn.Module) -> type[nn.Module]:
+    """The class of a layer, also where its weight has an update: PyTorch derives one from it then."""
+    return type(matrix) if apart(matrix)[1] is None else type(matrix).__bases__[0]
+
+
 def _drop_weight(matrix: nn.Linear) -> None:
+    detach(matrix)
     matrix.weight = nn.Parameter(torch.empty_like(matrix.weight, device="meta"), requires_grad=False)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from everlong_models.armt import ARMT, ARMTConfig
 from everlong_models.backbone import Backbone
@@ -21,6 +22,7 @@ from everlong_models.infinite import InfiniteConfig, InfiniteFormer
 from everlong_models.infinite_scratch import InfiniteScratch, InfiniteScratchConfig
 from everlong_models.lamemo import LaMemo, LaMemoConfig
 from everlong_models.loading import DEFAULT_BACKBONE, Progress, architecture, load_backbone, load_tokenizer, usable
+from everlong_models.lowrank import merge
 from everlong_models.memory import MemoryConfig, SegmentReader
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.tokenizer import Tokenizer
@@ -152,14 +154,15 @@ def load_model(
     if manifest and manifest.trained and not loaded and own_parameters(module):
         raise AdapterError(f'no {folder / WEIGHTS}, and {MANIFEST} does not say "trained": false')
     module.requires_grad_(False)
-    progress("computing the fingerprint")
     described = f"{memory_name}:{config.model_dump_json()}"
-    fingerprint = _fingerprint(
-        module, tokenizer, architecture(backbone) if backbone else "", described, _layout(module)
-    )
-    if backbone is not None and kind.whole:
-        progress("laying out the weights (the first time on a machine, what decodes is compiled: some seconds)")
-        backbone.optimize(quantize=quantize, bfloat16=kind.training_free if bfloat16 is None else bfloat16)
+    parts = [architecture(backbone) if backbone else "", described, _layout(module), tokenizer.digest()]
+    with ThreadPoolExecutor(1) as beside:  # no small part of the time that loading takes
+        fingerprint = beside.submit(_fingerprint, _tensors(module), parts)
+        if backbone is not None:
+            progress("laying out the weights (the first time on a machine, what decodes is compiled: some seconds)")
+            if kind.whole:
+                backbone.optimize(quantize=quantize, bfloat16=kind.training_free if bfloat16 is None else bfloat16)
+            merge(backbone)
     return Model(
         name=_own_name(folder) if manifest else _short(name),
         memory_name=memory_name,
@@ -167,7 +170,7 @@ def load_model(
         memory=module,
         tokenizer=tokenizer,
         chat=ChatFormat.of(tokenizer),
-        fingerprint=fingerprint,
+        fingerprint=fingerprint.result(),
         trained=None if kind.training_free else loaded and manifest is not None and manifest.trained,
         description=manifest.description if manifest else "",
     )
@@ -211,13 +214,25 @@ def _layout(module: SegmentReader) -> str:
     return ";".join(f"{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)}" for name in sorted(tensors))
 
 
-def _fingerprint(module: nn.Module, tokenizer: Tokenizer, *parts: str) -> str:
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """All that was loaded, by names of our own: of a weight and its low-rank update each by itself, since their sum may be
+    rounded otherwise on another machine."""
+    names = {".parametrizations.weight.original": ".weight", ".parametrizations.weight.0.": ".lora."}
+    found = module.state_dict()
+    for theirs, ours in names.items():
+        found = {name.replace(theirs, ours): tensor for name, tensor in found.items()}
+    return found
+
+
+def _fingerprint(tensors: dict[str, Tensor], parts: Iterable[str]) -> str:
+    """Leaves none of the tensors, so that what nobody else holds any longer is free at once."""
     total = hashlib.sha256()
-    for part in (*parts, tokenizer.digest()):
+    for part in parts:
         total.update(part.encode() + b"\0")
-    for name, tensor in sorted(module.state_dict().items()):
+    for name in sorted(tensors):
+        tensor = tensors.pop(name)
         total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         if flat.numel():
-            total.update(flat.view(torch.uint8).numpy())
+            total.update(flat.view(torch.uint8).numpy().data)
     return total.hexdigest()

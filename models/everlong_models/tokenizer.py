@@ -62,10 +62,9 @@ class Tokenizer:
         spec: dict[str, Any] = json.loads(fast.to_str())
         # Beginning-of-text marks and the like belong to the chat template here, never to a piece of text.
         spec.update(post_processor=None, truncation=None, padding=None)
-        self._markup = FastTokenizer.from_str(json.dumps(spec))
-        self._text = FastTokenizer.from_str(json.dumps(spec))
-        self._text.encode_special_tokens = True
         self._spec = json.dumps(spec, sort_keys=True)
+        self._markup, self._text = (FastTokenizer.from_str(self._spec) for _ in range(2))
+        self._text.encode_special_tokens = True
         self.streams = _restartable(spec)
         byte_level = (spec.get("decoder") or {}).get("type") == "ByteLevel"
         self._bytes = {character: byte for byte, character in bytes_to_unicode().items()} if byte_level else {}

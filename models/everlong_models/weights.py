@@ -1,7 +1,7 @@
 """A memory's weights on disk: `everlong.json` says what they are, `memory.safetensors` holds them.
 
 The tensors are the memory's own parameters, and low-rank updates of the backbone's linear layers as pairs
-`lora.<layer>.A` (r, in) and `lora.<layer>.B` (out, r): the layer's weight becomes W + scale · B A.
+`lora.<layer>.A` (r, in) and `lora.<layer>.B` (out, r): the layer's weight becomes W + scale · B A (`LowRank`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from everlong_models.backbone import Backbone
 from everlong_models.errors import AdapterError
-from everlong_models.quantized import MERGED
+from everlong_models.lowrank import attach
 
 MANIFEST = "everlong.json"
 WEIGHTS = "memory.safetensors"
@@ -97,11 +97,11 @@ def own_parameters(memory: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(
-    folder: Path, memory: nn.Module, backbone: Backbone | None, lora_scale: float, *, merge: bool = True
+    folder: Path, memory: nn.Module, backbone: Backbone | None, lora_scale: float, *, updates: bool = True
 ) -> bool:
-    """Loads `memory.safetensors` into `memory` and merges its low-rank updates into `backbone`; whether there was any file.
+    """Loads `memory.safetensors` into `memory` and attaches its low-rank updates to `backbone`; whether there was any file.
 
-    `merge`: False leaves the updates to whoever wants them by themselves (`load_updates`).
+    `updates`: False leaves them to whoever wants them by themselves (`load_updates`).
 
     Raises `AdapterError` for a damaged file, for tensors that are missing, unknown, of another shape (an adapter of
     another backbone or segment length), or not finite.
@@ -131,8 +131,8 @@ def load_weights(
                     f"{file}: {name!r} has the shape {tuple(tensor.shape)}, this memory needs {tuple(own[name].shape)}"
                 )
             own[name].copy_(tensor)
-        if lora and merge:
-            _merge(lora, lora_scale, backbone, file)
+        if lora and updates:
+            _attach(lora, lora_scale, backbone, file)
     return True
 
 
@@ -144,7 +144,7 @@ def load_updates(folder: Path) -> dict[str, Tensor]:
     )
 
 
-def _merge(lora: dict[str, Tensor], scale: float, backbone: Backbone | None, file: Path) -> None:
+def _attach(lora: dict[str, Tensor], scale: float, backbone: Backbone | None, file: Path) -> None:
     if backbone is None:
         raise AdapterError(f"{file} has low-rank updates, but this model has no backbone")
     layers = dict(backbone.model.named_modules())
@@ -160,15 +160,14 @@ def _merge(lora: dict[str, Tensor], scale: float, backbone: Backbone | None, fil
                 f"{file}: A {tuple(a.shape)} and B {tuple(b.shape)} of the low-rank update of {name!r} do not fit: "
                 "they are (r, in) and (out, r)"
             )
-        update = scale * (b.float() @ a.float())
-        if isinstance(layer, Conv1D):  # GPT-2 keeps its weights transposed
-            update = update.T
-        if update.shape != layer.weight.shape:
+        transposed = isinstance(layer, Conv1D)  # GPT-2 keeps its weights so
+        shape = (a.shape[1], b.shape[0]) if transposed else (b.shape[0], a.shape[1])
+        if shape != tuple(layer.weight.shape):
             raise AdapterError(
-                f"{file}: the update of {name!r} has the shape {tuple(update.shape)}, the layer {tuple(layer.weight.shape)}"
+                f"{file}: the update of {name!r} has the shape {shape}, the layer {tuple(layer.weight.shape)}"
             )
-        layer.weight += update.to(layer.weight)
-        setattr(layer, MERGED, (a.float(), scale * b.float()))
+        a, b = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (a, b))
+        attach(layer, (a, scale * b), transposed=transposed)
 
 
 def _first(error: ValidationError) -> str:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from everlong_models.errors import AdapterError
+from everlong_models.lowrank import merge
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.weights import (
     MANIFEST,
@@ -127,7 +128,14 @@ class TestLowRank:
         pair = self.pair(family)
         save_weights(tmp_path, Manifest(memory={}), model, pair)
         before = {n: t.clone() for n, t in model.backbone.state_dict().items()}
-        after = load(tmp_path, family, scale=0.25).backbone.state_dict()
+        loaded = load(tmp_path, family, scale=0.25).backbone.requires_grad_(False)
+        tokens = torch.arange(8)[None]
+        apart = loaded.hidden(loaded.embed(tokens))
+        merge(loaded)
+        torch.testing.assert_close(loaded.hidden(loaded.embed(tokens)), apart)
+        assert type(loaded.model.get_submodule(name)) is type(model.backbone.model.get_submodule(name))
+        after = loaded.state_dict()
+        assert after.keys() == before.keys()
         a, b = pair.values()
         for key, tensor in before.items():
             expected = tensor
@@ -135,6 +143,22 @@ class TestLowRank:
                 expected = as_w(as_w(tensor) + 0.25 * (b @ a))
                 assert not torch.equal(expected, tensor)
             torch.testing.assert_close(after[key], expected, msg=key)
+
+    def test_an_update_of_a_head_leaves_the_embeddings_that_it_shares_a_matrix_with(self, tmp_path):
+        backbone = FAMILIES["llama"](tie_word_embeddings=True).requires_grad_(False)
+        model, head = (
+            RMT(RMTConfig(segment_length=12, memory_tokens=3), backbone),
+            backbone.model.get_output_embeddings(),
+        )
+        assert head.weight is backbone.model.get_input_embeddings().weight
+        before, (out, into) = head.weight.clone(), head.weight.shape
+        pair = {"lora.lm_head.A": torch.randn(2, into).double(), "lora.lm_head.B": torch.randn(out, 2).double()}
+        save_weights(tmp_path, Manifest(memory={}), model, pair)
+        assert load_weights(tmp_path, model, backbone, 0.5)
+        for _ in range(2):  # beside the weight, and in it
+            torch.testing.assert_close(head.weight, before + 0.5 * pair["lora.lm_head.B"] @ pair["lora.lm_head.A"])
+            assert torch.equal(backbone.model.get_input_embeddings().weight, before)
+            merge(backbone)
 
     @pytest.mark.parametrize("half", "AB")
     def test_half_a_pair(self, folder, half):

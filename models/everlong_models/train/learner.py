@@ -192,7 +192,7 @@ def _start(recipe: LearnerRecipe, memory: SegmentReader, tokenizer: Tokenizer, m
         backbone.model.load_state_dict(started.model.state_dict())
     if its.digest() != tokenizer.digest():
         raise differs("tokenizer", "another one", "made of this data")
-    if not load_weights(folder, memory, None, 1.0, merge=False):
+    if not load_weights(folder, memory, None, 1.0, updates=False):
         raise differs("weights file", "missing", "read from it")
     _take_up(
         recipe, load_updates(folder), manifest.lora_scale, _updates(backbone) if recipe.adapters and backbone else {}
