@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from everlong_models.cache import zeros
 from everlong_models.errors import BackboneError
 from everlong_models.llama import Llama, why_not
 
@@ -117,7 +118,7 @@ class Backbone(nn.Module):
                 f"{type(self.model).__name__}: its layers look back {window} positions, and {capacity} are needed"
             )
         shape = (rows, self.layers, 2, self.kv_heads, capacity, self.head_dim)
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return zeros(shape, self.model.get_input_embeddings().weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token embeddings (B, T, D) of `tokens` (B, T)."""

@@ -6,8 +6,12 @@ where it is; everything that outlives a generation is a `MemoryState`.
 
 from __future__ import annotations
 
+import math
+import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -16,7 +20,8 @@ class Cache:
     """`tensors`: named, batch first. `lengths`: (B,) int64, how many tokens each row's open segment holds.
 
     Around a backbone the tensor `kv` has the shape (B, layers, 2, kv heads, C, head dim), with C positions of fixed
-    capacity: context that the memory puts before the segment, the segment, and what it appends at its end.
+    capacity: context that the memory puts before the segment, the segment, and what it appends at its end. How many positions
+    the context has may be told by a tensor `before` (B,); then what lies behind the segment is not copied with a row.
     """
 
     tensors: dict[str, Tensor]
@@ -35,10 +40,35 @@ class Cache:
         return Cache({name: tensor[start:end] for name, tensor in self.tensors.items()}, self.lengths[start:end])
 
 
+def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Zeros of the type of `like` and where it is. On a CPU a large one takes memory, and time, only where it is written: of a
+    place for the keys and values of some thousand positions an answer uses a few hundred.
+
+    Raises `torch.OutOfMemoryError`, or on a CPU `MemoryError` or what PyTorch raises there.
+    """
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or size < _LARGE:
+        return like.new_zeros(tuple(shape))
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes: {error}") from error
+    return torch.frombuffer(pages, dtype=like.dtype).view(*shape)
+
+
+_LARGE = 1 << 20
+"""Bytes from which the system hands out pages by themselves anyhow."""
+
+
 def _copy(to: Cache, of: Cache) -> None:
     to.lengths.copy_(of.lengths)
     for name, tensor in of.tensors.items():
-        to[name].copy_(tensor)
+        # Elsewhere, asking for a length costs more than not knowing it.
+        if name == "kv" and "before" in of.tensors and tensor.device.type == "cpu":
+            reached = int((of["before"] + of.lengths).max())
+            to[name][..., :reached, :].copy_(tensor[..., :reached, :])
+        else:
+            to[name].copy_(tensor)
 
 
 class Slots:
@@ -74,8 +104,8 @@ class Slots:
         if self._all is None or after > self._all.rows:
             room = max(after, 2 * self._used)  # so that a row is moved a few times at most, however many come
             more = Cache(
-                {name: tensor.new_zeros((room, *tensor.shape[1:])) for name, tensor in cache.tensors.items()},
-                cache.lengths.new_zeros(room),
+                {name: zeros((room, *tensor.shape[1:]), tensor) for name, tensor in cache.tensors.items()},
+                zeros((room,), cache.lengths),
             )
             if self._used:
                 _copy(more.slots(0, self._used), self.rows)

@@ -117,11 +117,14 @@ class RMT(SegmentReader):
         x = torch.cat([memory, self.backbone.embed(tokens)], dim=1)
         hidden = self.backbone.hidden(x, kv=kv, keep=1)
         lengths = torch.full((state.rows,), tokens.shape[1], device=tokens.device)
-        return Cache({"kv": kv, "memory": memory.clone()}, lengths), self.backbone.logits(hidden[:, -1])
+        before = torch.full_like(lengths, m)
+        return Cache({"kv": kv, "memory": memory.clone(), "before": before}, lengths), self.backbone.logits(
+            hidden[:, -1]
+        )
 
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """One token a row, at position m + length of the row."""
-        at = cache.lengths + cache["memory"].shape[1]
+        at = cache["before"] + cache.lengths
         hidden = self.backbone.hidden(self.backbone.embed(tokens[:, None]), kv=cache["kv"], at=at)
         cache.lengths += 1
         return self.backbone.logits(hidden[:, -1])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlong_models.cache import Cache, Slots
+from everlong_models.cache import Cache, Slots, zeros
 
 
 def row(number: int) -> Cache:
@@ -70,7 +73,7 @@ def test_without_memory_for_more_all_is_as_it_was(monkeypatch: pytest.MonkeyPatc
         raise torch.OutOfMemoryError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "new_zeros", full)
+        patch.setattr("everlong_models.cache.zeros", full)
         with pytest.raises(torch.OutOfMemoryError):
             slots.add(row(2))
     assert slots.rows.lengths.tolist() == [1]
@@ -95,3 +98,42 @@ def test_places_that_are_kept_stay_without_rows() -> None:
     slots.add(row(5))
     assert (slots.places.rows, slots.rows.lengths.tolist()) == (4, [3, 4, 5])
     assert slots.places.lengths.tolist() == [3, 4, 5, 0]
+
+
+def test_of_keys_and_values_what_a_row_has_is_copied() -> None:
+    def opened(before: int, length: int) -> Cache:
+        """Positions that nothing was written to hold what no row may get."""
+        kv = torch.full((1, 1, 2, 1, 8, 2), torch.nan)
+        kv[..., : before + length, :] = torch.randn(1, 1, 2, 1, before + length, 2)
+        return Cache({"kv": kv, "before": torch.tensor([before])}, torch.tensor([length]))
+
+    slots, came = Slots(), [opened(2, 3), opened(0, 4), opened(5, 3), opened(1, 1)]
+    for cache in came:
+        slots.add(cache)
+    slots.remove(0)
+    came[0] = came.pop()
+    assert not slots.places["kv"].isnan().any()
+    for row, cache in enumerate(came):
+        reached = int(cache["before"] + cache.lengths)
+        assert torch.equal(slots.rows["kv"][row, ..., :reached, :], cache["kv"][0, ..., :reached, :])
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells how much memory a process has")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_zeros_take_memory_where_they_are_written(dtype: torch.dtype) -> None:
+    before = _resident()
+    large = zeros((1 << 10, 1 << 18), torch.empty(0, dtype=dtype))
+    large[:, :8] = 1
+    assert _resident() - before < 100 << 20
+    assert (large.shape, large.dtype) == ((1 << 10, 1 << 18), dtype)
+    assert float(large[7, 7]) == 1
+    assert not large[-1, 8:].any()
+
+
+def test_zeros_for_which_there_is_no_room() -> None:
+    with pytest.raises((MemoryError, RuntimeError)):
+        zeros((1 << 62,), torch.empty(0, dtype=torch.uint8))
