@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from everlong_models import kernels
 from everlong_models.kernels import Job, Layer, Matrix
 from everlong_models.lowrank import apart
 from everlong_models.quantized import Quantized
@@ -22,7 +23,7 @@ class Decoding:
     """`layers`: modules as transformers' Llama has them, whose weights all fit (`quantized.fits`). They are copied."""
 
     def __init__(self, layers: Sequence[Any], *, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
-        prepare()
+        prepare(kernels.step, kernels.multiply)
         self.layers = [_quantized(layer) for layer in layers]
         self._norms = [
             [norm.weight.detach().float().clone() for norm in (layer.input_layernorm, layer.post_attention_layernorm)]

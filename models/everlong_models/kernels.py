@@ -31,11 +31,12 @@ from everlong_models.lanes import (
     int_pointer,
     mix_1,
     mix_8,
-    power,
     scores_1,
     scores_4,
     seen,
+    silu,
     take,
+    weigh,
 )
 
 _BLOCK = 32
@@ -122,30 +123,15 @@ def _dot(x, y):
 
 @_summing
 def _weigh(x, count):
-    """Of the first of x: x ← exp(x − max x) in place; the sum."""
+    """Of the first of x: x ← exp(x − max x) in place; the sum. What lies behind them is lost, up to a multiple of `LANES`."""
     most = x[0]
     for i in range(1, count):
         most = max(most, x[i])
-    for i in range(count):
-        x[i] = _exp(x[i] - most)
+    weigh(address(x), most, (count + LANES - 1) // LANES)
     total = np.float32(0)
     for i in range(count):
         total += x[i]
     return total
-
-
-@_compiled
-def _exp(x):
-    """e^x: 2^n · e^r with |r| ≤ ln 2 / 2, the polynomial of Cephes' expf; 0 below −87."""
-    x = min(x, np.float32(88))
-    n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
-    y = np.float32(1.9875691500e-4)
-    for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-        y = y * r + np.float32(c)
-    y = y * r * r + r + np.float32(1)
-    y *= power(np.int32(max(n, np.float32(-126))))
-    return np.float32(0) if x <= np.float32(-87) else y
 
 
 @_compiled
@@ -277,11 +263,11 @@ def _attend(job, own, layer, part):
 
 @_compiled
 def _act(gate, up, start, end):
-    """gate ← silu(gate) · up."""
+    """gate ← silu(gate) · up, of a multiple of `LANES`."""
     for m in range(gate.shape[0]):
+        silu(address(gate) + 4 * (m * gate.shape[1] + start), (end - start) // LANES)
         for i in range(start, end):
-            g = gate[m, i]
-            gate[m, i] = g / (np.float32(1) + _exp(-g)) * up[m, i]
+            gate[m, i] *= up[m, i]
 
 
 @_compiled
@@ -343,8 +329,8 @@ def _wait(done, parts):
 
 @_compiled
 def _size(N):
-    """Outputs of a part: of 128 parts, or more than it takes to be worth being taken."""
-    return max(_BLOCK, N // 128)
+    """Outputs of a part: of 128 parts, or more than it takes to be worth being taken; a multiple of `LANES`."""
+    return max(_BLOCK, N // 128 // LANES * LANES)
 
 
 _yield = types.ExternalFunction("sched_yield", types.int32())

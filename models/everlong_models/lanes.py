@@ -4,6 +4,7 @@ unpacked weights, addresses, and counters that threads share. Written as LLVM's,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ GROUP = 32
 """Weights in a row that share a scale and a least value."""
 LANES = 8
 """Numbers that are computed at once; a head's dimension is a multiple of it."""
+PANEL = 16
+"""Columns of a matrix that lie together, and are multiplied together: with six rows they fill an AVX2 processor's registers."""
 
 _float, _int, _index = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _Lanes, _Bytes, _Ints = (ir.VectorType(of, 8) for of in (_float, ir.IntType(8), _index))
@@ -53,6 +56,29 @@ class _Code:
         function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind] * 3), name)
         return self.builder.call(function, [a, b, c])
 
+    def exp(self, x: ir.Value) -> ir.Value:
+        """e^x: 2^n · e^r with |r| ≤ ln 2 / 2, the polynomial of Cephes' expf; 0 below −87, ∞ above 88."""
+        b = self.builder
+
+        def all_of(number: float) -> ir.Value:
+            return ir.Constant(_Lanes, [number] * LANES)
+
+        def bounded(value: ir.Value, how: str, bound: float) -> ir.Value:
+            """What is no number stays so."""
+            return b.select(b.fcmp_ordered(how, value, all_of(bound)), all_of(bound), value)
+
+        low, high, x = b.fcmp_ordered("<=", x, all_of(-87)), b.fcmp_ordered(">", x, all_of(88)), bounded(x, ">", 88)
+        floor = cgutils.get_or_insert_function(b.module, ir.FunctionType(_Lanes, [_Lanes]), "llvm.floor.v8f32")
+        n = b.call(floor, [self.fma(x, all_of(1.44269504), all_of(0.5))])
+        r = self.fma(n, all_of(2.12194440e-4), self.fma(n, all_of(-0.693359375), x))
+        y = all_of(1.9875691500e-4)
+        for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            y = self.fma(y, r, all_of(c))
+        y = b.fadd(self.fma(b.fmul(y, r), r, r), all_of(1))
+        power = b.add(b.fptosi(bounded(n, "<", -126), _Ints), ir.Constant(_Ints, [127] * LANES))
+        power = b.bitcast(b.shl(power, ir.Constant(_Ints, [23] * LANES)), _Lanes)
+        return b.select(low, all_of(0), b.select(high, all_of(math.inf), b.fmul(y, power)))
+
     def sum(self, lanes: ir.Value) -> ir.Value:
         parts = [self.builder.extract_element(lanes, ir.Constant(_index, n)) for n in range(LANES)]
         while len(parts) > 1:
@@ -87,6 +113,35 @@ def _instructions(arguments: int, write: Callable[..., None]) -> tuple[Any, Any]
         return context.get_dummy_value()
 
     return types.void(*(types.int64,) * arguments), generate
+
+
+@intrinsic
+def weigh(_context, x, most, blocks):
+    """x ← exp(x − most) of `blocks` times eight numbers."""
+
+    def write(code, x, most, blocks):
+        b, most = code.builder, code.spread(most)
+        with code.loop(blocks) as block:
+            at = code.offset(x, b.mul(block.index, code.number(LANES)))
+            code.store(code.exp(b.fsub(code.load(at, _Lanes), most)), at)
+
+    signature, generate = _instructions(3, write)
+    return types.void(signature.args[0], types.float32, signature.args[2]), generate
+
+
+@intrinsic
+def silu(_context, x, blocks):
+    """x ← x / (1 + exp(−x)) of `blocks` times eight numbers."""
+
+    def write(code, x, blocks):
+        b = code.builder
+        with code.loop(blocks) as block:
+            at = code.offset(x, b.mul(block.index, code.number(LANES)))
+            value = code.load(at, _Lanes)
+            below = b.fadd(code.exp(b.fneg(value)), ir.Constant(_Lanes, [1.0] * LANES))
+            code.store(b.fdiv(value, below), at)
+
+    return _instructions(2, write)
 
 
 def _dots(rows: int, bits: int) -> Any:
@@ -179,6 +234,33 @@ def _mix(wide: int) -> Any:
     return mix
 
 
+def _tile(rows: int) -> Any:
+    """y[m] ← Σ_k x[m, k] w[k] of `rows` rows m and `PANEL` columns. Strides count float32, of `w` from one k to the next."""
+    wide = PANEL // LANES
+
+    def write(code, x, w, y, count, x_stride, w_stride, y_stride):
+        b = code.builder
+        x_rows = [code.offset(x, b.mul(code.number(m), x_stride)) for m in range(rows)]
+        totals = [code.totals(_Lanes, wide) for _ in range(rows)]
+        with code.loop(count) as k:
+            at = code.offset(w, b.mul(k.index, w_stride))
+            parts = [code.load(code.offset(at, LANES * n), _Lanes) for n in range(wide)]
+            for x_row, row in zip(x_rows, totals, strict=True):
+                number = code.spread(code.load(code.offset(x_row, k.index)))
+                for part, total in zip(parts, row, strict=True):
+                    code.add(number, part, total)
+        for m, row in enumerate(totals):
+            for n, total in enumerate(row):
+                code.store(b.load(total), code.offset(y, b.mul(code.number(m), y_stride), LANES * n))
+
+    @intrinsic
+    def tile(_context, x, w, y, count, x_stride, w_stride, y_stride):
+        return _instructions(7, write)
+
+    return tile
+
+
+tile_1, tile_2, tile_4, tile_6 = (_tile(rows) for rows in (1, 2, 4, 6))
 dots_4_1, dots_4_2, dots_4_4 = (_dots(rows, 4) for rows in (1, 2, 4))
 dots_8_1, dots_8_2, dots_8_4 = (_dots(rows, 8) for rows in (1, 2, 4))
 scores_1, scores_4, mix_1, mix_8 = _scores(1), _scores(4), _mix(1), _mix(8)
@@ -192,17 +274,6 @@ def float_pointer(_context, address):
 @intrinsic
 def int_pointer(_context, address):
     return types.CPointer(types.int64)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _int)
-
-
-@intrinsic
-def power(_context, exponent):
-    """2 to an int32 of −126 … 127."""
-
-    def generate(_, builder, __, args):
-        bits = builder.shl(builder.add(args[0], ir.Constant(args[0].type, 127)), ir.Constant(args[0].type, 23))
-        return builder.bitcast(bits, _float)
-
-    return types.float32(types.int32), generate
 
 
 @intrinsic

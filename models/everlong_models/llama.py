@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from everlong_models import dense, team
 from everlong_models.decoding import Decoding
-from everlong_models.lanes import LANES
-from everlong_models.linear import Linear, has_onednn, matmul
+from everlong_models.lanes import LANES, PANEL
+from everlong_models.linear import Linear, has_dense, has_onednn, matmul
 from everlong_models.lowrank import apart, detach
 from everlong_models.pause import pause
 from everlong_models.quantized import Quantized, fits
@@ -84,6 +85,8 @@ class Llama:
         weights = [apart(matrix)[0] for matrix in [head, *(each for layer in base.layers for each in _matrices(layer))]]
         quantize = quantize and all(map(fits, weights)) and self.head_dim % LANES == 0
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "eps": self.eps}
+        if has_dense(head.weight):
+            team.prepare(dense.product, dense.norm, dense.rotate, dense.attend)
         self._decoding = Decoding(base.layers, **sizes) if quantize else None
         self.layers = [_take(layer, bfloat16) for layer in base.layers]
         weight, update = apart(head)
@@ -113,8 +116,8 @@ class Llama:
         h = x
         for index, layer in enumerate(self.layers):
             pause()
-            heads = layer.qkv(F.rms_norm(h, (D,), None, self.eps)).view(B, T, H + 2 * G, d)
-            _rotate(heads[:, :, : H + G], *rotation)
+            heads = layer.qkv(_normed(h, self.eps)).view(B, T, H + 2 * G, d)
+            _rotate(heads, H + G, *rotation)
             queries, new = heads[:, :, :H].unflatten(2, (G, -1)), heads[:, :, H:].unflatten(2, (2, G))
             stored = kv[:, index]  # (B, 2, G, C, d)
             if at is None:
@@ -126,7 +129,7 @@ class Llama:
             keys, values = stored.unbind(1)
             mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
             h = layer.o(mixed, plus=h)
-            normed = F.rms_norm(h, (D,), None, self.eps).to(layer.down.dtype)
+            normed = _normed(h, self.eps).to(layer.down.dtype)
             h = layer.down(layer.up(normed, times=layer.gate(normed, silu=True)), plus=h)
         return F.rms_norm(h, (D,), self.norm, self.eps)
 
@@ -181,8 +184,16 @@ def _rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return cos[:, :, None], torch.cat([-first, second], dim=-1)[:, :, None]
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Gives `x` (B, T, heads, d) its rotary positions, in place."""
+def _normed(x: Tensor, eps: float) -> Tensor:
+    return team.norm(x, eps) if has_dense(x) else F.rms_norm(x, x.shape[-1:], None, eps)
+
+
+def _rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
+    """Gives the first `count` of `heads` (B, T, heads, d) their rotary positions, in place."""
+    if has_dense(heads):
+        team.rotate(heads, count, cos, sin)
+        return
+    x = heads[:, :, :count]
     turned = x.roll(x.shape[-1] // 2, dims=-1)
     x.mul_(cos).addcmul_(turned, sin)
 
@@ -210,6 +221,8 @@ def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d)."""
     B, n, G, R, d = queries.shape
     T = keys.shape[2]
+    if has_dense(queries) and d % PANEL == 0:
+        return team.attend(queries, keys, values)
     if T <= SHORT or not has_onednn(queries):
         mask = None if n == T else torch.ones(n, T, dtype=torch.bool, device=keys.device).tril_(T - n)
         mixed = F.scaled_dot_product_attention(

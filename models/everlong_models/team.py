@@ -1,4 +1,4 @@
-"""PyTorch's own threads at what `kernels` has, without Python between them.
+"""PyTorch's own threads at what `kernels` and `dense` have, without Python between them.
 
 numba compiles it when it is first needed, some seconds, and stores it for the next process, beside `kernels` or in the user's
 cache (`NUMBA_CACHE_DIR`). Where it can do neither, every process compiles it.
@@ -19,10 +19,12 @@ import numba
 import numpy as np
 import torch
 from numba import cfunc
+from torch import Tensor
 
-from everlong_models import kernels, lanes
+from everlong_models import dense, kernels, lanes
+from everlong_models.dense import Dense, Then
 from everlong_models.kernels import FIELDS, LINE, Job, Matrix
-from everlong_models.lanes import GROUP
+from everlong_models.lanes import GROUP, LANES, PANEL
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +35,11 @@ _POOLED = hasattr(_openmp, "GOMP_parallel")
 
 @lru_cache
 def compiled(function: Callable[..., None]) -> Any:
-    """`kernels.step` or `kernels.multiply` as machine code."""
+    """A function of `kernels` or `dense` as machine code."""
     make = partial(cfunc, kernels.SIGNATURE, error_model="numpy")
     # numba tells what it has stored by name and place. Code of another version would take a table for what it is not, and
     # another processor's has instructions that this one may lack.
-    source = inspect.getsource(kernels) + inspect.getsource(lanes)
+    source = "".join(map(inspect.getsource, (kernels, dense, lanes)))
     key = f"{source}{numba.__version__}{llvm.get_host_cpu_name()}{llvm.get_host_cpu_features().flatten()}"
     function.__qualname__ = f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
@@ -47,13 +49,13 @@ def compiled(function: Callable[..., None]) -> Any:
         return make()(function)
 
 
-def prepare() -> None:
-    """Compiles everything now, so that the first step does not wait for it."""
-    for function in (kernels.step, kernels.multiply):
+def prepare(*functions: Callable[..., None]) -> None:
+    """Compiles these now, so that their first use does not wait for it."""
+    for function in functions:
         compiled(function)
 
 
-def _run(function: Callable[..., None], phases: int, own: int, fields: Mapping[Job, int]) -> None:
+def _run(function: Callable[..., None], phases: int, own: int, fields: Mapping[Job, int] | Mapping[Dense, int]) -> None:
     """`own`: float32 of room that each thread has by itself."""
     threads = torch.get_num_threads() if _POOLED else 1
     own += -own % (LINE // 4)  # PyTorch's tensors begin at a line of the processor, and so does each thread's room
@@ -86,5 +88,83 @@ def step(fields: Mapping[Job, int]) -> None:
     """Every layer for one position a row: `fields` has all of `Job` but what is made here."""
     rows, head_dim = fields[Job.ROWS], fields[Job.HEAD_DIM]
     wide = max(fields[Job.WIDTH], fields[Job.INNER], fields[Job.HEADS] * head_dim)
-    products, heads = rows * (wide + wide // GROUP + 2 * fields[Job.RANK]), 2 * head_dim + fields[Job.CONTEXT]
+    products, heads = rows * (wide + wide // GROUP + 2 * fields[Job.RANK]), 2 * head_dim + fields[Job.CONTEXT] + LANES
     _run(kernels.step, 5 * fields[Job.LAYERS], int(max(products, heads)), {**fields, Job.WIDE: wide})
+
+
+def packed(weight: Tensor) -> Tensor:
+    """A matrix (N, K), N a multiple of `PANEL`, as `product` wants it: (N / PANEL, K, PANEL)."""
+    return weight.detach().unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, then: Then, other: Tensor | None) -> Tensor:
+    """(…, N) of `x` (…, K) by a `packed` weight, all float32 on the CPU; `other` (…, N): as `then` has it. Raises `ValueError` for
+    another type or shape."""
+    panels, K, _ = weight.shape
+    shape = (*x.shape[:-1], panels * PANEL)
+    for name, tensor, wanted in (("x", x, (*x.shape[:-1], K)), ("other", other, shape)):
+        if tensor is not None and (
+            tensor.dtype != torch.float32 or tensor.shape != wanted or tensor.device.type != "cpu"
+        ):
+            raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not float32 {tuple(wanted)} on the CPU")
+    x, y = x.contiguous(), torch.empty(shape, dtype=torch.float32, device="cpu")
+    other = None if other is None else other.contiguous()
+    fields = {
+        Dense.ROWS: x.numel() // K, Dense.X: x.data_ptr(), Dense.W: weight.data_ptr(), Dense.Y: y.data_ptr(), Dense.K: K,
+        Dense.N: shape[-1], Dense.THEN: then, Dense.BIAS: 0 if bias is None else bias.data_ptr(),
+        Dense.OTHER: 0 if other is None else other.data_ptr(),
+    }  # fmt: skip
+    _run(dense.product, 1, 0, fields)
+    return y
+
+
+def norm(x: Tensor, eps: float) -> Tensor:
+    """The RMS norm of `x` (…, K), float32 on the CPU, without a weight."""
+    x = x.contiguous()
+    y, least = torch.empty_like(x), np.array([eps], np.float32)
+    fields = {
+        Dense.ROWS: x.numel() // x.shape[-1], Dense.K: x.shape[-1], Dense.X: x.data_ptr(), Dense.Y: y.data_ptr(),
+        Dense.EPS: least.ctypes.data,
+    }  # fmt: skip
+    _run(dense.norm, 1, 0, fields)
+    return y
+
+
+def rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
+    """Gives the first `count` of `heads` (B, n, heads, d), float32 on the CPU and one behind the other, their rotary positions, in
+    place. `cos`, `sin` (1 or B, n, 1, d): the first half of the sines is negative."""
+    B, n, _, d = heads.shape
+    cos, sin = cos.contiguous(), sin.contiguous()
+    fields = {
+        Dense.ROWS: B, Dense.ASKED: n, Dense.HEAD_DIM: d, Dense.K: heads.shape[2] * d, Dense.HEADS: count,
+        Dense.X: heads.data_ptr(), Dense.COS: cos.data_ptr(), Dense.SIN: sin.data_ptr(),
+        Dense.QUERY_ROW: 0 if len(cos) == 1 else n * d,
+    }  # fmt: skip
+    _run(dense.rotate, 1, 0, fields)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d), float32; d a
+    multiple of `PANEL`. Raises `ValueError` for others, and for strides that are not those of parts of a heads' tensor."""
+    B, n, G, R, d = queries.shape
+    T = keys.shape[2]
+    if (
+        any(each.dtype != torch.float32 or each.device.type != "cpu" for each in (queries, keys, values))
+        or not keys.shape == values.shape == (B, G, T, d)
+        or keys.stride() != values.stride()
+        or keys.stride()[2:] != (d, 1)
+        or queries.stride()[2:] != (R * d, d, 1)
+        or d % PANEL
+        or not 1 <= n <= T
+    ):
+        raise ValueError(f"no attention of {tuple(queries.shape)} over {tuple(keys.shape)} as they lie")
+    mixed = torch.empty(B, n, G * R * d, dtype=torch.float32, device="cpu")
+    room = torch.empty(B * G * (T + -T % PANEL) * d, dtype=torch.float32, device="cpu")
+    fields = {
+        Dense.ROWS: B, Dense.GROUPS: G, Dense.HEADS: R, Dense.HEAD_DIM: d, Dense.ASKED: n, Dense.KNOWN: T,
+        Dense.QUERIES: queries.data_ptr(), Dense.QUERY_ROW: queries.stride(0), Dense.QUERY_POSITION: queries.stride(1),
+        Dense.KEYS: keys.data_ptr(), Dense.VALUES: values.data_ptr(), Dense.KEY_ROW: keys.stride(0),
+        Dense.KEY_GROUP: keys.stride(1), Dense.MIXED: mixed.data_ptr(), Dense.PANELS: room.data_ptr(),
+    }  # fmt: skip
+    _run(dense.attend, 2, R * dense.QUERIES * (T + -T % PANEL + 1), fields)
+    return mixed

@@ -13,10 +13,11 @@ from everlong_models.linear import Linear, has_bfloat16, has_onednn, matmul
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("rows", [1, 3, 700])
-def test_the_formula(dtype, biased, rows):
+@pytest.mark.parametrize("wide", [40, 48])
+def test_the_formula(dtype, biased, rows, wide):
     torch.manual_seed(0)
-    weight, bias = torch.randn(40, 24, dtype=dtype), torch.randn(40, dtype=dtype) if biased else None
-    x, other = torch.randn(2, rows, 24, dtype=dtype), torch.randn(2, rows, 40, dtype=dtype)
+    weight, bias = torch.randn(wide, 24, dtype=dtype), torch.randn(wide, dtype=dtype) if biased else None
+    x, other = torch.randn(2, rows, 24, dtype=dtype), torch.randn(2, rows, wide, dtype=dtype)
     y, layer = F.linear(x, weight, bias), Linear(weight, bias)
     close = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(layer(x), y, **close)
@@ -25,15 +26,19 @@ def test_the_formula(dtype, biased, rows):
     torch.testing.assert_close(layer(x, plus=other), y + other, **close)
 
 
-def test_only_float32_on_the_cpu_is_packed(monkeypatch):
-    weight = torch.randn(8, 8)
-    assert Linear(weight).packed == torch.backends.mkldnn.is_available()
-    assert not Linear(weight.double()).packed
-    assert not Linear(weight.bfloat16()).packed
-    assert not Linear(weight.to("meta")).packed
+def test_only_float32_on_the_cpu_is_laid_out_anew(monkeypatch):
+    weight, avx2 = torch.randn(16, 8), torch.backends.cpu.get_cpu_capability() == "AVX2"
+    assert Linear(weight).dense == avx2
+    assert Linear(weight).packed == (torch.backends.mkldnn.is_available() and not avx2)
+    for other in (weight.double(), weight.bfloat16(), weight.to("meta")):
+        assert not Linear(other).packed
+        assert not Linear(other).dense
+    assert not Linear(weight[:8]).dense  # half a panel
     monkeypatch.setattr(linear, "has_onednn", lambda x: False)
+    monkeypatch.setattr(linear, "has_dense", lambda x: False)
     plain = Linear(weight)
     assert not plain.packed
+    assert not plain.dense
     assert plain.weight.data_ptr() == weight.data_ptr()
 
 
