@@ -20,13 +20,20 @@ from numba import carray, njit, types
 from everlong_models.lanes import (
     GROUP,
     LANES,
+    PANEL,
     address,
     dots_4_1,
+    dots_4_1x2,
     dots_4_2,
+    dots_4_2x2,
     dots_4_4,
+    dots_4_6,
     dots_8_1,
+    dots_8_1x2,
     dots_8_2,
+    dots_8_2x2,
     dots_8_4,
+    dots_8_6,
     float_pointer,
     int_pointer,
     mix_1,
@@ -36,6 +43,7 @@ from everlong_models.lanes import (
     seen,
     silu,
     take,
+    update,
     weigh,
 )
 
@@ -55,7 +63,7 @@ class Matrix(IntEnum):
     SCALES = 4
     BIAS = 5
     A = 6  # (rank, K)
-    B = 7  # (N, rank)
+    B = 7  # (N / PANEL, rank, PANEL)
     RANK = 8
 
 
@@ -160,42 +168,72 @@ def _reduced(matrix, x, reduced):
 
 
 @_compiled
-def _tile(bits, many, codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride):
-    """`_dots` of so many bits and rows."""
-    if bits == 4:
-        if many == 4:
-            dots_4_4(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
-        elif many == 2:
-            dots_4_2(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
-        else:
-            dots_4_1(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
-    elif many == 4:
-        dots_8_4(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
-    elif many == 2:
-        dots_8_2(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+def _dots_4(rows, panels, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
+    """`lanes` has one for so many."""
+    to = (codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride)
+    if rows == 6:
+        dots_4_6(*to)
+    elif rows == 4:
+        dots_4_4(*to)
+    elif rows == 2 and panels == 2:
+        dots_4_2x2(*to)
+    elif rows == 2:
+        dots_4_2(*to)
+    elif panels == 2:
+        dots_4_1x2(*to)
     else:
-        dots_8_1(codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride)
+        dots_4_1(*to)
+
+
+@_compiled
+def _dots_8(rows, panels, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
+    """`lanes` has one for so many."""
+    to = (codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride)
+    if rows == 6:
+        dots_8_6(*to)
+    elif rows == 4:
+        dots_8_4(*to)
+    elif rows == 2 and panels == 2:
+        dots_8_2x2(*to)
+    elif rows == 2:
+        dots_8_2(*to)
+    elif panels == 2:
+        dots_8_1x2(*to)
+    else:
+        dots_8_1(*to)
 
 
 @_compiled
 def _product(matrix, x, sums, reduced, y, start, end):
     """The outputs `start` … `end` of y (B, N) ← x Wᵀ + x Aᵀ Bᵀ + b. `sums`: of `x` over groups; `reduced`: x Aᵀ."""
     rows, N, K, bits, rank = x.shape[0], matrix[Matrix.N], matrix[Matrix.K], matrix[Matrix.BITS], matrix[Matrix.RANK]
-    groups, count = K // GROUP, end - start
-    x_at, sums_at, y_at = address(x), address(sums), address(y) + 4 * start
-    codes = matrix[Matrix.CODES] + start * groups * (GROUP * bits // 8)
-    scales = matrix[Matrix.SCALES] + start * groups * 8
-    m = 0
-    while m < rows:
-        many = 4 if m + 4 <= rows else 2 if m + 2 <= rows else 1
-        to = (x_at + 4 * m * K, sums_at + 4 * m * groups, y_at + 4 * m * N)
-        _tile(bits, many, codes, scales, *to, count, groups, K, groups, N)
-        m += many
+    groups = K // GROUP
+    for n in range(start, end, 2 * PANEL):
+        pair, m = min(2, (end - n) // PANEL), 0
+        while m < rows:
+            left = rows - m
+            many = 6 if left >= 6 and left != 8 else 4 if left >= 4 else 2 if left >= 2 else 1
+            panels = pair if many <= 2 else 1
+            for at in range(n, n + pair * PANEL, panels * PANEL):
+                codes, scales = matrix[Matrix.CODES] + at * K * bits // 8, matrix[Matrix.SCALES] + 8 * at * groups
+                to = (
+                    codes,
+                    scales,
+                    address(x) + 4 * m * K,
+                    address(sums) + 4 * m * groups,
+                    address(y) + 4 * (m * N + at),
+                )
+                if bits == 4:
+                    _dots_4(many, panels, *to, groups, K, groups, N)
+                else:
+                    _dots_8(many, panels, *to, groups, K, groups, N)
+            m += many
     if rank:
-        b = _floats(matrix[Matrix.B], N, rank)
         for m in range(rows):
-            for n in range(start, end):
-                y[m, n] += _dot(reduced[m], b[n])
+            for n in range(start, end, PANEL):
+                update(
+                    address(reduced) + 4 * m * rank, matrix[Matrix.B] + 4 * n * rank, address(y) + 4 * (m * N + n), rank
+                )
     if matrix[Matrix.BIAS]:
         bias = _floats(matrix[Matrix.BIAS], 1, N)[0]
         for m in range(rows):
@@ -329,8 +367,8 @@ def _wait(done, parts):
 
 @_compiled
 def _size(N):
-    """Outputs of a part: of 128 parts, or more than it takes to be worth being taken; a multiple of `LANES`."""
-    return max(_BLOCK, N // 128 // LANES * LANES)
+    """Outputs of a part: of 128 parts, or more than it takes to be worth being taken; whole panels."""
+    return max(_BLOCK, N // 128 // PANEL * PANEL)
 
 
 _yield = types.ExternalFunction("sched_yield", types.int32())

@@ -144,48 +144,62 @@ def silu(_context, x, blocks):
     return _instructions(2, write)
 
 
-def _dots(rows: int, bits: int) -> Any:
-    """y[m, n] ← Σ_g d[n, g] Σ_k q[n, g, k] x[m, g, k] + c[n, g] s[m, g] of `rows` rows m and `count` outputs n, where s[m, g] is the
-    sum of x over a group. Strides count float32."""
-    size = GROUP * bits // 8
+def _dots(bits: int, rows: int, panels: int) -> Any:
+    """y[m, n] ← Σ_g d[g, n] Σ_k q[g, k, n] x[m, g, k] + c[g, n] s[m, g] of `rows` rows m and `panels` times `PANEL` outputs n, where
+    s[m, g] is the sum of x over a group. Strides count float32.
 
-    def write(code, codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride):
+    An output's operations and their order are those of any other number of rows and panels. Fewer of the ones take more of the
+    others: a product must not wait for the one before.
+    """
+    size, wide = PANEL * bits // 8, PANEL // LANES
+
+    def write(code, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
         def weights(address: ir.Value) -> list[ir.Value]:
-            """Those of a group, as steps of its grid."""
+            """A panel's for one k, as steps of their grids."""
             found = []
             for part in range(size // LANES):
-                wide = b.zext(code.load(b.add(address, code.number(LANES * part)), _Bytes), _Ints)
+                whole = b.zext(code.load(b.add(address, code.number(LANES * part)), _Bytes), _Ints)
                 if bits == 8:
-                    found.append(wide)
+                    found.append(whole)
                 else:
-                    found += [b.and_(wide, ir.Constant(_Ints, [15] * 8)), b.lshr(wide, ir.Constant(_Ints, [4] * 8))]
+                    found += [b.and_(whole, ir.Constant(_Ints, [15] * 8)), b.lshr(whole, ir.Constant(_Ints, [4] * 8))]
             return [b.sitofp(part, _Lanes) for part in found]
 
         b = code.builder
         x_rows = [code.offset(x, b.mul(code.number(m), x_stride)) for m in range(rows)]
         sums_rows = [code.offset(sums, b.mul(code.number(m), sums_stride)) for m in range(rows)]
-        with code.loop(count) as output:
-            row = b.mul(output.index, groups)
-            products, offsets = code.totals(_Lanes, rows), code.totals(_float, rows)
-            with code.loop(groups) as group:
-                at = b.add(row, group.index)
-                q = weights(b.add(codes, b.mul(at, code.number(size))))
-                pair = code.offset(scales, at, at)
-                d, c = code.spread(code.load(pair)), code.load(code.offset(pair, 1))
+        apart = b.mul(groups, code.number(GROUP * size))  # bytes from a panel's codes to the next one's
+        totals = [code.totals(_Lanes, panels * wide) for _ in range(rows)]
+        with code.loop(groups) as group:
+            inner = [code.totals(_Lanes, panels * wide) for _ in range(rows)]
+            first = b.mul(group.index, code.number(GROUP))
+            with code.loop(code.number(GROUP)) as k:
+                at = b.add(first, k.index)
+                place = b.add(codes, b.mul(at, code.number(size)))
+                q = [
+                    part for panel in range(panels) for part in weights(b.add(place, b.mul(apart, code.number(panel))))
+                ]
                 for m in range(rows):
-                    begin = code.offset(x_rows[m], b.mul(group.index, code.number(GROUP)))
-                    inner = ir.Constant(_Lanes, [0.0] * LANES)
-                    for part, weight in enumerate(q):
-                        inner = code.fma(weight, code.load(code.offset(begin, LANES * part), _Lanes), inner)
-                    code.add(d, inner, products[m])
-                    code.add(c, code.load(code.offset(sums_rows[m], group.index)), offsets[m])
-            for m in range(rows):
-                total = b.fadd(code.sum(b.load(products[m])), b.load(offsets[m]))
-                code.store(total, code.offset(y, b.mul(code.number(m), y_stride), output.index))
+                    number = code.spread(code.load(code.offset(x_rows[m], at)))
+                    for part, total in zip(q, inner[m], strict=True):
+                        code.add(number, part, total)
+            for panel in range(panels):
+                pair = code.offset(
+                    scales, b.mul(b.add(b.mul(groups, code.number(panel)), group.index), code.number(2 * PANEL))
+                )
+                for part in range(wide):
+                    d, c = (code.load(code.offset(pair, PANEL * n + LANES * part), _Lanes) for n in range(2))
+                    for m in range(rows):
+                        total = totals[m][panel * wide + part]
+                        code.add(d, b.load(inner[m][panel * wide + part]), total)
+                        code.add(c, code.spread(code.load(code.offset(sums_rows[m], group.index))), total)
+        for m, row in enumerate(totals):
+            for n, total in enumerate(row):
+                code.store(b.load(total), code.offset(y, b.mul(code.number(m), y_stride), LANES * n))
 
     @intrinsic
-    def dots(_context, codes, scales, x, sums, y, count, groups, x_stride, sums_stride, y_stride):
-        return _instructions(10, write)
+    def dots(_context, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
+        return _instructions(9, write)
 
     return dots
 
@@ -234,6 +248,25 @@ def _mix(wide: int) -> Any:
     return mix
 
 
+@intrinsic
+def update(_context, x, w, y, count):
+    """y ← y + Σ_k x[k] w[k] of a panel of outputs, `w` (count, PANEL)."""
+
+    def write(code, x, w, y, count):
+        b, wide = code.builder, PANEL // LANES
+        totals = code.totals(_Lanes, wide)
+        for n, total in enumerate(totals):
+            b.store(code.load(code.offset(y, LANES * n), _Lanes), total)
+        with code.loop(count) as k:
+            number, at = code.spread(code.load(code.offset(x, k.index))), b.mul(k.index, code.number(PANEL))
+            for n, total in enumerate(totals):
+                code.add(number, code.load(code.offset(w, at, LANES * n), _Lanes), total)
+        for n, total in enumerate(totals):
+            code.store(b.load(total), code.offset(y, LANES * n))
+
+    return _instructions(4, write)
+
+
 def _tile(rows: int) -> Any:
     """y[m] ← Σ_k x[m, k] w[k] of `rows` rows m and `PANEL` columns. Strides count float32, of `w` from one k to the next."""
     wide = PANEL // LANES
@@ -261,8 +294,9 @@ def _tile(rows: int) -> Any:
 
 
 tile_1, tile_2, tile_4, tile_6 = (_tile(rows) for rows in (1, 2, 4, 6))
-dots_4_1, dots_4_2, dots_4_4 = (_dots(rows, 4) for rows in (1, 2, 4))
-dots_8_1, dots_8_2, dots_8_4 = (_dots(rows, 8) for rows in (1, 2, 4))
+_SHAPES = ((6, 1), (4, 1), (2, 1), (2, 2), (1, 1), (1, 2))
+dots_4_6, dots_4_4, dots_4_2, dots_4_2x2, dots_4_1, dots_4_1x2 = (_dots(4, *shape) for shape in _SHAPES)
+dots_8_6, dots_8_4, dots_8_2, dots_8_2x2, dots_8_1, dots_8_1x2 = (_dots(8, *shape) for shape in _SHAPES)
 scores_1, scores_4, mix_1, mix_8 = _scores(1), _scores(4), _mix(1), _mix(8)
 
 

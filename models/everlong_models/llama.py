@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from everlong_models import dense, team
 from everlong_models.decoding import Decoding
-from everlong_models.lanes import LANES, PANEL
+from everlong_models.lanes import PANEL
 from everlong_models.linear import Linear, has_dense, has_onednn, matmul
 from everlong_models.lowrank import apart, detach
 from everlong_models.pause import pause
@@ -83,7 +83,7 @@ class Llama:
         self.rotary: nn.Module = base.rotary_emb
         self.norm: Tensor = base.norm.weight.detach()
         weights = [apart(matrix)[0] for matrix in [head, *(each for layer in base.layers for each in _matrices(layer))]]
-        quantize = quantize and all(map(fits, weights)) and self.head_dim % LANES == 0
+        quantize = quantize and all(map(fits, weights)) and self.head_dim % PANEL == 0
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "eps": self.eps}
         if has_dense(head.weight):
             team.prepare(dense.product, dense.norm, dense.rotate, dense.attend)

@@ -16,11 +16,12 @@ from typing import overload
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from everlong_models.kernels import Matrix
-from everlong_models.lanes import GROUP
+from everlong_models.lanes import GROUP, PANEL
 from everlong_models.lowrank import Update
-from everlong_models.team import multiply
+from everlong_models.team import multiply, packed
 
 # What rounding in a file may have moved a weight off its grid by, as a share of the grid's step.
 TOLERANCE = 0.02
@@ -29,32 +30,34 @@ _ROWS = 512
 
 
 class Quantized:
-    """`weight` (N, K), K a multiple of 32 (see `fits`); `bias` (N,) or None; `update`: what comes to the weight.
+    """`weight` (N, K), K a multiple of 32 (see `fits`); `bias` (N,) or None; `update`: what comes to the weight. Inside, N is
+    the next multiple of `PANEL`.
 
     `table`: the matrix as `kernels.Matrix` has it, whose addresses are of what this object holds.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, update: Update | None = None) -> None:
-        groups = weight.detach().float().unflatten(1, (-1, GROUP))
+        self._outputs, more = len(weight), -len(weight) % PANEL
+        groups = F.pad(weight.detach().float(), (0, 0, 0, more)).unflatten(1, (-1, GROUP))
         found = _on_grid(groups, 15, TOLERANCE)
         self.bits = 8 if found is None else 4
         codes, scales = found or _on_grid(groups, 255)
-        self._held = {Matrix.CODES: _packed(codes) if self.bits == 4 else codes, Matrix.SCALES: scales}
+        self._held = {Matrix.CODES: _in_panels(codes, self.bits), Matrix.SCALES: _by_panel(scales)}
         if bias is not None:
-            self._held[Matrix.BIAS] = bias.detach().float().clone()
+            self._held[Matrix.BIAS] = F.pad(bias.detach().float(), (0, more)).clone()
         if update is not None:
-            self._held |= zip(
-                (Matrix.A, Matrix.B), (part.detach().float().contiguous().clone() for part in update), strict=True
-            )
+            a, b = (part.detach().float() for part in update)
+            self._held |= {Matrix.A: a.contiguous().clone(), Matrix.B: packed(F.pad(b, (0, 0, 0, more)))}
         self.table = np.zeros(len(Matrix), np.int64)
         sizes = {Matrix.BITS: self.bits, Matrix.RANK: 0 if update is None else len(update[0])}
-        sizes |= zip((Matrix.N, Matrix.K), weight.shape, strict=True)
+        sizes |= {Matrix.N: len(weight) + more, Matrix.K: weight.shape[1]}
         for column, value in (sizes | {column: held.data_ptr() for column, held in self._held.items()}).items():
             self.table[column] = value
 
     def __call__(self, x: Tensor) -> Tensor:
         """(…, N) of `x` (…, K), float32. Raises `ValueError` for another K or type."""
-        return torch.from_numpy(multiply(self.table, x.reshape(-1, x.shape[-1]).numpy())).view(*x.shape[:-1], -1)
+        y = torch.from_numpy(multiply(self.table, x.reshape(-1, x.shape[-1]).numpy()))
+        return y[:, : self._outputs].unflatten(0, x.shape[:-1])
 
 
 def fits(weight: Tensor) -> bool:
@@ -87,7 +90,16 @@ def _on_grid(groups: Tensor, steps: int, tolerance: float | None = None) -> tupl
     return torch.cat(codes), torch.cat(scales)
 
 
-def _packed(codes: Tensor) -> Tensor:
-    """Two codes a byte: of every sixteen, the first eight are the low halves of eight bytes."""
-    low, high = codes.unflatten(1, (-1, 2, 8)).unbind(2)
-    return (low | high << 4).flatten(1).contiguous()
+def _in_panels(codes: Tensor, bits: int) -> Tensor:
+    """Of codes (N, K): (N / PANEL, K, PANEL) bytes, so that a panel's for one k lie together; of four bits, two a byte: the first
+    half of a panel are the low halves of its bytes."""
+    panels = codes.unflatten(0, (-1, PANEL)).transpose(1, 2)
+    if bits == 4:
+        low, high = panels.unflatten(2, (2, -1)).unbind(2)
+        panels = low | high << 4
+    return panels.contiguous()
+
+
+def _by_panel(scales: Tensor) -> Tensor:
+    """(N / PANEL, K / GROUP, 2, PANEL) of (N, K / GROUP, 2)."""
+    return scales.unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1).contiguous()

@@ -80,7 +80,7 @@ def test_bfloat16_has_no_effect_without_instructions_for_it(monkeypatch):
     assert torch.equal(Linear(weight, bfloat16=True)(x), Linear(weight)(x))
 
 
-@pytest.mark.skipif(not has_onednn(torch.zeros(1)), reason="this PyTorch has no oneDNN")
+@pytest.mark.skipif(not has_onednn(torch.zeros(1)), reason="nothing is multiplied by oneDNN here")
 def test_matmul():
     torch.manual_seed(0)
     x, keys, values = torch.randn(30, 16), torch.randn(50, 16), torch.randn(16, 9)
