@@ -88,7 +88,7 @@ def run(
             "rmt: FLOPs are those needed (causal half of attention, the last layer only where it is wanted); the others': as "
             "executed, masked halves included, and their backbones run through transformers' own modules",
             "from scratch: 4 layers of width 256, 257 tokens of vocabulary. window reads without a matmul",
-            "peaks are of the weights' type on the device: torch.mm, and on a CPU oneDNN's with packed weights; a segment is "
+            "peaks are of the weights' type on the device: torch.mm, and what the models multiply with; a segment is "
             "one of each document",
         ],
     )
@@ -135,8 +135,8 @@ def measure_reading(backbone: Backbone, *, segments: int = 8, rows: int = 1) -> 
     """Reads `segments` segments of `rows` rows into an RMT (S = 512, m = 16) around `backbone`, as it is.
 
     `ratio` is what the matmuls of `needed_flops` would take at the matmul peak ÷ what reading takes. The peak is
-    measured between the segments, in the backbone's type and on its device: the faster of `torch.mm` and, where there
-    is one, the packed oneDNN matmul (`ratio_mm` is against `torch.mm` alone). All times are the best of the run, but
+    measured between the segments, in the backbone's type and on its device: the faster of `torch.mm` and what the models
+    multiply with (`Linear`; `ratio_mm` is against `torch.mm` alone). All times are the best of the run, but
     for `seconds_per_segment_median`.
     """
     model = RMT(RMTConfig(segment_length=SEGMENT, memory_tokens=MEMORY_TOKENS), backbone).eval().requires_grad_(False)
