@@ -109,6 +109,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, then: Then, other: T
             raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not float32 {tuple(wanted)} on the CPU")
     x, y = x.contiguous(), torch.empty(shape, dtype=torch.float32, device="cpu")
     other = None if other is None else other.contiguous()
+    if not y.numel():
+        return y
     fields = {
         Dense.ROWS: x.numel() // K, Dense.X: x.data_ptr(), Dense.W: weight.data_ptr(), Dense.Y: y.data_ptr(), Dense.K: K,
         Dense.N: shape[-1], Dense.THEN: then, Dense.BIAS: 0 if bias is None else bias.data_ptr(),

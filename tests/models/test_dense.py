@@ -56,6 +56,16 @@ def test_a_row_does_not_depend_on_the_others(threads):
         assert torch.equal(team.product(x[start:end], packed, None, Then.SILU, None), whole[start:end])
 
 
+def test_no_rows():
+    assert team.product(torch.empty(2, 0, 8), team.packed(torch.randn(PANEL, 8)), None, Then.SILU, None).shape == (
+        2,
+        0,
+        PANEL,
+    )
+    assert team.norm(torch.empty(0, 8), 1e-5).shape == (0, 8)
+    assert team.attend(*parts(0, 3, 3, 1, 2, 16)).shape == (0, 3, 32)
+
+
 def test_what_does_not_fit_is_refused():
     x, packed, other = torch.randn(3, 8), team.packed(torch.randn(PANEL, 8)), torch.randn(3, PANEL)
     for wrong, beside in ((x[:, :7], None), (x.double(), None), (x, other[:2]), (x, other.double())):
