@@ -51,7 +51,7 @@ def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
         return like.new_zeros(tuple(shape))
     try:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise MemoryError(f"{size} bytes: {error}") from error
     return torch.frombuffer(pages, dtype=like.dtype).view(*shape)
 
@@ -61,13 +61,16 @@ _LARGE = 1 << 20
 
 
 def _copy(to: Cache, of: Cache) -> None:
+    # Elsewhere, asking for a length costs more than not knowing it.
+    apart = "before" in of.tensors and of.lengths.device.type == "cpu"
+    if apart:
+        before, reached = (int((cache["before"] + cache.lengths).max()) for cache in (to, of))
+        to["kv"][..., :reached, :].copy_(of["kv"][..., :reached, :])
+        # What was there must not stay: a step may look at it, with a weight of 0, and what is no number would be none then.
+        to["kv"][..., reached:before, :].zero_()
     to.lengths.copy_(of.lengths)
     for name, tensor in of.tensors.items():
-        # Elsewhere, asking for a length costs more than not knowing it.
-        if name == "kv" and "before" in of.tensors and tensor.device.type == "cpu":
-            reached = int((of["before"] + of.lengths).max())
-            to[name][..., :reached, :].copy_(tensor[..., :reached, :])
-        else:
+        if name != "kv" or not apart:
             to[name].copy_(tensor)
 
 

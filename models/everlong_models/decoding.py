@@ -20,7 +20,8 @@ from everlong_models.team import prepare, step
 
 
 class Decoding:
-    """`layers`: modules as transformers' Llama has them, whose weights all fit (`quantized.fits`). They are copied."""
+    """`layers`: modules as transformers' Llama has them, whose weights all fit (`quantized.fits`). They are copied.
+    `head_dim`: a multiple of `PANEL`."""
 
     def __init__(self, layers: Sequence[Any], *, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
         prepare(kernels.step, kernels.multiply)

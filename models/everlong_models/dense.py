@@ -3,7 +3,7 @@
 On processors with AVX2 oneDNN and MKL multiply at three quarters of what these reach, and attention by products of single
 heads waits for threads more than it computes (docs/lab-notes.md). All is made of one product in registers, `lanes.tile_6`,
 and shared out as in `kernels`: an output is computed by one thread, in one order of summation, whatever rows there are
-beside it, before or behind it. B rows, n queries, T keys, G groups of R query heads that share keys of dimension d.
+beside it or, of finite numbers, behind it. B rows, n queries, T keys, G groups of R query heads that share keys of dimension d.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _finish(job, y, first, last, start, end):
 
 
 def product(data):
-    """y ← act(x Wᵀ + b) · times + plus."""
+    """y ← x Wᵀ + b, and then what `Then` says."""
     job = carray(data, FIELDS)
     take(job[Dense.COUNTERS])
     B, K, N, x, w = job[Dense.ROWS], job[Dense.K], job[Dense.N], job[Dense.X], job[Dense.W]

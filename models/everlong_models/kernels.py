@@ -5,7 +5,7 @@ PyTorch's operations take a third of a step to be called, and its products with 
 phase until none is left, and within a step nobody waits for a thread that has not begun, whose processor may be at other work.
 
 An output is computed by one thread, in one order of summation, whatever rows or threads there are beside it: the same to
-the bit. Arrays come as addresses, in tables of int64. All that is compiled stands here and in `lanes`: by these, `team`
+the bit. Arrays come as addresses, in tables of int64. All that is compiled stands here, in `dense` and in `lanes`: by these, `team`
 knows what is stored of another version. B rows, D width, H query heads and G key heads of dimension d, F
 the MLP's width.
 """
@@ -373,7 +373,7 @@ def _size(N):
 
 _yield = types.ExternalFunction("sched_yield", types.int32())
 SIGNATURE = types.void(types.CPointer(types.int64))
-"""Of `step` and `multiply`, which take a `Job`."""
+"""Of all that is compiled: it takes a `Job`, or what `dense.Dense` says."""
 FIELDS, _PARTS, _COLUMNS = len(Job), len(Layer), len(Matrix)
 _ATTEND = Layer.NORMS
 """The phase between `QKV` and `O`, which has no matrix."""

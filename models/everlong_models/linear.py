@@ -2,9 +2,9 @@
 
     y = act(x Wᵀ + b) · times + plus
 
-On a CPU with AVX2, in float32, that is `dense`, a fifth faster than what PyTorch has (docs/lab-notes.md). With AVX-512 it is
-oneDNN with the weight in its own blocked layout: on AMD's processors more than twice as fast as the MKL behind `F.linear`, and
-never slower for few rows. Both apply `silu`, `times` or `plus` while the result is still in the cache. In bfloat16, where the
+On a CPU with AVX2, in float32, that is `dense`, a fifth faster than what PyTorch has (docs/lab-notes.md), where N is a multiple of
+`PANEL`. On other CPUs, and for other N, it is oneDNN with the weight in its own blocked layout: with AVX-512 on AMD's processors
+more than twice as fast as the MKL behind `F.linear`, and never slower for few rows. Both apply `silu`, `times` or `plus` while the result is still in the cache. In bfloat16, where the
 processor has instructions for it, oneDNN is as fast again; sums are float32. Everywhere else it is `F.linear` and the same formula.
 """
 
@@ -83,10 +83,9 @@ def has_dense(x: Tensor) -> bool:
 
 
 def has_onednn(x: Tensor) -> bool:
-    """Whether this build of PyTorch can multiply `x` by oneDNN's linear operation, and nothing is quicker."""
+    """Whether this build of PyTorch can multiply `x` by oneDNN's linear operation."""
     return (
         x.device.type == "cpu"
-        and not _AVX2
         and x.dtype == torch.float32
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")

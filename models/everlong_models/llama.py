@@ -82,14 +82,19 @@ class Llama:
         self.eps: float = model.config.rms_norm_eps
         self.rotary: nn.Module = base.rotary_emb
         self.norm: Tensor = base.norm.weight.detach()
-        weights = [apart(matrix)[0] for matrix in [head, *(each for layer in base.layers for each in _matrices(layer))]]
-        quantize = quantize and all(map(fits, weights)) and self.head_dim % PANEL == 0
+        matrices = (matrix for layer in base.layers for matrix in _matrices(layer))
+        weight, update = apart(head)
+        quantize = (
+            quantize
+            and fits(weight)
+            and all(fits(apart(matrix)[0]) for matrix in matrices)
+            and self.head_dim % PANEL == 0
+        )
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "eps": self.eps}
-        if has_dense(head.weight):
+        if has_dense(weight):
             team.prepare(dense.product, dense.norm, dense.rotate, dense.attend)
         self._decoding = Decoding(base.layers, **sizes) if quantize else None
         self.layers = [_take(layer, bfloat16) for layer in base.layers]
-        weight, update = apart(head)
         self._decoding_head = Quantized(weight, head.bias, update) if quantize else None
         self.head = Linear(head.weight, head.bias)
         detach(head)

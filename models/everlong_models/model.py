@@ -158,10 +158,14 @@ def load_model(
     parts = [architecture(backbone) if backbone else "", described, _layout(module), tokenizer.digest()]
     with ThreadPoolExecutor(1) as beside:  # no small part of the time that loading takes
         fingerprint = beside.submit(_fingerprint, _tensors(module), parts)
-        if backbone is not None:
+        if (
+            device.type != "cpu"
+        ):  # where weights are mapped from their file; elsewhere there may be no room for two of each
+            fingerprint.result()
+        if backbone is not None and kind.whole:
             progress("laying out the weights (the first time on a machine, what decodes is compiled: some seconds)")
-            if kind.whole:
-                backbone.optimize(quantize=quantize, bfloat16=kind.training_free if bfloat16 is None else bfloat16)
+            backbone.optimize(quantize=quantize, bfloat16=kind.training_free if bfloat16 is None else bfloat16)
+        if backbone is not None:
             merge(backbone)
     return Model(
         name=_own_name(folder) if manifest else _short(name),

@@ -38,7 +38,8 @@ class Quantized:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, update: Update | None = None) -> None:
         self._outputs, more = len(weight), -len(weight) % PANEL
-        groups = F.pad(weight.detach().float(), (0, 0, 0, more)).unflatten(1, (-1, GROUP))
+        whole = F.pad(weight.detach().float(), (0, 0, 0, more)) if more else weight.detach().float()
+        groups = whole.unflatten(1, (-1, GROUP))
         found = _on_grid(groups, 15, TOLERANCE)
         self.bits = 8 if found is None else 4
         codes, scales = found or _on_grid(groups, 255)
@@ -57,7 +58,7 @@ class Quantized:
     def __call__(self, x: Tensor) -> Tensor:
         """(…, N) of `x` (…, K), float32. Raises `ValueError` for another K or type."""
         y = torch.from_numpy(multiply(self.table, x.reshape(-1, x.shape[-1]).numpy()))
-        return y[:, : self._outputs].unflatten(0, x.shape[:-1])
+        return y[:, : self._outputs].reshape(*x.shape[:-1], self._outputs)
 
 
 def fits(weight: Tensor) -> bool:

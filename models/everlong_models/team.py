@@ -121,7 +121,9 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, then: Then, other: T
 
 
 def norm(x: Tensor, eps: float) -> Tensor:
-    """The RMS norm of `x` (…, K), float32 on the CPU, without a weight."""
+    """The RMS norm of `x` (…, K), float32 on the CPU, without a weight. Raises `ValueError` for another type."""
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        raise ValueError(f"x is {x.dtype} on {x.device}, not float32 on the CPU")
     x = x.contiguous()
     y, least = torch.empty_like(x), np.array([eps], np.float32)
     fields = {
@@ -134,11 +136,21 @@ def norm(x: Tensor, eps: float) -> Tensor:
 
 def rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
     """Gives the first `count` of `heads` (B, n, heads, d), float32 on the CPU and one behind the other, their rotary positions, in
-    place. `cos`, `sin` (1 or B, n, 1, d): the first half of the sines is negative."""
-    B, n, _, d = heads.shape
+    place. `cos`, `sin` (1 or B, n, 1, d): the first half of the sines is negative. Raises `ValueError` for others."""
+    B, n, all_of, d = heads.shape
+    tables = (1 if len(cos) == 1 else B, n, 1, d)
+    if (
+        any(each.dtype != torch.float32 or each.device.type != "cpu" for each in (heads, cos, sin))
+        or not heads.is_contiguous()
+        or not cos.shape == sin.shape == tables
+        or not 0 <= count <= all_of
+    ):
+        raise ValueError(
+            f"no {count} of the heads {tuple(heads.shape)} can be turned by {tuple(cos.shape)} as they lie"
+        )
     cos, sin = cos.contiguous(), sin.contiguous()
     fields = {
-        Dense.ROWS: B, Dense.ASKED: n, Dense.HEAD_DIM: d, Dense.K: heads.shape[2] * d, Dense.HEADS: count,
+        Dense.ROWS: B, Dense.ASKED: n, Dense.HEAD_DIM: d, Dense.K: all_of * d, Dense.HEADS: count,
         Dense.X: heads.data_ptr(), Dense.COS: cos.data_ptr(), Dense.SIN: sin.data_ptr(),
         Dense.QUERY_ROW: 0 if len(cos) == 1 else n * d,
     }  # fmt: skip

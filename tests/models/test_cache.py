@@ -113,6 +113,12 @@ def test_of_keys_and_values_what_a_row_has_is_copied() -> None:
     slots.remove(0)
     came[0] = came.pop()
     assert not slots.places["kv"].isnan().any()
+    slots.rows["kv"][2].fill_(torch.nan)  # a row goes wrong, up to where it is
+    slots.rows["kv"][2, ..., 8:, :] = 0
+    slots.remove(2)
+    came[2] = opened(1, 2)
+    slots.add(came[2])
+    assert not slots.rows["kv"].isnan().any()
     for row, cache in enumerate(came):
         reached = int(cache["before"] + cache.lengths)
         assert torch.equal(slots.rows["kv"][row, ..., :reached, :], cache["kv"][0, ..., :reached, :])

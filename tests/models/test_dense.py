@@ -152,6 +152,21 @@ def test_norms(threads, shape):
     assert torch.equal(team.norm(x[:, -1:], 1e-5), team.norm(x, 1e-5)[:, -1:])
 
 
+def test_norms_and_positions_of_what_lies_otherwise_are_refused():
+    heads, table = torch.randn(2, 5, 3, 16), torch.randn(1, 5, 1, 16)
+    with pytest.raises(ValueError, match="not float32"):
+        team.norm(heads.double(), 1e-5)
+    for wrong in (
+        (heads.double(), 2, table, table),
+        (heads, 4, table, table),
+        (heads[:, :, :2], 2, table, table),
+        (heads, 2, table[:, :4], table),
+        (heads, 2, table.expand(3, -1, -1, -1), table.expand(3, -1, -1, -1)),
+    ):
+        with pytest.raises(ValueError, match="can be turned"):
+            team.rotate(*wrong)
+
+
 @pytest.mark.parametrize(("B", "tables"), [(1, 1), (3, 1), (3, 3)])
 def test_rotary_positions(threads, B, tables):
     heads, angles = torch.randn(B, 30, 5, 32), torch.randn(tables, 30, 1, 16)

@@ -34,6 +34,11 @@ def stored(rows: int, columns: int) -> torch.Tensor:
     return (q * d.half().float() + m.half().float()).flatten(1)
 
 
+def test_one_input_by_itself():
+    weight, x = stored(47, 96), torch.randn(96)
+    assert torch.equal(Quantized(weight)(x), Quantized(weight)(x[None])[0])
+
+
 @pytest.mark.parametrize(("bits", "error"), [(4, 1e-6), (8, 6e-3)])
 @pytest.mark.parametrize("columns", [96, 1536])
 @pytest.mark.parametrize("biased", [True, False])
