@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -48,11 +49,12 @@ class Process:
                 said.seek(0)
                 lines = said.read().decode(errors="replace").strip().splitlines()
                 raise RuntimeError(f"{self._what} ended: {lines[-1] if lines else 'without a word'}")
-            try:
+            with contextlib.suppress(httpx.TransportError):
                 if self.http.get(self._ready, timeout=5).status_code == 200:
                     return time.perf_counter() - began
-            except httpx.TransportError:
-                time.sleep(0.05)
+            time.sleep(
+                0.05
+            )  # also where it answers that it is not ready: who asks without a pause takes the time that it loads in
 
     def read(self, text: str, progress: Callable[[float], None] = lambda share: None) -> dict[str, Any]:
         """Of `everlong serve`: the document of `text`, once it is read. `progress`: told now and then which share is read."""
