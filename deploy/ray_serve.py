@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve import Application
 
-from everlong_server import services
+from everlong_models import Model
 from everlong_server.app import create_app
+from everlong_server.loading import load
 from everlong_server.settings import PREFIX, SettingsError, load_settings
 
 log = logging.getLogger("everlong_server.ray")
@@ -44,13 +45,16 @@ class Everlong:
         self._settings = load_settings(host="0.0.0.0")  # noqa: S104
         self._failed: BaseException | None = None
         self._app: FastAPI | None = None
-        self._model = services.load(self._settings, log.info)
+        self._model = load(self._settings, log.info)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The application."""
         assert self._settings.redis_url is not None, "looked at before this was deployed"
-        self._app = create_app(self._settings, self._settings.redis_url, lambda: self._model, on_failure=self._fail)
+        self._app = create_app(self._settings, self._settings.redis_url, self._loaded, on_failure=self._fail)
         return self._app
+
+    async def _loaded(self) -> Model:
+        return self._model
 
     def _fail(self, error: BaseException) -> None:
         log.error("the server could not start: %s", error)

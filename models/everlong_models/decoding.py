@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everlong_models import kernels
+from everlong_models import grids, kernels
 from everlong_models.kernels import Job, Layer, Matrix
 from everlong_models.lowrank import apart
 from everlong_models.quantized import Quantized
@@ -24,7 +24,7 @@ class Decoding:
     `head_dim`: a multiple of `PANEL`."""
 
     def __init__(self, layers: Sequence[Any], *, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
-        prepare(kernels.step, kernels.multiply)
+        prepare(grids.onto_grids, kernels.step, kernels.multiply)
         self.layers = [_quantized(layer) for layer in layers]
         self._norms = [
             [norm.weight.detach().float().clone() for norm in (layer.input_layernorm, layer.post_attention_layernorm)]

@@ -22,18 +22,8 @@ from everlong_models.lanes import (
     LANES,
     PANEL,
     address,
-    dots_4_1,
-    dots_4_1x2,
-    dots_4_2,
-    dots_4_2x2,
-    dots_4_4,
-    dots_4_6,
-    dots_8_1,
-    dots_8_1x2,
-    dots_8_2,
-    dots_8_2x2,
-    dots_8_4,
-    dots_8_6,
+    dots_4,
+    dots_8,
     float_pointer,
     int_pointer,
     mix_1,
@@ -167,40 +157,29 @@ def _reduced(matrix, x, reduced):
             reduced[m, r] = _dot(x[m], a[r])
 
 
-@_compiled
-def _dots_4(rows, panels, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
-    """`lanes` has one for so many."""
-    to = (codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride)
-    if rows == 6:
-        dots_4_6(*to)
-    elif rows == 4:
-        dots_4_4(*to)
-    elif rows == 2 and panels == 2:
-        dots_4_2x2(*to)
-    elif rows == 2:
-        dots_4_2(*to)
-    elif panels == 2:
-        dots_4_1x2(*to)
-    else:
-        dots_4_1(*to)
+def _dots(six, four, two, two_x2, one, one_x2):
+    """`lanes` has one for so many rows and panels."""
+
+    @_compiled
+    def dots(rows, panels, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
+        to = (codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride)
+        if rows == 6:
+            six(*to)
+        elif rows == 4:
+            four(*to)
+        elif rows == 2 and panels == 2:
+            two_x2(*to)
+        elif rows == 2:
+            two(*to)
+        elif panels == 2:
+            one_x2(*to)
+        else:
+            one(*to)
+
+    return dots
 
 
-@_compiled
-def _dots_8(rows, panels, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
-    """`lanes` has one for so many."""
-    to = (codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride)
-    if rows == 6:
-        dots_8_6(*to)
-    elif rows == 4:
-        dots_8_4(*to)
-    elif rows == 2 and panels == 2:
-        dots_8_2x2(*to)
-    elif rows == 2:
-        dots_8_2(*to)
-    elif panels == 2:
-        dots_8_1x2(*to)
-    else:
-        dots_8_1(*to)
+_dots_4, _dots_8 = _dots(*dots_4), _dots(*dots_8)
 
 
 @_compiled

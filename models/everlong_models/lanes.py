@@ -294,9 +294,9 @@ def _tile(rows: int) -> Any:
 
 
 tile_1, tile_2, tile_4, tile_6 = (_tile(rows) for rows in (1, 2, 4, 6))
+# Of so many rows and panels.
 _SHAPES = ((6, 1), (4, 1), (2, 1), (2, 2), (1, 1), (1, 2))
-dots_4_6, dots_4_4, dots_4_2, dots_4_2x2, dots_4_1, dots_4_1x2 = (_dots(4, *shape) for shape in _SHAPES)
-dots_8_6, dots_8_4, dots_8_2, dots_8_2x2, dots_8_1, dots_8_1x2 = (_dots(8, *shape) for shape in _SHAPES)
+dots_4, dots_8 = ([_dots(bits, *shape) for shape in _SHAPES] for bits in (4, 8))
 scores_1, scores_4, mix_1, mix_8 = _scores(1), _scores(4), _mix(1), _mix(8)
 
 
@@ -308,6 +308,11 @@ def float_pointer(_context, address):
 @intrinsic
 def int_pointer(_context, address):
     return types.CPointer(types.int64)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _int)
+
+
+@intrinsic
+def byte_pointer(_context, address):
+    return types.CPointer(types.uint8)(types.int64), lambda _, builder, __, args: _at(builder, args[0], ir.IntType(8))
 
 
 @intrinsic

@@ -11,8 +11,6 @@ A row's result does not depend on the other rows, to the bit (`kernels`).
 
 from __future__ import annotations
 
-from typing import overload
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,12 +19,10 @@ from torch.nn import functional as F
 from everlong_models.kernels import Matrix
 from everlong_models.lanes import GROUP, PANEL
 from everlong_models.lowrank import Update
-from everlong_models.team import multiply, packed
+from everlong_models.team import multiply, on_grids, packed
 
 # What rounding in a file may have moved a weight off its grid by, as a share of the grid's step.
 TOLERANCE = 0.02
-# Looked at together: few enough for the processor's cache, and not so few that calls take the time.
-_ROWS = 512
 
 
 class Quantized:
@@ -39,11 +35,11 @@ class Quantized:
     def __init__(self, weight: Tensor, bias: Tensor | None = None, update: Update | None = None) -> None:
         self._outputs, more = len(weight), -len(weight) % PANEL
         whole = F.pad(weight.detach().float(), (0, 0, 0, more)) if more else weight.detach().float()
-        groups = whole.unflatten(1, (-1, GROUP))
-        found = _on_grid(groups, 15, TOLERANCE)
-        self.bits = 8 if found is None else 4
-        codes, scales = found or _on_grid(groups, 255)
-        self._held = {Matrix.CODES: _in_panels(codes, self.bits), Matrix.SCALES: _by_panel(scales)}
+        codes, scales, four = on_grids(whole, 4, TOLERANCE)
+        if not four:
+            codes, scales, _ = on_grids(whole, 8)
+        self.bits = 4 if four else 8
+        self._held = {Matrix.CODES: codes, Matrix.SCALES: scales}
         if bias is not None:
             self._held[Matrix.BIAS] = F.pad(bias.detach().float(), (0, more)).clone()
         if update is not None:
@@ -69,38 +65,3 @@ def fits(weight: Tensor) -> bool:
         and weight.shape[1] % GROUP == 0
         and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
     )
-
-
-@overload
-def _on_grid(groups: Tensor, steps: int) -> tuple[Tensor, Tensor]: ...
-@overload
-def _on_grid(groups: Tensor, steps: int, tolerance: float) -> tuple[Tensor, Tensor] | None: ...
-def _on_grid(groups: Tensor, steps: int, tolerance: float | None = None) -> tuple[Tensor, Tensor] | None:
-    """The codes (N, K), uint8, and by group d and c (N, K/32, 2) of `groups` (N, K/32, 32), on grids from each one's least to
-    its greatest weight. None if one lies further off its grid than `tolerance`, as a share of a step."""
-    codes, scales = [], []
-    for rows in groups.split(_ROWS):
-        least = rows.amin(-1, keepdim=True)
-        d = (rows.amax(-1, keepdim=True) - least) / steps
-        exact = (rows - least).div_(torch.where(d > 0, d, 1))
-        q = exact.round()
-        if tolerance is not None and not float(exact.sub_(q).abs_().amax()) <= tolerance:  # nor if it is no number
-            return None
-        codes.append(q.to(torch.uint8).flatten(1))
-        scales.append(torch.cat([d, least], dim=-1))
-    return torch.cat(codes), torch.cat(scales)
-
-
-def _in_panels(codes: Tensor, bits: int) -> Tensor:
-    """Of codes (N, K): (N / PANEL, K, PANEL) bytes, so that a panel's for one k lie together; of four bits, two a byte: the first
-    half of a panel are the low halves of its bytes."""
-    panels = codes.unflatten(0, (-1, PANEL)).transpose(1, 2)
-    if bits == 4:
-        low, high = panels.unflatten(2, (2, -1)).unbind(2)
-        panels = low | high << 4
-    return panels.contiguous()
-
-
-def _by_panel(scales: Tensor) -> Tensor:
-    """(N / PANEL, K / GROUP, 2, PANEL) of (N, K / GROUP, 2)."""
-    return scales.unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1).contiguous()

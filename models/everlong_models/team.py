@@ -1,4 +1,4 @@
-"""PyTorch's own threads at what `kernels` and `dense` have, without Python between them.
+"""PyTorch's own threads at what `kernels`, `dense` and `grids` have, without Python between them.
 
 numba compiles it when it is first needed, some seconds, and stores it for the next process, beside `kernels` or in the user's
 cache (`NUMBA_CACHE_DIR`). Where it can do neither, every process compiles it.
@@ -21,8 +21,9 @@ import torch
 from numba import cfunc
 from torch import Tensor
 
-from everlong_models import dense, kernels, lanes
+from everlong_models import dense, grids, kernels, lanes
 from everlong_models.dense import Dense, Then
+from everlong_models.grids import Grid
 from everlong_models.kernels import FIELDS, LINE, Job, Matrix
 from everlong_models.lanes import GROUP, LANES, PANEL
 
@@ -35,11 +36,11 @@ _POOLED = hasattr(_openmp, "GOMP_parallel")
 
 @lru_cache
 def compiled(function: Callable[..., None]) -> Any:
-    """A function of `kernels` or `dense` as machine code."""
+    """A function of `kernels`, `dense` or `grids` as machine code."""
     make = partial(cfunc, kernels.SIGNATURE, error_model="numpy")
     # numba tells what it has stored by name and place. Code of another version would take a table for what it is not, and
     # another processor's has instructions that this one may lack.
-    source = "".join(map(inspect.getsource, (kernels, dense, lanes)))
+    source = "".join(map(inspect.getsource, (kernels, dense, grids, lanes)))
     key = f"{source}{numba.__version__}{llvm.get_host_cpu_name()}{llvm.get_host_cpu_features().flatten()}"
     function.__qualname__ = f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
@@ -55,7 +56,12 @@ def prepare(*functions: Callable[..., None]) -> None:
         compiled(function)
 
 
-def _run(function: Callable[..., None], phases: int, own: int, fields: Mapping[Job, int] | Mapping[Dense, int]) -> None:
+def _run(
+    function: Callable[..., None],
+    phases: int,
+    own: int,
+    fields: Mapping[Job, int] | Mapping[Dense, int] | Mapping[Grid, int],
+) -> None:
     """`own`: float32 of room that each thread has by itself."""
     threads = torch.get_num_threads() if _POOLED else 1
     own += -own % (LINE // 4)  # PyTorch's tensors begin at a line of the processor, and so does each thread's room
@@ -90,6 +96,25 @@ def step(fields: Mapping[Job, int]) -> None:
     wide = max(fields[Job.WIDTH], fields[Job.INNER], fields[Job.HEADS] * head_dim)
     products, heads = rows * (wide + wide // GROUP + 2 * fields[Job.RANK]), 2 * head_dim + fields[Job.CONTEXT] + LANES
     _run(kernels.step, 5 * fields[Job.LAYERS], int(max(products, heads)), {**fields, Job.WIDE: wide})
+
+
+def on_grids(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple[Tensor, Tensor, bool]:
+    """The codes and scales of a matrix (N, K), float32 on the CPU, N a multiple of `PANEL` and K of `GROUP`, as `Grid` has them; and
+    whether none of its weights lies further off its grid than `tolerance`, in steps: if one does, the rest is not looked at.
+    Raises `ValueError` for another type or shape."""
+    N, K = weight.shape
+    if weight.dtype != torch.float32 or weight.device.type != "cpu" or N % PANEL or K % GROUP:
+        raise ValueError(f"no grids for {weight.dtype} {N} × {K} on {weight.device}")
+    weight, (most, off) = weight.contiguous(), (np.array([tolerance or 0], np.float32), np.zeros(1, np.int64))
+    codes = torch.empty(N // PANEL, K, PANEL * bits // 8, dtype=torch.uint8, device="cpu")
+    scales = torch.empty(N // PANEL, K // GROUP, 2, PANEL, dtype=torch.float32, device="cpu")
+    fields = {
+        Grid.N: N, Grid.WEIGHT: weight.data_ptr(), Grid.K: K, Grid.BITS: bits, Grid.CODES: codes.data_ptr(),
+        Grid.SCALES: scales.data_ptr(), Grid.TOLERANCE: most.ctypes.data,
+        Grid.OFF: 0 if tolerance is None else off.ctypes.data,
+    }  # fmt: skip
+    _run(grids.onto_grids, 1, PANEL * GROUP // 4, fields)
+    return codes, scales, not off[0]
 
 
 def packed(weight: Tensor) -> Tensor:

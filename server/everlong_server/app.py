@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -43,12 +42,12 @@ log = logging.getLogger(__name__)
 def create_app(
     settings: Settings,
     redis_url: str,
-    load: Callable[[], Model],
+    load: Callable[[], Awaitable[Model]],
     *,
     on_ready: Callable[[Services], None] = lambda services: None,
     on_failure: Callable[[BaseException], None] = lambda error: None,
 ) -> FastAPI:
-    """The application. It answers at once; `load` (blocking) runs beside it, and `/readyz` is 503 until it is done.
+    """The application. It answers at once, and `/readyz` is 503 until `load` has the model.
 
     `on_ready` and `on_failure` are told how that went, on the event loop. Raises `TracingError`.
     """
@@ -62,7 +61,7 @@ def create_app(
             try:
                 await require_keys(settings, redis_url)
                 await require_vault(settings, redis_url)
-                model = await _in_daemon(load)
+                model = await load()
                 async with running(settings, model, redis_url, metrics, traces) as services:
                     app.state.services = services
                     on_ready(services)
@@ -110,32 +109,6 @@ def create_app(
     plain = app.openapi
     app.openapi = lambda: app.openapi_schema or access.describe(plain())  # type: ignore[method-assign]
     return app
-
-
-async def _in_daemon(load: Callable[[], Model]) -> Model:
-    """The result of `load`, on a thread that does not keep a process alive that is told to end meanwhile."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Model] = loop.create_future()
-
-    def settle(model: Model | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if model is not None:
-            future.set_result(model)
-        else:
-            future.set_exception(error or RuntimeError("loading gave no model"))
-
-    def run() -> None:
-        model, error = None, None
-        try:
-            model = load()
-        except BaseException as caught:  # handed on, whatever it is
-            error = caught
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, model, error)
-
-    threading.Thread(target=run, name="everlong-load", daemon=True).start()
-    return await future
 
 
 _SILENT = 4

@@ -72,6 +72,11 @@ class Voice:
         else:
             self._console.print(text)
 
+    def show(self, text: str) -> None:
+        """`text` as it is, to people only."""
+        if not self.as_json:
+            self._console.print(text, markup=False)
+
     def fail(self, error: BaseException) -> None:
         """Why it ends."""
         self.say(escape(str(error)) if self.as_json else f"[bold red]error:[/] {escape(str(error))}", logging.ERROR)

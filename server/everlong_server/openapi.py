@@ -15,7 +15,7 @@ from everlong_server.settings import Settings
 def openapi() -> dict[str, Any]:
     """The document. Needs no model and no Redis: they are only opened when the app starts."""
 
-    def never() -> Model:
+    async def never() -> Model:
         raise AssertionError("the app is not started")
 
     return create_app(Settings(), "unix:///dev/null", never).openapi()

@@ -13,12 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from redis.exceptions import RedisError
 
-from everlong_models import Model, load_model
-from everlong_models.loading import DEFAULT_BACKBONE, Progress
-from everlong_models.model import DEFAULT_MODEL
+from everlong_models import Model
 from everlong_server.engine.background import Background
 from everlong_server.engine.conversation import Conversations
 from everlong_server.engine.dialogue import Dialogues
@@ -110,25 +107,6 @@ class Services:
         """What an answer is grounded on if its question says nothing about it; the question and the answer need room."""
         settings, sight = self.settings, self.model.memory.sight
         return Recall(settings.recall_passages, min(settings.recall_tokens, max(sight // 2, sight - _REST)))
-
-
-def load(settings: Settings, progress: Progress) -> Model:
-    """The model that `settings` name. Blocking: seconds, and half a minute the first time."""
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return load_model(
-        settings.model or (DEFAULT_BACKBONE if settings.memory else DEFAULT_MODEL),
-        models_dir=settings.models_dir.expanduser(),
-        memory=settings.memory,
-        options=settings.memory_options,
-        device=device,
-        quantize=settings.quantize,
-        bfloat16=settings.bfloat16,
-        progress=progress,
-    )
 
 
 class NoKeys(Exception):

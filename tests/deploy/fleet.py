@@ -60,6 +60,7 @@ class Fleet:
 
 def main(commands: list[list[str]]) -> None:
     """Forks, prints the pids, then the pid of each that has ended; tells all to end when stdin is closed."""
+    from everlong_server import listening  # noqa: F401 - what a server imports late
     from everlong_server.serving import serve_forever
     from everlong_server.settings import load_settings
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from everlong_server.loading import load
 from everlong_server.metrics import Metrics
-from everlong_server.services import Services, load, running
+from everlong_server.services import Services, running
 from everlong_server.settings import Settings
 from everlong_server.store.connection import connect
 from everlong_server.store.passages import Passages

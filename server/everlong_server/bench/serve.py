@@ -25,12 +25,12 @@ import torch
 from everlong_models import MemoryState, Model, SamplingParams
 from everlong_models.loading import DEFAULT_BACKBONE, find_backbone
 from everlong_models.tasks.text import packaged
-from everlong_server import services
 from everlong_server.bench.process import Process
 from everlong_server.bench.report import Report, Target
 from everlong_server.engine.grounding import BESIDE
 from everlong_server.engine.items import Answer, Delta, Failed, Finished
 from everlong_server.engine.runner import Runner
+from everlong_server.loading import load
 from everlong_server.settings import Settings, load_settings
 
 _PROMPT = 24
@@ -69,7 +69,7 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
         )
     settings = load_settings().model_copy(update={"model": DEFAULT_BACKBONE, "memory": plan.memory})
     backbone = find_backbone(DEFAULT_BACKBONE, models_dir=settings.models_dir.expanduser(), progress=progress)
-    model = services.load(settings, progress)
+    model = load(settings, progress)
     whole, S = model.tokenizer.encode(packaged()), model.segment_length
     empty = model.memory.initial_state(1)
     rows: list[dict[str, Any]] = []

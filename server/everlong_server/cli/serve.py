@@ -19,11 +19,12 @@ def _serve(context: typer.Context) -> None:
     """Start the server."""
     # What is imported and loaded now stays: to look for garbage in it, again and again, takes a second. Until it is loaded.
     gc.disable()
-    from everlong_server.serving import serve_forever
     from everlong_server.settings import SettingsError, load_settings
 
     try:
         settings = load_settings(context.args)
     except SettingsError as error:
         raise fail(str(error)) from None
+    from everlong_server.serving import serve_forever
+
     raise typer.Exit(serve_forever(settings))

@@ -29,8 +29,9 @@ from everlong_server.eval.floor import Floor
 from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank, stated
 from everlong_server.eval.questions import SETS, Span, Split, Text, texts
 from everlong_server.eval.scores import Mean, declines, holds, mean, ratio
+from everlong_server.loading import load
 from everlong_server.metrics import Metrics
-from everlong_server.services import Services, load, running
+from everlong_server.services import Services, running
 from everlong_server.settings import Settings
 from everlong_server.store.embedded import EmbeddedRedis
 from everlong_server.store.records import Document, reading_id

@@ -49,7 +49,7 @@ def main() -> None:
     """Until stdin ends."""
     from transformers.models.llama import modeling_llama  # noqa: F401, PLC0415 - what a server imports late
 
-    from everlong_server import serving  # noqa: F401, PLC0415
+    from everlong_server import listening, serving  # noqa: F401, PLC0415
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the dead
     for line in sys.stdin:
