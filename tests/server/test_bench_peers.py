@@ -174,6 +174,17 @@ def test_llama_cpp_is_given_weights_that_know_enough_positions(tmp_path: Path) -
     assert GGUFReader(file).fields["llama.context_length"].contents() == 8192
 
 
+def test_starts_are_counted_behind_one_that_is_not(tmp_path: Path) -> None:
+    report = tmp_path / "start.json"
+    done = everlong("bench", "start", "--quick", "--starts", "1", "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("first token after") == 2
+    found = json.loads(report.read_text())
+    (row,), (target,) = found["rows"], found["targets"]
+    assert 0 < row["ready_s"] < row["first_token_s"] == target["value"]
+    assert (target["target"], target["comparison"]) == (10, "<=")
+
+
 def test_a_crowd_hangs_on_to_a_server_while_it_answers(tmp_path: Path) -> None:
     """Small: whether all of them are there, and what is said of it; not how fast it is."""
     report = tmp_path / "crowd.json"

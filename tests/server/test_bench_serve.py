@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from everlong_server.bench import serve
+from everlong_server.bench.process import Process
 from everlong_server.cli.bench import bench
 from everlong_server.engine.items import Finished
 
@@ -54,6 +57,60 @@ def test_thirty_two_streams_are_held_against_the_engine_and_nothing_may_fail() -
     assert failed.met
     (failed,) = serve.targets([row | {"streams": 4, "errors": 1}])
     assert not failed.met
+
+
+def test_the_second_load_is_held_against_the_engine_by_itself() -> None:
+    row = {
+        "tokens": 1000, "streams": 32, "errors": 0, "tokens_per_second": 90.0, "tokens_per_second_by_ab": 96.0,
+        "engine_alone_tokens_per_second": 100.0,
+    }  # fmt: skip
+    first, second, _ = serve.targets([row])
+    assert ("guidellm's load" in first.name, first.value) == (True, 0.9)
+    assert ("ab's load" in second.name, second.value, second.met) == (True, 0.96, True)
+
+
+@pytest.mark.parametrize(
+    ("says", "generated", "found"),
+    [
+        ("echo 'Time taken for tests:   2.500 seconds'", [100, 108], 2.5),
+        ("echo 'Time taken for tests:   2.500 seconds'", [100, 107], "2 requests got 7 tokens, not 4 each"),
+        (
+            "echo 'apr_socket_recv: Connection refused (111)' >&2; exit 111",
+            [0, 0],
+            r"ab ended with 111: apr_socket_recv",
+        ),
+        ("true", [0, 0], "ab ended with 0: without a word"),
+    ],
+)
+def test_a_load_counts_only_if_each_request_was_answered_in_full(
+    says: str, generated: list[int], found: float | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ab, told = tmp_path / "ab", iter(generated)
+    ab.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/given\n{says}\n')
+    ab.chmod(0o755)
+    monkeypatch.setattr(serve, "_generated", lambda server: next(told))
+    plan = serve.Plan("rmt", [1000], [2], 1, 1, 4, 1, 1, recall=False, guidellm="", ab=str(ab))
+    server = Process(["never started"], ready="/", what="a server")
+    asked = (plan, str(ab), server, "resp_1", 2, "Who?", tmp_path)
+    if isinstance(found, float):
+        assert serve._plain(*asked) == found
+    else:
+        with pytest.raises(serve.LoadGeneratorMissing, match=found):
+            serve._plain(*asked)
+    given = (tmp_path / "given").read_text().split()
+    assert given[-1] == f"{str(server.http.base_url).rstrip('/')}/v1/responses"
+    assert (given[given.index("-n") + 1], given[given.index("-c") + 1]) == ("2", "2")
+    sent = json.loads(Path(given[given.index("-p") + 1]).read_text())
+    assert (sent["input"], sent["max_output_tokens"], sent["stream"], sent["recall"]) == ("Who?", 4, True, False)
+
+
+def test_without_the_second_load_generator_it_says_how_to_get_it(tmp_path: Path) -> None:
+    there = tmp_path / "guidellm"
+    there.write_text("#!/bin/sh\n")
+    there.chmod(0o755)
+    done = CliRunner().invoke(bench, ["serve", "--guidellm", str(there), "--ab", "no-such-program"])
+    assert done.exit_code == 1
+    assert "apt-get install apache2-utils" in " ".join(done.stderr.split())
 
 
 def test_without_the_load_generator_it_says_how_to_get_it() -> None:

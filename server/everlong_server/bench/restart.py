@@ -35,8 +35,8 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
                     server.kill()
                     progress(f"restarted in {server.start():.1f} s")
                 session = server.http.post("/v1/sessions", json={"documents": [read["id"]]}).json()["id"]
-                very_first = _first_token(server, session)  # in the median's place it would be one of five
-                seconds = [_first_token(server, session) for _ in range(_QUESTIONS)]
+                very_first = first_token(server, session)  # in the median's place it would be one of five
+                seconds = [first_token(server, session) for _ in range(_QUESTIONS)]
                 first[phase] = statistics.median(seconds)
                 rows.append(
                     {
@@ -54,7 +54,7 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
     return Report("restart", rows, targets, notes)
 
 
-def _first_token(server: Process, session: str) -> float:
+def first_token(server: Process, session: str) -> float:
     """Seconds from the request to the first piece of the answer."""
     body = {
         "content": "And then?",

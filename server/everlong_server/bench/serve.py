@@ -2,13 +2,15 @@
 
 A document is read and answered about once, over HTTP; every request of the load goes on from that answer by its id
 (`previous_response_id`), which forks it: each is a session of its own behind a long document. In turns with it, the engine
-without HTTP and Redis on the same prompts.
+without HTTP and Redis on the same prompts; and, to tell what HTTP costs from what guidellm does on the same cores, the same requests
+by Apache's `ab`, which takes next to nothing of them.
 """
 
 from __future__ import annotations
 
 import json
 import queue
+import re
 import shutil
 import subprocess
 import tempfile
@@ -38,7 +40,7 @@ _PROMPT = 24
 
 
 class LoadGeneratorMissing(Exception):
-    """guidellm is not there, or could not do its work; the message says what to do."""
+    """guidellm, or ab, is not there, or could not do its work; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +60,18 @@ class Plan:
     token_ms: float
     recall: bool
     guidellm: str
+    ab: str | None = None
 
 
 def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
-    """Raises `LoadGeneratorMissing` before anything is measured if guidellm is not there."""
+    """Raises `LoadGeneratorMissing` before anything is measured if a load generator is not there."""
     if shutil.which(plan.guidellm) is None:
         raise LoadGeneratorMissing(
             f"no program {plan.guidellm!r}: python -m venv load && load/bin/pip install torch guidellm, "
             "then --guidellm load/bin/guidellm (an environment of its own: it brings its own versions)"
         )
+    if plan.ab is not None and shutil.which(plan.ab) is None:
+        raise LoadGeneratorMissing(f"no program {plan.ab!r}: apt-get install apache2-utils, then --ab ab")
     settings = load_settings().model_copy(update={"model": DEFAULT_BACKBONE, "memory": plan.memory})
     backbone = find_backbone(DEFAULT_BACKBONE, models_dir=settings.models_dir.expanduser(), progress=progress)
     model = load(settings, progress)
@@ -81,7 +86,8 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
                 progress(f"reading {length:,} tokens")
                 document = (whole * -(-length // len(whole)))[:length]
                 answered = _answered(server, model.tokenizer.decode(document))
-                prompt = whole[: _read(plan, server, answered, model.tokenizer.decode(whole[:_PROMPT]))]
+                question = model.tokenizer.decode(whole[:_PROMPT])
+                prompt = whole[: _read(plan, server, answered, question)]
                 with torch.inference_mode():
                     text = torch.tensor([document[: length // S * S]], device=next(iter(empty.tensors.values())).device)
                     state = model.memory.read(text, empty)
@@ -89,15 +95,18 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
                     plan, runner, runner.max_streams, runner.max_streams, state, prompt
                 )  # what kernels do at their first use
                 for streams in plan.streams:
-                    loads, seconds = [], 0.0
+                    loads, seconds, by_ab = [], 0.0, 0.0
                     for turn in range(plan.turns):
                         progress(f"{length:,} tokens, {streams} at a time, turn {turn + 1} of {plan.turns}")
                         loads.append(_load(plan, server, answered, streams, backbone, Path(folder) / "load.json"))
                         seconds += _alone(plan, runner, plan.rounds * streams, streams, state, prompt)
+                        if plan.ab is not None:
+                            by_ab += _plain(plan, plan.ab, server, answered, streams, question, Path(folder))
                     row = {"tokens": length, "streams": streams} | figures(loads, plan.first_ms, plan.token_ms)
                     row["read_for_an_answer"] = len(prompt)
                     written = plan.turns * plan.rounds * streams * plan.written
-                    rows.append(row | {"engine_alone_tokens_per_second": written / seconds})
+                    row["engine_alone_tokens_per_second"] = written / seconds
+                    rows.append(row | ({"tokens_per_second_by_ab": written / by_ab} if by_ab else {}))
         finally:
             server.kill()
     return Report("serve", rows, targets(rows), _notes(plan))
@@ -131,15 +140,17 @@ def figures(loads: Sequence[dict[str, Any]], first_ms: float, token_ms: float) -
 
 def targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
     """Of 32 streams, where they were measured; and that nothing failed."""
+    loads = {"tokens_per_second": "guidellm's load", "tokens_per_second_by_ab": "ab's load"}
     of_32 = [
         Target(
-            f"{row['tokens']:,} tokens, 32 streams: tokens/s through HTTP ÷ of the engine alone",
-            row["tokens_per_second"] / row["engine_alone_tokens_per_second"],
+            f"{row['tokens']:,} tokens, 32 streams, {name}: tokens/s through HTTP ÷ of the engine alone",
+            row[column] / row["engine_alone_tokens_per_second"],
             0.95,
             at_most=False,
         )
         for row in rows
-        if row["streams"] == 32
+        for column, name in loads.items()
+        if row["streams"] == 32 and column in row
     ]
     return [*of_32, Target("requests that failed", float(sum(row["errors"] for row in rows)), 0.0, at_most=True)]
 
@@ -196,6 +207,50 @@ def _load(plan: Plan, server: Process, answered: str, streams: int, tokenizer: P
     return dict(found)
 
 
+def _plain(plan: Plan, ab: str, server: Process, answered: str, streams: int, question: str, folder: Path) -> float:
+    """Seconds for the same requests by ab, streamed as guidellm's are. Raises `LoadGeneratorMissing` unless each was answered in full."""
+    body = {
+        "previous_response_id": answered, "store": False, "input": question, "max_output_tokens": plan.written, "ignore_eos": True,
+        "stream": True,
+    }  # fmt: skip
+    file = folder / "request.json"
+    file.write_text(json.dumps(body if plan.recall else body | {"recall": False}))
+    many, before = plan.rounds * streams, _generated(server)
+    url = f"{server.http.base_url}/v1/responses".replace("//v1", "/v1")
+    # -l: answers differ in length, by their figures.
+    command = [
+        ab,
+        "-q",
+        "-l",
+        "-s",
+        "3600",
+        "-n",
+        str(many),
+        "-c",
+        str(streams),
+        "-T",
+        "application/json",
+        "-p",
+        str(file),
+        url,
+    ]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    took = re.search(r"^Time taken for tests: +([0-9.]+) seconds$", done.stdout, re.MULTILINE)
+    if done.returncode or took is None:
+        words = (done.stderr or done.stdout).strip().splitlines()
+        raise LoadGeneratorMissing(f"ab ended with {done.returncode}: {words[-1] if words else 'without a word'}")
+    if (written := _generated(server) - before) != many * plan.written:
+        raise LoadGeneratorMissing(f"ab's {many} requests got {written} tokens, not {plan.written} each")
+    return float(took[1])
+
+
+def _generated(server: Process) -> int:
+    """Tokens that the server has generated."""
+    found = re.search(r"^everlong_tokens_generated_total ([0-9.e+]+)$", server.http.get("/metrics").text, re.MULTILINE)
+    assert found is not None, "a series of /metrics"
+    return int(float(found[1]))
+
+
 @contextmanager
 def _engine(model: Model, settings: Settings) -> Iterator[Runner]:
     """The runner by itself, as the server has it."""
@@ -240,5 +295,10 @@ def _notes(plan: Plan) -> list[str]:
         f"answers of {plan.written}; each forks one answer behind the document",
         f"memory {plan.memory}, recall {'as the server has it' if plan.recall else 'off'}; goodput: requests per second with a "
         f"first token within {plan.first_ms:g} ms and {plan.token_ms:g} ms for each further one",
-        "the load generator runs on the same machine and takes its share of it",
+        "the load generator runs on the same machine and takes its share of it"
+        + (
+            ""
+            if plan.ab is None
+            else "; ab's, a program of little work, is the same requests and counts nothing but their time"
+        ),
     ]

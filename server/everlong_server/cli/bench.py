@@ -61,6 +61,18 @@ def restart(output: Output = None, quick: Quick = False) -> None:
 
 
 @bench.command()
+def start(
+    starts: Annotated[int, typer.Option(help="that are counted, after one that is not", min=1)] = 5,
+    output: Output = None,
+    quick: Quick = False,
+) -> None:
+    """From the command to the first token, where the model was served before."""
+    from everlong_server.bench import start
+
+    _report(lambda: start.run(starts=starts, quick=quick, progress=_progress), output)
+
+
+@bench.command()
 def peers(
     lengths: Annotated[str, typer.Option(help="of the document, in tokens, with commas between them")] = "2000,8000",
     peers: Annotated[
@@ -93,13 +105,17 @@ def serve(
     token_ms: Annotated[float, typer.Option(help="goodput: for each further token", min=0)] = 200.0,
     recall: Annotated[bool, typer.Option(help="passages before the questions")] = False,
     guidellm: Annotated[str, typer.Option(help="the load generator's program")] = "guidellm",
+    ab: Annotated[
+        str | None,
+        typer.Option(help="Apache's ab: the same requests by a program that takes next to none of the cores"),
+    ] = None,
     output: Output = None,
 ) -> None:
     """Many at once, by a load generator that is not ours: first tokens, tokens per second, goodput; beside the engine alone."""
     from everlong_server.bench.serve import LoadGeneratorMissing, Plan, run
 
     sizes, at_once = _numbers("--lengths", lengths, 500), _numbers("--streams", streams, 1)
-    plan = Plan(memory, sizes, at_once, rounds, turns, written, first_ms, token_ms, recall, guidellm)
+    plan = Plan(memory, sizes, at_once, rounds, turns, written, first_ms, token_ms, recall, guidellm, ab)
     try:
         _report(lambda: run(plan, progress=_progress), output)
     except LoadGeneratorMissing as error:
