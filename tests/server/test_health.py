@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
-from everlong_server import serving
+from everlong_server import listening
 from everlong_server.logs import Voice
 from everlong_server.metrics import Metrics
 from everlong_server.settings import load_settings
@@ -45,7 +46,7 @@ async def test_a_server_whose_device_has_failed_ends(monkeypatch: pytest.MonkeyP
     engine = SimpleNamespace(alive=True, draining=False, answering=0)
     app = FastAPI()
     app.state.services = SimpleNamespace(engine=engine)
-    server = serving._Server(app, load_settings(), None, Voice(serving.console, as_json=False))
+    server = listening._Server(app, load_settings(), None, Voice(Console(), as_json=False))
     assert not await server.on_tick(1)
     engine.alive = False
     assert await server.on_tick(2)
