@@ -7,10 +7,10 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
-from numba import carray, njit
+from numba import carray
 
 from everlong_models.kernels import FIELDS, LINE, _compiled, _floats
-from everlong_models.lanes import GROUP, PANEL, byte_pointer, float_pointer, int_pointer, take
+from everlong_models.lanes import GROUP, PANEL, address, byte_pointer, ends, float_pointer, int_pointer, take
 
 
 class Grid(IntEnum):
@@ -27,15 +27,6 @@ class Grid(IntEnum):
     SCALES = 9  # float32 (N / PANEL, K / GROUP, 2, PANEL): step and least weight
     TOLERANCE = 10  # float32 (1,): how far a weight may lie off its grid, in steps
     OFF = 11  # int64 (1,): 1 as soon as one lies further off, after which nothing more is done; nobody looks where this is 0
-
-
-@njit(error_model="numpy", fastmath={"nnan", "nsz"})
-def _ends(weights):
-    """The least and the greatest; of what is no number, anything."""
-    least = most = weights[0]
-    for i in range(GROUP):
-        least, most = min(least, weights[i]), max(most, weights[i])
-    return least, most
 
 
 @_compiled
@@ -65,9 +56,11 @@ def onto_grids(data):
         for g in range(K // GROUP):
             for n in range(PANEL):
                 weights = weight[part * PANEL + n, g * GROUP : (g + 1) * GROUP]
-                least, most = _ends(weights)
-                d = (most - least) / np.float32(2**bits - 1)
-                scales[part, g, 0, n], scales[part, g, 1, n] = d, least
+                pair = job[Grid.SCALES] + 4 * (((part * (K // GROUP) + g) * 2) * PANEL + n)
+                ends(address(weights), pair + 4 * PANEL, pair)
+                least = scales[part, g, 1, n]
+                d = (scales[part, g, 0, n] - least) / np.float32(2**bits - 1)
+                scales[part, g, 0, n] = d
                 if not _round(weights, least, d if d > 0 else np.float32(1), tolerance, found[n]) and job[Grid.OFF]:
                     off[0] = 1
             at = (part * K + g * GROUP) * PANEL * bits // 8

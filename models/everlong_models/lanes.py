@@ -144,6 +144,25 @@ def silu(_context, x, blocks):
     return _instructions(2, write)
 
 
+@intrinsic
+def ends(_context, x, least, most):
+    """The least and the greatest of `GROUP` numbers, by comparisons: what is no number may be either, or neither."""
+
+    def write(code, x, least, most):
+        b = code.builder
+        lanes = [code.load(code.offset(x, LANES * n), _Lanes) for n in range(GROUP // LANES)]
+        for place, how in ((least, "<"), (most, ">")):
+            parts = lanes
+            while len(parts) > 1 or parts[0].type is not _float:
+                if len(parts) == 1:
+                    parts = [b.extract_element(parts[0], ir.Constant(_index, n)) for n in range(LANES)]
+                pairs = zip(parts[::2], parts[1::2], strict=True)
+                parts = [b.select(b.fcmp_ordered(how, one, other), one, other) for one, other in pairs]
+            code.store(parts[0], place)
+
+    return _instructions(3, write)
+
+
 def _dots(bits: int, rows: int, panels: int) -> Any:
     """y[m, n] ← Σ_g d[g, n] Σ_k q[g, k, n] x[m, g, k] + c[g, n] s[m, g] of `rows` rows m and `panels` times `PANEL` outputs n, where
     s[m, g] is the sum of x over a group. Strides count float32.

@@ -18,21 +18,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from everlong_models import kernels, team
 from everlong_models.backbone import Backbone
-from everlong_models.lanes import PANEL
 from everlong_models.quantized import GROUP, Quantized, fits
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.weights import Manifest, load_weights, save_weights
+from tests.models.stored import stored
 
 pytestmark = pytest.mark.skipif(not fits(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
-
-
-def stored(rows: int, columns: int) -> torch.Tensor:
-    """Weights as llama.cpp's Q4_1 restores them: 16 steps of d from m, both of half precision, in groups of 32."""
-    torch.manual_seed(0)
-    q = torch.randint(0, 16, (rows, columns // GROUP, GROUP)).float()
-    q[..., 3], q[..., 30] = 0, 15
-    d, m = (torch.rand(rows, columns // GROUP, 1) * scale for scale in (0.02, -0.15))
-    return (q * d.half().float() + m.half().float()).flatten(1)
 
 
 def test_one_input_by_itself():
@@ -65,42 +56,6 @@ def test_four_bits_are_taken_only_where_they_lose_nothing():
         weight = stored(301, 64)
         weight[row, 9] = torch.nan
         assert Quantized(weight).bits == 8
-
-
-def naive_grids(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Codes and scales of (N, K) as `grids.Grid` has them, and how far a weight lies off its grid, at most."""
-    groups = weight.unflatten(1, (-1, GROUP))
-    least = groups.amin(-1, keepdim=True)
-    d = (groups.amax(-1, keepdim=True) - least) / (2**bits - 1)
-    exact = (groups - least) / torch.where(d > 0, d, 1)
-    panels = exact.round().to(torch.uint8).flatten(1).unflatten(0, (-1, PANEL)).transpose(1, 2)
-    if bits == 4:
-        panels = panels[:, :, : PANEL // 2] | panels[:, :, PANEL // 2 :] << 4
-    scales = torch.cat([d, least], dim=-1).unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1)
-    return panels, scales, float((exact - exact.round()).abs().max())
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(
-    "weight", [stored(160, 96), torch.randn(48, 64), torch.ones(16, 32), torch.randn(96, 64).T[:64, :32]]
-)
-def test_grids(threads, bits, weight):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        codes, scales, far = naive_grids(weight, bits)
-        got = team.on_grids(weight, bits)
-        assert (torch.equal(got[0], codes), torch.equal(got[1], scales), got[2]) == (True, True, True)
-        assert [team.on_grids(weight, bits, share * far + 1e-9)[2] for share in (0.99, 1)] == [far == 0, True]
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("weight", [torch.zeros(15, 32), torch.zeros(16, 40), torch.zeros(16, 32).double()])
-def test_no_grids(weight):
-    with pytest.raises(ValueError, match=r"no grids for torch\.float"):
-        team.on_grids(weight, 4)
 
 
 def test_an_update_stays_beside_four_bits():

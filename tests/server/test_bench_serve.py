@@ -13,6 +13,7 @@ from everlong_server.bench import serve
 from everlong_server.bench.process import Process
 from everlong_server.cli.bench import bench
 from everlong_server.engine.items import Finished
+from tests.process import Server
 
 
 def found(*requests: tuple[float, float], errors: int = 0) -> dict:
@@ -102,6 +103,13 @@ def test_a_load_counts_only_if_each_request_was_answered_in_full(
     assert (given[given.index("-n") + 1], given[given.index("-c") + 1]) == ("2", "2")
     sent = json.loads(Path(given[given.index("-p") + 1]).read_text())
     assert (sent["input"], sent["max_output_tokens"], sent["stream"], sent["recall"]) == ("Who?", 4, True, False)
+
+
+def test_what_was_generated_is_what_the_server_counts(server: Server) -> None:
+    before, session = serve._generated(server), server.http.post("/v1/sessions", json={}).json()["id"]  # type: ignore[arg-type]
+    body = {"content": "Who?", "max_tokens": 3, "ignore_eos": True}
+    server.http.post(f"/v1/sessions/{session}/messages", json=body).raise_for_status()
+    assert serve._generated(server) - before == 3  # type: ignore[arg-type]
 
 
 def test_without_the_second_load_generator_it_says_how_to_get_it(tmp_path: Path) -> None:

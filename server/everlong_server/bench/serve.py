@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from everlong_models import MemoryState, Model, SamplingParams
 from everlong_models.loading import DEFAULT_BACKBONE, find_backbone
@@ -216,7 +217,7 @@ def _plain(plan: Plan, ab: str, server: Process, answered: str, streams: int, qu
     file = folder / "request.json"
     file.write_text(json.dumps(body if plan.recall else body | {"recall": False}))
     many, before = plan.rounds * streams, _generated(server)
-    url = f"{server.http.base_url}/v1/responses".replace("//v1", "/v1")
+    url = str(server.http.base_url.join("/v1/responses"))
     # -l: answers differ in length, by their figures.
     command = [
         ab,
@@ -246,9 +247,9 @@ def _plain(plan: Plan, ab: str, server: Process, answered: str, streams: int, qu
 
 def _generated(server: Process) -> int:
     """Tokens that the server has generated."""
-    found = re.search(r"^everlong_tokens_generated_total ([0-9.e+]+)$", server.http.get("/metrics").text, re.MULTILINE)
-    assert found is not None, "a series of /metrics"
-    return int(float(found[1]))
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    samples = (sample for family in families for sample in family.samples)
+    return int(next(sample.value for sample in samples if sample.name == "everlong_tokens_generated_total"))
 
 
 @contextmanager
