@@ -27,7 +27,9 @@ START_SECONDS = 120
 
 # Where servers are forked from: it has imported what they import, which takes a core ten times as long as all else they do.
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["everlong_server.serving", "transformers.models.llama.modeling_llama"])
+_FORKS.set_forkserver_preload(
+    ["everlong_server.serving", "everlong_server.listening", "transformers.models.llama.modeling_llama"]
+)
 
 
 def wait_for(condition: Any, seconds: float = 60, what: str = "") -> Any:

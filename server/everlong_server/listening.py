@@ -41,7 +41,7 @@ def listen(
     voice: Voice,
     began: float,
 ) -> int:
-    """Serves until SIGTERM or SIGINT; the exit status. `began`: on the monotonic clock. Raises `OSError` for a port that is taken."""
+    """Serves until SIGTERM or SIGINT; the exit status. `began`: on the monotonic clock."""
     failed: list[BaseException] = []
 
     def on_ready(services: Services) -> None:
@@ -61,7 +61,10 @@ def listen(
         voice.fail(error)
         return 1
     server = _Server(app, settings, embedded, voice)
-    server.run(server.sockets())
+    try:
+        server.run(server.sockets())
+    except SystemExit:  # uvicorn's, which has said why: a port that is taken
+        return 1
     return 1 if failed or server.failed or not server.started else 0
 
 

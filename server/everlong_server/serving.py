@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import resource
 import time
 from concurrent.futures import Future
@@ -25,12 +26,16 @@ _FILES = 1 << 16
 
 
 def serve_forever(settings: Settings) -> int:
-    """Serves until SIGTERM or SIGINT; the exit status. Says on stderr what it does and what it is."""
+    """Serves until SIGTERM or SIGINT; the exit status. Says on stderr what it does and what it is.
+
+    A process that is to end while its model is still loading ends here.
+    """
     began = time.monotonic()
     console, as_json = Console(stderr=True, highlight=False, soft_wrap=True), settings.log_format == "json"
     logs.configure(settings.log_level, console, as_json=as_json)
     voice = Voice(console, as_json=as_json)
     redis: EmbeddedRedis | None = None
+    loading: Future[Model] | None = None
     try:
         require_search()
         _raise_files()
@@ -40,18 +45,22 @@ def serve_forever(settings: Settings) -> int:
             embedded = EmbeddedRedis(settings.data_dir.expanduser().absolute())
             embedded.start()
             redis = embedded  # only one that was started here is stopped here
-        loading = _begin(settings, voice)
+        loading = begun = _begin(settings, voice)
         # Imported while the model is loading, which is mostly no work of Python's.
         from everlong_server.listening import listen  # noqa: PLC0415
 
         url = settings.redis_url or (redis.url if redis else "")
-        return listen(settings, url, lambda: asyncio.wrap_future(loading), redis, voice, began)
+        status = listen(settings, url, lambda: asyncio.wrap_future(begun), redis, voice, began)
     except (SearchMissing, EmbeddedRedisError, OSError) as error:
         voice.fail(error)
-        return 1
+        status = 1
     finally:
         if redis is not None:
             redis.stop()
+    if loading is not None and not loading.done():
+        # Python would take down what the thread still computes with, and that is an abort, whatever the status.
+        os._exit(status)
+    return status
 
 
 def _raise_files() -> None:

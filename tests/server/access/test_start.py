@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from everlong_server.services import NoKeys, require_keys
 from everlong_server.settings import Settings
-from tests.process import START_SECONDS, Server
+from tests.process import START_SECONDS, Server, wait_for
 from tests.server.tenants import client, new_key
 
 
@@ -119,3 +121,40 @@ def test_whether_a_start_is_refused(locked: Server, new_server: Callable[..., Se
     asyncio.run(require_keys(Settings(host="0.0.0.0", auth="keys"), spare))
     asyncio.run(require_keys(Settings(host="0.0.0.0", auth="off"), spare))
     asyncio.run(require_keys(Settings(), spare))
+
+
+@pytest.mark.parametrize(
+    ("host", "taken", "status", "says"),
+    [
+        ("0.0.0.0", False, 1, "there is none"),
+        ("127.0.0.1", True, 1, "address already in use"),
+        ("127.0.0.1", False, 0, "loading for ever"),
+    ],
+    ids=["for want of a key", "for want of a port", "told to"],
+)
+def test_a_server_that_ends_while_its_model_is_loading_ends_in_peace(
+    host: str, taken: bool, status: int, says: str, tmp_path: Path
+) -> None:
+    """What loads is in PyTorch's hands then, which does not look whether Python is still there."""
+    code = """
+import sys, torch
+from everlong_server import loading
+
+def load(settings, progress):
+    progress("loading for ever")
+    while True:
+        torch.randn(300, 300) @ torch.randn(300, 300)
+
+loading.load = load
+from everlong_server.cli.serve import serve
+serve()
+"""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1] if taken else 0
+        serve = ["--host", host, "--port", str(port), "--data-dir", str(tmp_path)]
+        with subprocess.Popen([sys.executable, "-c", code, *serve], stderr=subprocess.PIPE, text=True) as process:
+            if not status:
+                wait_for(lambda: psutil.Process(process.pid).net_connections(), START_SECONDS)
+                process.terminate()
+            said = process.communicate(timeout=START_SECONDS)[1]
+    assert (process.returncode, says in said) == (status, True), said
