@@ -92,8 +92,8 @@ class _Batch(NamedTuple):
 
     def targets(self) -> tuple[Tensor, Tensor, _Targets]:
         """Rows and positions (n,) of what is wanted, and what that is."""
-        rows, positions = at = self.wanted.nonzero(as_tuple=True)
-        return rows, positions, _Targets(self.following[at], self.others[at], self.shares[at])
+        at = self.wanted.nonzero(as_tuple=True)
+        return *at, _Targets(self.following[at], self.others[at], self.shares[at])
 
 
 class _Targets(NamedTuple):

@@ -99,8 +99,8 @@ class Mixture(Task):
         soft = None
         if any(batch.soft for batch in batches):
             each = [batch.soft or Soft.none(*batch.tokens.shape) for batch in batches]
-            documents = [Soft(*row) for some in each for row in zip(*some, strict=True)]
-            soft = Soft.stack([documents[at] for at in order])
+            rows = [Soft(*row) for some in each for row in zip(*some, strict=True)]
+            soft = Soft.stack([rows[at] for at in order])
         return Batch(tokens[order], lengths[order], self._thinned(random, targets)[order], soft)
 
     def _thinned(self, random: np.random.Generator, targets: torch.Tensor) -> torch.Tensor:
