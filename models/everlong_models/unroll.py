@@ -13,7 +13,7 @@ from each document's last segment: the answer is at the end, and its gradient re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,63 +45,13 @@ class Part:
     border: bool
 
 
-class Soft(NamedTuple):
-    """What else may stand in a target's place: soft targets (Hinton et al. 2015), of which each token has K.
-
-    `ids` (…, K) int64, tokens of the vocabulary; `shares` (…, K) float32: how much of the target each is, together at most 1. The
-    rest is the document's own token. Tokens that are no targets have shares of 0.
-    """
-
-    ids: Tensor
-    shares: Tensor
-
-    @classmethod
-    def none(cls, *places: int) -> Soft:
-        """For `places` where the targets are the tokens alone: K = 0."""
-        return cls(torch.zeros(*places, 0, dtype=torch.int64), torch.zeros(*places, 0))
-
-    @classmethod
-    def stack(cls, rows: Sequence[Soft]) -> Soft:
-        """(B, N, K) of `rows`, each (n, k): padded with shares of 0."""
-        N = max(row.ids.shape[0] for row in rows)
-        return cls.joined([row.padded(N, row.ids.shape[1]) for row in rows], torch.stack)
-
-    @classmethod
-    def joined(cls, parts: Sequence[Soft], join: Callable[[list[Tensor]], Tensor] = torch.cat) -> Soft:
-        """Parts (n, k) of a document, one after the other."""
-        K = max(part.ids.shape[1] for part in parts)
-        wide = [part.padded(part.ids.shape[0], K) for part in parts]
-        return cls(join([part.ids for part in wide]), join([part.shares for part in wide]))
-
-    def padded(self, N: int, K: int) -> Soft:
-        """Of (n, k) an (N, K), with shares of 0 in what is new."""
-        missing = (0, K - self.ids.shape[1], 0, N - self.ids.shape[0])
-        return Soft(F.pad(self.ids, missing), F.pad(self.shares, missing))
-
-
 class _Batch(NamedTuple):
-    """At each position (B, T): the token, the one that follows it, whether that is a target, and whether there is a token. (B, T, K): what
-    else may follow it, and how much of the target that is."""
+    """At each position (B, T): the token, the one that follows it, whether that is a target, and whether there is a token."""
 
     tokens: Tensor
     following: Tensor
     wanted: Tensor
     inside: Tensor
-    others: Tensor
-    shares: Tensor
-
-    def targets(self) -> tuple[Tensor, Tensor, _Targets]:
-        """Rows and positions (n,) of what is wanted, and what that is."""
-        at = self.wanted.nonzero(as_tuple=True)
-        return *at, _Targets(self.following[at], self.others[at], self.shares[at])
-
-
-class _Targets(NamedTuple):
-    """Tokens (n,), others (n, K) and their shares (n, K)."""
-
-    tokens: Tensor
-    others: Tensor
-    shares: Tensor
 
 
 def document_loss(model: MemoryModel, tokens: Tensor, **how: Any) -> Tensor:
@@ -122,7 +72,6 @@ def unroll(
     *,
     lengths: Tensor | None = None,
     loss_mask: Tensor | None = None,
-    soft: Soft | None = None,
     state: MemoryState | None = None,
     truncate: int | None = None,
     checkpointed: bool = False,
@@ -131,8 +80,7 @@ def unroll(
     """The parts of documents `tokens` (B, N), segment by segment.
 
     `lengths` (B,): tokens in each row's document, default N; what stands behind them is never looked at.
-    `loss_mask` (B, N): which tokens are targets, default all. `soft` (B, N, K): what else may stand in a token's place;
-    the loss is the cross-entropy with all of it. `state`: the memory before, default the initial one.
+    `loss_mask` (B, N): which tokens are targets, default all. `state`: the memory before, default the initial one.
     `truncate`: segments that a gradient reaches back over, default all. `checkpointed`: activations are not kept but
     computed again in the backward pass, one segment at a time. `between`: called with a segment's index and the memory
     after it, where another segment follows, which then goes on with what it returns.
@@ -148,19 +96,15 @@ def unroll(
         raise TokenError(f"lengths must be {rows} numbers from 0 to {longest}, got {held}")
     if loss_mask is not None and loss_mask.shape != tokens.shape:
         raise TokenError(f"loss_mask has the shape {tuple(loss_mask.shape)}, the tokens {tuple(tokens.shape)}")
-    soft = Soft.none(rows, longest) if soft is None else soft
-    if wrong := [tuple(x.shape) for x in soft if x.shape != (rows, longest, soft.ids.shape[-1])]:
-        raise TokenError(f"soft targets have the shape {wrong[0]}, the tokens {tuple(tokens.shape)}")
     if truncate is not None and truncate < 1:
         raise ConfigError("truncate", truncate, "must be at least 1 segment")
     inside = torch.arange(longest, device=tokens.device) < torch.tensor(held, device=tokens.device)[:, None]
     wanted = inside if loss_mask is None else inside & loss_mask.bool()
     tokens = tokens.masked_fill(~inside, 0)
     following, wanted = (F.pad(x[:, 1:], (0, 1)) for x in (tokens, wanted))  # nothing follows the last
-    others, shares = (F.pad(x.to(tokens.device)[:, 1:], (0, 0, 0, 1)) for x in soft)
     whole = state is None and between is None and model.segment_length < max(held, default=0) <= model.one_pass
     state = model.initial_state(rows) if state is None else state
-    batch = _Batch(tokens, following, wanted, inside, others, shares)
+    batch = _Batch(tokens, following, wanted, inside)
     if whole:
         return iter([_whole(model, batch, held, state, checkpointed=checkpointed)])
     return _parts(model, batch, held, state, truncate=truncate, checkpointed=checkpointed, between=between)
@@ -168,10 +112,10 @@ def unroll(
 
 def _whole(model: MemoryModel, batch: _Batch, held: list[int], state: MemoryState, *, checkpointed: bool) -> Part:
     """The one part of new documents that `model` predicts in one pass."""
-    rows, positions, targets = batch.targets()
-    tokens = batch.tokens[:, : max(held)]
+    rows, positions = batch.wanted.nonzero(as_tuple=True)
+    tokens, targets = batch.tokens[:, : max(held)], batch.following[rows, positions]
     loss, auxiliary, correct = _nothing(batch)
-    if len(rows):
+    if len(targets):
 
         def scored() -> tuple[Tensor, Tensor]:
             return _scored(model.logits_at(tokens, rows, positions), targets)
@@ -260,20 +204,16 @@ def _tail(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor
 
 def _score(logits: Tensor, batch: _Batch) -> tuple[Tensor, Tensor]:
     """Loss and number of right predictions, (B,) each, of logits (B, T, V)."""
-    rows, positions, targets = batch.targets()
-    losses, right = _scored(logits[rows, positions], targets)
+    rows, positions = batch.wanted.nonzero(as_tuple=True)
+    losses, right = _scored(logits[rows, positions], batch.following[rows, positions])
     loss, correct = (x.new_zeros(len(logits)).index_add(0, rows, x) for x in (losses, right))
     return loss, correct
 
 
-def _scored(logits: Tensor, targets: _Targets) -> tuple[Tensor, Tensor]:
-    """Cross-entropies with `targets` (n,), in float32 or better, and whether the document's token is the most likely, of `logits` (n, V)."""
+def _scored(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Negative log-likelihoods of `targets` (n,), in float32 or better, and whether each is the most likely, of `logits` (n, V)."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    loss = F.cross_entropy(logits, targets.tokens, reduction="none")
-    if targets.others.shape[-1]:
-        others = (logits.logsumexp(-1, keepdim=True) - logits.gather(-1, targets.others)) * targets.shares
-        loss = loss * (1 - targets.shares.sum(-1)) + others.sum(-1)
-    return loss, (logits.argmax(-1) == targets.tokens).long()
+    return F.cross_entropy(logits, targets, reduction="none"), (logits.argmax(-1) == targets).long()
 
 
 def _nothing(batch: _Batch) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,7 +13,7 @@ from everlong_models.infinite_scratch import InfiniteScratch, InfiniteScratchCon
 from everlong_models.memory import MemoryModel, SegmentReader
 from everlong_models.rmt import RMT, RMTConfig
 from everlong_models.state import MemoryState
-from everlong_models.unroll import Soft, document_loss, unroll
+from everlong_models.unroll import document_loss, unroll
 from tests.models.laws import CLOSE, assert_same_state, tokens
 from tests.models.tiny import gpt2, llama
 
@@ -201,42 +201,6 @@ def test_correct_counts_the_targets_that_come_first(model):
         assert next(unroll(model, text, loss_mask=torch.arange(2 * S)[None] == S)).correct.item() == 0
 
 
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
-def test_soft_targets_are_the_cross_entropy_with_all_that_may_stand_there(model, checkpointed):
-    """Against whole distributions over the vocabulary, some shares of which the token itself has."""
-    text, V, K = tokens(model, 2, 2 * S + 3), model.vocab_size, 3
-    random = torch.Generator().manual_seed(5)
-    ids = torch.randint(V, (2, 2 * S + 3, K), generator=random)
-    ids[0, 5, 1] = text[0, 5]
-    shares = torch.rand(2, 2 * S + 3, K, generator=random, dtype=torch.float64) / K
-    mask = torch.rand(2, 2 * S + 3, generator=random) < 0.5
-    parts = list(unroll(model, text, loss_mask=mask, soft=Soft(ids, shares), checkpointed=checkpointed))
-    whole = F.one_hot(text, V).double() * (1 - shares.sum(-1, keepdim=True))
-    whole = whole.scatter_add(-1, ids, shares)
-    torch.testing.assert_close(whole.sum(-1), torch.ones(2, 2 * S + 3, dtype=torch.float64))
-    expected, state = torch.zeros(2, dtype=torch.float64), model.initial_state(2)
-    for index, segment in enumerate(text.split(S, dim=1)):
-        log_p = model.forward(segment, state).log_softmax(-1)
-        for row in range(2):
-            for offset in range(segment.shape[1]):
-                at = index * S + offset + 1
-                if at < text.shape[1] and mask[row, at]:
-                    expected[row] -= (whole[row, at] * log_p[row, offset]).sum()
-        state = model.read(segment, state) if segment.shape[1] == S else state
-    torch.testing.assert_close(torch.stack([part.loss for part in parts]).sum(0), expected, **CLOSE)
-    torch.stack([part.loss for part in parts]).sum().backward()
-
-
-def test_soft_targets_are_padded_and_joined():
-    one, other = Soft(torch.tensor([[4, 5]]), torch.tensor([[0.5, 0.25]])), Soft.none(2)
-    both = Soft.joined([other, one])
-    assert both.ids.tolist() == [[0, 0], [0, 0], [4, 5]]
-    assert both.shares.tolist() == [[0, 0], [0, 0], [0.5, 0.25]]
-    rows = Soft.stack([one, other, both])
-    assert rows.ids.shape == rows.shares.shape == (3, 3, 2)
-    assert rows.shares.tolist()[0] == [[0.5, 0.25], [0, 0], [0, 0]]
-
-
 def test_it_goes_on_from_a_state(model):
     text = tokens(model, 2, 3 * S)
     with torch.no_grad():
@@ -287,8 +251,6 @@ def test_bad_input_is_refused_at_the_call(model):
         unroll(model, text, loss_mask=torch.ones(2, 15))
     with pytest.raises(TokenError, match="shape"):
         unroll(model, text[0])
-    with pytest.raises(TokenError, match=r"soft targets have the shape \(2, 15, 0\), the tokens \(2, 16\)"):
-        unroll(model, text, soft=Soft.none(2, 15))
     with pytest.raises(ConfigError, match="truncate=0"):
         unroll(model, text, truncate=0)
     with pytest.raises(TokenError, match="no token of the batch is a target"):

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from everlong_models import load_model
 from everlong_models.eval.wording import squad
 from everlong_models.tasks.reading import REFUSAL
-from everlong_models.tasks.teacher import Teacher
 from everlong_server.cli.eval import eval as command
 from everlong_server.engine.grounding import TEMPLATE
 from everlong_server.eval import grounded, prompts
@@ -27,7 +26,6 @@ from everlong_server.eval.questions import Question, Text, texts
 from everlong_server.eval.scores import Mean, declines, holds, mean, ratio
 from everlong_server.settings import Settings
 from everlong_server.store.shelf import Shelf
-from tests.tinymodel import make_model
 
 FACTS = [
     ("Harbours", "The lighthouse of Brimsund was painted green by Oda Kvist in 1911.", "Who painted Brimsund's lighthouse?", "Oda Kvist"),
@@ -304,9 +302,7 @@ def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Setti
     ]  # fmt: skip
 
 
-def test_prompts_are_what_the_server_would_ask_with_their_answers(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_are_what_the_server_would_ask_with_their_answers(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     shutil.copytree(data, folder)
     make_xquad(folder / "xquad_en")
@@ -316,26 +312,13 @@ def test_prompts_are_what_the_server_would_ask_with_their_answers(
         write(folder / "books-260" / f"{number}.md", novel[number * 200 :])
     (folder / "books-260" / "novel.md").write_text("Heath. " * 3_000)
 
-    model = load_model(str(make_model(tmp_path / "models", segment_length=125)), models_dir=tmp_path)
-    teacher, easy = Teacher(model.memory, model.tokenizer, top=2), []
-    seen_whole: list[str] = []
-
-    def likely(prompt: str, answer: str) -> dict:
-        easy.append((prompt, answer))
-        found = Teacher.likely(teacher, prompt, answer)
-        seen_whole.append(answer)
-        return found
-
-    monkeypatch.setattr(teacher, "likely", likely)
-
-    def make(seed: int, taught_by: Teacher | None = None) -> list[dict]:
+    def make(seed: int) -> list[dict]:
         to, told = io.StringIO(), []
         plan = prompts.Plan(questions=12, impossible=2, lengths=(300, 600), seed=seed)
         told_of = lambda what, done: told.append((what, done))  # noqa: E731
-        count = asyncio.run(prompts.write(plan, words, taught_by, folder, to, told_of))
+        count = asyncio.run(prompts.write(plan, words, folder, to, told_of))
         lines = [json.loads(line) for line in to.getvalue().splitlines()]
-        asked = [turn for line in lines for turn in line["turns"]]
-        assert count == (len(lines), len(asked), sum("likely" in turn for turn in asked))
+        assert len(lines) == count
         assert [what for what, done in told if done == 1] == ["squad", "xquad", "fairytaleqa", "squad, not answered"]
         return lines
 
@@ -352,18 +335,6 @@ def test_prompts_are_what_the_server_would_ask_with_their_answers(
     refused = [turn["prompt"] for turn in turns if turn["answers"] == [REFUSAL]]
     assert any("disliked" in prompt for prompt in refused), "what people wrote for SQuAD"
     assert any("Question: Who was the keeper" in prompt for prompt in refused), "what is left out on purpose"
-    taught = make(0, teacher)
-    assert [[{**turn, "likely": 0} for turn in line["turns"]] for line in taught] == [
-        [{**turn, "likely": 0} for turn in line["turns"]] for line in lines
-    ], "the same prompts, whoever is asked what is likely"
-    asked = [turn for line in taught for turn in line["turns"] if "likely" in turn]
-    assert {"likely" in turn for line in taught for turn in line["turns"] if turn["answers"] == [REFUSAL]} == {False}
-    assert 12 < sum(len(turn["answers"]) for turn in asked) == len(seen_whole) < len(easy), "some passages are too long"
-    assert all(len(turn["answers"]) == len(turn["likely"]) for turn in asked)
-    first = [turn for turn in asked if turn["prompt"].startswith(TEMPLATE.opening)]
-    shorter = {prompt.split("Question: ")[-1]: len(prompt) for prompt, _ in easy}
-    assert all(shorter[turn["prompt"].split("Question: ")[-1]] < len(turn["prompt"]) for turn in first), "one passage"
-    assert all(prompt.startswith(TEMPLATE.opening) for prompt, _ in easy)
     later = [(line["turns"][0]["prompt"], turn) for line in lines for turn in line["turns"][1:]]
     assert later, "some passages answer other questions, too"
     for before, turn in later:

@@ -11,15 +11,13 @@ import torch
 from everlong_models.chat import ChatFormat
 from everlong_models.tasks.task import Batch
 from everlong_models.tokenizer import Tokenizer
-from everlong_models.unroll import Soft
 
 
 class Line(NamedTuple):
-    """One document to learn from: token ids (N,), which of them are targets (N,), and what else may stand in these's places (N, K)."""
+    """One document to learn from: token ids (N,), and which of them are targets (N,)."""
 
     ids: np.ndarray
     targets: np.ndarray
-    soft: Soft | None = None
 
 
 class Exchange:
@@ -68,7 +66,4 @@ def stacked(lines: Sequence[Line]) -> Batch:
     for row, line in enumerate(lines):
         tokens[row, : lengths[row]] = torch.from_numpy(line.ids)
         targets[row, : lengths[row]] = torch.from_numpy(line.targets)
-    soft = None
-    if any(line.soft for line in lines):
-        soft = Soft.stack([line.soft or Soft.none(len(line.ids)) for line in lines])
-    return Batch(tokens, torch.tensor(lengths), targets, soft)
+    return Batch(tokens, torch.tensor(lengths), targets)

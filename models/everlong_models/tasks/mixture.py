@@ -27,7 +27,6 @@ from everlong_models.tasks.facts import Facts, FactsConfig
 from everlong_models.tasks.prompts import Prompts, PromptsConfig
 from everlong_models.tasks.reading import Reading, ReadingConfig
 from everlong_models.tasks.task import Batch, Setting, Task, TaskConfig
-from everlong_models.unroll import Soft
 
 PartChoice = BabilongConfig | ContinuationConfig | DialogueConfig | FactsConfig | PromptsConfig | ReadingConfig
 PARTS: dict[str, type[Task]] = {
@@ -96,12 +95,7 @@ class Mixture(Task):
         )
         lengths = torch.cat([batch.lengths for batch in batches])
         order = lengths.argsort(stable=True)
-        soft = None
-        if any(batch.soft for batch in batches):
-            each = [batch.soft or Soft.none(*batch.tokens.shape) for batch in batches]
-            rows = [Soft(*row) for some in each for row in zip(*some, strict=True)]
-            soft = Soft.stack([rows[at] for at in order])
-        return Batch(tokens[order], lengths[order], self._thinned(random, targets)[order], soft)
+        return Batch(tokens[order], lengths[order], self._thinned(random, targets)[order])
 
     def _thinned(self, random: np.random.Generator, targets: torch.Tensor) -> torch.Tensor:
         chosen = torch.zeros_like(targets)

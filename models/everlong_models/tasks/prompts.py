@@ -3,11 +3,7 @@ to do with passages is learnt from what it will be given.
 
     {"source": "a text's name", "turns": [{"prompt": "passages, and the question", "answers": ["one", "another"]}]}
 
-in the chat format of the tokenizer; every answer is a target. A turn may say what a teacher thinks likely in an answer's place (`teacher`):
-
-    "likely": [{"ids": [[284, 260], …], "shares": [[0.8, 0.1], …]}, …]
-
-for each answer and each of its tokens, its end included.
+in the chat format of the tokenizer; every answer is a target.
 """
 
 from __future__ import annotations
@@ -15,10 +11,9 @@ from __future__ import annotations
 import functools
 import hashlib
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-import torch
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
@@ -29,7 +24,6 @@ from everlong_models.tasks.dialogue import perplexity
 from everlong_models.tasks.exchange import Exchange, Line, stacked
 from everlong_models.tasks.stored import checked, json_lines
 from everlong_models.tasks.task import Batch, Setting, Task, TaskConfig
-from everlong_models.unroll import Soft
 
 _HELD_OUT = 20
 """Of one source in so many nothing is learnt."""
@@ -37,22 +31,19 @@ _TRIES = 500
 
 
 class Turn(NamedTuple):
-    """`answers`: each as good as the others. `likely`: of each, what a teacher thinks likely at each of its tokens; empty if none was asked."""
+    """`answers`: each as good as the others."""
 
     prompt: str
     answers: tuple[str, ...]
-    likely: tuple[Soft, ...] = ()
 
 
 class PromptsConfig(TaskConfig):
     """`file`: JSON lines, in the folder of data sets if it is no path. `answer`: the most tokens of an answer.
-    `taught`: how much of a target is a teacher's, where the file has one.
     `vocabulary`: tokens of the tokenizer that is made for a model from scratch."""
 
     name: Literal["prompts"] = "prompts"
     file: str = "prompts.jsonl"
     answer: int = Field(64, ge=2)
-    taught: float = Field(0.5, ge=0, le=1)
     vocabulary: int = Field(4096, ge=512)
 
 
@@ -92,47 +83,21 @@ class Prompts(Task):
         for _ in range(_TRIES):
             ids: list[int] = []
             targets: list[bool] = []
-            soft: list[Soft] = []
             for turn in lines[random.integers(len(lines))]:
                 before = self.exchange.turn if ids else self.exchange.head()
                 asked = [*before, *self._encode(turn.prompt), *self.exchange.question("", document=False)]
-                chosen = int(random.integers(len(turn.answers)))
-                given = self.exchange.answer(turn.answers[chosen])
+                given = self.exchange.answer(turn.answers[random.integers(len(turn.answers))])
                 if len(given) > self.config.answer or len(ids) + len(asked) + len(given) > most:
                     break
                 ids += asked + given
                 targets += [False] * len(asked) + [True] * len(given)
-                soft += [Soft.none(len(asked)), self._taught(turn, chosen, len(given))]
             if ids:
-                return Line(np.array(ids, dtype=np.int64), np.array(targets), Soft.joined(soft))
+                return Line(np.array(ids, dtype=np.int64), np.array(targets))
         raise TokenError(f"{segments} segments of {self._S} tokens hold no prompt of {self.config.file}")
-
-    def _taught(self, turn: Turn, chosen: int, tokens: int) -> Soft:
-        """Of an answer of so many tokens, what is the teacher's."""
-        if not turn.likely or not self.config.taught:
-            return Soft.none(tokens)
-        ids, shares = turn.likely[chosen]
-        if len(ids) != tokens:
-            raise DataError(
-                f"{self.config.file}: {len(ids)} tokens of {turn.answers[chosen]!r:.60} have likely ones, of {tokens}: "
-                "the teacher had another tokenizer"
-            )
-        return Soft(ids, shares * self.config.taught)
 
     @functools.cached_property
     def _encode(self) -> functools._lru_cache_wrapper[list[int]]:
         return functools.lru_cache(20_000)(self.exchange.tokenizer.encode)
-
-
-def _turn(row: dict[str, Any]) -> Turn:
-    likely = tuple(
-        Soft(torch.tensor(each["ids"], dtype=torch.int64), torch.tensor(each["shares"]))
-        for each in row.get("likely", ())
-    )
-    answers = tuple(map(str, row["answers"]))
-    if likely and len(likely) != len(answers):
-        raise ValueError(f"{len(likely)} answers have likely tokens, of {len(answers)}")
-    return Turn(str(row["prompt"]), answers, likely)
 
 
 def _read(data: Path, name: str) -> tuple[list[tuple[Turn, ...]], list[tuple[Turn, ...]]]:
@@ -143,7 +108,7 @@ def _read(data: Path, name: str) -> tuple[list[tuple[Turn, ...]], list[tuple[Tur
         with checked(where):
             if wrong := [turn["answers"] for turn in row["turns"] if not isinstance(turn["answers"], list)]:
                 raise ValueError(f"answers must be a list, found {wrong[0]!r:.40}")
-            turns = tuple(_turn(turn) for turn in row["turns"])
+            turns = tuple(Turn(str(turn["prompt"]), tuple(map(str, turn["answers"]))) for turn in row["turns"])
             source = str(row["source"])
             if not turns or not all(turn.answers for turn in turns):
                 raise ValueError("a turn lacks answers" if turns else "no turns")

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 
 from everlong_models.memory import MemoryModel
 from everlong_models.tokenizer import Tokenizer
-from everlong_models.unroll import Soft
 
 
 class TaskConfig(BaseModel):
@@ -39,7 +38,7 @@ class Batch(NamedTuple):
     """Documents to learn from.
 
     `tokens` (B, N) int64; `lengths` (B,): tokens of each row, what stands behind is padding. `targets` (B, N) bool:
-    the tokens that are to be predicted. `soft` (B, N, K): what else may stand in their places, where a task knows it. `fresh`: rows begin with an empty memory; else each continues where its row of
+    the tokens that are to be predicted. `fresh`: rows begin with an empty memory; else each continues where its row of
     the batch before ended. `idle` (B, segments) bool: the full segments that say nothing that must be remembered, where
     a task knows them.
     """
@@ -47,7 +46,6 @@ class Batch(NamedTuple):
     tokens: Tensor
     lengths: Tensor
     targets: Tensor
-    soft: Soft | None = None
     fresh: bool = True
     idle: Tensor | None = None
 

@@ -28,7 +28,7 @@ from everlong_models.train.drift import Drift
 from everlong_models.train.journal import Journal
 from everlong_models.train.learner import Learner, make_learner
 from everlong_models.train.recipe import Recipe, ScratchBackbone, Stage
-from everlong_models.unroll import Soft, unroll
+from everlong_models.unroll import unroll
 
 MODEL = "model"
 """The trained model's folder, within the run's."""
@@ -292,7 +292,6 @@ class Run:
                         batch.tokens[some].to(self.device),
                         lengths=batch.lengths[some],
                         loss_mask=batch.targets[some].to(self.device),
-                        soft=batch.soft and Soft(batch.soft.ids[some], batch.soft.shares[some]),
                         state=state,
                         truncate=recipe.truncate,
                         checkpointed=recipe.checkpointed,

@@ -23,19 +23,14 @@ def _prompts(
     without: Annotated[float, typer.Option(min=0, max=1, help="share of questions without their right passages")] = 0.1,
     room: Annotated[str, typer.Option(help="tokens for passages, one of these for each question")] = "130,250,400",
     turns: Annotated[int, typer.Option(min=1, help="questions about the same passages, at most")] = 3,
-    teacher: Annotated[
-        str | None,
-        typer.Option(help="a model that says what is likely in answers' places, from the right passage alone"),
-    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
     models_dir: ModelsDir = None,
 ) -> None:
     """Write what a model is given with questions about training texts, for `everlong train` to learn from."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from everlong_models import EverlongModelError, load_model
+    from everlong_models import EverlongModelError
     from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
-    from everlong_models.tasks.teacher import Teacher
     from everlong_server.errors import ServerError
     from everlong_server.eval.prompts import Plan, write
     from everlong_server.eval.questions import LEARNT
@@ -44,13 +39,9 @@ def _prompts(
     plan = Plan(names_of(sets, LEARNT, "--sets"), questions, impossible, without, tokens, turns, seed=seed)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     try:
-        models = chosen_models_dir(models_dir)
-        if teacher is None:
-            tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=models, progress=err.print))
-            taught_by = None
-        else:
-            model = load_model(teacher, models_dir=models, progress=err.print)
-            tokenizer, taught_by = model.tokenizer, Teacher(model.memory, model.tokenizer)
+        tokenizer = load_tokenizer(
+            find_backbone(DEFAULT_BACKBONE, models_dir=chosen_models_dir(models_dir), progress=err.print)
+        )
         to.parent.mkdir(parents=True, exist_ok=True)
         # Complete before it gets its name: what was cut off is never learnt from.
         part = to.with_name(f".{to.name}.part")
@@ -60,7 +51,6 @@ def _prompts(
                 write(
                     plan,
                     lambda text: len(tokenizer.encode(text)),
-                    taught_by,
                     data,
                     file,
                     lambda what, done: bar.update(shown, description=what, completed=done),
@@ -69,5 +59,4 @@ def _prompts(
         part.replace(to)
     except (EverlongModelError, ServerError, OSError) as error:
         raise fail(str(error)) from None
-    asked = "" if teacher is None else f", {written.taught:,} of them answered by {teacher}, too"
-    err.print(f"{written.chats:,} chats with {written.questions:,} questions{asked}, in {to}")
+    err.print(f"{written:,} prompts in {to}")

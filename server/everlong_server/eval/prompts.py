@@ -12,15 +12,14 @@ import itertools
 import json
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
-from everlong_models.errors import DataError, TokenError
+from everlong_models.errors import DataError
 from everlong_models.tasks import text
 from everlong_models.tasks.reading import REFUSAL
-from everlong_models.tasks.teacher import Teacher
 from everlong_server.engine.grounding import TEMPLATE, choose, words_of
 from everlong_server.eval.hiding import Asked, Hidden, Novels, books, documents, rank
 from everlong_server.eval.questions import LEARNT, texts
@@ -51,40 +50,19 @@ class Plan:
     seed: int = 0
 
 
-class Written(NamedTuple):
-    """`chats`: lines of the file. `questions`: in these. `taught`: of the questions, those that a teacher was asked, too: it sees no more than
-    so many tokens whole."""
-
-    chats: int
-    questions: int
-    taught: int
-
-    def and_those(self, lines: list[dict[str, Any]]) -> Written:
-        """With `lines` more."""
-        turns = [turn for line in lines for turn in line["turns"]]
-        taught = sum("likely" in turn for turn in turns)
-        return Written(self.chats + len(lines), self.questions + len(turns), self.taught + taught)
-
-
 async def write(
-    plan: Plan,
-    count: Callable[[str], int],
-    teacher: Teacher | None,
-    data: Path,
-    to: TextIO,
-    tell: Callable[[str, float], None],
-) -> Written:
-    """Writes JSON lines as `everlong_models.tasks.prompts` reads them. `count`: tokens of a text. `teacher`: says what is likely
-    in answers' places. `tell`: of a set, and which share of it is done. Raises `DataError`."""
+    plan: Plan, count: Callable[[str], int], data: Path, to: TextIO, tell: Callable[[str, float], None]
+) -> int:
+    """Writes JSON lines as `everlong_models.tasks.prompts` reads them; how many. `count`: tokens of a text. `tell`: of a
+    set, and which share of it is done. Raises `DataError`."""
     tested = {book.name for book in books(data / "books")}
     kept, _ = text.books(text.find(data, "books-260"))
     novels = Novels([book for book in kept if book.name not in tested], count)
     jobs = [(name, True, plan.questions) for name in plan.sets]
     jobs += [("squad", False, plan.impossible)] if "squad" in plan.sets else []
-    written = Written(0, 0, 0)
+    written = 0
     with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
-        shelf, draw = Shelf(Blobs(f"file://{folder}")), random.Random(plan.seed)  # noqa: S311 - for samples
-        maker = _Maker(plan, shelf, count, teacher, draw)
+        maker = _Maker(plan, Shelf(Blobs(f"file://{folder}")), count, random.Random(plan.seed))  # noqa: S311 - for samples
         for name, answerable, wanted in jobs:
             of, done, in_vain = texts(data, name, "train"), 0, 0
             of = [text for text in of if any(bool(asked.answers) == answerable for asked in text.questions)]
@@ -99,8 +77,7 @@ async def write(
                 lines = await maker.lines(name, await asyncio.to_thread(next, found))
                 for line in lines:
                     to.write(json.dumps(line, ensure_ascii=False) + "\n")
-                    done += len(line["turns"])
-                written = written.and_those(lines)
+                    done, written = done + len(line["turns"]), written + 1
                 in_vain = 0 if lines else in_vain + 1
                 if in_vain > _IN_VAIN:
                     raise DataError(f"{name}: of {_IN_VAIN} documents no question's answer was found")
@@ -113,10 +90,8 @@ async def write(
 class _Maker:
     """Makes lines of documents."""
 
-    def __init__(
-        self, plan: Plan, shelf: Shelf, count: Callable[[str], int], teacher: Teacher | None, draw: random.Random
-    ) -> None:
-        self._plan, self._shelf, self._count, self._teacher, self._draw = plan, shelf, count, teacher, draw
+    def __init__(self, plan: Plan, shelf: Shelf, count: Callable[[str], int], draw: random.Random) -> None:
+        self._plan, self._shelf, self._count, self._draw = plan, shelf, count, draw
 
     async def lines(self, name: str, hidden: Hidden) -> list[dict[str, Any]]:
         """What is asked about a document, as the file's lines."""
@@ -156,17 +131,4 @@ class _Maker:
         brief = draw.choice(_BRIEFLY)
         first = {"prompt": (before or TEMPLATE.nothing) + asked.question + brief, "answers": answers}
         # What stands in the chat already is not repeated.
-        turns = [first, *({"prompt": other.question + brief, "answers": list(other.answers)} for other in then)]
-        if self._teacher is not None and answers[0] != REFUSAL:
-            for turn, other in zip(turns, (asked, *then), strict=True):
-                alone = TEMPLATE.before([hidden.passage(other)]) + other.question + brief
-                turn.update(await asyncio.to_thread(self._taught, alone, turn["answers"]))
-        return turns, then
-
-    def _taught(self, alone: str, answers: Sequence[str]) -> dict[str, Any]:
-        """What the teacher thinks likely behind the right passage alone, where it sees that whole."""
-        assert self._teacher is not None
-        try:
-            return {"likely": [self._teacher.likely(alone, answer) for answer in answers]}
-        except TokenError:
-            return {}
+        return [first, *({"prompt": other.question + brief, "answers": list(other.answers)} for other in then)], then

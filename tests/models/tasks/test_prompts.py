@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from everlong_models import Model, load_model
+from everlong_models import load_model
 from everlong_models.errors import DataError, TokenError
 from everlong_models.tasks import Setting, make_task
 from everlong_models.tasks.exchange import Exchange
-from everlong_models.tasks.mixture import MixtureConfig, Part
 from everlong_models.tasks.prompts import Prompts, PromptsConfig
-from everlong_models.tasks.teacher import Teacher
 from everlong_models.tokenizer import Tokenizer
 from tests.tinymodel import make_tokenizer
 
@@ -90,82 +88,6 @@ def test_what_does_not_fit_is_left_out_from_its_turn_on(tmp_path: Path, tokenize
         make(tmp_path, tokenizer, answer=2).batch(0, 1, 20)
 
 
-def taught(model: Model, number: int) -> dict:
-    """A line whose second turn says what `model` thinks likely there."""
-    made = line(number, turns=2)
-    teacher, turn = Teacher(model.memory, model.tokenizer, top=3), made["turns"][1]
-    turn["answers"] = ["a hat", "the hat of the hen"]
-    turn["likely"] = [teacher.likely(f"Hen {number}?", answer) for answer in turn["answers"]]
-    return made
-
-
-def test_what_a_teacher_thinks_likely_is_what_it_predicts(tmp_path: Path, tiny_model: Path) -> None:
-    model = load_model(str(tiny_model), models_dir=tmp_path)
-    exchange = Exchange(model.tokenizer)
-    likely = Teacher(model.memory, model.tokenizer, top=3).likely("Who has it?", "a hat")
-    asked = [*exchange.head(), *exchange.question("Who has it?", document=False)]
-    given = exchange.answer("a hat")
-    cache, logits = model.memory.open(model.memory.initial_state(1), torch.tensor([asked]))
-    for token, ids, shares in zip(given, likely["ids"], likely["shares"], strict=True):
-        expected = logits[0].float().softmax(-1).topk(3)
-        assert ids == expected.indices.tolist()
-        assert shares == pytest.approx(expected.values.tolist(), abs=1e-3)
-        logits = model.memory.step(cache, torch.tensor([token]))
-    with pytest.raises(TokenError, match="the teacher sees"):
-        Teacher(model.memory, model.tokenizer).likely("Who? " * 500, "a hat")
-
-
-def test_a_teachers_share_of_a_target_stands_where_the_answer_does(tmp_path: Path, tiny_model: Path) -> None:
-    model = load_model(str(tiny_model), models_dir=tmp_path)
-    write(tmp_path, *(taught(model, n) for n in range(40)))
-    batch = make(tmp_path, model.tokenizer, taught=0.25).batch(0, 6, segments=8)
-    assert batch.soft is not None
-    assert batch.soft.ids.shape == (*batch.tokens.shape, 3)
-    exchange, found = Exchange(model.tokenizer), set()
-    for row, (ids, length) in enumerate(zip(batch.tokens, batch.lengths, strict=True)):
-        text = ids[:length].tolist()
-        number = int(model.tokenizer.decode(text).split("hen ")[1].split()[0])
-        turn = taught(model, number)["turns"][1]
-        (which,) = [n for n, a in enumerate(turn["answers"]) if text[-len(exchange.answer(a)) :] == exchange.answer(a)]
-        found.add(which)
-        start = int(length) - len(turn["likely"][which]["ids"])
-        assert batch.soft.ids[row, start:length].tolist() == turn["likely"][which]["ids"]
-        quarter = torch.tensor(turn["likely"][which]["shares"]) * 0.25
-        torch.testing.assert_close(batch.soft.shares[row, start:length], quarter)
-        assert not batch.soft.shares[row, :start].any()
-        assert not batch.soft.shares[row, length:].any()
-    assert found == {0, 1}
-    alone = make(tmp_path, model.tokenizer, taught=0).batch(0, 6, segments=8)
-    assert torch.equal(alone.tokens, batch.tokens)
-    assert alone.soft is not None
-    assert not alone.soft.shares.any()
-
-
-def test_a_mixture_keeps_a_teachers_share_in_its_place(tmp_path: Path, tiny_model: Path) -> None:
-    model = load_model(str(tiny_model), models_dir=tmp_path)
-    write(tmp_path, *(taught(model, n) for n in range(40)))
-    (tmp_path / "plain.jsonl").write_text((tmp_path / "prompts.jsonl").read_text().replace('"likely"', '"unlikely"'))
-    parts = [Part(task=PromptsConfig()), Part(task=PromptsConfig(file="plain.jsonl"))]
-    task = make_task(MixtureConfig(parts=tuple(parts)), Setting(model.tokenizer, S, tmp_path, 0))
-    batch = task.batch(0, 12, segments=8)
-    assert batch.soft is not None
-    # Of two turns the second is taught, in one part of the mixture: its last token in any case.
-    last = batch.soft.shares[torch.arange(12), batch.lengths - 1].sum(-1)
-    assert 0 < int((last > 0).sum()) < 12
-    assert (batch.soft.shares.sum(-1) > 0)[~batch.targets].sum() == 0
-
-
-def test_a_teacher_of_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Tokenizer, tiny_model: Path) -> None:
-    model = load_model(str(tiny_model), models_dir=tmp_path)
-    lines = [taught(model, n) for n in range(40)]
-    for each in lines:
-        for likely in each["turns"][1]["likely"]:
-            likely["ids"], likely["shares"] = likely["ids"][1:], likely["shares"][1:]
-    write(tmp_path, *lines)
-    with pytest.raises(DataError, match="the teacher had another tokenizer"):
-        make(tmp_path, model.tokenizer).batch(0, 4, segments=8)
-
-
 def test_held_out_answers_are_scored(tmp_path: Path, tokenizer: Tokenizer, tiny_model: Path) -> None:
     write(tmp_path, *(line(n) for n in range(80)))
     model = load_model(str(tiny_model), models_dir=tmp_path)
@@ -194,15 +116,6 @@ def test_the_file_that_is_named_is_read(tmp_path: Path, tokenizer: Tokenizer) ->
         (json.dumps({"source": "a", "turns": []}), "line 1: no turns"),
         (json.dumps({"source": "a", "turns": [{"prompt": "b", "answers": []}]}), "line 1: a turn lacks answers"),
         (json.dumps({"turns": [{"prompt": "b", "answers": ["c"]}]}), "line 1: no 'source'"),
-        (
-            json.dumps(
-                {
-                    "source": "a",
-                    "turns": [{"prompt": "b", "answers": ["c", "d"], "likely": [{"ids": [], "shares": []}]}],
-                }
-            ),
-            "line 1: 1 answers have likely tokens, of 2",
-        ),
         (
             json.dumps({"source": "a", "turns": [{"prompt": "b", "answers": "Paris"}]}),
             "line 1: answers must be a list, found 'Paris'",
