@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from everlong_models import rotary
 from everlong_models.cache import zeros
 from everlong_models.errors import BackboneError
-from everlong_models.llama import Llama, why_not
+from everlong_models.llama import FAMILY, Llama, why_not
 
 
 class Backbone(nn.Module):
@@ -119,6 +120,16 @@ class Backbone(nn.Module):
             )
         shape = (rows, self.layers, 2, self.kv_heads, capacity, self.head_dim)
         return zeros(shape, self.model.get_input_embeddings().weight)
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether `let_go` knows how the keys say where they are."""
+        return self.model.config.model_type in FAMILY and rotary.fixed(self.model.config)
+
+    def let_go(self, kv: Tensor, start: int, count: int, end: int) -> None:
+        """Takes the positions [start, start + count) out of `kv`, which ends at `end`, in place: those behind move down, to be
+        looked at as if they stood there. What they know of the lost ones stays. Only if it `lets_go`."""
+        rotary.let_go(kv, self.model.base_model.rotary_emb.inv_freq, start, count, end)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token embeddings (B, T, D) of `tokens` (B, T)."""

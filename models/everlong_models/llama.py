@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from everlong_models import dense, team
+from everlong_models import dense, rotary, team
 from everlong_models.decoding import Decoding
 from everlong_models.lanes import PANEL
 from everlong_models.linear import Linear, has_dense, has_onednn, matmul
@@ -29,8 +29,6 @@ from everlong_models.pause import pause
 from everlong_models.quantized import Quantized, fits
 
 FAMILY = ("llama", "mistral", "qwen2")
-# Kinds of rotary positions whose frequencies do not depend on the length of the text.
-ROPE = ("default", "linear", "llama3", "yarn")
 # Query positions whose scores are computed at once: fewer skip more of the upper triangle, more make better matmuls.
 BLOCK = 192
 # Positions up to which a call for each row and head costs more than the upper triangle that it skips.
@@ -44,9 +42,8 @@ def why_not(model: PreTrainedModel) -> str | None:
         return f"architecture {config.model_type!r}"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act!r}"
-    rope = config.rope_parameters
-    if rope["rope_type"] not in ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return f"rotary positions {rope}"
+    if not rotary.fixed(config):
+        return f"rotary positions {config.rope_parameters}"
     if getattr(config, "sliding_window", None) is not None:
         return f"a sliding window of {config.sliding_window}"
     matrices = [matrix for layer in model.base_model.layers for matrix in _matrices(layer)]

@@ -145,12 +145,10 @@ class SegmentReader(nn.Module, ABC):
         keeps no tokens looks at all that it has."""
         return self.open(state, tokens)
 
-    def go_on(
-        self, cache: Cache, segment: Tensor, state: MemoryState, newest: int | None, *, sinks: bool = True
-    ) -> MemoryState | None:
-        """At the end of a full `segment` (1, S) behind `state`, which ends in `cache` (one row): the state after it, if what
-        `open`, or `open_near` with `newest`, would begin the next segment with is what the cache holds; it is there then,
-        ready for the next segment's first `step`. None, and a cache that is as it was, if it has to be opened."""
+    def go_on(self, cache: Cache, segment: Tensor, state: MemoryState) -> MemoryState | None:
+        """At the end of a full `segment` (1, S) behind `state`, which ends in `cache` (one row): the state after it, if the cache
+        can go on from here: it is ready for the next segment's first `step` then. None, and a cache that is as it was, if it
+        has to be opened."""
         return None
 
     def kept(self, state: MemoryState) -> list[int]:

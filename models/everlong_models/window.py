@@ -1,9 +1,10 @@
 """`window`: no long-term memory. The first tokens (attention sinks) and the last tokens, as plain token ids.
 
 The papers' "no memory" row, and the honest default while no memory weights are trained. Like StreamingLLM (Xiao et al.
-2023) it keeps `sinks` first tokens and a window of the newest; unlike it, the window is encoded anew when a segment is
-opened, so that what the model sees is exactly the backbone's own attention over [sinks ; window ; open segment], and
-the state is a few kilobytes of token ids instead of megabytes of keys and values. Reading costs nothing.
+2023) it keeps `sinks` first tokens and a window of the newest; unlike it, the window is encoded anew when an answer
+begins, so that what the model sees is exactly the backbone's own attention over [sinks ; window ; open segment], and
+the state is a few kilobytes of token ids instead of megabytes of keys and values. Reading costs nothing. An answer that
+goes on over a segment's border does so in its cache, as StreamingLLM's do: with the keys and values that it has.
 """
 
 from __future__ import annotations
@@ -142,16 +143,17 @@ class Window(SegmentReader):
         )
         return cache, self.backbone.logits(torch.cat(last)[:, -1])
 
-    def go_on(
-        self, cache: Cache, segment: Tensor, state: MemoryState, newest: int | None, *, sinks: bool = True
-    ) -> MemoryState | None:
-        """Where nothing that the row has before it is let go at the border, it stands in the cache already."""
-        after = self._shift(segment, state)
-        (context,) = self._context(after, self.config.window if newest is None else newest, sinks=sinks)
-        before = cache["before"] + cache.lengths
-        if context.shape[1] != int(before):
+    def go_on(self, cache: Cache, segment: Tensor, state: MemoryState) -> MemoryState | None:
+        """As StreamingLLM does: what is too much behind the first `sinks` positions is let go, and the rest moves down. Where the
+        backbone's keys can't be moved, or there is no sink, only while there is room for another segment."""
+        before, sinks = int(cache["before"] + cache.lengths), self.config.sinks
+        over = max(0, before - sinks - self.config.window)
+        if over and not (sinks and self.backbone.lets_go):
             return None
-        cache["before"].copy_(before)
+        if over:
+            self.backbone.let_go(cache["kv"], sinks, over, before)
+        after = self._shift(segment, state)
+        cache["before"].fill_(before - over)
         cache.lengths.zero_()
         for name, tensor in after.tensors.items():
             cache[name].copy_(tensor)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
+    DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -83,6 +84,31 @@ def embeddings(backbone: Backbone, rows: int, length: int, seed: int = 1) -> tor
     """Random inputs (rows, length, D)."""
     torch.manual_seed(seed)
     return torch.randn(rows, length, backbone.width, dtype=backbone.dtype)
+
+
+def test_a_cache_that_lets_go_of_positions_is_as_if_they_had_not_been_counted(twins):
+    """Of a text that begins at position 7, by transformers' own account, seven are taken out before it: then it begins at 0,
+    in all layers. What lies before and behind stays."""
+    naive, fast, _ = twins
+    assert naive.lets_go
+    x = embeddings(naive, 1, 20)
+    late = DynamicCache()
+    naive.model.base_model(inputs_embeds=x, position_ids=torch.arange(7, 27)[None], past_key_values=late)
+    kv, untouched = naive.new_kv(1, 40), torch.randn(1, 40, 1, dtype=x.dtype)
+    kv[:] = untouched
+    for index, layer in enumerate(late.layers):
+        kv[:, index, 0, :, 9:29], kv[:, index, 1, :, 9:29] = layer.keys, layer.values
+    early = naive.new_kv(1, 20)
+    naive.hidden(x, kv=early)
+    for backbone in (naive, fast):
+        slid = kv.clone()
+        backbone.let_go(slid, 2, 7, 29)
+        # transformers computes angles in float32 whatever the model's type.
+        torch.testing.assert_close(
+            slid[..., 2:22, :], early, rtol=1e-5, atol=1e-4 if x.dtype == torch.float32 else 1e-5
+        )
+        assert torch.equal(slid[..., :2, :], kv[..., :2, :])
+        assert torch.equal(slid[..., 29:, :], kv[..., 29:, :])
 
 
 # 1 block of queries, exactly 2, and 3 uneven ones.

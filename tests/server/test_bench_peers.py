@@ -93,7 +93,7 @@ class FakePeer:
         self._asked += 1
         if self.name == "broken" and self._asked == 2:
             raise RuntimeError("out of room")
-        return peers.Answered(0.5, 0.01)
+        return peers.Answered(0.5, 0.01 * self._asked, 0.03 / self._asked)
 
     def resident(self) -> float:
         return 1e6
@@ -112,11 +112,12 @@ def test_a_peer_that_breaks_is_named_with_what_it_had_done_and_the_others_go_on(
     told: list[str] = []
     report = peers.run(lengths=[600], peers=["broken", "whole"], progress=told.append)
     assert [(each["peer"], each["after_restart_s"]) for each in report.rows] == [("whole", 13.0)]
+    assert (report.rows[0]["ms_per_token"], report.rows[0]["longest_pause_ms"]) == pytest.approx((15, 30))
     assert report.notes[-1] == "broken broke at 600 tokens: RuntimeError: out of room"
     assert told[:4] == [
         "broken: 600 tokens",
         "broken: read in 12.5 s",
-        "broken: first token after 0.5 s, then 10 ms each",
+        "broken: first token after 0.5 s, then 10 ms each, 30 ms at most",
         report.notes[-1],
     ]
     with pytest.raises(peers.PeerMissing, match="out of room"):

@@ -6,7 +6,7 @@ import asyncio
 import math
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -185,10 +185,11 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
         runner.stop()
 
 
-def test_nothing_is_encoded_anew_at_a_border_before_something_is_let_go(
+def test_nothing_is_encoded_anew_at_a_border_of_the_window(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three rows, over borders at different steps; while all is in sight, their words are the backbone's own."""
+    """Three rows, over borders at different steps; while all is in sight, their words are the backbone's own. Behind that,
+    they are what each says without the others."""
     options = {"segment_length": 16, "sinks": 4, "window": 64}
     exact = {"quantize": False, "bfloat16": False}
     model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options, **exact)
@@ -197,7 +198,7 @@ def test_nothing_is_encoded_anew_at_a_border_before_something_is_let_go(
     monkeypatch.setattr(memory, "open", lambda state, tokens: opened.append(tokens.shape[1]) or real(state, tokens))
     lengths = (3, 9, 15)
 
-    def answered(tokens: int) -> list[Finished]:
+    def answered(tokens: int, lengths: Sequence[int] = lengths) -> list[Finished]:
         waiting: list[queue.Queue] = []
         for length in lengths:
             waiting.append(queue.Queue())
@@ -217,9 +218,13 @@ def test_nothing_is_encoded_anew_at_a_border_before_something_is_let_go(
             assert seen == len(read) // 16 * 16
         assert sorted(opened) == [*lengths]
         opened.clear()
-        assert len(answered(100)) == 3
-        # Of 68 tokens of sinks and window the borders at 16, 32, 48 and 64 need nothing; those at 80, 96 and 112 do.
-        assert sorted(opened) == [1] * sum(len(range(80, length + 100, 16)) for length in lengths) + [*lengths]
+        # Of 68 tokens of sinks and window the borders at 80, 96 and 112 let something go.
+        together = answered(100)
+        assert sorted(opened) == [*lengths]
+        for length, end in zip(lengths, together, strict=True):
+            (alone,) = answered(100, [length])
+            assert (end.text, end.state.digest(), end.open) == (alone.text, alone.state.digest(), alone.open)
+            assert int(end.state["seen"]) == (length + 100) // 16 * 16
     finally:
         runner.stop()
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from everlong_server.bench.streamed import longest
+
 WRITTEN = 32
 """Tokens of an answer."""
 _PASSAGE_WORDS = 80
@@ -54,8 +56,8 @@ def _sampled(model: Any, tokens: torch.Tensor, cache: Any) -> float:
 
 
 def generate(pipe: Connection, folder: Path, way: str, threads: int) -> None:
-    """Hears ("read", text) and ("ask", question); says (tokens, seconds), and seconds until the first token and for each further
-    one. `way`: see `Transformers`."""
+    """Hears ("read", text) and ("ask", question); says (tokens, seconds), and seconds until the first token, for each further
+    one, and of the longest pause between two. `way`: see `Transformers`."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
     from transformers.generation.streamers import BaseStreamer  # noqa: PLC0415
 
@@ -116,5 +118,5 @@ def generate(pipe: Connection, folder: Path, way: str, threads: int) -> None:
             )  # fmt: skip
         if not passages:
             cache.crop(read.shape[1] - cache.get_seq_length())
-        first, *rest = stamps.at[1:]  # the prompt is put first
-        pipe.send((first - began, (rest[-1] - first) / len(rest)))
+        given = stamps.at[1:]  # the prompt is put first
+        pipe.send((given[0] - began, (given[-1] - given[0]) / (len(given) - 1), longest(given)))

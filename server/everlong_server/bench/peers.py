@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import multiprocessing
+import statistics
 import sys
 import tempfile
 import time
@@ -28,10 +29,13 @@ from everlong_server.bench.generate import WRITTEN, asked, generate
 from everlong_server.bench.positions import with_positions
 from everlong_server.bench.process import Process
 from everlong_server.bench.report import Report, Target
-from everlong_server.bench.streamed import Streamed
+from everlong_server.bench.streamed import Streamed, longest
 from everlong_server.settings import load_settings
 
 QUESTIONS = ("Who is the Count?", "What happened at the castle?")
+_SEGMENT = 512
+"""Tokens of an answer of everlong's: as many as the longest segment of what is compared, so that every answer comes to its
+border, and a token costs on the average what it costs in the long run."""
 
 
 class PeerMissing(Exception):
@@ -40,10 +44,11 @@ class PeerMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Seconds until the first token, and for each further one."""
+    """Seconds until the first token, for each further one, and of the longest pause between two."""
 
     first: float
     each: float
+    pause: float
 
 
 class Peer(ABC):
@@ -61,7 +66,7 @@ class Peer(ABC):
 
     @abstractmethod
     def ask(self, question: str) -> Answered:
-        """Answers in `WRITTEN` tokens, greedily."""
+        """Answers greedily, in so many tokens that they tell what one costs."""
 
     @abstractmethod
     def restart(self) -> bool:
@@ -98,12 +103,12 @@ class Everlong(Peer):
         return time.perf_counter() - began
 
     def ask(self, question: str) -> Answered:
-        body = {"content": question, "stream": True, "max_tokens": WRITTEN, "ignore_eos": True, "temperature": 0}
+        body = {"content": question, "stream": True, "max_tokens": _SEGMENT, "ignore_eos": True, "temperature": 0}
         began, streamed = time.perf_counter(), Streamed()
         with self._server.http.stream("POST", f"/v1/sessions/{self._session['id']}/messages", json=body) as response:
             for line in response.iter_lines():
                 streamed.feed(line)
-        return Answered(streamed.stamps[0] - began, streamed.each)
+        return Answered(streamed.stamps[0] - began, streamed.each, longest(streamed.stamps))
 
     def restart(self) -> bool:
         self._server.kill()
@@ -169,7 +174,7 @@ class LlamaCpp(Peer):
                 for line in response.iter_lines()
                 if line.startswith("data: {") and json.loads(line.removeprefix("data: "))["choices"][0]["text"]
             ]
-        return Answered(stamps[0] - began, (stamps[-1] - stamps[0]) / (len(stamps) - 1))
+        return Answered(stamps[0] - began, (stamps[-1] - stamps[0]) / (len(stamps) - 1), longest(stamps))
 
     def restart(self) -> bool:
         return False
@@ -290,6 +295,8 @@ def run(*, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str
 _NOTES = [
     "read: seconds until the document can be asked about; first token 1 and 2: of two questions; after restart: of the "
     "second question, in a new process that was ready to be asked",
+    f"ms per token: of both answers, on the average; longest pause: between two tokens. everlong's answers are of {_SEGMENT} tokens, "
+    f"so that each has what a segment's border costs; the others' of {WRITTEN}, all of which cost them the same",
     "a key/value cache is gone after a restart: its figure is reading again and the first question, as they were",
     "kept: for a session, beside weights and text; for a key/value cache as it would be in 16 bits. window keeps no memory "
     "of the text but its passages' index, and what it sees of the text's end",
@@ -308,9 +315,8 @@ def _measure(peer: Peer, text: str, progress: Callable[[str], None]) -> dict[str
         answers = []
         for question in QUESTIONS:
             answers.append(peer.ask(question))
-            progress(
-                f"{peer.name}: first token after {answers[-1].first:.4g} s, then {answers[-1].each * 1e3:.4g} ms each"
-            )
+            first, each, pause = answers[-1].first, answers[-1].each * 1e3, answers[-1].pause * 1e3
+            progress(f"{peer.name}: first token after {first:.4g} s, then {each:.4g} ms each, {pause:.4g} ms at most")
         resident, kept = peer.resident(), peer.kept()
         again = peer.ask(QUESTIONS[1]).first if peer.restart() else read + answers[0].first
     finally:
@@ -320,7 +326,8 @@ def _measure(peer: Peer, text: str, progress: Callable[[str], None]) -> dict[str
         "first_token_1_s": answers[0].first,
         "first_token_2_s": answers[1].first,
         "after_restart_s": again,
-        "ms_per_token": min(answer.each for answer in answers) * 1e3,
+        "ms_per_token": statistics.mean(answer.each for answer in answers) * 1e3,
+        "longest_pause_ms": max(answer.pause for answer in answers) * 1e3,
         "resident_mb": resident / 1e6,
         "kept_bytes": kept,
     }

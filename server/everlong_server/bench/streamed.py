@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass(slots=True)
@@ -34,3 +36,8 @@ class Streamed:
                 f"an answer of {self.tokens} tokens came as one piece: it says nothing about the time of a token"
             )
         return (self.stamps[-1] - self.stamps[0]) / (self.tokens - 1)
+
+
+def longest(stamps: Sequence[float]) -> float:
+    """The most seconds between one of at least two `stamps` and the next."""
+    return max(after - before for before, after in pairwise(stamps))

@@ -36,11 +36,10 @@ class Batch:
     def go_on(self, item: Answer) -> bool:
         """Whether the answer's segment, which is full, has gone into its memory and its row stands where the next one begins.
         If not, nothing has changed: the row has to leave, and enter again."""
-        S, row = len(item.open), self.rows.index(item)
-        cache, segment = self._slots.rows.slots(row, row + 1), torch.tensor([item.open], device=self._device)
-        state = self._memory.go_on(cache, segment, item.state, item.newest_behind(S), sinks=not item.alone)
+        row, segment = self.rows.index(item), torch.tensor([item.open], device=self._device)
+        state = self._memory.go_on(self._slots.rows.slots(row, row + 1), segment, item.state)
         if state is not None:
-            item.remember(state, S)
+            item.remember(state, len(item.open))
         return state is not None
 
     def leave(self, item: Answer) -> None:

@@ -84,13 +84,10 @@ class Answer:
     generated: int = 0
     wording: Wording | None = None
 
-    def newest_behind(self, segment: int) -> int | None:
-        """What `newest` is when the open segment, of `segment` tokens, has gone into the state."""
-        return None if self.newest is None else self.newest + segment - self.skipped
-
     def remember(self, state: MemoryState, segment: int) -> None:
         """Its open segment, of `segment` tokens, has gone into `state`."""
-        self.newest = self.newest_behind(segment)
+        if self.newest is not None:
+            self.newest += segment - self.skipped
         self.state, self.open, self.skipped = state, [], 0
 
 
