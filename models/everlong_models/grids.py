@@ -10,7 +10,7 @@ import numpy as np
 from numba import carray
 
 from everlong_models.kernels import FIELDS, LINE, _compiled, _floats
-from everlong_models.lanes import GROUP, PANEL, address, byte_pointer, ends, float_pointer, int_pointer, take
+from everlong_models.lanes import GROUP, LANES, PANEL, address, byte_pointer, ends, float_pointer, int_pointer, take
 
 
 class Grid(IntEnum):
@@ -23,7 +23,7 @@ class Grid(IntEnum):
     WEIGHT = 5  # float32 (N, K)
     K = 6
     BITS = 7
-    CODES = 8  # uint8: of 8 bits (N / PANEL, K, PANEL); of 4 two in a byte, a panel's second half in the high ones
+    CODES = 8  # uint8: of 8 bits (N / PANEL, K / 2, 2, LANES, 2), the last two k; of 4 one dimension less, two in a byte
     SCALES = 9  # float32 (N / PANEL, K / GROUP, 2, PANEL): step and least weight
     TOLERANCE = 10  # float32 (1,): how far a weight may lie off its grid, in steps
     OFF = 11  # int64 (1,): 1 as soon as one lies further off, after which nothing more is done; nobody looks where this is 0
@@ -65,9 +65,10 @@ def onto_grids(data):
                     off[0] = 1
             at = (part * K + g * GROUP) * PANEL * bits // 8
             for k in range(GROUP):
-                if bits == 4:
-                    for n in range(PANEL // 2):
-                        codes[at + k * PANEL // 2 + n] = found[n, k] | found[n + PANEL // 2, k] << 4
-                else:
-                    for n in range(PANEL):
-                        codes[at + k * PANEL + n] = found[n, k]
+                place = at + k // 2 * PANEL * bits // 4 + k % 2
+                for n in range(LANES):
+                    if bits == 4:
+                        codes[place + 2 * n] = found[n, k] | found[n + LANES, k] << 4
+                    else:
+                        codes[place + 2 * n] = found[n, k]
+                        codes[place + 2 * (n + LANES)] = found[n + LANES, k]

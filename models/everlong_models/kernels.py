@@ -25,6 +25,7 @@ from everlong_models.lanes import (
     dots_4,
     dots_8,
     float_pointer,
+    halves,
     int_pointer,
     mix_1,
     mix_8,
@@ -137,15 +138,12 @@ def _floats(address, rows, columns):
     return carray(float_pointer(address), (rows, columns))
 
 
-@_summing
-def _summed(x, sums):
-    """The sums (B, K/32) of `x` (B, K) over groups."""
+@_compiled
+def _halved(x, halved, sums):
+    """`x` (B, K) in 16 bits, and for each group (B, K/32, 2) its scale and its sum."""
     for m in range(x.shape[0]):
-        for g in range(sums.shape[1]):
-            total = np.float32(0)
-            for i in range(GROUP):
-                total += x[m, g * GROUP + i]
-            sums[m, g] = total
+        K = x.shape[1]
+        halves(address(x) + 4 * m * K, halved + 2 * m * K, address(sums) + 8 * m * (K // GROUP), K // GROUP)
 
 
 @_compiled
@@ -183,9 +181,9 @@ _dots_4, _dots_8 = _dots(*dots_4), _dots(*dots_8)
 
 
 @_compiled
-def _product(matrix, x, sums, reduced, y, start, end):
-    """The outputs `start` … `end` of y (B, N) ← x Wᵀ + x Aᵀ Bᵀ + b. `sums`: of `x` over groups; `reduced`: x Aᵀ."""
-    rows, N, K, bits, rank = x.shape[0], matrix[Matrix.N], matrix[Matrix.K], matrix[Matrix.BITS], matrix[Matrix.RANK]
+def _product(matrix, rows, halved, sums, reduced, y, start, end):
+    """The outputs `start` … `end` of y (B, N) ← x Wᵀ + x Aᵀ Bᵀ + b. `halved`, `sums`: as `_halved` has them; `reduced`: x Aᵀ."""
+    N, K, bits, rank = matrix[Matrix.N], matrix[Matrix.K], matrix[Matrix.BITS], matrix[Matrix.RANK]
     groups = K // GROUP
     for n in range(start, end, 2 * PANEL):
         pair, m = min(2, (end - n) // PANEL), 0
@@ -198,14 +196,14 @@ def _product(matrix, x, sums, reduced, y, start, end):
                 to = (
                     codes,
                     scales,
-                    address(x) + 4 * m * K,
-                    address(sums) + 4 * m * groups,
+                    halved + 2 * m * K,
+                    address(sums) + 8 * m * groups,
                     address(y) + 4 * (m * N + at),
                 )
                 if bits == 4:
-                    _dots_4(many, panels, *to, groups, K, groups, N)
+                    _dots_4(many, panels, *to, groups, K // 2, 2 * groups, N)
                 else:
-                    _dots_8(many, panels, *to, groups, K, groups, N)
+                    _dots_8(many, panels, *to, groups, K // 2, 2 * groups, N)
             m += many
     if rank:
         for m in range(rows):
@@ -289,27 +287,29 @@ def _act(gate, up, start, end):
 
 @_compiled
 def _input(job, own, phase):
-    """What the matrices of a phase are multiplied by (B, K), with its sums over groups and what updates make of it."""
+    """What the matrices of a phase are multiplied by (B, K), the same in 16 bits with its groups' scales and sums, and what updates
+    make of it."""
     B, D, F, wide, rank = job[Job.ROWS], job[Job.WIDTH], job[Job.INNER], job[Job.WIDE], job[Job.RANK]
     x = _floats(own, B, D)
     if phase == Layer.O:
         x = _floats(job[Job.MIXED], B, job[Job.HEADS] * job[Job.HEAD_DIM])
     elif phase == Layer.DOWN:
         x = _floats(job[Job.GATE], B, F)
-    sums = own + 4 * B * wide
-    reduced = sums + 4 * B * (wide // GROUP)
-    return x, _floats(sums, B, x.shape[1] // GROUP), (reduced, reduced + 4 * B * rank)
+    halved = own + 4 * B * wide
+    sums = halved + 2 * B * wide
+    reduced = sums + 8 * B * (wide // GROUP)
+    return x, halved, _floats(sums, B, x.shape[1] // GROUP * 2), (reduced, reduced + 4 * B * rank)
 
 
 @_compiled
 def _prepare(job, own, layers, layer, phase):
     """Makes `_input`."""
-    x, sums, reduced = _input(job, own, phase)
+    x, halved, sums, reduced = _input(job, own, phase)
     if phase in (Layer.QKV, Layer.GATE):
         B, D = x.shape
         weight = layers[layer, Layer.NORMS, Matrix.N if phase == Layer.QKV else Matrix.K]
         _normed(_floats(job[Job.X], B, D), _floats(weight, 1, D)[0], _floats(job[Job.EPS], 1, 1)[0, 0], x)
-    _summed(x, sums)
+    _halved(x, halved, sums)
     for n in range(2 if phase == Layer.GATE else 1):
         matrix = layers[layer, phase + n]
         _reduced(matrix, x, _floats(reduced[n], x.shape[0], matrix[Matrix.RANK]))
@@ -318,13 +318,13 @@ def _prepare(job, own, layers, layer, phase):
 @_compiled
 def _compute(job, own, layers, layer, phase, start, end):
     """A part of a phase: of the outputs of its matrices, and what they are for."""
-    x, sums, reduced = _input(job, own, phase)
+    x, halved, sums, reduced = _input(job, own, phase)
     B, F, N = x.shape[0], job[Job.INNER], layers[layer, phase, Matrix.N]
     out = _floats(job[Job.Y] if phase == Layer.QKV else job[Job.GATE] if phase == Layer.GATE else job[Job.OUT], B, N)
     up = _floats(job[Job.UP], B, F)
     for n in range(2 if phase == Layer.GATE else 1):
         matrix = layers[layer, phase + n]
-        _product(matrix, x, sums, _floats(reduced[n], B, matrix[Matrix.RANK]), up if n else out, start, end)
+        _product(matrix, B, halved, sums, _floats(reduced[n], B, matrix[Matrix.RANK]), up if n else out, start, end)
     if phase == Layer.GATE:
         _act(out, up, start, end)
     elif phase != Layer.QKV:
@@ -393,14 +393,15 @@ def multiply(data):
     me, matrix = take(job[Job.COUNTERS]), carray(int_pointer(job[Job.TABLE]), _COLUMNS)
     B, N, K, size = job[Job.ROWS], matrix[Matrix.N], matrix[Matrix.K], _size(matrix[Matrix.N])
     own = job[Job.OWN] + 4 * me * job[Job.OWN_SIZE]
-    x, y, sums = _floats(job[Job.X], B, K), _floats(job[Job.Y], B, N), _floats(own, B, K // GROUP)
-    reduced, prepared = _floats(own + 4 * B * (K // GROUP), B, matrix[Matrix.RANK]), False
+    x, y, halved = _floats(job[Job.X], B, K), _floats(job[Job.Y], B, N), own
+    sums = _floats(own + 2 * B * K, B, K // GROUP * 2)
+    reduced, prepared = _floats(own + 2 * B * K + 8 * B * (K // GROUP), B, matrix[Matrix.RANK]), False
     while True:
         part = take(job[Job.COUNTERS] + LINE)
         if part * size >= N:
             break
         if not prepared:
-            _summed(x, sums)
+            _halved(x, halved, sums)
             _reduced(matrix, x, reduced)
             prepared = True
-        _product(matrix, x, sums, reduced, y, part * size, min(N, (part + 1) * size))
+        _product(matrix, B, halved, sums, reduced, y, part * size, min(N, (part + 1) * size))

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -21,7 +22,11 @@ PANEL = 16
 """Columns of a matrix that lie together, and are multiplied together: with six rows they fill an AVX2 processor's registers."""
 
 _float, _int, _index = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-_Lanes, _Bytes, _Ints = (ir.VectorType(of, 8) for of in (_float, ir.IntType(8), _index))
+_Lanes, _Shorts, _Ints = (ir.VectorType(of, 8) for of in (_float, ir.IntType(16), _index))
+_Pairs8, _Pairs16 = (ir.VectorType(ir.IntType(bits), 16) for bits in (8, 16))
+_HAS_PAIRS = llvm.get_host_cpu_features().get("avx2", False)
+_ZEROS = ir.Constant(_Lanes, [0.0] * LANES)
+_TINY, _HUGE = 1.0000000031710769e-30, 3.4028234663852886e38
 
 
 class _Code:
@@ -40,15 +45,31 @@ class _Code:
         return address
 
     def load(self, address: ir.Value, kind: ir.Type = _float) -> ir.Value:
-        return self.builder.load(_at(self.builder, address, kind), align=1 if kind is _Bytes else 4)
+        return self.builder.load(_at(self.builder, address, kind), align=1 if kind is _Pairs8 else 4)
 
     def store(self, value: ir.Value, address: ir.Value) -> None:
-        self.builder.store(value, _at(self.builder, address, value.type), align=4)
+        self.builder.store(value, _at(self.builder, address, value.type), align=2 if value.type is _Shorts else 4)
 
-    def spread(self, value: ir.Value) -> ir.Value:
+    def spread(self, value: ir.Value, kind: ir.Type = _Lanes) -> ir.Value:
         """Eight times the same."""
-        first = self.builder.insert_element(ir.Constant(_Lanes, ir.Undefined), value, ir.Constant(_index, 0))
-        return self.builder.shuffle_vector(first, ir.Constant(_Lanes, ir.Undefined), ir.Constant(_Ints, [0] * 8))
+        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_index, 0))
+        return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(_Ints, [0] * 8))
+
+    def equal(self, value: ir.Value) -> ir.Value:
+        """Which of eight are numbers."""
+        return self.builder.fcmp_ordered("ord", value, value)
+
+    def pairs(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """a[2 n] b[2 n] + a[2 n + 1] b[2 n + 1] of sixteen whole numbers of 16 bits, in 32: one instruction, where there is one."""
+        if _HAS_PAIRS:
+            kind = ir.FunctionType(_Ints, [_Pairs16] * 2)
+            return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, "llvm.x86.avx2.pmadd.wd"), [a, b])
+        sums = []
+        for n in range(2):
+            of = ir.Constant(_Ints, list(range(n, 16, 2)))
+            one, other = (self.builder.sext(self.builder.shuffle_vector(x, x, of), _Ints) for x in (a, b))
+            sums.append(self.builder.mul(one, other))
+        return self.builder.add(*sums)
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
         """a · b + c, rounded once."""
@@ -88,7 +109,7 @@ class _Code:
 
     def totals(self, kind: ir.Type, count: int) -> list[ir.Value]:
         """Places of sums, which the compiler keeps in registers."""
-        none = ir.Constant(kind, 0.0) if kind is _float else ir.Constant(kind, [0.0] * LANES)
+        none = ir.Constant(kind, 0.0 if kind is _float else [0 if kind is _Ints else 0.0] * LANES)
         places = [cgutils.alloca_once_value(self.builder, none) for _ in range(count)]
         for place in places:
             self.builder.store(none, place)
@@ -163,55 +184,95 @@ def ends(_context, x, least, most):
     return _instructions(3, write)
 
 
+@intrinsic
+def halves(_context, x, to, scales, groups):
+    """`x` in 16 bits, each group of 32 by itself: x ≈ s · to with whole numbers up to ±32,767. `scales`: s, and the sum of x, of
+    each group. Where all is less than 1e-30 of either sign, or none of it a number, s is 0."""
+
+    def write(code, x, to, scales, groups):
+        b = code.builder
+        absolute = cgutils.get_or_insert_function(b.module, ir.FunctionType(_Lanes, [_Lanes]), "llvm.fabs.v8f32")
+        nearest = cgutils.get_or_insert_function(b.module, ir.FunctionType(_Lanes, [_Lanes]), "llvm.rint.v8f32")
+        none, most_of_16 = ir.Constant(_float, 0.0), ir.Constant(_float, 32767.0)
+        with code.loop(groups) as group:
+            first = b.mul(group.index, code.number(GROUP))
+            lanes = [code.load(code.offset(x, first, LANES * n), _Lanes) for n in range(GROUP // LANES)]
+            sizes = [b.call(absolute, [part]) for part in lanes]
+            one, other = (b.select(b.fcmp_ordered(">", *two), *two) for two in (sizes[:2], sizes[2:]))
+            most = b.select(b.fcmp_ordered(">", one, other), one, other)
+            parts = [b.extract_element(most, ir.Constant(_index, n)) for n in range(LANES)]
+            while len(parts) > 1:
+                pairs = zip(parts[::2], parts[1::2], strict=True)
+                parts = [b.select(b.fcmp_ordered(">", *two), *two) for two in pairs]
+            within = b.and_(
+                b.fcmp_ordered(">", parts[0], ir.Constant(_float, _TINY)),
+                b.fcmp_ordered("<", parts[0], ir.Constant(_float, _HUGE)),
+            )
+            step = b.select(within, b.fdiv(parts[0], most_of_16), none)
+            times = code.spread(b.select(within, b.fdiv(most_of_16, parts[0]), none))
+            for n, part in enumerate(lanes):
+                # What is no number has made no number of the sum already: any whole number will do.
+                whole = b.fptosi(b.call(nearest, [b.select(code.equal(part), b.fmul(part, times), _ZEROS)]), _Ints)
+                at = b.add(to, b.mul(b.add(first, code.number(LANES * n)), code.number(2)))
+                code.store(b.trunc(whole, _Shorts), at)
+            pair = code.offset(scales, b.mul(group.index, code.number(2)))
+            code.store(step, pair)
+            code.store(code.sum(b.fadd(b.fadd(*lanes[:2]), b.fadd(*lanes[2:]))), code.offset(pair, 1))
+
+    return _instructions(4, write)
+
+
 def _dots(bits: int, rows: int, panels: int) -> Any:
-    """y[m, n] ← Σ_g d[g, n] Σ_k q[g, k, n] x[m, g, k] + c[g, n] s[m, g] of `rows` rows m and `panels` times `PANEL` outputs n, where
-    s[m, g] is the sum of x over a group. Strides count float32.
+    """y[m, n] ← Σ_g d[g, n] s[m, g] Σ_k q[g, k, n] x[m, g, k] + c[g, n] t[m, g] of `rows` rows m and `panels` times `PANEL` outputs n;
+    x, s and t as `halves` has them. The sum over a group is one of whole numbers, and has no error. Strides count four bytes.
 
     An output's operations and their order are those of any other number of rows and panels. Fewer of the ones take more of the
     others: a product must not wait for the one before.
     """
-    size, wide = PANEL * bits // 8, PANEL // LANES
+    size, wide = 2 * PANEL * bits // 8, PANEL // LANES  # bytes of a panel's weights for two k
 
     def write(code, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
         def weights(address: ir.Value) -> list[ir.Value]:
-            """A panel's for one k, as steps of their grids."""
+            """A panel's for two k, as steps of their grids: of each eight outputs those for the one and the other in turns."""
             found = []
-            for part in range(size // LANES):
-                whole = b.zext(code.load(b.add(address, code.number(LANES * part)), _Bytes), _Ints)
+            for part in range(size // (2 * LANES)):
+                whole = b.zext(code.load(b.add(address, code.number(2 * LANES * part)), _Pairs8), _Pairs16)
                 if bits == 8:
                     found.append(whole)
                 else:
-                    found += [b.and_(whole, ir.Constant(_Ints, [15] * 8)), b.lshr(whole, ir.Constant(_Ints, [4] * 8))]
-            return [b.sitofp(part, _Lanes) for part in found]
+                    found += [b.and_(whole, ir.Constant(_Pairs16, [15] * 16)), b.lshr(whole, ir.Constant(_Pairs16, [4] * 16))]
+            return found
 
         b = code.builder
         x_rows = [code.offset(x, b.mul(code.number(m), x_stride)) for m in range(rows)]
         sums_rows = [code.offset(sums, b.mul(code.number(m), sums_stride)) for m in range(rows)]
-        apart = b.mul(groups, code.number(GROUP * size))  # bytes from a panel's codes to the next one's
+        apart = b.mul(groups, code.number(GROUP // 2 * size))  # bytes from a panel's codes to the next one's
         totals = [code.totals(_Lanes, panels * wide) for _ in range(rows)]
         with code.loop(groups) as group:
-            inner = [code.totals(_Lanes, panels * wide) for _ in range(rows)]
-            first = b.mul(group.index, code.number(GROUP))
-            with code.loop(code.number(GROUP)) as k:
+            inner = [code.totals(_Ints, panels * wide) for _ in range(rows)]
+            first = b.mul(group.index, code.number(GROUP // 2))
+            with code.loop(code.number(GROUP // 2)) as k:
                 at = b.add(first, k.index)
                 place = b.add(codes, b.mul(at, code.number(size)))
                 q = [
                     part for panel in range(panels) for part in weights(b.add(place, b.mul(apart, code.number(panel))))
                 ]
                 for m in range(rows):
-                    number = code.spread(code.load(code.offset(x_rows[m], at)))
+                    two = code.spread(code.load(code.offset(x_rows[m], at), _index), _Ints)
                     for part, total in zip(q, inner[m], strict=True):
-                        code.add(number, part, total)
-            for panel in range(panels):
-                pair = code.offset(
-                    scales, b.mul(b.add(b.mul(groups, code.number(panel)), group.index), code.number(2 * PANEL))
-                )
-                for part in range(wide):
-                    d, c = (code.load(code.offset(pair, PANEL * n + LANES * part), _Lanes) for n in range(2))
-                    for m in range(rows):
-                        total = totals[m][panel * wide + part]
-                        code.add(d, b.load(inner[m][panel * wide + part]), total)
-                        code.add(c, code.spread(code.load(code.offset(sums_rows[m], group.index))), total)
+                        b.store(b.add(b.load(total), code.pairs(part, b.bitcast(two, _Pairs16))), total)
+            for m in range(rows):
+                pair = code.offset(sums_rows[m], b.mul(group.index, code.number(2)))
+                step, sum = (code.spread(code.load(code.offset(pair, n))) for n in range(2))
+                for panel in range(panels):
+                    place = code.offset(
+                        scales, b.mul(b.add(b.mul(groups, code.number(panel)), group.index), code.number(2 * PANEL))
+                    )
+                    for part in range(wide):
+                        d, c = (code.load(code.offset(place, PANEL * n + LANES * part), _Lanes) for n in range(2))
+                        total, found = totals[m][panel * wide + part], b.load(inner[m][panel * wide + part])
+                        code.add(b.fmul(d, step), b.sitofp(found, _Lanes), total)
+                        code.add(c, sum, total)
         for m, row in enumerate(totals):
             for n, total in enumerate(row):
                 code.store(b.load(total), code.offset(y, b.mul(code.number(m), y_stride), LANES * n))

@@ -84,7 +84,7 @@ def multiply(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
         raise ValueError(f"x is {x.dtype} {x.shape}, not float32 (rows, {matrix[Matrix.K]})")
     x = np.ascontiguousarray(x)
     y = np.empty((len(x), int(matrix[Matrix.N])), np.float32)
-    own = len(x) * int(matrix[Matrix.K] // GROUP + matrix[Matrix.RANK])
+    own = len(x) * int(matrix[Matrix.K] // 2 + 2 * (matrix[Matrix.K] // GROUP) + matrix[Matrix.RANK])
     fields = {Job.ROWS: len(x), Job.TABLE: matrix.ctypes.data, Job.X: x.ctypes.data, Job.Y: y.ctypes.data}
     _run(kernels.multiply, 1, own, fields)
     return y
@@ -94,7 +94,7 @@ def step(fields: Mapping[Job, int]) -> None:
     """Every layer for one position a row: `fields` has all of `Job` but what is made here."""
     rows, head_dim = fields[Job.ROWS], fields[Job.HEAD_DIM]
     wide = max(fields[Job.WIDTH], fields[Job.INNER], fields[Job.HEADS] * head_dim)
-    products, heads = rows * (wide + wide // GROUP + 2 * fields[Job.RANK]), 2 * head_dim + fields[Job.CONTEXT] + LANES
+    products, heads = rows * (wide + wide // 2 + 2 * (wide // GROUP) + 2 * fields[Job.RANK]), 2 * head_dim + fields[Job.CONTEXT] + LANES
     _run(kernels.step, 5 * fields[Job.LAYERS], int(max(products, heads)), {**fields, Job.WIDE: wide})
 
 
