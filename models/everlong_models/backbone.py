@@ -108,7 +108,8 @@ class Backbone(nn.Module):
         return float(self.model.get_input_embeddings().weight.detach().float().std())
 
     def new_kv(self, rows: int, capacity: int) -> Tensor:
-        """An empty key/value tensor (rows, layers, 2, kv heads, capacity, head dim).
+        """An empty key/value tensor (rows, layers, 2, kv heads, capacity, head dim), of the type that `hidden` wants: of 16 bits
+        where weights have four.
 
         Raises `BackboneError` where that is more than a layer with a sliding window looks back: `hidden` with `at` has no window.
         """
@@ -119,7 +120,8 @@ class Backbone(nn.Module):
                 f"{type(self.model).__name__}: its layers look back {window} positions, and {capacity} are needed"
             )
         shape = (rows, self.layers, 2, self.kv_heads, capacity, self.head_dim)
-        return zeros(shape, self.model.get_input_embeddings().weight)
+        like = torch.empty(0, dtype=self.dtype if self._lean is None else self._lean.cached, device=self.device)
+        return zeros(shape, like)
 
     @property
     def lets_go(self) -> bool:

@@ -18,6 +18,9 @@ from everlong_models.lowrank import apart
 from everlong_models.quantized import Quantized
 from everlong_models.team import prepare, step
 
+CACHED = torch.float16
+"""The type of keys and values: half the memory to go through, which is what a long context costs."""
+
 
 class Decoding:
     """`layers`: modules as transformers' Llama has them, whose weights all fit (`quantized.fits`). They are copied.
@@ -57,7 +60,7 @@ class Decoding:
             (
                 "kv",
                 kv,
-                torch.float32,
+                CACHED,
                 (rows, len(self.layers), 2, self._sizes[Job.KV_HEADS], capacity, self._sizes[Job.HEAD_DIM]),
             ),
             ("at", at, torch.int64, (rows,)),

@@ -23,7 +23,9 @@ class Grid(IntEnum):
     WEIGHT = 5  # float32 (N, K)
     K = 6
     BITS = 7
-    CODES = 8  # uint8: of 8 bits (N / PANEL, K / 2, 2, LANES, 2), the last two k; of 4 one dimension less, two in a byte
+    # uint8: of 8 bits (N / PANEL, K / 2, 2, LANES, 2), the panel's halves, and of each output two k; of 4 both halves in a byte,
+    # the second one's in the high four: (N / PANEL, K / 2, LANES, 2)
+    CODES = 8
     SCALES = 9  # float32 (N / PANEL, K / GROUP, 2, PANEL): step and least weight
     TOLERANCE = 10  # float32 (1,): how far a weight may lie off its grid, in steps
     OFF = 11  # int64 (1,): 1 as soon as one lies further off, after which nothing more is done; nobody looks where this is 0

@@ -4,8 +4,8 @@ PyTorch's operations take a third of a step to be called, and its products with 
 (docs/lab-notes.md). So `team` has all threads run one function from its beginning to its end, `step`: they take parts of each
 phase until none is left, and within a step nobody waits for a thread that has not begun, whose processor may be at other work.
 
-An output is computed by one thread, in one order of summation, whatever rows or threads there are beside it: the same to
-the bit. Arrays come as addresses, in tables of int64. All that is compiled stands here, in `dense`, in `grids` and in `lanes`: by these, `team`
+What weights are multiplied by has sixteen bits, and so have keys and values; all else is float32. An output is computed by one
+thread, in one order of summation, whatever rows or threads there are beside it: the same to the bit. Arrays come as addresses, in tables of int64. All that is compiled stands here, in `dense`, in `grids` and in `lanes`: by these, `team`
 knows what is stored of another version. B rows, D width, H query heads and G key heads of dimension d, F
 the MLP's width.
 """
@@ -27,8 +27,9 @@ from everlong_models.lanes import (
     float_pointer,
     halves,
     int_pointer,
-    mix_1,
-    mix_8,
+    keep,
+    mix_2,
+    mix_more,
     scores_1,
     scores_4,
     seen,
@@ -40,6 +41,8 @@ from everlong_models.lanes import (
 
 _BLOCK = 32
 """Outputs that a thread computes, at least, before it asks for more."""
+_NEAR = 64
+"""Positions whose keys, or values, stay in the nearest cache while all heads of a group look at them."""
 LINE = 128
 """Bytes between two counters: two of a processor's lines, which it may fetch together."""
 
@@ -96,7 +99,7 @@ class Job(IntEnum):
     AT = 19  # int64 (B,)
     COS = 20  # float32 (B, d)
     SIN = 21  # (B, d), the first half negative
-    KV = 22  # float32 (B, layers, 2, G, C, d)
+    KV = 22  # float16 (B, layers, 2, G, C, d)
     KV_ROW = 23
     KV_LAYER = 24
     KV_KIND = 25
@@ -104,6 +107,7 @@ class Job(IntEnum):
     KV_POSITION = 27
     CONTEXT = 28  # positions that the longest row looks at
     EPS = 29  # float32 (1,)
+    TOGETHER = 30  # heads of a part: all of a group, which look at the same keys, or one
 
 
 _compiled = njit(error_model="numpy")
@@ -237,43 +241,82 @@ def _turned(x, cos, sin, out):
         out[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half]
 
 
+def _of_heads(one, two, three):
+    """`lanes` has one for so many heads."""
+
+    @_compiled
+    def of_heads(heads, *to):
+        if heads == 3:
+            three(*to)
+        elif heads == 2:
+            two(*to)
+        else:
+            one(*to)
+
+    return of_heads
+
+
+_scores_1, _scores_4, _mix_2, _mix_more = (
+    _of_heads(*scores_1),
+    _of_heads(*scores_4),
+    _of_heads(*mix_2),
+    _of_heads(*mix_more),
+)
+
+
 @_compiled
 def _attend(job, own, layer, part):
-    """Attention of one head of one row. The first head of a group stores the new key and value."""
-    B, H, G, d = job[Job.ROWS], job[Job.HEADS], job[Job.KV_HEADS], job[Job.HEAD_DIM]
-    row, head = part // H, part % H
+    """Attention of some heads of one row, all of one group. Whoever has the group's first head stores the new key and value."""
+    B, H, G, d, many = job[Job.ROWS], job[Job.HEADS], job[Job.KV_HEADS], job[Job.HEAD_DIM], job[Job.TOGETHER]
+    row, head, blocks, wide = part * many // H, part * many % H, d // LANES, job[Job.CONTEXT] + LANES
     group = head // (H // G)
     cos, sin = _floats(job[Job.COS], B, d)[row], _floats(job[Job.SIN], B, d)[row]
-    heads, mixed = (
-        _floats(job[Job.Y] + 4 * row * (H + 2 * G) * d, H + 2 * G, d),
-        _floats(job[Job.MIXED], B * H, d)[part],
-    )
-    query, key, scores = _floats(own, 3, d)[0], _floats(own, 3, d)[1], _floats(own + 8 * d, 1, job[Job.CONTEXT])[0]
-    _turned(heads[head], cos, sin, query)
+    heads = _floats(job[Job.Y] + 4 * row * (H + 2 * G) * d, H + 2 * G, d)
+    mixed = _floats(job[Job.MIXED] + 4 * part * many * d, many, d)
+    queries, key = _floats(own, many, d), _floats(own + 4 * many * d, 1, d)[0]
+    scores = _floats(own + 4 * (many + 1) * d, many, wide)
+    for n in range(many):
+        _turned(heads[head + n], cos, sin, queries[n])
     _turned(heads[H + group], cos, sin, key)
     value = heads[H + G + group]
     at = carray(int_pointer(job[Job.AT]), job[Job.ROWS])[row]
     keys = job[Job.KV] + row * job[Job.KV_ROW] + layer * job[Job.KV_LAYER] + group * job[Job.KV_HEAD]
     values, stride = keys + job[Job.KV_KIND], job[Job.KV_POSITION]
     if head % (H // G) == 0:
-        new_key, new_value = _floats(keys + at * stride, 1, d)[0], _floats(values + at * stride, 1, d)[0]
+        keep(address(key), keys + at * stride, blocks)
+        keep(address(value), values + at * stride, blocks)
+    for first in range(0, at, _NEAR):
+        fours, ones = divmod(min(_NEAR, at - first), 4)
+        n = 0
+        while n < many:
+            some = min(3, many - n)
+            query, to = address(queries) + 4 * n * d, address(scores) + 4 * (n * wide + first)
+            _scores_4(some, query, d, keys + first * stride, stride, fours, blocks, to, wide)
+            _scores_1(some, query, d, keys + (first + 4 * fours) * stride, stride, ones, blocks, to + 16 * fours, wide)
+            n += some
+    for n in range(many):
+        scores[n, at] = _dot(queries[n], key)
+        total = _weigh(scores[n], at + 1)
+        last = scores[n, at] / total
+        for i in range(at):
+            scores[n, i] /= total
         for i in range(d):
-            new_key[i], new_value[i] = key[i], value[i]
-    fours, to = at // 4, own + 8 * d
-    scores_4(own, keys, stride, fours, d // LANES, to)
-    scores_1(own, keys + 4 * fours * stride, stride, at - 4 * fours, d // LANES, to + 16 * fours)
-    scores[at] = _dot(query, key)
-    total = _weigh(scores, at + 1)
-    done = 0
-    while done < d:
-        if done + 8 * LANES <= d:
-            mix_8(to, values + 4 * done, stride, at, address(mixed) + 4 * done)
-            done += 8 * LANES
-        else:
-            mix_1(to, values + 4 * done, stride, at, address(mixed) + 4 * done)
-            done += LANES
-    for i in range(d):
-        mixed[i] = (mixed[i] + scores[at] * value[i]) / total
+            mixed[n, i] = last * value[i]
+    for first in range(0, at, _NEAR):
+        count, n = min(_NEAR, at - first), 0
+        while n < many:
+            some, done = min(3, many - n), 0
+            most = (8 if some == 1 else 4) * LANES
+            while done < d:
+                weights, place = address(scores) + 4 * (n * wide + first), values + first * stride + 2 * done
+                to = address(mixed) + 4 * (n * d + done)
+                if done + most <= d:
+                    _mix_more(some, weights, wide, place, stride, count, to, d)
+                    done += most
+                else:
+                    _mix_2(some, weights, wide, place, stride, count, to, d)
+                    done += 2 * LANES
+            n += some
 
 
 @_compiled
@@ -368,7 +411,11 @@ def step(data):
     next, done = job[Job.COUNTERS] + LINE, job[Job.COUNTERS] + 2 * LINE
     for layer in range(job[Job.LAYERS]):
         for phase in (Layer.QKV, _ATTEND, Layer.O, Layer.GATE, Layer.DOWN):
-            N = layers[layer, phase, Matrix.N] if phase != _ATTEND else job[Job.ROWS] * job[Job.HEADS]
+            N = (
+                layers[layer, phase, Matrix.N]
+                if phase != _ATTEND
+                else job[Job.ROWS] * job[Job.HEADS] // job[Job.TOGETHER]
+            )
             size = _size(N) if phase != _ATTEND else 1
             parts, prepared = (N + size - 1) // size, False
             while True:

@@ -1,5 +1,5 @@
-"""The instructions that `kernels` is made of where numba's own are not enough: explicit vectors of eight numbers, products with
-unpacked weights, addresses, and counters that threads share. Written as LLVM's, whatever processor they become those of.
+"""The instructions that `kernels` is made of where numba's own are not enough: explicit vectors of eight numbers, products of
+whole numbers with unpacked weights, addresses, and counters that threads share. Written as LLVM's, whatever processor they become those of.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ PANEL = 16
 
 _float, _int, _index = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _Lanes, _Shorts, _Ints = (ir.VectorType(of, 8) for of in (_float, ir.IntType(16), _index))
+_Halves = ir.VectorType(ir.HalfType(), 8)
 _Pairs8, _Pairs16 = (ir.VectorType(ir.IntType(bits), 16) for bits in (8, 16))
 _HAS_PAIRS = llvm.get_host_cpu_features().get("avx2", False)
-_ZEROS = ir.Constant(_Lanes, [0.0] * LANES)
-_TINY, _HUGE = 1.0000000031710769e-30, 3.4028234663852886e38
+"""Whether two products of 16 bits and their sum are one instruction that LLVM does not find by itself."""
 
 
 class _Code:
@@ -48,22 +48,27 @@ class _Code:
         return self.builder.load(_at(self.builder, address, kind), align=1 if kind is _Pairs8 else 4)
 
     def store(self, value: ir.Value, address: ir.Value) -> None:
-        self.builder.store(value, _at(self.builder, address, value.type), align=2 if value.type is _Shorts else 4)
+        align = 2 if value.type in (_Shorts, _Halves) else 4
+        self.builder.store(value, _at(self.builder, address, value.type), align=align)
+
+    def half(self, address: ir.Value, first: ir.Value | int) -> ir.Value:
+        """Eight numbers of 16 bits, from the `first` on behind `address`."""
+        at = self.builder.mul(self.number(first) if isinstance(first, int) else first, self.number(2))
+        place = _at(self.builder, self.builder.add(address, at), _Halves)
+        return self.builder.fpext(self.builder.load(place, align=2), _Lanes)
 
     def spread(self, value: ir.Value, kind: ir.Type = _Lanes) -> ir.Value:
         """Eight times the same."""
         first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_index, 0))
         return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(_Ints, [0] * 8))
 
-    def equal(self, value: ir.Value) -> ir.Value:
-        """Which of eight are numbers."""
-        return self.builder.fcmp_ordered("ord", value, value)
-
     def pairs(self, a: ir.Value, b: ir.Value) -> ir.Value:
         """a[2 n] b[2 n] + a[2 n + 1] b[2 n + 1] of sixteen whole numbers of 16 bits, in 32: one instruction, where there is one."""
         if _HAS_PAIRS:
             kind = ir.FunctionType(_Ints, [_Pairs16] * 2)
-            return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, "llvm.x86.avx2.pmadd.wd"), [a, b])
+            return self.builder.call(
+                cgutils.get_or_insert_function(self.builder.module, kind, "llvm.x86.avx2.pmadd.wd"), [a, b]
+            )
         sums = []
         for n in range(2):
             of = ir.Constant(_Ints, list(range(n, 16, 2)))
@@ -106,6 +111,18 @@ class _Code:
             half = len(parts) // 2
             parts = [self.builder.fadd(a, b) for a, b in zip(parts[:half], parts[half:], strict=True)]
         return parts[0]
+
+    def sums(self, a: ir.Value, b: ir.Value, c: ir.Value, d: ir.Value) -> ir.Value:
+        """`sum` of four, together, in the same order of additions."""
+
+        def added(x: ir.Value, y: ir.Value, *halves: list[int]) -> ir.Value:
+            return self.builder.fadd(
+                *(self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(_index, len(of)), of)) for of in halves)
+            )
+
+        a, b, c, d = (added(x, x, [0, 1, 2, 3], [4, 5, 6, 7]) for x in (a, b, c, d))
+        a, c = (added(x, y, [0, 1, 4, 5], [2, 3, 6, 7]) for x, y in ((a, b), (c, d)))
+        return added(a, c, [0, 2, 4, 6], [1, 3, 5, 7])
 
     def totals(self, kind: ir.Type, count: int) -> list[ir.Value]:
         """Places of sums, which the compiler keeps in registers."""
@@ -187,7 +204,7 @@ def ends(_context, x, least, most):
 @intrinsic
 def halves(_context, x, to, scales, groups):
     """`x` in 16 bits, each group of 32 by itself: x ≈ s · to with whole numbers up to ±32,767. `scales`: s, and the sum of x, of
-    each group. Where all is less than 1e-30 of either sign, or none of it a number, s is 0."""
+    each group. Where all is less than 2^-100 of either sign, or something infinite, s is 0."""
 
     def write(code, x, to, scales, groups):
         b = code.builder
@@ -205,14 +222,14 @@ def halves(_context, x, to, scales, groups):
                 pairs = zip(parts[::2], parts[1::2], strict=True)
                 parts = [b.select(b.fcmp_ordered(">", *two), *two) for two in pairs]
             within = b.and_(
-                b.fcmp_ordered(">", parts[0], ir.Constant(_float, _TINY)),
-                b.fcmp_ordered("<", parts[0], ir.Constant(_float, _HUGE)),
+                b.fcmp_ordered(">", parts[0], ir.Constant(_float, 2.0**-100)),
+                b.fcmp_ordered("<", parts[0], ir.Constant(_float, math.inf)),
             )
             step = b.select(within, b.fdiv(parts[0], most_of_16), none)
             times = code.spread(b.select(within, b.fdiv(most_of_16, parts[0]), none))
             for n, part in enumerate(lanes):
-                # What is no number has made no number of the sum already: any whole number will do.
-                whole = b.fptosi(b.call(nearest, [b.select(code.equal(part), b.fmul(part, times), _ZEROS)]), _Ints)
+                # Of what is no number, any whole one will do: the sum is none.
+                whole = b.fptosi(b.call(nearest, [b.fmul(part, times)]), _Ints)
                 at = b.add(to, b.mul(b.add(first, code.number(LANES * n)), code.number(2)))
                 code.store(b.trunc(whole, _Shorts), at)
             pair = code.offset(scales, b.mul(group.index, code.number(2)))
@@ -240,7 +257,10 @@ def _dots(bits: int, rows: int, panels: int) -> Any:
                 if bits == 8:
                     found.append(whole)
                 else:
-                    found += [b.and_(whole, ir.Constant(_Pairs16, [15] * 16)), b.lshr(whole, ir.Constant(_Pairs16, [4] * 16))]
+                    found += [
+                        b.and_(whole, ir.Constant(_Pairs16, [15] * 16)),
+                        b.lshr(whole, ir.Constant(_Pairs16, [4] * 16)),
+                    ]
             return found
 
         b = code.builder
@@ -284,48 +304,80 @@ def _dots(bits: int, rows: int, panels: int) -> Any:
     return dots
 
 
-def _scores(many: int) -> Any:
-    """scores[n] ← query · keys[n] of `count` times `many` keys, `stride` bytes from one to the next, of `blocks` times eight numbers."""
+def _scores(heads: int, many: int) -> Any:
+    """scores[h, n] ← query[h] · keys[n] of `heads` queries and `count` times `many` keys of 16 bits, `stride` bytes from one to the
+    next, of `blocks` times eight numbers. The other strides count float32."""
 
-    def write(code, query, keys, stride, count, blocks, scores):
+    def write(code, query, query_stride, keys, stride, count, blocks, scores, scores_stride):
         b = code.builder
+        queries = [code.offset(query, b.mul(code.number(h), query_stride)) for h in range(heads)]
+        found = [code.offset(scores, b.mul(code.number(h), scores_stride)) for h in range(heads)]
         with code.loop(count) as step:
             first = b.mul(step.index, code.number(many))
             places = [b.add(keys, b.mul(b.add(first, code.number(n)), stride)) for n in range(many)]
-            totals = code.totals(_Lanes, many)
+            totals = [code.totals(_Lanes, many) for _ in range(heads)]
             with code.loop(blocks) as block:
                 at = b.mul(block.index, code.number(LANES))
-                part = code.load(code.offset(query, at), _Lanes)
-                for place, total in zip(places, totals, strict=True):
-                    code.add(part, code.load(code.offset(place, at), _Lanes), total)
-            for n, total in enumerate(totals):
-                code.store(code.sum(b.load(total)), code.offset(scores, first, n))
+                parts = [code.load(code.offset(one, at), _Lanes) for one in queries]
+                for n, place in enumerate(places):
+                    key = code.half(place, at)
+                    for part, row in zip(parts, totals, strict=True):
+                        code.add(part, key, row[n])
+            for row, to in zip(totals, found, strict=True):
+                lanes = [b.load(total) for total in row]
+                code.store(code.sum(*lanes) if many == 1 else code.sums(*lanes), code.offset(to, first))
 
     @intrinsic
-    def scores(_context, query, keys, stride, count, blocks, scores):
-        return _instructions(6, write)
+    def scores(_context, query, query_stride, keys, stride, count, blocks, scores, scores_stride):
+        return _instructions(8, write)
 
     return scores
 
 
-def _mix(wide: int) -> Any:
-    """mixed ← Σ_n scores[n] values[n] of `count` values, `stride` bytes from one to the next, of `wide` times eight numbers."""
+def _mix(heads: int, wide: int) -> Any:
+    """mixed[h] ← mixed[h] + Σ_n scores[h, n] values[n] of `heads` heads and `count` values of 16 bits, `stride` bytes from one to the
+    next, of `wide` times eight numbers. The other strides count float32."""
 
-    def write(code, scores, values, stride, count, mixed):
+    def write(code, scores, scores_stride, values, stride, count, mixed, mixed_stride):
         b = code.builder
-        totals = code.totals(_Lanes, wide)
+        weights = [code.offset(scores, b.mul(code.number(h), scores_stride)) for h in range(heads)]
+        places = [
+            code.offset(mixed, b.mul(code.number(h), mixed_stride), LANES * part)
+            for h in range(heads)
+            for part in range(wide)
+        ]
+        totals = code.totals(_Lanes, heads * wide)
+        for place, total in zip(places, totals, strict=True):
+            b.store(code.load(place, _Lanes), total)
         with code.loop(count) as n:
-            score, value = code.spread(code.load(code.offset(scores, n.index))), b.add(values, b.mul(n.index, stride))
-            for part, total in enumerate(totals):
-                code.add(score, code.load(code.offset(value, LANES * part), _Lanes), total)
-        for part, total in enumerate(totals):
-            code.store(b.load(total), code.offset(mixed, LANES * part))
+            value = b.add(values, b.mul(n.index, stride))
+            parts = [code.half(value, LANES * part) for part in range(wide)]
+            for h, one in enumerate(weights):
+                weight = code.spread(code.load(code.offset(one, n.index)))
+                for part, total in zip(parts, totals[h * wide :], strict=False):
+                    code.add(weight, part, total)
+        for place, total in zip(places, totals, strict=True):
+            code.store(b.load(total), place)
 
     @intrinsic
-    def mix(_context, scores, values, stride, count, mixed):
-        return _instructions(5, write)
+    def mix(_context, scores, scores_stride, values, stride, count, mixed, mixed_stride):
+        return _instructions(7, write)
 
     return mix
+
+
+@intrinsic
+def keep(_context, x, to, blocks):
+    """`blocks` times eight numbers in 16 bits."""
+
+    def write(code, x, to, blocks):
+        b = code.builder
+        with code.loop(blocks) as block:
+            at = b.mul(block.index, code.number(LANES))
+            half = b.fptrunc(code.load(code.offset(x, at), _Lanes), _Halves)
+            code.store(half, b.add(to, b.mul(at, code.number(2))))
+
+    return _instructions(3, write)
 
 
 @intrinsic
@@ -377,7 +429,11 @@ tile_1, tile_2, tile_4, tile_6 = (_tile(rows) for rows in (1, 2, 4, 6))
 # Of so many rows and panels.
 _SHAPES = ((6, 1), (4, 1), (2, 1), (2, 2), (1, 1), (1, 2))
 dots_4, dots_8 = ([_dots(bits, *shape) for shape in _SHAPES] for bits in (4, 8))
-scores_1, scores_4, mix_1, mix_8 = _scores(1), _scores(4), _mix(1), _mix(8)
+# Of one, two and three heads: of one and of four keys; and of as many numbers as the registers hold, and of fewer.
+scores_1, scores_4 = ([_scores(heads, many) for heads in (1, 2, 3)] for many in (1, 4))
+mix_2, mix_more = (
+    [_mix(*shape) for shape in shapes] for shapes in (((1, 2), (2, 2), (3, 2)), ((1, 8), (2, 4), (3, 4)))
+)
 
 
 @intrinsic

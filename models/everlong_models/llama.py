@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from everlong_models import dense, rotary, team
-from everlong_models.decoding import Decoding
+from everlong_models.decoding import CACHED, Decoding
 from everlong_models.lanes import PANEL
 from everlong_models.linear import Linear, has_dense, has_onednn, matmul
 from everlong_models.lowrank import apart, detach
@@ -68,7 +68,7 @@ class Llama:
 
     It takes the matrices over, one by one, so that no weight is held twice: `model` has none of them afterwards and
     keeps only its embeddings and norms. `quantize`: single positions, as decoding asks for, go through `Quantized`
-    matrices, where these fit; nothing else does. `bfloat16`: all else is multiplied in it, but for attention and the head.
+    matrices, where these fit; nothing else does. `cached`: the type that it wants keys and values in. `bfloat16`: all else is multiplied in it, but for attention and the head.
     """
 
     def __init__(self, model: PreTrainedModel, *, quantize: bool = False, bfloat16: bool = False) -> None:
@@ -91,6 +91,7 @@ class Llama:
         if has_dense(weight):
             team.prepare(dense.product, dense.norm, dense.rotate, dense.attend)
         self._decoding = Decoding(base.layers, **sizes) if quantize else None
+        self.cached: torch.dtype = CACHED if quantize else head.weight.dtype
         self.layers = [_take(layer, bfloat16) for layer in base.layers]
         self._decoding_head = Quantized(weight, head.bias, update) if quantize else None
         self.head = Linear(head.weight, head.bias)
@@ -106,14 +107,11 @@ class Llama:
         rotation = _rotation(*self.rotary(x, positions.view(-1, T)))
         if self._decoding is not None and kv is not None and at is not None and T == 1:
             return F.rms_norm(self._decoding(x, kv, at, *rotation), (D,), self.norm, self.eps)
-        if kv is None:  # one layer's keys and values, which the next layer overwrites
-            kv = x.new_empty(B, 1, 2, G, T, d).expand(-1, len(self.layers), -1, -1, -1, -1)
-        if at is None:
-            kv, mask = kv[..., :T, :], None
-        else:
+        mask, held = None, x.new_empty(B, 2, G, T, d)  # a layer's keys and values, which the next one overwrites
+        if kv is not None and at is not None:
             if kv.device.type == "cpu":  # elsewhere, asking for a length costs more than not knowing it
                 kv = kv[..., : int(at.max()) + T, :]
-            mask = _mask(positions, kv)
+            mask = _mask(positions, kv, x.dtype)
         rows = torch.arange(B, device=x.device)[:, None]
         h = x
         for index, layer in enumerate(self.layers):
@@ -121,14 +119,17 @@ class Llama:
             heads = layer.qkv(_normed(h, self.eps)).view(B, T, H + 2 * G, d)
             _rotate(heads, H + G, *rotation)
             queries, new = heads[:, :, :H].unflatten(2, (G, -1)), heads[:, :, H:].unflatten(2, (2, G))
-            stored = kv[:, index]  # (B, 2, G, C, d)
-            if at is None:
-                stored.copy_(new.permute(0, 2, 3, 1, 4))
+            if kv is None or at is None:
+                held.copy_(new.permute(0, 2, 3, 1, 4))
+                if kv is not None:
+                    kv[:, index, ..., :T, :].copy_(held)
             else:
-                stored[rows, :, :, positions] = new
+                stored = kv[:, index]  # (B, 2, G, C, d)
+                stored[rows, :, :, positions] = new.to(kv.dtype)
+                held = stored.to(x.dtype)
             if keep is not None and index + 1 == len(self.layers):  # from here on no position needs another
                 queries, h = queries[:, T - keep :], h[:, T - keep :].contiguous()
-            keys, values = stored.unbind(1)
+            keys, values = held.unbind(1)
             mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
             h = layer.o(mixed, plus=h)
             normed = _normed(h, self.eps).to(layer.down.dtype)
@@ -200,10 +201,10 @@ def _rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
     x.mul_(cos).addcmul_(turned, sin)
 
 
-def _mask(positions: Tensor, kv: Tensor) -> Tensor:
+def _mask(positions: Tensor, kv: Tensor, dtype: torch.dtype) -> Tensor:
     """(B, T, C): 0 where a query at `positions` (B, T) may look, -∞ behind it."""
     hidden = torch.arange(kv.shape[4], device=kv.device) > positions[:, :, None]
-    return torch.zeros(hidden.shape, dtype=kv.dtype, device=kv.device).masked_fill_(hidden, -torch.inf)
+    return torch.zeros(hidden.shape, dtype=dtype, device=kv.device).masked_fill_(hidden, -torch.inf)
 
 
 def _masked(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

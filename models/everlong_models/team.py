@@ -94,8 +94,12 @@ def step(fields: Mapping[Job, int]) -> None:
     """Every layer for one position a row: `fields` has all of `Job` but what is made here."""
     rows, head_dim = fields[Job.ROWS], fields[Job.HEAD_DIM]
     wide = max(fields[Job.WIDTH], fields[Job.INNER], fields[Job.HEADS] * head_dim)
-    products, heads = rows * (wide + wide // 2 + 2 * (wide // GROUP) + 2 * fields[Job.RANK]), 2 * head_dim + fields[Job.CONTEXT] + LANES
-    _run(kernels.step, 5 * fields[Job.LAYERS], int(max(products, heads)), {**fields, Job.WIDE: wide})
+    products = rows * (wide + wide // 2 + 2 * (wide // GROUP) + 2 * fields[Job.RANK])
+    # Where there are more threads than groups, each head is a part by itself.
+    many = fields[Job.HEADS] // fields[Job.KV_HEADS] if rows * fields[Job.KV_HEADS] > torch.get_num_threads() else 1
+    heads = (many + 1) * head_dim + many * (fields[Job.CONTEXT] + LANES)
+    more = {Job.WIDE: wide, Job.TOGETHER: many}
+    _run(kernels.step, 5 * fields[Job.LAYERS], int(max(products, heads)), {**fields, **more})
 
 
 def on_grids(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple[Tensor, Tensor, bool]:
@@ -106,7 +110,8 @@ def on_grids(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or N % PANEL or K % GROUP:
         raise ValueError(f"no grids for {weight.dtype} {N} × {K} on {weight.device}")
     weight, (most, off) = weight.contiguous(), (np.array([tolerance or 0], np.float32), np.zeros(1, np.int64))
-    codes = torch.empty(N // PANEL, K, PANEL * bits // 8, dtype=torch.uint8, device="cpu")
+    halves = () if bits == 4 else (2,)
+    codes = torch.empty(N // PANEL, K // 2, *halves, LANES, 2, dtype=torch.uint8, device="cpu")
     scales = torch.empty(N // PANEL, K // GROUP, 2, PANEL, dtype=torch.float32, device="cpu")
     fields = {
         Grid.N: N, Grid.WEIGHT: weight.data_ptr(), Grid.K: K, Grid.BITS: bits, Grid.CODES: codes.data_ptr(),

@@ -19,9 +19,11 @@ def naive_grids(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Te
     least = groups.amin(-1, keepdim=True)
     d = (groups.amax(-1, keepdim=True) - least) / (2**bits - 1)
     exact = (groups - least) / torch.where(d > 0, d, 1)
-    panels = exact.round().to(torch.uint8).flatten(1).unflatten(0, (-1, PANEL)).transpose(1, 2)
+    # (panels, halves, lanes, K / 2, 2) → (panels, K / 2, halves, lanes, 2)
+    codes = exact.round().to(torch.uint8).flatten(1).unflatten(1, (-1, 2)).unflatten(0, (-1, 2, PANEL // 2))
+    panels = codes.permute(0, 3, 1, 2, 4)
     if bits == 4:
-        panels = panels[:, :, : PANEL // 2] | panels[:, :, PANEL // 2 :] << 4
+        panels = panels[:, :, 0] | panels[:, :, 1] << 4
     scales = torch.cat([d, least], dim=-1).unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1)
     return panels, scales, float((exact - exact.round()).abs().max())
 

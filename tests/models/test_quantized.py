@@ -31,7 +31,7 @@ def test_one_input_by_itself():
     assert torch.equal(Quantized(weight)(x), Quantized(weight)(x[None])[0])
 
 
-@pytest.mark.parametrize(("bits", "error"), [(4, 1e-6), (8, 6e-3)])
+@pytest.mark.parametrize(("bits", "error"), [(4, 4e-5), (8, 6e-3)])
 @pytest.mark.parametrize("columns", [96, 1536])
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_formula(columns, bits, error, biased):
@@ -43,6 +43,36 @@ def test_the_formula(columns, bits, error, biased):
     assert layer(x).dtype == torch.float32
     assert layer(x).shape == y.shape
     assert float((layer(x) - y).norm() / y.norm()) < error
+
+
+@pytest.mark.parametrize("columns", [96, 1536])
+def test_activations_of_sixteen_bits_lose_nothing(columns):
+    """Whole numbers that each group of 32 has up to its end of the scale: what is left is the rounding of float32."""
+    x = torch.randint(-32767, 32768, (5, columns)).float()
+    x[:, ::GROUP] = 32767
+    x[0] /= 1024
+    x[1, GROUP:] = 0
+    weight = stored(47, columns)
+    exact = x.double() @ weight.double().T
+    assert float((Quantized(weight)(x) - exact).abs().max() / exact.abs().max()) < 1e-6
+    groups = (
+        x.unflatten(1, (-1, GROUP)) * torch.logspace(-20, 8, columns // GROUP)[:, None]
+    )  # each has a scale of its own
+    exact = groups.flatten(1).double() @ weight.double().T
+    assert float(((Quantized(weight)(groups.flatten(1)) - exact) / exact).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("weight", [stored(48, 96), torch.randn(48, 96), torch.zeros(48, 96)])
+def test_no_number_stays_none(number, weight):
+    """And a row beside it is as it was; so little that it has no scale is nothing."""
+    x = torch.randn(3, 96)
+    expected = Quantized(weight)(x[2:])
+    x[0, 37], x[1] = number, 1e-33 * x[1]
+    found = Quantized(weight)(x)
+    assert not found[0].isfinite().any()
+    assert found[1].abs().max() < 1e-30
+    assert torch.equal(found[2:], expected)
 
 
 def test_four_bits_are_taken_only_where_they_lose_nothing():
@@ -99,11 +129,11 @@ def test_what_does_not_fit(weight):
     assert not fits(weight)
 
 
-def build(hidden: int = 64, head_dim: int = 16) -> Backbone:
+def build(hidden: int = 64, head_dim: int = 16, heads: int = 4) -> Backbone:
     torch.manual_seed(2)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=96, hidden_size=hidden, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+            vocab_size=96, hidden_size=hidden, intermediate_size=128, num_hidden_layers=3, num_attention_heads=heads,
             num_key_value_heads=2, max_position_embeddings=512, head_dim=head_dim, attention_bias=True, mlp_bias=True,
         )
     )  # fmt: skip
@@ -122,17 +152,22 @@ def test_a_backbone_decodes_with_it_and_reads_without():
     h = exact.hidden(prompt, kv=kv)
     other = quantized.new_kv(2, 40)
     assert torch.equal(quantized.hidden(prompt, kv=other), h)
-    assert torch.equal(other, kv)
+    assert torch.equal(other, kv.half()), "what is kept has sixteen bits"
     assert torch.equal(quantized.logits(h), exact.logits(h))
     at = torch.tensor([20, 11])
-    expected, found = (b.hidden(x, kv=c.clone(), at=at) for b, c in ((exact, kv), (quantized, kv)))
+    kv = other.float()
+    expected, found = exact.hidden(x, kv=kv.clone(), at=at), quantized.hidden(x, kv=other.clone(), at=at)
     assert not torch.equal(found, expected)
     assert float((found - expected).norm() / expected.norm()) < 0.03
     scores, near = exact.logits(expected[:, 0]), quantized.logits(expected[:, 0])
     assert not torch.equal(near, scores)
     assert float((near - scores).norm() / scores.norm()) < 0.01
     several = torch.randn(2, 3, 64)
-    assert torch.equal(quantized.hidden(several, kv=kv.clone(), at=at), exact.hidden(several, kv=kv.clone(), at=at))
+    expected, found = exact.hidden(several, kv=kv, at=at), quantized.hidden(several, kv=other, at=at)
+    assert float((found - expected).norm() / expected.norm()) < 1e-3, (
+        "of three positions each sees the others' sixteen bits"
+    )
+    torch.testing.assert_close(other.float(), kv, rtol=2e-3, atol=1e-3)
 
 
 @torch.no_grad()
@@ -167,9 +202,9 @@ def test_a_backbone_with_adapters_keeps_its_four_bits(tmp_path):
     exact.optimize()
     quantized.optimize(quantize=True)
     assert {matrix.bits for layer in quantized._lean._decoding.layers for matrix in layer.values()} == {4}
-    kv, x, at = torch.randn(2, 3, 2, 2, 40, 16), torch.randn(2, 1, 64), torch.tensor([20, 11])
-    expected, found = (b.hidden(x, kv=kv.clone(), at=at) for b in (exact, quantized))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)  # nothing was lost
+    kv, x, at = torch.randn(2, 3, 2, 2, 40, 16).half(), torch.randn(2, 1, 64), torch.tensor([20, 11])
+    expected, found = exact.hidden(x, kv=kv.float(), at=at), quantized.hidden(x, kv=kv, at=at)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4)  # nothing but what sixteen bits have not
 
 
 def decoded(backbone: Backbone, rows: int, context: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -195,21 +230,30 @@ def test_a_decoded_row_does_not_depend_on_its_neighbours(rows):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("head_dim", [8, 64, 72])
-def test_a_step_is_that_of_the_float_matrices(head_dim):
-    """Weights that four bits hold: what differs is the order of sums. Contexts of no token, and beyond what is computed at once."""
-    exact, quantized = build(head_dim=head_dim), build(head_dim=head_dim)
+@pytest.mark.parametrize("threads", [1, 16])
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "width"), [(8, 4, 64), (64, 4, 64), (80, 2, 64), (16, 6, 96), (112, 8, 64), (32, 14, 224)]
+)
+def test_a_step_is_that_of_the_float_matrices(head_dim, heads, width, threads):
+    """Weights that four bits hold: what differs are the sixteen of activations. One to seven heads a group, together or each by
+    itself; contexts of no token, and beyond what is computed at once."""
+    exact, quantized = (build(width, head_dim, heads) for _ in range(2))
     for backbone in (exact, quantized):
         for module in backbone.model.modules():
             if isinstance(module, nn.Linear):
                 module.weight.copy_(stored(*module.weight.shape) / 4)
         backbone.optimize(quantize=backbone is quantized)
-    x, kv, _ = decoded(exact, 5, 400)
+    x, kv, _ = decoded(quantized, 5, 400)
     kv /= 4
-    at, other = torch.tensor([0, 1, 6, 399, 203]), kv.clone()
-    expected, found = exact.hidden(x, kv=kv, at=at), quantized.hidden(x, kv=other, at=at)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(other, kv, rtol=1e-4, atol=1e-4)
+    at, other, before = torch.tensor([0, 1, 6, 399, 203]), kv.clone().float(), torch.get_num_threads()
+    expected = exact.hidden(x, kv=other, at=at)
+    torch.set_num_threads(threads)
+    try:
+        found = quantized.hidden(x, kv=kv, at=at)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4)
+    torch.testing.assert_close(kv.float(), other, rtol=1e-3, atol=2e-4)
 
 
 @torch.no_grad()
@@ -258,9 +302,10 @@ def test_a_position_that_is_not_there(at):
         ("x", {"x": torch.zeros(2, 1, 64, dtype=torch.float64)}),
         ("x", {"x": torch.zeros(2, 1, 32)}),
         ("kv", {"kv": torch.zeros(2, 3, 2, 2, 40, 16, dtype=torch.bfloat16)}),
-        ("kv", {"kv": torch.zeros(1, 3, 2, 2, 40, 16)}),
-        ("kv", {"kv": torch.zeros(2, 2, 2, 2, 40, 16)}),
-        ("kv", {"kv": torch.zeros(2, 3, 2, 2, 16, 40).transpose(4, 5)}),
+        ("kv", {"kv": torch.zeros(2, 3, 2, 2, 40, 16)}),
+        ("kv", {"kv": torch.zeros(1, 3, 2, 2, 40, 16).half()}),
+        ("kv", {"kv": torch.zeros(2, 2, 2, 2, 40, 16).half()}),
+        ("kv", {"kv": torch.zeros(2, 3, 2, 2, 16, 40).half().transpose(4, 5)}),
         ("at", {"at": torch.zeros(1, dtype=torch.int64)}),
         ("at", {"at": torch.zeros(2, dtype=torch.int32)}),
     ],
@@ -375,7 +420,7 @@ def test_where_nothing_can_be_stored(monkeypatch):
     monkeypatch.setattr(team, "cfunc", refuse)
     monkeypatch.setattr(team, "compiled", lru_cache(team.compiled.__wrapped__))
     layer, x = Quantized(stored(48, 96)), torch.randn(5, 96)
-    torch.testing.assert_close(layer(x), x @ stored(48, 96).T)
+    torch.testing.assert_close(layer(x), x @ stored(48, 96).T, rtol=1e-3, atol=2e-4)
 
 
 @torch.no_grad()
