@@ -77,7 +77,8 @@ class Backbone(nn.Module):
         """Makes `hidden` and `logits` fast, for good: same results, no gradients.
 
         `quantize`: not quite the same for one position a row (`hidden` of T = 1 with `at`, `logits` of (B, D)), which is
-        what decoding asks for: there the weights are of four or eight bits (`Quantized`), if the processor can. `bfloat16`:
+        what decoding asks for: there the weights are of four or eight bits (`Quantized`), if the processor can, and what is kept in
+        `kv` has sixteen, which several positions with `at` see, too. `bfloat16`:
         nor for several positions, whose matrices have so many bits then, where the processor can (see `Linear`).
 
         The weights are taken over in the layout that the machine multiplies fastest and are gone from `model`, whose
@@ -109,7 +110,7 @@ class Backbone(nn.Module):
 
     def new_kv(self, rows: int, capacity: int) -> Tensor:
         """An empty key/value tensor (rows, layers, 2, kv heads, capacity, head dim), of the type that `hidden` wants: of 16 bits
-        where weights have four.
+        where it decodes with fewer bits a weight.
 
         Raises `BackboneError` where that is more than a layer with a sliding window looks back: `hidden` with `at` has no window.
         """

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -25,15 +24,15 @@ _float, _int, _index = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _Lanes, _Shorts, _Ints = (ir.VectorType(of, 8) for of in (_float, ir.IntType(16), _index))
 _Halves = ir.VectorType(ir.HalfType(), 8)
 _Pairs8, _Pairs16 = (ir.VectorType(ir.IntType(bits), 16) for bits in (8, 16))
-_HAS_PAIRS = llvm.get_host_cpu_features().get("avx2", False)
-"""Whether two products of 16 bits and their sum are one instruction that LLVM does not find by itself."""
 
 
 class _Code:
     """Instructions at the builder's place. Addresses are int64, and what is added to them counts float32."""
 
-    def __init__(self, builder: ir.IRBuilder) -> None:
+    def __init__(self, context: Any, builder: ir.IRBuilder) -> None:
         self.builder = builder
+        # What numba compiles for need not be this processor: an instruction that it lacks would end the process.
+        self._features: str = context.codegen().magic_tuple()[2]
 
     def number(self, value: int) -> ir.Value:
         return ir.Constant(_int, value)
@@ -63,8 +62,9 @@ class _Code:
         return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(_Ints, [0] * 8))
 
     def pairs(self, a: ir.Value, b: ir.Value) -> ir.Value:
-        """a[2 n] b[2 n] + a[2 n + 1] b[2 n + 1] of sixteen whole numbers of 16 bits, in 32: one instruction, where there is one."""
-        if _HAS_PAIRS:
+        """a[2 n] b[2 n] + a[2 n + 1] b[2 n + 1] of sixteen whole numbers of 16 bits, in 32: one instruction of AVX2, which LLVM does
+        not find by itself."""
+        if "+avx2" in self._features.split(","):
             kind = ir.FunctionType(_Ints, [_Pairs16] * 2)
             return self.builder.call(
                 cgutils.get_or_insert_function(self.builder.module, kind, "llvm.x86.avx2.pmadd.wd"), [a, b]
@@ -147,7 +147,7 @@ def _instructions(arguments: int, write: Callable[..., None]) -> tuple[Any, Any]
     """`write(code, *arguments)` as an intrinsic of numba returns it: so many int64 come in, nothing goes out."""
 
     def generate(context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> ir.Value:
-        write(_Code(builder), *args)
+        write(_Code(context, builder), *args)
         return context.get_dummy_value()
 
     return types.void(*(types.int64,) * arguments), generate

@@ -23,7 +23,7 @@ def fixed(config: Any) -> bool:
 
 def let_go(kv: Tensor, frequencies: Tensor, start: int, count: int, end: int) -> None:
     """Takes the positions [start, start + count) out of `kv` (B, layers, 2, G, C, d), which ends at `end`, in place: those behind
-    move down by `count`, as if they had been computed there. `frequencies` (d/2,): θ, radians a position."""
+    move down by `count`, as if they had been computed there, and zeros come behind them. `frequencies` (d/2,): θ, radians a position."""
     angles = (-count * frequencies.double()).repeat(2)
     exact = torch.promote_types(kv.dtype, torch.float32)
     cos, sin = angles.cos().to(exact), angles.sin().to(exact)
@@ -33,3 +33,6 @@ def let_go(kv: Tensor, frequencies: Tensor, start: int, count: int, end: int) ->
         first, second = moved.chunk(2, dim=-1)
         keys[..., start : end - count, :] = moved * cos + torch.cat([-second, first], dim=-1) * sin
         values[..., start : end - count, :] = values[..., start + count : end, :].clone()
+    kv[..., end - count : end, :] = (
+        0  # who is at this place next may look there, with a weight of 0: it must be a number
+    )

@@ -95,7 +95,7 @@ def step(fields: Mapping[Job, int]) -> None:
     rows, head_dim = fields[Job.ROWS], fields[Job.HEAD_DIM]
     wide = max(fields[Job.WIDTH], fields[Job.INNER], fields[Job.HEADS] * head_dim)
     products = rows * (wide + wide // 2 + 2 * (wide // GROUP) + 2 * fields[Job.RANK])
-    # Where there are more threads than groups, each head is a part by itself.
+    # Where there are no more groups than threads, each head is a part by itself.
     many = fields[Job.HEADS] // fields[Job.KV_HEADS] if rows * fields[Job.KV_HEADS] > torch.get_num_threads() else 1
     heads = (many + 1) * head_dim + many * (fields[Job.CONTEXT] + LANES)
     more = {Job.WIDE: wide, Job.TOGETHER: many}

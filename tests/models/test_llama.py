@@ -108,6 +108,7 @@ def test_a_cache_that_lets_go_of_positions_is_as_if_they_had_not_been_counted(tw
             slid[..., 2:22, :], early, rtol=1e-5, atol=1e-4 if x.dtype == torch.float32 else 1e-5
         )
         assert torch.equal(slid[..., :2, :], kv[..., :2, :])
+        assert not slid[..., 22:29, :].any()
         assert torch.equal(slid[..., 29:, :], kv[..., 29:, :])
 
 

@@ -16,7 +16,7 @@ from everlong_server.engine.items import Finished
 from tests.process import Server
 
 
-def found(*requests: tuple[float, float], errors: int = 0) -> dict:
+def found(*requests: tuple[float | None, float | None], errors: int = 0) -> dict:
     """A benchmark of guidellm's document: 2 s, requests of 32 tokens with first token and time between tokens in ms."""
     return {
         "duration": 2.0,
@@ -44,6 +44,13 @@ def test_figures_are_per_second_of_all_turns_and_goodput_is_what_was_quick_enoug
     assert (figures["first_token_ms_p50"], figures["ms_per_token_p50"]) == (900, 50)
     assert (figures["first_token_ms_p95"], figures["ms_per_token_p95"]) == pytest.approx((1070, 135))
     assert (figures["prompt_tokens"], figures["errors"]) == (600, 1)
+
+
+def test_an_answer_without_times_is_done_and_no_good_one() -> None:
+    turns = [found((900, 50), (None, None), (800, None))]
+    figures = serve.figures(turns, first_ms=1000, token_ms=100)
+    assert (figures["first_token_ms_p50"], figures["ms_per_token_p50"]) == (850, 50)
+    assert (figures["tokens_per_second"], figures["goodput_per_second"]) == (3 * 32 / 2.0, 0.5)
 
 
 def test_a_load_without_one_answer_has_no_figures() -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from everlong_models import MemoryState, SamplingParams, load_model
+from everlong_models.cache import Cache
 from everlong_models.errors import StateNotFinite
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.items import Answer, Delta, Failed, Finished, Read
@@ -227,6 +228,38 @@ def test_nothing_is_encoded_anew_at_a_border_of_the_window(
             assert int(end.state["seen"]) == (length + 100) // 16 * 16
     finally:
         runner.stop()
+
+
+def test_a_border_that_fails_ends_its_own_answer_only(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"segment_length": 16, "sinks": 4, "window": 32}
+    model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
+    memory, runner = model.memory, Runner(model, max_streams=3, reading_share=0.3, max_stall=0.1)
+    real = memory.go_on
+
+    def go_on(cache: Cache, segment: torch.Tensor, state: MemoryState) -> MemoryState | None:
+        if int(segment[0, 0]) == 20:
+            raise RuntimeError("no room")
+        return real(cache, segment, state)
+
+    monkeypatch.setattr(memory, "go_on", go_on)
+    waiting: list[queue.Queue] = []
+    runner.start()
+    try:
+        for first in (30, 20, 40):
+            waiting.append(queue.Queue())
+            params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+            prompt = list(range(first, first + 4))
+            runner.submit(Answer(memory.initial_state(1), [], prompt, params, 0, waiting[-1].put))
+        one, failed, other = map(last, waiting)
+    finally:
+        runner.stop()
+    assert isinstance(failed, Failed)
+    assert str(failed.error) == "no room"
+    assert isinstance(one, Finished)
+    assert isinstance(other, Finished)
+    assert (one.tokens, other.tokens) == (40, 40)
 
 
 @pytest.mark.parametrize("length", [1, 14, 15, 40])

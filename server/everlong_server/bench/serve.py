@@ -114,7 +114,8 @@ def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
 
 
 def figures(loads: Sequence[dict[str, Any]], first_ms: float, token_ms: float) -> dict[str, Any]:
-    """Of guidellm's documents, one a turn, together; percentiles are of requests. `errors`: requests that failed.
+    """Of guidellm's documents, one a turn, together; percentiles are of requests. `errors`: requests that failed. An answer that came
+    as one piece, or without any text, as random words' may, has no time for each token, or none at all, and is no good one.
 
     Raises `LoadGeneratorMissing` if no request came to its end.
     """
@@ -123,15 +124,15 @@ def figures(loads: Sequence[dict[str, Any]], first_ms: float, token_ms: float) -
     if not done:
         raise LoadGeneratorMissing(f"no request of guidellm's was answered, {errors} failed")
     first, each, read, written = (
-        np.array([request[name] for request in done])
+        np.array([request[name] for request in done], dtype=float)
         for name in ("time_to_first_token_ms", "inter_token_latency_ms", "prompt_tokens", "output_tokens")
     )
     return {
         "prompt_tokens": round(float(read.mean())),
-        "first_token_ms_p50": float(np.percentile(first, 50)),
-        "first_token_ms_p95": float(np.percentile(first, 95)),
-        "ms_per_token_p50": float(np.percentile(each, 50)),
-        "ms_per_token_p95": float(np.percentile(each, 95)),
+        "first_token_ms_p50": float(np.nanpercentile(first, 50)),
+        "first_token_ms_p95": float(np.nanpercentile(first, 95)),
+        "ms_per_token_p50": float(np.nanpercentile(each, 50)),
+        "ms_per_token_p95": float(np.nanpercentile(each, 95)),
         "tokens_per_second": float(written.sum()) / seconds,
         "requests_per_second": len(done) / seconds,
         "goodput_per_second": int(((first <= first_ms) & (each <= token_ms)).sum()) / seconds,

@@ -328,8 +328,16 @@ class Runner:
                 self._fail(item, error)
         S = self._memory.segment_length
         for item in [item for item in self._batch.rows if len(item.open) == S]:
-            if not self._batch.go_on(item):
-                self._set_aside(item, partial(self._begin_segment, token=drawn.pop(item.id)))
+            try:
+                went_on = self._batch.go_on(item)
+            except torch.AcceleratorError:
+                raise
+            except Exception as error:  # as above; its row may be neither here nor there
+                del drawn[item.id]
+                self._fail(item, error)
+            else:
+                if not went_on:
+                    self._set_aside(item, partial(self._begin_segment, token=drawn.pop(item.id)))
         self._on_step(len(drawn) / self.max_streams)
         self._batch.step(drawn)
 
