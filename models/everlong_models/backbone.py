@@ -78,8 +78,8 @@ class Backbone(nn.Module):
 
         `quantize`: not quite the same for one position a row (`hidden` of T = 1 with `at`, `logits` of (B, D)), which is
         what decoding asks for: there the weights are of four or eight bits (`Quantized`), if the processor can, and what is kept in
-        `kv` has sixteen, which several positions with `at` see, too. `bfloat16`:
-        nor for several positions, whose matrices have so many bits then, where the processor can (see `Linear`).
+        `kv` has sixteen, which several positions with `at` see, too. `bfloat16`: nor for several positions, whose matrices have so
+        many bits then, where the processor can (see `Linear`).
 
         The weights are taken over in the layout that the machine multiplies fastest and are gone from `model`, whose
         weights can no longer be saved, loaded or trained: what would do so raises `BackboneError` from now on. Returns

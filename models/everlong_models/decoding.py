@@ -1,6 +1,7 @@
 """`Decoding`: the layers of a Llama for one position a row on a CPU, with `Quantized` matrices, as one call.
 
-Equal to `Llama.hidden` but for what the weights' four or eight bits lose, and the sixteen of activations, keys and values. What is computed, and why so: `kernels`; by whom: `team`.
+Equal to `Llama.hidden` but for what the weights' four or eight bits lose, and the sixteen of activations, keys and values. What is
+computed, and why so: `kernels`; by whom: `team`.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ class Llama:
 
     It takes the matrices over, one by one, so that no weight is held twice: `model` has none of them afterwards and
     keeps only its embeddings and norms. `quantize`: single positions, as decoding asks for, go through `Quantized`
-    matrices, where these fit, and keeps keys and values of 16 bits; nothing else does. `cached`: the type that it wants keys and values in. `bfloat16`: all else is multiplied in it, but for attention and the head.
+    matrices, where these fit; nothing else does, but keys and values are kept in 16 bits. `cached`: the type that they are kept in.
+    `bfloat16`: all else is multiplied in it, but for attention and the head.
     """
 
     def __init__(self, model: PreTrainedModel, *, quantize: bool = False, bfloat16: bool = False) -> None:
