@@ -202,6 +202,25 @@ def ends(_context, x, least, most):
 
 
 @intrinsic
+def greatest(_context, x, blocks):
+    """The greatest of `blocks` times eight numbers, at least -∞. What is no number is not looked at."""
+
+    def generate(context, builder, _signature, args):
+        code, none = _Code(context, builder), ir.Constant(_Lanes, [-math.inf] * LANES)
+        most = cgutils.alloca_once_value(builder, none)
+        with code.loop(args[1]) as block:
+            lanes, so_far = code.load(code.offset(args[0], builder.mul(block.index, code.number(LANES))), _Lanes), builder.load(most)
+            builder.store(builder.select(builder.fcmp_ordered(">", lanes, so_far), lanes, so_far), most)
+        parts = [builder.extract_element(builder.load(most), ir.Constant(_index, n)) for n in range(LANES)]
+        while len(parts) > 1:
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            parts = [builder.select(builder.fcmp_ordered(">", *two), *two) for two in pairs]
+        return parts[0]
+
+    return types.float32(types.int64, types.int64), generate
+
+
+@intrinsic
 def halves(_context, x, to, scales, groups):
     """`x` in 16 bits, each group of 32 by itself: x ≈ s · to with whole numbers up to ±32,767. `scales`: s, and the sum of x, of
     each group. Where all is less than 2^-100 of either sign, or something infinite, s is 0."""
@@ -439,6 +458,12 @@ mix_2, mix_more = (
 @intrinsic
 def float_pointer(_context, address):
     return types.CPointer(types.float32)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _float)
+
+
+@intrinsic
+def double_pointer(_context, address):
+    kind = ir.DoubleType()
+    return types.CPointer(types.float64)(types.int64), lambda _, builder, __, args: _at(builder, args[0], kind)
 
 
 @intrinsic

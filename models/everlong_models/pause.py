@@ -4,7 +4,8 @@
         memory.read(tokens, state)
 
 A layer's result depends on nothing but its input, so what is computed stays the same to the bit. Memories that compute
-layer by layer call `pause` between them; a backbone of a family that is driven as a whole does not pause.
+layer by layer call `pause` between them, and where all layers are one call before it; a backbone of a family that is driven as a whole
+does not pause.
 """
 
 from __future__ import annotations

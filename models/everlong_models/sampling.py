@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
+from everlong_models import team
 from everlong_models.grammar import Grammar
 
 MAX_STOP_STRINGS = 16
@@ -134,6 +136,15 @@ def choose(samplers: Sequence[Sampler], scores: Tensor) -> list[int]:
 
     A row's token depends on nothing but its scores and its sampler: not on the rows beside it.
     """
+    if scores.device.type != "cpu":
+        return by_operations(samplers, scores)
+    how = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in (s.params for s in samplers)]
+    drawn, *_ = team.draw(scores, np.array(how), np.array([(s.seed, s.drawn) for s in samplers]))
+    return drawn[:, 0].tolist()
+
+
+def by_operations(samplers: Sequence[Sampler], scores: Tensor) -> list[int]:
+    """The same by PyTorch's operations, on any device."""
     random = [row for row, sampler in enumerate(samplers) if sampler.params.temperature > 0]
     if len(random) == len(samplers):
         return _draw(list(samplers), scores).tolist()

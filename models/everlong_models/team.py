@@ -21,11 +21,13 @@ import torch
 from numba import cfunc
 from torch import Tensor
 
-from everlong_models import dense, grids, kernels, lanes
+from everlong_models import dense, drawing, grids, kernels, lanes
 from everlong_models.dense import Dense, Then
+from everlong_models.drawing import ROOM, Draw
 from everlong_models.grids import Grid
 from everlong_models.kernels import FIELDS, LINE, Job, Matrix
 from everlong_models.lanes import GROUP, LANES, PANEL
+from everlong_models.pause import pause
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ def compiled(function: Callable[..., None]) -> Any:
     make = partial(cfunc, kernels.SIGNATURE, error_model="numpy")
     # numba tells what it has stored by name and place. Code of another version would take a table for what it is not, and
     # another processor's has instructions that this one may lack.
-    source = "".join(map(inspect.getsource, (kernels, dense, grids, lanes)))
+    source = "".join(map(inspect.getsource, (kernels, dense, drawing, grids, lanes)))
     key = f"{source}{numba.__version__}{llvm.get_host_cpu_name()}{llvm.get_host_cpu_features().flatten()}"
     function.__qualname__ = f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
@@ -60,7 +62,7 @@ def _run(
     function: Callable[..., None],
     phases: int,
     own: int,
-    fields: Mapping[Job, int] | Mapping[Dense, int] | Mapping[Grid, int],
+    fields: Mapping[Job, int] | Mapping[Dense, int] | Mapping[Grid, int] | Mapping[Draw, int],
 ) -> None:
     """`own`: float32 of room that each thread has by itself."""
     threads = torch.get_num_threads() if _POOLED else 1
@@ -99,6 +101,7 @@ def step(fields: Mapping[Job, int]) -> None:
     many = fields[Job.HEADS] // fields[Job.KV_HEADS] if rows * fields[Job.KV_HEADS] > torch.get_num_threads() else 1
     heads = (many + 1) * head_dim + many * (fields[Job.CONTEXT] + LANES)
     more = {Job.WIDE: wide, Job.TOGETHER: many}
+    pause()
     _run(kernels.step, 5 * fields[Job.LAYERS], int(max(products, heads)), {**fields, **more})
 
 
@@ -212,3 +215,19 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     }  # fmt: skip
     _run(dense.attend, 2, R * dense.QUERIES * (T + -T % PANEL + 1), fields)
     return mixed
+
+
+def draw(scores: Tensor, how: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
+    """As `drawing.Draw` has all of them: for each row of `scores` (B, V), float32 on the CPU, the token and how many were left (B, 2); the
+    probabilities that were left, and whose they are. Raises `ValueError` for another type or shape."""
+    B, V = scores.shape
+    if scores.dtype != torch.float32 or scores.device.type != "cpu" or how.shape != (B, 4) or seeds.shape != (B, 2):
+        raise ValueError(f"scores are {scores.dtype} {B} × {V} on {scores.device}, drawn as {how.shape} of {seeds.shape}")
+    scores, how, seeds, drawn = scores.contiguous(), how.astype(np.float64), seeds.astype(np.int64), np.empty((B, 2), np.int64)
+    left, ids = (torch.empty(B, V + -V % GROUP, dtype=kind, device="cpu") for kind in (torch.float32, torch.int64))
+    fields = {
+        Draw.ROWS: B, Draw.SCORES: scores.data_ptr(), Draw.V: V, Draw.HOW: how.ctypes.data, Draw.SEEDS: seeds.ctypes.data,
+        Draw.LEFT: left.data_ptr(), Draw.IDS: ids.data_ptr(), Draw.DRAWN: drawn.ctypes.data,
+    }  # fmt: skip
+    _run(drawing.draw, 1, ROOM, fields)
+    return drawn, left, ids

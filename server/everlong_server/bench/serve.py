@@ -269,7 +269,7 @@ def _engine(model: Model, settings: Settings) -> Iterator[Runner]:
 
 def _alone(plan: Plan, runner: Runner, answers: int, streams: int, state: MemoryState, prompt: list[int]) -> float:
     """Seconds for so many answers, `streams` at a time, without HTTP and Redis, each behind `state` and `prompt`."""
-    params = SamplingParams(temperature=0, max_tokens=plan.written, ignore_eos=True)
+    params = SamplingParams(max_tokens=plan.written, ignore_eos=True)
     events: queue.SimpleQueue[Delta | Finished | Failed] = queue.SimpleQueue()
 
     def submit() -> None:

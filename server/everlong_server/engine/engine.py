@@ -13,6 +13,7 @@ from torch import Tensor
 
 from everlong_models import Grammar, Grammars, MemoryState, MemoryView, Model
 from everlong_server.engine.items import Answer, Delta, Failed, Finished, Look, Read
+from everlong_server.engine.post import Post
 from everlong_server.engine.runner import Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
 from everlong_server.pools import Pool
@@ -42,9 +43,10 @@ class Engine:
         step of the answers, which share of the places was taken."""
         self.model = model
         self._grammars = Grammars(model.tokenizer, model.memory.vocab_size)
+        self._post = Post()
         self._runner = Runner(
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
-            graphs=graphs, on_step=on_step,
+            graphs=graphs, on_step=on_step, on_told=self._post.deliver,
         )  # fmt: skip
         self._max_queued = max_queued
         self._admitted = 0
@@ -138,7 +140,7 @@ class Engine:
             else:
                 future.set_result(result)
 
-        work = make(lambda result: _post(loop, settle, result))
+        work = make(lambda result: self._post.put(loop, settle, result))
         self._runner.submit(work)
         try:
             return await future
@@ -153,7 +155,7 @@ class Engine:
         """
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Delta | Finished | Failed] = asyncio.Queue()
-        answer.sink = lambda event: _post(loop, events.put_nowait, event)
+        answer.sink = lambda event: self._post.put(loop, events.put_nowait, event)
         self._runner.submit(answer)
         self._answers.add(events)
         try:
@@ -182,8 +184,3 @@ class Engine:
         answer.cancelled = True
         self._runner.wake()
 
-
-def _post(loop: asyncio.AbstractEventLoop, call: object, argument: object) -> None:
-    """Calls on the event loop's thread; a loop that has closed no longer wants to know."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(call, argument)  # type: ignore[arg-type]

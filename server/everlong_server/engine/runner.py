@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everlong_models import CUDAGraphs, MemoryState, Model, Sampler, StepGraphs
+from everlong_models import CUDAGraphs, MemoryState, Model, Sampler, StepGraphs, drawing, team
 from everlong_models.pause import pausing
 from everlong_models.sampling import choose
 from everlong_server.engine.batch import Batch
@@ -43,14 +43,18 @@ class Runner:
         reading_rows: int | None = None,
         graphs: bool = True,
         on_step: Callable[[float], None] = lambda fill: None,
+        on_told: Callable[[], None] = lambda: None,
     ) -> None:
         """`max_streams`: answers generated at once. None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
         read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64. `graphs`: on a GPU, steps are CUDA
-        graphs."""
+        graphs. `on_told`: called when sinks have been called and the device is busy without Python, or has nothing to do: what
+        wakes other threads of this process belongs there, or they take Python's lock from a step that is being made ready."""
         self._model = model
-        self._on_step = on_step
+        self._on_step, self._on_told = on_step, on_told
         self._memory = model.memory
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
+        if self.on_cpu:
+            team.prepare(drawing.draw)  # or the first answer waits for it
         rows = reading_rows or (1 if self.on_cpu else 64)
         self._segments = Segments(model.memory, self._device, rows)
         self.max_streams = max_streams or (8 if self.on_cpu else 64)
@@ -99,6 +103,7 @@ class Runner:
         """Takes on `work`; its sink hears of it. Thread-safe. To cancel it, set `work.cancelled` and `wake`."""
         if self.dead is not None or self._stopping.is_set():
             work.sink(Failed(self.dead or RuntimeError("the engine has stopped")))
+            self._on_told()
             return
         self._inbox.put(work)
         if self._stopping.is_set():  # it may have ended between the two
@@ -113,6 +118,7 @@ class Runner:
                 return
             if late is not None:
                 late.sink(Failed(reason))
+                self._on_told()
 
     def wake(self) -> None:
         """Lets the thread look at what was cancelled while it has nothing to do."""
@@ -124,6 +130,7 @@ class Runner:
         try:
             with torch.inference_mode():
                 while not self._stopping.is_set():
+                    self._on_told()
                     self._receive()
                     self._drop_cancelled()
                     work = self._scheduler.next() or (Work("step") if self._full else None)
@@ -142,6 +149,7 @@ class Runner:
             self._stopping.set()
             for item in list(self._work.values()):
                 item.sink(Failed(reason))
+            self._on_told()
             self._refuse(reason)
 
     def _receive(self) -> None:
@@ -226,6 +234,7 @@ class Runner:
             raise
         except Exception as error:
             self._break(error)
+        self._on_told()
         self._stepped = time.perf_counter()
         self._took = self._stepped - start
 
@@ -339,7 +348,8 @@ class Runner:
                 if not went_on:
                     self._set_aside(item, partial(self._begin_segment, token=drawn.pop(item.id)))
         self._on_step(len(drawn) / self.max_streams)
-        self._batch.step(drawn)
+        with pausing(self._on_told):
+            self._batch.step(drawn)
 
     def _set_aside(self, item: Answer, go_on: Callable[[Answer], None]) -> None:
         """Its segment goes into the memory, which takes long: the others are stepped in the middle of that."""

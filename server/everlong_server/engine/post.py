@@ -1,0 +1,39 @@
+"""`Post`: what the device's thread has to say to the event loop, which is woken for all of it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+Letter = tuple[Callable[[Any], None], Any]
+
+
+class Post:
+    """Thread-safe. What is put in comes to its loop in that order, at the next `deliver`."""
+
+    def __init__(self) -> None:
+        self._letters: deque[tuple[asyncio.AbstractEventLoop, Letter]] = deque()
+        self._delivering = threading.Lock()
+
+    def put(self, loop: asyncio.AbstractEventLoop, call: Callable[[Any], None], argument: Any) -> None:
+        """`call(argument)` on the loop's thread; a loop that has closed no longer wants to know."""
+        self._letters.append((loop, (call, argument)))
+
+    def deliver(self) -> None:
+        """Wakes the loops."""
+        if not self._letters:
+            return
+        with self._delivering:  # or what was put in later may come first
+            there = [self._letters.popleft() for _ in range(len(self._letters))]
+            for loop, letters in groupby(there, lambda pair: pair[0]):
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(_open, [letter for _, letter in letters])
+
+
+def _open(letters: Sequence[Letter]) -> None:
+    for call, argument in letters:
+        call(argument)
