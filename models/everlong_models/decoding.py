@@ -25,26 +25,28 @@ CACHED = torch.float16
 
 class Decoding:
     """`layers`: modules as transformers' Llama has them, whose weights all fit (`quantized.fits`). They are copied.
-    `head_dim`: a multiple of `PANEL`."""
+    `head_dim`: a multiple of `PANEL`. `norm` (D,): the last one's weight."""
 
-    def __init__(self, layers: Sequence[Any], *, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
+    def __init__(self, layers: Sequence[Any], norm: Tensor, *, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
         prepare(grids.onto_grids, kernels.step, kernels.multiply)
         self.layers = [_quantized(layer) for layer in layers]
         self._norms = [
             [norm.weight.detach().float().clone() for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
             for layer in layers
         ]
+        self._norm = norm.detach().float().clone()
         self._table = np.zeros((len(layers), len(Layer), len(Matrix)), np.int64)
         for row, matrices, (before, between) in zip(self._table, self.layers, self._norms, strict=True):
             for name, matrix in matrices.items():
                 row[name] = matrix.table
             row[Layer.NORMS, Matrix.N], row[Layer.NORMS, Matrix.K] = before.data_ptr(), between.data_ptr()
-        self._eps = np.array([eps], np.float32)
+        self._eps, self._scale = (np.array([number], np.float32) for number in (eps, layers[0].self_attn.scaling))
         first = self.layers[0]
         self._sizes = {
             Job.LAYERS: len(layers), Job.WIDTH: self._table[0, Layer.DOWN, Matrix.N], Job.HEADS: heads, Job.KV_HEADS: kv_heads,
             Job.HEAD_DIM: head_dim, Job.INNER: self._table[0, Layer.DOWN, Matrix.K], Job.TABLE: self._table.ctypes.data,
-            Job.EPS: self._eps.ctypes.data, Job.RANK: self._table[:, :, Matrix.RANK].max(),
+            Job.EPS: self._eps.ctypes.data, Job.NORM: self._norm.data_ptr(),
+            Job.SCALE: self._scale.ctypes.data, Job.RANK: self._table[:, :, Matrix.RANK].max(),
         }  # fmt: skip
         self._widths = {
             Job.Y: first[Layer.QKV].table[Matrix.N], Job.MIXED: heads * head_dim, Job.GATE: self._sizes[Job.INNER],
@@ -52,9 +54,9 @@ class Decoding:
         }  # fmt: skip
 
     def __call__(self, x: Tensor, kv: Tensor, at: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """The last layer's output (B, 1, D) for `x` (B, 1, D), whose keys and values are stored in `kv` (B, layers, 2, G, C, d) at the
-        rows' own positions `at` (B,). `cos`, `sin` (1 or B, …, d): the first half of the sines is negative. Raises `IndexError` for a
-        position that `kv` does not have, `ValueError` for another shape or type."""
+        """The final hidden states (B, 1, D), after the last norm, for `x` (B, 1, D), whose keys and values are stored in `kv` (B, layers, 2,
+        G, C, d) at the rows' own positions `at` (B,). `cos`, `sin` (at least C, d): of all positions; the first half of the sines is
+        negative. Raises `IndexError` for a position that `kv` does not have, `ValueError` for another shape or type."""
         rows, capacity = len(x), kv.shape[4]
         wanted = (
             ("x", x, torch.float32, (rows, 1, int(self._sizes[Job.WIDTH]))),
@@ -65,6 +67,10 @@ class Decoding:
                 (rows, len(self.layers), 2, self._sizes[Job.KV_HEADS], capacity, self._sizes[Job.HEAD_DIM]),
             ),
             ("at", at, torch.int64, (rows,)),
+            *(
+                (name, table[:capacity], torch.float32, (capacity, self._sizes[Job.HEAD_DIM]))
+                for name, table in (("cos", cos), ("sin", sin))
+            ),
         )
         for name, tensor, dtype, shape in wanted:
             if tensor.dtype != dtype or tuple(tensor.shape) != shape:
@@ -74,8 +80,7 @@ class Decoding:
         if not 0 <= int(at.min()) <= int(at.max()) < capacity:
             raise IndexError(f"positions {at.tolist()} of {capacity}")
         hidden = x.clone(memory_format=torch.contiguous_format)
-        cos, sin = (part.reshape(-1, part.shape[-1]).expand(rows, -1).contiguous() for part in (cos, sin))
-        at = at.contiguous()
+        at, cos, sin = at.contiguous(), cos.contiguous(), sin.contiguous()
         buffers = {
             name: torch.empty(rows, int(width), dtype=torch.float32, device="cpu")
             for name, width in self._widths.items()
@@ -94,16 +99,14 @@ class Decoding:
 
 
 def _quantized(layer: Any) -> dict[Layer, Quantized]:
-    """Norms are not folded in, which would take weights off the grid of their group; the attention's scale is."""
+    """Neither norms nor the attention's scale are folded in, which would take weights off the grid of their group."""
     a, mlp = layer.self_attn, layer.mlp
-    scale = a.scaling
     (wq, uq), (wk, uk), (wv, uv) = map(apart, (a.q_proj, a.k_proj, a.v_proj))
     updates = [u or (wq.new_zeros(0, wq.shape[1]), wq.new_zeros(len(w), 0)) for w, u in ((wq, uq), (wk, uk), (wv, uv))]
-    updates[0] = (updates[0][0], updates[0][1] * scale)
     biases = [a.q_proj.bias, a.k_proj.bias, a.v_proj.bias]
     qkv = Quantized(
-        torch.cat([wq * scale, wk, wv]),
-        None if biases[0] is None else torch.cat([biases[0] * scale, *biases[1:]]),
+        torch.cat([wq, wk, wv]),
+        None if biases[0] is None else torch.cat(biases),
         (torch.cat([a for a, _ in updates]), torch.block_diag(*(b for _, b in updates))) if uq or uk or uv else None,
     )
     others = {Layer.O: a.o_proj, Layer.GATE: mlp.gate_proj, Layer.UP: mlp.up_proj, Layer.DOWN: mlp.down_proj}

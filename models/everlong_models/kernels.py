@@ -48,7 +48,7 @@ LINE = 128
 
 
 class Matrix(IntEnum):
-    """A `Quantized` matrix as a row of a table: sizes, and addresses of float32 and of codes; 0 is none."""
+    """A `Quantized` matrix as a row of a table: sizes, and addresses of float32, of codes and of float16 scales; 0 is none."""
 
     BITS = 0
     N = 1
@@ -84,7 +84,7 @@ class Job(IntEnum):
     )
     WIDE = 5  # the widest input of a matrix
     RANK = 6  # the largest of an update
-    X = 7  # float32 (B, D): a product's input; the embeddings, which become the last layer's output
+    X = 7  # float32 (B, D): a product's input; the embeddings, which become the final hidden states
     Y = 8  # (B, N): a product's output; a layer's keys, values and queries (B, (H + 2 G) d)
     LAYERS = 9
     WIDTH = 10
@@ -97,8 +97,8 @@ class Job(IntEnum):
     UP = 17  # (B, F)
     OUT = 18  # (B, D)
     AT = 19  # int64 (B,)
-    COS = 20  # float32 (B, d)
-    SIN = 21  # (B, d), the first half negative
+    COS = 20  # float32 (C, d), of all positions
+    SIN = 21  # the same, the first half negative
     KV = 22  # float16 (B, layers, 2, G, C, d)
     KV_ROW = 23
     KV_LAYER = 24
@@ -108,6 +108,8 @@ class Job(IntEnum):
     CONTEXT = 28  # positions that the longest row looks at
     EPS = 29  # float32 (1,)
     TOGETHER = 30  # heads of a part: all of a group, which look at the same keys, or one
+    NORM = 31  # float32 (D,): the last norm's weight
+    SCALE = 32  # float32 (1,): the attention's
 
 
 _compiled = njit(error_model="numpy")
@@ -196,7 +198,7 @@ def _product(matrix, rows, halved, sums, reduced, y, start, end):
             many = 6 if left >= 6 and left != 8 else 4 if left >= 4 else 2 if left >= 2 else 1
             panels = pair if many <= 2 else 1
             for at in range(n, n + pair * PANEL, panels * PANEL):
-                codes, scales = matrix[Matrix.CODES] + at * K * bits // 8, matrix[Matrix.SCALES] + 8 * at * groups
+                codes, scales = matrix[Matrix.CODES] + at * K * bits // 8, matrix[Matrix.SCALES] + 4 * at * groups
                 to = (
                     codes,
                     scales,
@@ -233,12 +235,12 @@ def _normed(h, weight, eps, out):
 
 
 @_compiled
-def _turned(x, cos, sin, out):
-    """One head's rotary positions."""
+def _turned(x, cos, sin, scale, out):
+    """One head's rotary positions, times `scale`."""
     half = len(cos) // 2
     for i in range(half):
-        out[i] = x[i] * cos[i] + x[i + half] * sin[i]
-        out[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half]
+        out[i] = (x[i] * cos[i] + x[i + half] * sin[i]) * scale
+        out[i + half] = (x[i + half] * cos[i + half] + x[i] * sin[i + half]) * scale
 
 
 def _of_heads(one, two, three):
@@ -270,16 +272,17 @@ def _attend(job, own, layer, part):
     B, H, G, d, many = job[Job.ROWS], job[Job.HEADS], job[Job.KV_HEADS], job[Job.HEAD_DIM], job[Job.TOGETHER]
     row, head, blocks, wide = part * many // H, part * many % H, d // LANES, job[Job.CONTEXT] + LANES
     group = head // (H // G)
-    cos, sin = _floats(job[Job.COS], B, d)[row], _floats(job[Job.SIN], B, d)[row]
+    at = carray(int_pointer(job[Job.AT]), B)[row]
+    cos, sin = _floats(job[Job.COS] + 4 * at * d, 1, d)[0], _floats(job[Job.SIN] + 4 * at * d, 1, d)[0]
     heads = _floats(job[Job.Y] + 4 * row * (H + 2 * G) * d, H + 2 * G, d)
     mixed = _floats(job[Job.MIXED] + 4 * part * many * d, many, d)
     queries, key = _floats(own, many, d), _floats(own + 4 * many * d, 1, d)[0]
     scores = _floats(own + 4 * (many + 1) * d, many, wide)
+    scale = _floats(job[Job.SCALE], 1, 1)[0, 0]
     for n in range(many):
-        _turned(heads[head + n], cos, sin, queries[n])
-    _turned(heads[H + group], cos, sin, key)
+        _turned(heads[head + n], cos, sin, scale, queries[n])
+    _turned(heads[H + group], cos, sin, np.float32(1), key)
     value = heads[H + G + group]
-    at = carray(int_pointer(job[Job.AT]), job[Job.ROWS])[row]
     keys = job[Job.KV] + row * job[Job.KV_ROW] + layer * job[Job.KV_LAYER] + group * job[Job.KV_HEAD]
     values, stride = keys + job[Job.KV_KIND], job[Job.KV_POSITION]
     if head % (H // G) == 0:
@@ -402,7 +405,7 @@ _ATTEND = Layer.NORMS
 
 
 def step(data):
-    """Every layer for one position a row, by whoever comes: each thread takes parts until none is left of a phase. Who comes late,
+    """Every layer and the last norm for one position a row, by whoever comes: each thread takes parts until none is left of a phase. Who comes late,
     since its processor had other work, finds them done."""
     job = carray(data, FIELDS)
     me = take(job[Job.COUNTERS])
@@ -432,6 +435,13 @@ def step(data):
                 take(done)
             _wait(done, parts)
             next, done = next + 2 * LINE, done + 2 * LINE
+    D, weight = job[Job.WIDTH], _floats(job[Job.NORM], 1, job[Job.WIDTH])[0]
+    while True:
+        row = take(next)
+        if row >= job[Job.ROWS]:
+            break
+        h = _floats(job[Job.X] + 4 * row * D, 1, D)
+        _normed(h, weight, _floats(job[Job.EPS], 1, 1)[0, 0], h)
 
 
 def multiply(data):

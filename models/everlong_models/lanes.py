@@ -11,6 +11,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 GROUP = 32
@@ -24,6 +25,13 @@ _float, _int, _index = ir.FloatType(), ir.IntType(64), ir.IntType(32)
 _Lanes, _Shorts, _Ints = (ir.VectorType(of, 8) for of in (_float, ir.IntType(16), _index))
 _Halves = ir.VectorType(ir.HalfType(), 8)
 _Pairs8, _Pairs16 = (ir.VectorType(ir.IntType(bits), 16) for bits in (8, 16))
+
+
+def has_halves() -> bool:
+    """Whether what numba compiles for knows numbers of 16 bits. For another one LLVM would call a function that nobody has, which ends
+    the process."""
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return "x86" not in triple or "+f16c" in features
 
 
 class _Code:
@@ -304,11 +312,9 @@ def _dots(bits: int, rows: int, panels: int) -> Any:
                 pair = code.offset(sums_rows[m], b.mul(group.index, code.number(2)))
                 step, sum = (code.spread(code.load(code.offset(pair, n))) for n in range(2))
                 for panel in range(panels):
-                    place = code.offset(
-                        scales, b.mul(b.add(b.mul(groups, code.number(panel)), group.index), code.number(2 * PANEL))
-                    )
+                    at = b.mul(b.add(b.mul(groups, code.number(panel)), group.index), code.number(2 * PANEL))
                     for part in range(wide):
-                        d, c = (code.load(code.offset(place, PANEL * n + LANES * part), _Lanes) for n in range(2))
+                        d, c = (code.half(scales, b.add(at, code.number(PANEL * n + LANES * part))) for n in range(2))
                         total, found = totals[m][panel * wide + part], b.load(inner[m][panel * wide + part])
                         code.add(b.fmul(d, step), b.sitofp(found, _Lanes), total)
                         code.add(c, sum, total)
@@ -395,6 +401,19 @@ def keep(_context, x, to, blocks):
             at = b.mul(block.index, code.number(LANES))
             half = b.fptrunc(code.load(code.offset(x, at), _Lanes), _Halves)
             code.store(half, b.add(to, b.mul(at, code.number(2))))
+
+    return _instructions(3, write)
+
+
+@intrinsic
+def kept(_context, x, to, blocks):
+    """What `keep` has made of so many numbers."""
+
+    def write(code, x, to, blocks):
+        b = code.builder
+        with code.loop(blocks) as block:
+            at = b.mul(block.index, code.number(LANES))
+            code.store(code.half(x, at), code.offset(to, at))
 
     return _instructions(3, write)
 

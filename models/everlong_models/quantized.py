@@ -4,8 +4,8 @@
 
 Four bits where they lose nothing: the q of a group that llama.cpp stored as Q4_1 are found again, since its least and its
 greatest weight are 0 and 15 there. Other weights get eight. An x has sixteen bits, with a scale for each group of 32 (`lanes.halves`), so
-that q · x are whole numbers, two of which are added in one instruction, and without an error; d, c and the sums of x that c is
-multiplied by are float32. A low-rank update B A, which would take W off its four bits, stays beside it in float32.
+that q · x are whole numbers, two of which are added in one instruction, and without an error; d and c have sixteen, as llama.cpp
+stores them, too, and the sums of x that c is multiplied by are float32. A low-rank update B A, which would take W off its four bits, stays beside it in float32.
 
 A row's result does not depend on the other rows, to the bit (`kernels`).
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everlong_models.kernels import Matrix
-from everlong_models.lanes import GROUP, PANEL
+from everlong_models.lanes import GROUP, PANEL, has_halves
 from everlong_models.lowrank import Update
 from everlong_models.team import multiply, on_grids, packed
 
@@ -65,4 +65,5 @@ def fits(weight: Tensor) -> bool:
         and weight.dtype == torch.float32
         and weight.shape[1] % GROUP == 0
         and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+        and has_halves()
     )

@@ -93,7 +93,7 @@ def multiply(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def step(fields: Mapping[Job, int]) -> None:
-    """Every layer for one position a row: `fields` has all of `Job` but what is made here."""
+    """Every layer and the last norm for one position a row: `fields` has all of `Job` but what is made here."""
     rows, head_dim = fields[Job.ROWS], fields[Job.HEAD_DIM]
     wide = max(fields[Job.WIDTH], fields[Job.INNER], fields[Job.HEADS] * head_dim)
     products = rows * (wide + wide // 2 + 2 * (wide // GROUP) + 2 * fields[Job.RANK])
@@ -102,7 +102,7 @@ def step(fields: Mapping[Job, int]) -> None:
     heads = (many + 1) * head_dim + many * (fields[Job.CONTEXT] + LANES)
     more = {Job.WIDE: wide, Job.TOGETHER: many}
     pause()
-    _run(kernels.step, 5 * fields[Job.LAYERS], int(max(products, heads)), {**fields, **more})
+    _run(kernels.step, 5 * fields[Job.LAYERS] + 1, int(max(products, heads)), {**fields, **more})
 
 
 def on_grids(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple[Tensor, Tensor, bool]:
@@ -115,13 +115,13 @@ def on_grids(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple
     weight, (most, off) = weight.contiguous(), (np.array([tolerance or 0], np.float32), np.zeros(1, np.int64))
     halves = () if bits == 4 else (2,)
     codes = torch.empty(N // PANEL, K // 2, *halves, LANES, 2, dtype=torch.uint8, device="cpu")
-    scales = torch.empty(N // PANEL, K // GROUP, 2, PANEL, dtype=torch.float32, device="cpu")
+    scales = torch.empty(N // PANEL, K // GROUP, 2, PANEL, dtype=torch.float16, device="cpu")
     fields = {
         Grid.N: N, Grid.WEIGHT: weight.data_ptr(), Grid.K: K, Grid.BITS: bits, Grid.CODES: codes.data_ptr(),
         Grid.SCALES: scales.data_ptr(), Grid.TOLERANCE: most.ctypes.data,
         Grid.OFF: 0 if tolerance is None else off.ctypes.data,
     }  # fmt: skip
-    _run(grids.onto_grids, 1, PANEL * GROUP // 4, fields)
+    _run(grids.onto_grids, 1, 2 * PANEL + PANEL * GROUP // 4, fields)
     return codes, scales, not off[0]
 
 

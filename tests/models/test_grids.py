@@ -16,16 +16,17 @@ pytestmark = pytest.mark.skipif(not fits(torch.zeros(16, GROUP)), reason="this p
 def naive_grids(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Codes and scales of (N, K) as `grids.Grid` has them, and how far a weight lies off its grid, at most."""
     groups = weight.unflatten(1, (-1, GROUP))
-    least = groups.amin(-1, keepdim=True)
-    d = (groups.amax(-1, keepdim=True) - least) / (2**bits - 1)
-    exact = (groups - least) / torch.where(d > 0, d, 1)
+    least = groups.amin(-1, keepdim=True).half()
+    d = ((groups.amax(-1, keepdim=True) - least.float()) / (2**bits - 1)).half()
+    exact = (groups - least.float()) / torch.where(d > 0, d, 1).float()
+    rounded = exact.round().clamp(0, 2**bits - 1)
     # (panels, halves, lanes, K / 2, 2) → (panels, K / 2, halves, lanes, 2)
-    codes = exact.round().to(torch.uint8).flatten(1).unflatten(1, (-1, 2)).unflatten(0, (-1, 2, PANEL // 2))
+    codes = rounded.to(torch.uint8).flatten(1).unflatten(1, (-1, 2)).unflatten(0, (-1, 2, PANEL // 2))
     panels = codes.permute(0, 3, 1, 2, 4)
     if bits == 4:
         panels = panels[:, :, 0] | panels[:, :, 1] << 4
     scales = torch.cat([d, least], dim=-1).unflatten(0, (-1, PANEL)).permute(0, 2, 3, 1)
-    return panels, scales, float((exact - exact.round()).abs().max())
+    return panels, scales, float((exact - rounded).abs().max())
 
 
 @pytest.mark.parametrize("threads", [1, 2])
