@@ -161,22 +161,17 @@ def _reduced(matrix, x, reduced):
             reduced[m, r] = _dot(x[m], a[r])
 
 
-def _dots(six, four, two, two_x2, one, one_x2):
-    """`lanes` has one for so many rows and panels."""
+def _dots(six, four, two, one):
+    """`lanes` has one for so many rows."""
 
     @_compiled
-    def dots(rows, panels, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
-        to = (codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride)
+    def dots(rows, *to):
         if rows == 6:
             six(*to)
         elif rows == 4:
             four(*to)
-        elif rows == 2 and panels == 2:
-            two_x2(*to)
         elif rows == 2:
             two(*to)
-        elif panels == 2:
-            one_x2(*to)
         else:
             one(*to)
 
@@ -191,25 +186,19 @@ def _product(matrix, rows, halved, sums, reduced, y, start, end):
     """The outputs `start` … `end` of y (B, N) ← x Wᵀ + x Aᵀ Bᵀ + b. `halved`, `sums`: as `_halved` has them; `reduced`: x Aᵀ."""
     N, K, bits, rank = matrix[Matrix.N], matrix[Matrix.K], matrix[Matrix.BITS], matrix[Matrix.RANK]
     groups = K // GROUP
-    for n in range(start, end, 2 * PANEL):
-        pair, m = min(2, (end - n) // PANEL), 0
+    for n in range(start, end, PANEL):
+        codes, scales, m = matrix[Matrix.CODES] + n * K * bits // 8, matrix[Matrix.SCALES] + 4 * n * groups, 0
         while m < rows:
             left = rows - m
             many = 6 if left >= 6 and left != 8 else 4 if left >= 4 else 2 if left >= 2 else 1
-            panels = pair if many <= 2 else 1
-            for at in range(n, n + pair * PANEL, panels * PANEL):
-                codes, scales = matrix[Matrix.CODES] + at * K * bits // 8, matrix[Matrix.SCALES] + 4 * at * groups
-                to = (
-                    codes,
-                    scales,
-                    halved + 2 * m * K,
-                    address(sums) + 8 * m * groups,
-                    address(y) + 4 * (m * N + at),
-                )
-                if bits == 4:
-                    _dots_4(many, panels, *to, groups, K // 2, 2 * groups, N)
-                else:
-                    _dots_8(many, panels, *to, groups, K // 2, 2 * groups, N)
+            to = (
+                codes, scales, halved + 2 * m * K, address(sums) + 8 * m * groups, address(y) + 4 * (m * N + n),
+                groups, K // 2, 2 * groups, N,
+            )  # fmt: skip
+            if bits == 4:
+                _dots_4(many, *to)
+            else:
+                _dots_8(many, *to)
             m += many
     if rank:
         for m in range(rows):

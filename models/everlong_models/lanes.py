@@ -21,7 +21,7 @@ LANES = 8
 PANEL = 16
 """Columns of a matrix that lie together, and are multiplied together: with six rows they fill an AVX2 processor's registers."""
 
-_float, _int, _index = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+_float, _int, _index, _byte = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8)
 _Lanes, _Shorts, _Ints = (ir.VectorType(of, 8) for of in (_float, ir.IntType(16), _index))
 _Halves = ir.VectorType(ir.HalfType(), 8)
 _Pairs8, _Pairs16 = (ir.VectorType(ir.IntType(bits), 16) for bits in (8, 16))
@@ -83,6 +83,23 @@ class _Code:
             one, other = (self.builder.sext(self.builder.shuffle_vector(x, x, of), _Ints) for x in (a, b))
             sums.append(self.builder.mul(one, other))
         return self.builder.add(*sums)
+
+    def fetch(self, address: ir.Value) -> None:
+        """What lies there will be read soon; it need not be there."""
+        kinds = [_byte.as_pointer(), _index, _index, _index]
+        function = cgutils.get_or_insert_function(
+            self.builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"
+        )
+        self.builder.call(function, [_at(self.builder, address, _byte), *(_index(n) for n in (0, 3, 1))])
+
+    def high(self, x: ir.Value) -> ir.Value:
+        """x / 16 of bytes in 16 bits, rounded down: the upper half of 4,096 x, since LLVM would make three instructions of a shift."""
+        if "+avx2" not in self._features.split(","):
+            return self.builder.lshr(x, ir.Constant(_Pairs16, [4] * 16))
+        function = cgutils.get_or_insert_function(
+            self.builder.module, ir.FunctionType(_Pairs16, [_Pairs16] * 2), "llvm.x86.avx2.pmulhu.w"
+        )
+        return self.builder.call(function, [x, ir.Constant(_Pairs16, [1 << 12] * 16)])
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
         """a · b + c, rounded once."""
@@ -266,44 +283,49 @@ def halves(_context, x, to, scales, groups):
     return _instructions(4, write)
 
 
-def _dots(bits: int, rows: int, panels: int) -> Any:
-    """y[m, n] ← Σ_g d[g, n] s[m, g] Σ_k q[g, k, n] x[m, g, k] + c[g, n] t[m, g] of `rows` rows m and `panels` times `PANEL` outputs n;
-    x, s and t as `halves` has them. The sum over a group is one of whole numbers, and has no error. Strides count four bytes.
+_AHEAD = 2048
+"""Bytes of codes that are fetched before they are needed: the processor sees no further than a page."""
 
-    An output's operations and their order are those of any other number of rows and panels. Fewer of the ones take more of the
-    others: a product must not wait for the one before.
+
+def _dots(bits: int, rows: int) -> Any:
+    """y[m, n] ← Σ_g d[g, n] s[m, g] Σ_k q[g, k, n] x[m, g, k] + c[g, n] t[m, g] of `rows` rows m and `PANEL` outputs n; x, s and t as
+    `halves` has them. The sum over a group is one of whole numbers, and has no error. Strides count four bytes.
+
+    An output's operations and their order are those of any other number of rows. One panel after the other, as they lie in memory,
+    which is what one row waits for.
     """
     size, wide = 2 * PANEL * bits // 8, PANEL // LANES  # bytes of a panel's weights for two k
 
     def write(code, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
         def weights(address: ir.Value) -> list[ir.Value]:
-            """A panel's for two k, as steps of their grids: of each eight outputs those for the one and the other in turns."""
+            """A panel's for two k, as steps of their grids, of each eight outputs those for the one and the other in turns: of four bits the
+            first ones' in bytes with the second ones' above them."""
             found = []
             for part in range(size // (2 * LANES)):
                 whole = b.zext(code.load(b.add(address, code.number(2 * LANES * part)), _Pairs8), _Pairs16)
-                if bits == 8:
-                    found.append(whole)
-                else:
-                    found += [
-                        b.and_(whole, ir.Constant(_Pairs16, [15] * 16)),
-                        b.lshr(whole, ir.Constant(_Pairs16, [4] * 16)),
-                    ]
+                found += [whole] if bits == 8 else [whole, code.high(whole)]
             return found
+
+        def summed(inner: list[ir.Value], part: int) -> ir.Value:
+            """Of four bits: what is summed up with whole bytes has sixteen times the upper ones' sum in it, which stands beside it."""
+            found = b.load(inner[part])
+            if bits == 8 or part % 2:
+                return found
+            return b.sub(found, b.shl(b.load(inner[part + 1]), ir.Constant(_Ints, [4] * LANES)))
 
         b = code.builder
         x_rows = [code.offset(x, b.mul(code.number(m), x_stride)) for m in range(rows)]
         sums_rows = [code.offset(sums, b.mul(code.number(m), sums_stride)) for m in range(rows)]
-        apart = b.mul(groups, code.number(GROUP // 2 * size))  # bytes from a panel's codes to the next one's
-        totals = [code.totals(_Lanes, panels * wide) for _ in range(rows)]
+        totals = [code.totals(_Lanes, wide) for _ in range(rows)]
         with code.loop(groups) as group:
-            inner = [code.totals(_Ints, panels * wide) for _ in range(rows)]
+            inner = [code.totals(_Ints, wide) for _ in range(rows)]
             first = b.mul(group.index, code.number(GROUP // 2))
+            ahead = b.add(codes, b.add(b.mul(first, code.number(size)), code.number(_AHEAD)))
+            for line in range(GROUP // 2 * size // 64):
+                code.fetch(b.add(ahead, code.number(64 * line)))
             with code.loop(code.number(GROUP // 2)) as k:
                 at = b.add(first, k.index)
-                place = b.add(codes, b.mul(at, code.number(size)))
-                q = [
-                    part for panel in range(panels) for part in weights(b.add(place, b.mul(apart, code.number(panel))))
-                ]
+                q = weights(b.add(codes, b.mul(at, code.number(size))))
                 for m in range(rows):
                     two = code.spread(code.load(code.offset(x_rows[m], at), _index), _Ints)
                     for part, total in zip(q, inner[m], strict=True):
@@ -311,13 +333,11 @@ def _dots(bits: int, rows: int, panels: int) -> Any:
             for m in range(rows):
                 pair = code.offset(sums_rows[m], b.mul(group.index, code.number(2)))
                 step, sum = (code.spread(code.load(code.offset(pair, n))) for n in range(2))
-                for panel in range(panels):
-                    at = b.mul(b.add(b.mul(groups, code.number(panel)), group.index), code.number(2 * PANEL))
-                    for part in range(wide):
-                        d, c = (code.half(scales, b.add(at, code.number(PANEL * n + LANES * part))) for n in range(2))
-                        total, found = totals[m][panel * wide + part], b.load(inner[m][panel * wide + part])
-                        code.add(b.fmul(d, step), b.sitofp(found, _Lanes), total)
-                        code.add(c, sum, total)
+                at = b.mul(group.index, code.number(2 * PANEL))
+                for part in range(wide):
+                    d, c = (code.half(scales, b.add(at, code.number(PANEL * n + LANES * part))) for n in range(2))
+                    code.add(b.fmul(d, step), b.sitofp(summed(inner[m], part), _Lanes), totals[m][part])
+                    code.add(c, sum, totals[m][part])
         for m, row in enumerate(totals):
             for n, total in enumerate(row):
                 code.store(b.load(total), code.offset(y, b.mul(code.number(m), y_stride), LANES * n))
@@ -465,8 +485,8 @@ def _tile(rows: int) -> Any:
 
 tile_1, tile_2, tile_4, tile_6 = (_tile(rows) for rows in (1, 2, 4, 6))
 # Of so many rows and panels.
-_SHAPES = ((6, 1), (4, 1), (2, 1), (2, 2), (1, 1), (1, 2))
-dots_4, dots_8 = ([_dots(bits, *shape) for shape in _SHAPES] for bits in (4, 8))
+# Of six, four, two rows and one.
+dots_4, dots_8 = ([_dots(bits, rows) for rows in (6, 4, 2, 1)] for bits in (4, 8))
 # Of one, two and three heads: of one and of four keys; and of as many numbers as the registers hold, and of fewer.
 scores_1, scores_4 = ([_scores(heads, many) for heads in (1, 2, 3)] for many in (1, 4))
 mix_2, mix_more = (
@@ -492,7 +512,7 @@ def int_pointer(_context, address):
 
 @intrinsic
 def byte_pointer(_context, address):
-    return types.CPointer(types.uint8)(types.int64), lambda _, builder, __, args: _at(builder, args[0], ir.IntType(8))
+    return types.CPointer(types.uint8)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _byte)
 
 
 @intrinsic
