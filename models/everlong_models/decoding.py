@@ -27,7 +27,9 @@ class Decoding:
     """`layers`: modules as transformers' Llama has them, whose weights all fit (`quantized.fits`). They are copied.
     `head_dim`: a multiple of `PANEL`. `norm` (D,): the last one's weight."""
 
-    def __init__(self, layers: Sequence[Any], norm: Tensor, *, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
+    def __init__(
+        self, layers: Sequence[Any], norm: Tensor, *, heads: int, kv_heads: int, head_dim: int, eps: float
+    ) -> None:
         prepare(grids.onto_grids, kernels.step, kernels.multiply)
         self.layers = [_quantized(layer) for layer in layers]
         self._norms = [

@@ -234,7 +234,10 @@ def greatest(_context, x, blocks):
         code, none = _Code(context, builder), ir.Constant(_Lanes, [-math.inf] * LANES)
         most = cgutils.alloca_once_value(builder, none)
         with code.loop(args[1]) as block:
-            lanes, so_far = code.load(code.offset(args[0], builder.mul(block.index, code.number(LANES))), _Lanes), builder.load(most)
+            lanes, so_far = (
+                code.load(code.offset(args[0], builder.mul(block.index, code.number(LANES))), _Lanes),
+                builder.load(most),
+            )
             builder.store(builder.select(builder.fcmp_ordered(">", lanes, so_far), lanes, so_far), most)
         parts = [builder.extract_element(builder.load(most), ir.Constant(_index, n)) for n in range(LANES)]
         while len(parts) > 1:

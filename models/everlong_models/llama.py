@@ -92,7 +92,7 @@ class Llama:
         if has_dense(weight):
             team.prepare(dense.product, dense.norm, dense.rotate, dense.attend)
         self._decoding = Decoding(base.layers, self.norm, **sizes) if quantize else None
-        self._turns = 2 * (torch.empty(0),)
+        self._turns: tuple[Tensor, ...] = (torch.empty(0), torch.empty(0))
         """For decoding: `_rotation` of all positions, so far."""
         self.cached: torch.dtype = CACHED if quantize else head.weight.dtype
         self.layers = [_take(layer, bfloat16) for layer in base.layers]
@@ -108,9 +108,10 @@ class Llama:
         H, G, d = self.heads, self.kv_heads, self.head_dim
         if self._decoding is not None and kv is not None and at is not None and T == 1:
             if len(self._turns[0]) < kv.shape[4]:
-                positions = torch.arange(kv.shape[4])[None]
-                self._turns = tuple(part[0, :, 0] for part in _rotation(*self.rotary(x, positions)))
-            return self._decoding(x, kv, at, *self._turns)
+                turns = _rotation(*self.rotary(x, torch.arange(kv.shape[4])[None]))
+                self._turns = tuple(part[0, :, 0] for part in turns)
+            cos, sin = self._turns
+            return self._decoding(x, kv, at, cos, sin)
         positions = torch.arange(T, device=x.device) + (0 if at is None else at[:, None])  # (T,) or (B, T)
         rotation = _rotation(*self.rotary(x, positions.view(-1, T)))
         mask, held = None, x.new_empty(B, 2, G, T, d)  # a layer's keys and values, which the next one overwrites

@@ -222,8 +222,15 @@ def draw(scores: Tensor, how: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray
     probabilities that were left, and whose they are. Raises `ValueError` for another type or shape."""
     B, V = scores.shape
     if scores.dtype != torch.float32 or scores.device.type != "cpu" or how.shape != (B, 4) or seeds.shape != (B, 2):
-        raise ValueError(f"scores are {scores.dtype} {B} × {V} on {scores.device}, drawn as {how.shape} of {seeds.shape}")
-    scores, how, seeds, drawn = scores.contiguous(), how.astype(np.float64), seeds.astype(np.int64), np.empty((B, 2), np.int64)
+        raise ValueError(
+            f"scores are {scores.dtype} {B} × {V} on {scores.device}, drawn as {how.shape} of {seeds.shape}"
+        )
+    scores, how, seeds, drawn = (
+        scores.contiguous(),
+        how.astype(np.float64),
+        seeds.astype(np.int64),
+        np.empty((B, 2), np.int64),
+    )
     left, ids = (torch.empty(B, V + -V % GROUP, dtype=kind, device="cpu") for kind in (torch.float32, torch.int64))
     fields = {
         Draw.ROWS: B, Draw.SCORES: scores.data_ptr(), Draw.V: V, Draw.HOW: how.ctypes.data, Draw.SEEDS: seeds.ctypes.data,

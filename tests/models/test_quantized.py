@@ -400,7 +400,9 @@ def test_a_processor_that_has_less_computes_the_same_or_is_known_not_to(tmp_path
     products of whole numbers in vectors, the second no numbers of 16 bits either."""
     run = [sys.executable, "-c", COMPILED]
     found = [
-        subprocess.run(run, env=os.environ | more, check=True, capture_output=True, text=True, timeout=120).stdout.split("\n")
+        subprocess.run(
+            run, env=os.environ | more, check=True, capture_output=True, text=True, timeout=120
+        ).stdout.split("\n")
         for more in ({}, {"NUMBA_CPU_NAME": processor, "NUMBA_CACHE_DIR": str(tmp_path)})
     ]
     (first, product, _), (second, other, _) = found

@@ -6,13 +6,14 @@ import math
 from typing import ClassVar
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from everlong_models import sampling
+from everlong_models import sampling, team
 from everlong_models.sampling import MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, Sampler, SamplingParams, choose
 from everlong_models.sampling import StopStrings as Stops
 
@@ -23,11 +24,29 @@ def sampler(seed: int = 0, context: list[int] | None = None, vocab: int = 8, **p
     return Sampler(SamplingParams(**(NEUTRAL | params)), seed, context or [], vocab)
 
 
-def left(scores: torch.Tensor, **params: object) -> torch.Tensor:
+WAYS = ("by operations", "compiled")
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch) -> str:
+    """What a GPU is drawn with, and what a CPU."""
+    if request.param == "by operations":
+        monkeypatch.setattr(sampling, "choose", sampling.by_operations)
+    return request.param
+
+
+def left(way: str, scores: torch.Tensor, **params: object) -> torch.Tensor:
     """Probabilities (V,), 0 for what is left out."""
-    ((rows, ids, probabilities),) = sampling.candidates([SamplingParams(**(NEUTRAL | params))], scores[None])
-    assert rows.tolist() == [0]
-    return torch.zeros(len(scores), dtype=torch.float64).index_add(0, ids[0], probabilities[0])
+    p = SamplingParams(**(NEUTRAL | params))
+    none = torch.zeros(len(scores), dtype=torch.float64)
+    if way == "by operations":
+        ((rows, ids, probabilities),) = sampling.candidates([p], scores[None])
+        assert rows.tolist() == [0]
+        return none.index_add(0, ids[0], probabilities[0])
+    how = np.array([[p.temperature, p.top_k, p.top_p, p.min_p]])
+    ((_, count),), against_likeliest, ids = team.draw(scores[None], how, np.array([[0, 0]]))
+    likeliest = torch.softmax(scores.double() / max(p.temperature, 1e-37), dim=-1).max()
+    return none.index_add(0, ids[0, :count], against_likeliest[0, :count].double() * likeliest)
 
 
 def naive_filter(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> list[float]:
@@ -61,16 +80,18 @@ class TestFilter:
         st.sampled_from([0.03, 0.371, 0.777, 0.953, 1.0]),
         st.sampled_from([0.0, 0.0123, 0.31, 1.0]),
     )
-    @pytest.mark.parametrize("sizes", [(), (1, 2), (3,), (6, 11)], ids=str)
+    @pytest.mark.parametrize("sizes", [(), (1, 2), (3,), (6, 11), "compiled"], ids=str)
     def test_equals_the_naive_twin_however_many_are_looked_at_first(
         self, sizes, logits, temperature, top_k, top_p, min_p
     ):
         params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         expected = torch.tensor(naive_filter(logits, **params), dtype=torch.float64)
         with mock.patch.object(sampling, "_LIKELIEST", sizes):
-            torch.testing.assert_close(left(torch.tensor(logits), **params), expected, rtol=1e-4, atol=1e-7)
+            found = left("compiled" if sizes == "compiled" else "by operations", torch.tensor(logits), **params)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
 
-    def test_each_by_hand(self):
+    @pytest.mark.parametrize("way", WAYS)
+    def test_each_by_hand(self, way):
         scores = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
         for params, stays in (
             ({"top_k": 2}, [0.4, 0.3, 0, 0]),
@@ -83,26 +104,26 @@ class TestFilter:
             ({"temperature": 0.5}, [0.16 / 0.3, 0.09 / 0.3, 0.04 / 0.3, 0.01 / 0.3]),
         ):
             expected = torch.tensor(stays, dtype=torch.float64)
-            torch.testing.assert_close(left(scores, **params), expected, msg=str(params), rtol=1e-6, atol=0)
+            torch.testing.assert_close(left(way, scores, **params), expected, msg=str(params), rtol=1e-6, atol=0)
 
     @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 0}])
-    def test_the_narrowest_of_each_is_greedy(self, params):
+    def test_the_narrowest_of_each_is_greedy(self, params, way):
         logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
         assert {sampler(seed, vocab=50, **params).draw(logits) for seed in range(20)} == {int(logits.argmax())}
 
     @pytest.mark.parametrize("sizes", [(), (1,), (2,), (3,)], ids=str)
-    def test_ties(self, sizes, monkeypatch):
+    def test_ties(self, sizes, monkeypatch, way):
         monkeypatch.setattr(sampling, "_LIKELIEST", sizes)
         tied = torch.tensor([1.0, 3.0, 3.0, 3.0])
         assert sampler(temperature=0).draw(tied) == 1
-        assert (left(tied, top_k=2) > 0).tolist() == [False, True, True, True]  # none is likelier than another
-        assert (left(tied, top_p=0.5) > 0).tolist() == [False, True, True, False]  # the first ones
+        assert (left(way, tied, top_k=2) > 0).tolist() == [False, True, True, True]  # none is likelier than another
+        assert (left(way, tied, top_p=0.5) > 0).tolist() == [False, True, True, False]  # the first ones
 
     @pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-38, 1e-45, 1e-60, 5e-324])
-    def test_a_tiny_temperature_is_greedy_and_never_nan(self, temperature):
+    def test_a_tiny_temperature_is_greedy_and_never_nan(self, temperature, way):
         logits = torch.tensor([-40.0, 90.0, 80.0, 1e30, -math.inf])
         params = {"temperature": temperature, "top_k": 3, "top_p": 0.9, "min_p": 0.1}
-        assert left(logits, **params).tolist() == [0, 0, 0, 1, 0]
+        assert left(way, logits, **params).tolist() == [0, 0, 0, 1, 0]
         assert sampler(**params).draw(logits) == 3
 
     def test_half_precision_logits_are_drawn_in_float32(self):
@@ -110,7 +131,7 @@ class TestFilter:
 
 
 class TestDraw:
-    def test_frequencies_are_the_probabilities(self):
+    def test_frequencies_are_the_probabilities(self, way):
         p = torch.tensor([0.5, 0.25, 0.0, 0.15, 0.1])
         s, n = sampler(seed=7, vocab=5), 4000
         counts = torch.bincount(torch.tensor([s.draw(p.log()) for _ in range(n)]), minlength=5)
@@ -119,7 +140,7 @@ class TestDraw:
         chi_square = float(((counts - n * p)[possible] ** 2 / (n * p)[possible]).sum())
         assert chi_square < 16.3  # 3 degrees of freedom: one seed in a thousand is worse
 
-    def test_same_seed_same_answer(self):
+    def test_same_seed_same_answer(self, way):
         logits = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
 
         def answer(seed: int) -> list[int]:
@@ -132,7 +153,7 @@ class TestDraw:
         assert len({tuple(answer(seed)) for seed in range(8)}) == 8
 
     @pytest.mark.parametrize("kept", [{}, {"top_p": 0.9}, {"top_k": 100}, {"min_p": 0.05}], ids=str)
-    def test_the_last_bits_of_the_logits_hardly_ever_matter(self, kept):
+    def test_the_last_bits_of_the_logits_hardly_ever_matter(self, kept, way):
         """What a token depends on by rounding must not show: with a cumulative sum it were 27 to 47 of these."""
         random, noise, draws = torch.Generator().manual_seed(0), 1e-3, 2000
         params = {"temperature": 1.0, "top_p": 1.0} | kept
@@ -143,7 +164,7 @@ class TestDraw:
             changed += sampler(seed, vocab=500, **params).draw(logits) != sampler(seed, vocab=500, **params).draw(other)
         assert changed <= 10
 
-    def test_the_last_token_can_be_drawn_and_none_beyond(self):
+    def test_the_last_token_can_be_drawn_and_none_beyond(self, way):
         s = sampler(vocab=2)
         assert {s.draw(torch.zeros(2)) for _ in range(50)} == {0, 1}
         assert s.draw(torch.tensor([-math.inf, 0.0])) == 1
@@ -154,7 +175,63 @@ class TestDraw:
         monkeypatch.setattr(
             sampling, "uniform", lambda seeds, drawn, ids: torch.full(ids.shape, edge, dtype=torch.float64)
         )
-        assert sampler(vocab=5).draw(torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])) in (1, 3)
+        scores = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]])
+        assert set(sampling.by_operations([sampler(vocab=5)], scores)) <= {1, 3}
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.sampled_from([2, 3, 31, 32, 33, 500, 5000]),
+        st.sampled_from([0.1, 1.0, 10.0]),
+        st.sampled_from(["as they are", "many equal", "half of them impossible"]),
+        st.lists(
+            st.tuples(
+                st.sampled_from([0.0, 0.01, 0.2, 1.0, 2.0]),
+                st.sampled_from([0, 0, 1, 5, 300, 1_000_000]),
+                st.sampled_from([1.0, 0.9, 0.5, 0.999, 1e-9, 5e-324]),
+                st.sampled_from([0.0, 0.0, 0.05, 1.0]),
+                st.integers(0, 2**63 - 1),
+                st.integers(0, 10**6),
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+        st.integers(0, 2**32),
+    )
+    def test_compiled_and_by_operations_tokens_are_the_same(self, vocab, size, kind, how, seed):
+        scores = torch.randn(len(how), vocab, generator=torch.Generator().manual_seed(seed)) * size
+        if kind == "many equal":
+            scores = (2 * scores).round() / 2
+        elif kind == "half of them impossible":
+            scores[:, ::2] = -math.inf
+        rows = []
+        for temperature, top_k, top_p, min_p, own, drawn in how:
+            rows.append(sampler(own, vocab=vocab, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
+            rows[-1].drawn = drawn
+        assert choose(rows, scores) == sampling.by_operations(rows, scores)
+
+    @pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"top_p": 0.9}, {"top_k": 2, "top_p": 0.5}], ids=str)
+    def test_no_numbers_are_no_tokens(self, params):
+        """They may come of a model that is not well; what is drawn is a token all the same, and one that has a number if there is one."""
+        for scores in ([math.nan] * 40, [-math.inf] * 40, [math.inf] * 40):
+            assert 0 <= sampler(vocab=40, **params).draw(torch.tensor(scores)) < 40
+        scores = torch.full((40,), math.nan)
+        scores[17] = -3.0
+        assert sampler(vocab=40, **params).draw(scores) == 17
+
+    @pytest.mark.parametrize(
+        ("scores", "how", "seeds"),
+        [
+            (torch.zeros(2, 8).double(), (2, 4), (2, 2)),
+            (torch.zeros(2, 8, device="meta"), (2, 4), (2, 2)),
+            (torch.zeros(2, 8), (1, 4), (2, 2)),
+            (torch.zeros(2, 8), (2, 4), (2, 1)),
+        ],
+        ids=["type", "device", "how", "seeds"],
+    )
+    def test_what_cannot_be_drawn_of(self, scores, how, seeds):
+        """Addresses tell nothing of either."""
+        with pytest.raises(ValueError, match=r"scores are torch\.float"):
+            team.draw(scores, np.ones(how), np.zeros(seeds))
 
     def test_numbers_are_those_of_splitmix64(self):
         """Its authors' generator from the state 1234567: its first outputs, as published."""
@@ -174,7 +251,7 @@ class TestDraw:
             neighbours = (numbers * numbers.roll(1, axis)).mean() * 12
             assert abs(float(neighbours)) < 4 / n**1.5, axis
 
-    def test_a_rows_token_does_not_depend_on_the_rows_beside_it(self):
+    def test_a_rows_token_does_not_depend_on_the_rows_beside_it(self, way):
         logits = torch.randn(7, 5000, generator=torch.Generator().manual_seed(0)) * 3
         how: list[dict[str, object]] = [
             {}, {"temperature": 0}, {"top_p": 0.9, "temperature": 0.2}, {"top_p": 0.99, "temperature": 2.0}, {"top_k": 5},
@@ -188,9 +265,9 @@ class TestDraw:
         for order in (range(7), [6, 3, 1], [2, 4, 0, 5]):
             rows = [fresh()[row] for row in order]
             scores = torch.stack([s.adjust(logits[row]) for s, row in zip(rows, order, strict=True)])
-            assert choose(rows, scores) == [alone[row] for row in order]
+            assert sampling.choose(rows, scores) == [alone[row] for row in order]
 
-    def test_logits_are_left_alone(self):
+    def test_logits_are_left_alone(self, way):
         logits = torch.randn(8)
         before = logits.clone()
         sampler(logit_bias={1: 5.0}, repetition_penalty=2.0, presence_penalty=1.0, context=[1]).draw(logits)

@@ -183,4 +183,3 @@ class Engine:
         """Ends the answer within one step; `Finished` says "cancelled". No effect on one that has ended."""
         answer.cancelled = True
         self._runner.wake()
-
