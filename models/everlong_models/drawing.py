@@ -33,15 +33,15 @@ class Draw(IntEnum):
     SEEDS = 8  # int64 (B, 2): a row's seed, and how many tokens it has drawn
     LEFT = 9  # float32 (B, V and what fills up the last `GROUP`): the probabilities that are left, by the likeliest's
     IDS = 10  # int64, as many: whose they are
-    DRAWN = 11  # int64 (B, 2): a token, and how many were left
+    DRAWN = 11  # int64 (B, 2): a token, and how many were left; at temperature 0 nobody counts them
 
 
 @_compiled
 def _likeliest(scores, p):
-    """The first of the greatest, and how great it is. p: a copy of the scores, and what fills it up."""
+    """The first of the greatest, and how great it is. p: a copy of the scores, -∞ for what is no number, and what fills it up."""
     V = len(scores)
     for i in range(V):
-        p[i] = scores[i]
+        p[i] = scores[i] if scores[i] == scores[i] else np.float32(-np.inf)  # what is no number is not itself
     for i in range(V, len(p)):
         p[i] = -np.inf
     most = greatest(address(p), len(p) // LANES)

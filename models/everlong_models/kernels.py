@@ -6,7 +6,7 @@ phase until none is left, and within a step nobody waits for a thread that has n
 
 What weights are multiplied by has sixteen bits, and so have keys and values; all else is float32. An output is computed by one
 thread, in one order of summation, whatever rows or threads there are beside it: the same to the bit. Arrays come as addresses, in
-tables of int64. All that is compiled stands here, in `dense`, in `grids` and in `lanes`: by these, `team` knows what is stored of
+tables of int64. All that is compiled stands here, in `dense`, `drawing`, `grids` and `lanes`: by these, `team` knows what is stored of
 another version. B rows, D width, H query heads and G key heads of dimension d, F the MLP's width.
 """
 

@@ -487,7 +487,6 @@ def _tile(rows: int) -> Any:
 
 
 tile_1, tile_2, tile_4, tile_6 = (_tile(rows) for rows in (1, 2, 4, 6))
-# Of so many rows and panels.
 # Of six, four, two rows and one.
 dots_4, dots_8 = ([_dots(bits, rows) for rows in (6, 4, 2, 1)] for bits in (4, 8))
 # Of one, two and three heads: of one and of four keys; and of as many numbers as the registers hold, and of fewer.

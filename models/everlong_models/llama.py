@@ -108,7 +108,7 @@ class Llama:
         H, G, d = self.heads, self.kv_heads, self.head_dim
         if self._decoding is not None and kv is not None and at is not None and T == 1:
             if len(self._turns[0]) < kv.shape[4]:
-                turns = _rotation(*self.rotary(x, torch.arange(kv.shape[4])[None]))
+                turns = _rotation(*self.rotary(x, torch.arange(kv.shape[4], device=x.device)[None]))
                 self._turns = tuple(part[0, :, 0] for part in turns)
             cos, sin = self._turns
             return self._decoding(x, kv, at, cos, sin)

@@ -24,6 +24,8 @@ from everlong_models.team import multiply, on_grids, packed
 
 # What rounding in a file may have moved a weight off its grid by, as a share of the grid's step.
 TOLERANCE = 0.02
+_LEAST = 2.0**-10
+"""Scales below 2^-14 have steps of 2^-24, of which the 255th place of a grid has half of as many: less than a hundredth of this."""
 
 
 class Quantized:
@@ -59,11 +61,15 @@ class Quantized:
 
 
 def fits(weight: Tensor) -> bool:
-    """Whether there is a kernel for `weight` (N, K) where it lies, and a quick one: a product and its sum are one instruction."""
-    return (
+    """Whether there is a kernel for `weight` (N, K) where it lies, and a quick one (a product and its sum are one instruction, and what is
+    compiled knows numbers of 16 bits), and such have its scales: its greatest weight is 0, or from `_LEAST` to what they reach."""
+    if not (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
         and weight.shape[1] % GROUP == 0
         and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
         and has_halves()
-    )
+    ):
+        return False
+    most = float(torch.linalg.vector_norm(weight.detach(), torch.inf))
+    return most == 0 or _LEAST <= most <= torch.finfo(torch.float16).max

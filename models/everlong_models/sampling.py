@@ -144,7 +144,7 @@ def choose(samplers: Sequence[Sampler], scores: Tensor) -> list[int]:
 
 
 def by_operations(samplers: Sequence[Sampler], scores: Tensor) -> list[int]:
-    """The same by PyTorch's operations, on any device."""
+    """The same of scores that are numbers, by PyTorch's operations, on any device."""
     random = [row for row, sampler in enumerate(samplers) if sampler.params.temperature > 0]
     if len(random) == len(samplers):
         return _draw(list(samplers), scores).tolist()

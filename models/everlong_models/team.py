@@ -1,4 +1,4 @@
-"""PyTorch's own threads at what `kernels`, `dense` and `grids` have, without Python between them.
+"""PyTorch's own threads at what `kernels`, `dense`, `drawing` and `grids` have, without Python between them.
 
 numba compiles it when it is first needed, some seconds, and stores it for the next process, beside `kernels` or in the user's
 cache (`NUMBA_CACHE_DIR`). Where it can do neither, every process compiles it.
@@ -38,7 +38,7 @@ _POOLED = hasattr(_openmp, "GOMP_parallel")
 
 @lru_cache
 def compiled(function: Callable[..., None]) -> Any:
-    """A function of `kernels`, `dense` or `grids` as machine code."""
+    """A function of `kernels`, `dense`, `drawing` or `grids` as machine code."""
     make = partial(cfunc, kernels.SIGNATURE, error_model="numpy")
     # numba tells what it has stored by name and place. Code of another version would take a table for what it is not, and
     # another processor's has instructions that this one may lack.

@@ -121,11 +121,26 @@ def test_a_row_does_not_depend_on_its_neighbours():
         torch.zeros(16, 63),
         torch.zeros(16, 64, dtype=torch.float64),
         torch.zeros(16, 64, device="meta"),
+        torch.randn(16, 64) * 1e-5,
+        torch.randn(16, 64) * 1e5,
+        torch.full((16, 64), torch.nan),
     ],
-    ids=["columns", "type", "device"],
+    ids=["columns", "type", "device", "small", "large", "no number"],
 )
 def test_what_does_not_fit(weight):
     assert not fits(weight)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
+@pytest.mark.parametrize("least", [1.0, 1e-2])
+def test_what_fits_is_multiplied_well(size, least):
+    """Scales have sixteen bits, also of groups whose weights are small."""
+    torch.manual_seed(4)
+    weight, x = torch.randn(32, 64) * size, torch.randn(5, 64)
+    weight[:, 32:] *= least
+    exact = x.double() @ weight.double().T
+    assert fits(weight)
+    assert float((Quantized(weight)(x) - exact).norm() / exact.norm()) < 0.012
 
 
 def build(hidden: int = 64, head_dim: int = 16, heads: int = 4) -> Backbone:

@@ -19,6 +19,7 @@ async def test_what_is_put_in_comes_in_order_when_it_is_delivered():
     post.deliver()
     post.deliver()  # nothing is there twice
     await asyncio.sleep(0)
+    await asyncio.sleep(0)
     assert came == [0, 1, 2, 3, 4]
 
 
@@ -26,11 +27,11 @@ async def test_the_loop_is_woken_once():
     class Loop:
         woken = 0
 
-        def is_closed(self) -> bool:
-            return False
-
-        def call_soon_threadsafe(self, call: Callable[[Any], None], argument: Any) -> None:
+        def call_soon_threadsafe(self, call: Callable[..., None], *arguments: Any) -> None:
             self.woken += 1
+            call(*arguments)
+
+        def call_soon(self, call: Callable[[Any], None], argument: Any) -> None:
             call(argument)
 
     post, loop, came = Post(), Loop(), []
@@ -47,6 +48,7 @@ async def test_a_loop_that_has_closed_does_not_keep_others_from_theirs():
     for to in (loop, closed, loop):
         post.put(to, came.append, to)
     post.deliver()
+    await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert came == [loop, loop]
 
@@ -72,3 +74,15 @@ async def test_several_threads_deliver_what_one_puts_in_in_its_order():
     while len(came) < 3000:
         await asyncio.sleep(0)
     assert came == list(range(3000))
+
+
+async def test_a_call_that_fails_keeps_no_other_from_its_own():
+    post, loop, came, failed = Post(), asyncio.get_running_loop(), [], []
+    loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
+    for call in (came.append, [].remove, came.append):
+        post.put(loop, call, 7)
+    post.deliver()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert came == [7, 7]
+    assert [type(error) for error in failed] == [ValueError]

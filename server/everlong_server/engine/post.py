@@ -30,10 +30,14 @@ class Post:
         with self._delivering:  # or what was put in later may come first
             there = [self._letters.popleft() for _ in range(len(self._letters))]
             for loop, letters in groupby(there, lambda pair: pair[0]):
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(_open, [letter for _, letter in letters])
+                try:
+                    loop.call_soon_threadsafe(_open, loop, [letter for _, letter in letters])
+                except RuntimeError:
+                    if not loop.is_closed():
+                        raise
 
 
-def _open(letters: Sequence[Letter]) -> None:
+def _open(loop: asyncio.AbstractEventLoop, letters: Sequence[Letter]) -> None:
+    """Each by itself, so that one that fails keeps no other from its own."""
     for call, argument in letters:
-        call(argument)
+        loop.call_soon(call, argument)

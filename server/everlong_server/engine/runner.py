@@ -47,8 +47,8 @@ class Runner:
     ) -> None:
         """`max_streams`: answers generated at once. None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
         read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64. `graphs`: on a GPU, steps are CUDA
-        graphs. `on_told`: called when sinks have been called and the device is busy without Python, or has nothing to do: what
-        wakes other threads of this process belongs there, or they take Python's lock from a step that is being made ready."""
+        graphs. `on_told`: called once sinks may have been called, but not while a step is made ready, from which other threads of
+        this process would take Python's lock: what wakes them belongs there."""
         self._model = model
         self._on_step, self._on_told = on_step, on_told
         self._memory = model.memory
@@ -133,6 +133,7 @@ class Runner:
                     self._on_told()
                     self._receive()
                     self._drop_cancelled()
+                    self._on_told()
                     work = self._scheduler.next() or (Work("step") if self._full else None)
                     if work is not None:
                         start, self._between = time.perf_counter(), 0.0
@@ -149,8 +150,10 @@ class Runner:
             self._stopping.set()
             for item in list(self._work.values()):
                 item.sink(Failed(reason))
-            self._on_told()
-            self._refuse(reason)
+            try:
+                self._on_told()
+            finally:
+                self._refuse(reason)
 
     def _receive(self) -> None:
         """Takes in what has arrived; waits for something if there is nothing to do."""
@@ -209,6 +212,7 @@ class Runner:
             while self._full:
                 item, go_on = self._full.popleft()
                 self._try(go_on, item)
+                self._on_told()
 
     def _try(self, do: Callable[[Any], None], item: Item) -> None:
         try:
@@ -220,6 +224,7 @@ class Runner:
 
     def _step_if_due(self) -> None:
         """In the middle of something long: the answers go on if they have waited for long enough."""
+        self._on_told()
         start = time.perf_counter()
         if self._scheduler.due(start - self._stepped, self._took):
             self._step_all()
@@ -268,6 +273,7 @@ class Runner:
         for item in items:
             if isinstance(item, Look):
                 self._try(self._look, item)
+                self._on_told()
         for item, read in self._segments.read([item for item in items if not isinstance(item, Look)]):
             if isinstance(read, MemoryState):
                 self._try(partial(self._keep, state=read), item)
