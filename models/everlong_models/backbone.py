@@ -16,6 +16,7 @@ from everlong_models import rotary
 from everlong_models.cache import zeros
 from everlong_models.errors import BackboneError
 from everlong_models.llama import FAMILY, Llama, why_not
+from everlong_models.pause import pause
 
 
 class Backbone(nn.Module):
@@ -154,6 +155,7 @@ class Backbone(nn.Module):
                 raise BackboneError("hidden: an optimized backbone has no gradients; use torch.no_grad or load it anew")
             return self._lean.hidden(x, kv, at, keep)
         base = self.model.base_model
+        pause()
         if kv is None or at is None:
             past = None if kv is None else _KeysValues(kv, None)
             out = base(inputs_embeds=x, past_key_values=past, use_cache=past is not None).last_hidden_state

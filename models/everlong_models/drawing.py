@@ -108,7 +108,8 @@ def _keep(p, ids, cut, before, limit, least, likeliest):
 
 @_compiled
 def _leave(scores, how, p, ids, counts):
-    """What temperature, top_k, top_p and min_p leave of exp(scores), by its greatest, in `p`, with `ids`: how many there are, and the likeliest."""
+    """What temperature, top_k, top_p and min_p leave of exp(scores), by its greatest, in `p`, with `ids`: how many there are, and the
+    likeliest."""
     temperature, top_k, top_p, min_p = how[0], how[1], how[2], how[3]
     likeliest, most = _likeliest(scores, p)
     temperature = max(np.float32(temperature), np.finfo(np.float32).tiny)

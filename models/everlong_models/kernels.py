@@ -394,8 +394,8 @@ _ATTEND = Layer.NORMS
 
 
 def step(data):
-    """Every layer and the last norm for one position a row, by whoever comes: each thread takes parts until none is left of a phase. Who comes late,
-    since its processor had other work, finds them done."""
+    """Every layer and the last norm for one position a row, by whoever comes: each thread takes parts until none is left of a phase.
+    Who comes late, since its processor had other work, finds them done."""
     job = carray(data, FIELDS)
     me = take(job[Job.COUNTERS])
     own = job[Job.OWN] + 4 * me * job[Job.OWN_SIZE]

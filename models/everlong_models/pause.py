@@ -4,8 +4,7 @@
         memory.read(tokens, state)
 
 A layer's result depends on nothing but its input, so what is computed stays the same to the bit. Memories that compute
-layer by layer call `pause` between them, and where all layers are one call before it; a backbone of a family that is driven as a whole
-does not pause.
+layer by layer call `pause` between them; where all layers are one call, before it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def pausing(between: Callable[[], None]) -> Iterator[None]:
 
 
 def pause() -> None:
-    """Between two layers: whoever waits for the device may have it now. Nothing happens outside `pausing`."""
+    """Between two layers, or before them all: whoever waits for the device may have it now. Nothing happens outside `pausing`."""
     between = getattr(_thread, "between", None)
     if between is None:
         return

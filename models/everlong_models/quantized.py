@@ -5,7 +5,8 @@
 Four bits where they lose nothing: the q of a group that llama.cpp stored as Q4_1 are found again, since its least and its
 greatest weight are 0 and 15 there. Other weights get eight. An x has sixteen bits, with a scale for each group of 32 (`lanes.halves`), so
 that q · x are whole numbers, two of which are added in one instruction, and without an error; d and c have sixteen, as llama.cpp
-stores them, too, and the sums of x that c is multiplied by are float32. A low-rank update B A, which would take W off its four bits, stays beside it in float32.
+stores them, too, and the sums of x that c is multiplied by are float32. A low-rank update B A, which would take W off its four
+bits, stays beside it in float32.
 
 A row's result does not depend on the other rows, to the bit (`kernels`).
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from everlong_models import drawing, team
 from everlong_models.loading import DEFAULT_BACKBONE, Progress
 from everlong_models.model import DEFAULT_MODEL, Model, load_model
 from everlong_server.settings import Settings
@@ -16,7 +17,7 @@ def load(settings: Settings, progress: Progress) -> Model:
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return load_model(
+    model = load_model(
         settings.model or (DEFAULT_BACKBONE if settings.memory else DEFAULT_MODEL),
         models_dir=settings.models_dir.expanduser(),
         memory=settings.memory,
@@ -26,3 +27,6 @@ def load(settings: Settings, progress: Progress) -> Model:
         bfloat16=settings.bfloat16,
         progress=progress,
     )
+    if device == "cpu":
+        team.prepare(drawing.draw)  # or the first answer waits for it
+    return model

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import queue
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,10 @@ import torch
 from everlong_models import MemoryState, SamplingParams, load_model
 from everlong_models.cache import Cache
 from everlong_models.errors import StateNotFinite
+from everlong_models.pause import pause
 from everlong_server.engine.engine import Engine
 from everlong_server.engine.items import Answer, Delta, Failed, Finished, Read
+from everlong_server.engine.post import Post
 from everlong_server.engine.runner import Runner
 from everlong_server.errors import Overloaded
 
@@ -28,34 +29,6 @@ from everlong_server.errors import Overloaded
 @pytest.fixture
 def model(tiny_model: Path, tmp_path: Path):
     return load_model(str(tiny_model), models_dir=tmp_path)
-
-
-Direct = Runner
-"""Whatever `how_it_is_told`."""
-
-
-class Posting(Runner):
-    """What sinks are told comes through at `on_told` only, as through the engine's post."""
-
-    def __init__(self, model: Any, **how: Any) -> None:
-        self._told: deque[tuple[Callable[[Any], None], Any]] = deque()
-        super().__init__(model, on_told=self._deliver, **how)
-
-    def _deliver(self) -> None:
-        while self._told:
-            sink, event = self._told.popleft()
-            sink(event)
-
-    def submit(self, work: Any) -> None:
-        sink = work.sink
-        work.sink = lambda event: self._told.append((sink, event))
-        super().submit(work)
-
-
-@pytest.fixture(autouse=True, params=["at once", "posted"])
-def how_it_is_told(request, monkeypatch) -> None:
-    if request.param == "posted":
-        monkeypatch.setitem(globals(), "Runner", Posting)
 
 
 def answer(model: Any, events: queue.Queue, tokens: int, open: list[int] | None = None) -> Answer:
@@ -144,35 +117,51 @@ def test_where_segments_have_no_room_side_by_side_fewer_are_read(model, monkeypa
     assert max(rows[5:]) == 1, "and not tried again"
 
 
-def test_who_is_told_before_a_long_reading_does_not_wait_for_it(model, monkeypatch) -> None:
-    memory, read, go_on = model.memory, model.memory.read, threading.Event()
+class Loop:
+    """What `Post` wants of an event loop, on the thread that wakes it."""
 
-    def slow(tokens: torch.Tensor, state: Any) -> Any:
-        assert go_on.wait(30)
-        return read(tokens, state)
+    def __init__(self) -> None:
+        self.came: list[list[Any]] = []
+        """Of each time that it was woken."""
 
-    monkeypatch.setattr(memory, "read", slow)
-    runner = Runner(model, max_streams=2, reading_share=0.5, max_stall=0.1)
-    events: queue.Queue = queue.Queue()
-    states: queue.Queue = queue.Queue()
-    cancelled = answer(model, events, 10)
-    cancelled.cancelled = True
-    runner.submit(Read(memory.initial_state(1), torch.randint(5, 500, (memory.segment_length,)), states.put))
-    runner.submit(cancelled)
+    def call_soon_threadsafe(self, call: Callable[..., None], *arguments: Any) -> None:
+        self.came.append([])
+        call(*arguments)
+
+    def call_soon(self, call: Callable[[Any], None], argument: Any) -> None:
+        self.came[-1].append(argument)
+        call(argument)
+
+
+def test_what_a_step_says_is_posted_together_once_it_computes(model, monkeypatch) -> None:
+    post, loop, real, rows = Post(), Loop(), model.memory.step, []
+
+    def step(cache: Cache, tokens: torch.Tensor) -> torch.Tensor:
+        before = len(loop.came)
+        pause()
+        assert len(loop.came) == before + 1
+        assert sum(isinstance(event, Delta) for event in loop.came[-1]) >= len(tokens)  # and of who ended with it
+        rows.append(len(tokens))
+        return real(cache, tokens)
+
+    monkeypatch.setattr(model.memory, "step", step)
+    runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1, post=post)
+    events: list[queue.Queue] = [queue.Queue(), queue.Queue()]
+    for q in events:
+        work = answer(model, q, 9)
+        work.sink = partial(post.put, loop, q.put)  # type: ignore[arg-type]
+        runner.submit(work)
     runner.start()
     try:
-        assert isinstance(events.get(timeout=20), Failed)
-        assert states.empty()
-    finally:
-        go_on.set()
-    try:
-        assert isinstance(states.get(timeout=30), MemoryState)
+        ends = [last(q) for q in events]
+        assert [isinstance(end, Finished) for end in ends] == [True, True], ends
+        assert rows.count(2) >= 7
     finally:
         runner.stop()
 
 
 def test_a_cancelled_answer_that_cannot_end_harms_no_other(model) -> None:
-    runner = Direct(model, max_streams=2, reading_share=0.3, max_stall=0.1)
+    runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1)
     heard: queue.Queue = queue.Queue()
 
     def deaf(event: Any) -> None:

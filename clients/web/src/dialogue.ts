@@ -44,21 +44,33 @@ export async function ask(session: string, question: string): Promise<void> {
   put(session, fresh);
   draft(session, question);
   const sentences = new Sentences();
+  // Words that are to be drawn with the next frame: a page that drew each of a quick model's would come to nothing else, not to a click.
+  let unseen = "";
+  let frame = 0;
+  const show = () => {
+    cancelAnimationFrame(frame);
+    frame = 0;
+    if (!unseen) return;
+    update({ text: now().text + unseen, state: now().state === "stopping" ? "stopping" : "answering" });
+    sentences.add(unseen);
+    unseen = "";
+  };
   let unread = false;
   try {
     for (;;) {
       try {
         for await (const event of conversation.send(question)) {
           alive();
-          const stopping = now().state === "stopping";
           if (event.type === "response.created") {
+            unseen = "";
             sentences.restart();
-            update({ text: "", evidence: null, state: stopping ? "stopping" : "asked" });
+            update({ text: "", evidence: null, state: now().state === "stopping" ? "stopping" : "asked" });
           } else if (event.type === "response.evidence") update({ evidence: event.evidence });
           else if (event.type === "response.output_text.delta") {
-            update({ text: now().text + event.delta, state: stopping ? "stopping" : "answering" });
-            sentences.add(event.delta);
+            unseen += event.delta;
+            frame ||= requestAnimationFrame(show);
           } else if (event.type === "response.completed") {
+            show();
             sentences.end();
             unread = event.message.finish_reason === "cancelled" && event.message.content === "";
           }
@@ -75,6 +87,7 @@ export async function ask(session: string, question: string): Promise<void> {
     put(session, null);
     heard(await surely(() => client.sessions.get(session)));
   } catch (error) {
+    show();
     update({ state: "failed", error: words(error) });
   } finally {
     conversation.close();

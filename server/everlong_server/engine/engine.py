@@ -46,7 +46,7 @@ class Engine:
         self._post = Post()
         self._runner = Runner(
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
-            graphs=graphs, on_step=on_step, on_told=self._post.deliver,
+            graphs=graphs, on_step=on_step, post=self._post,
         )  # fmt: skip
         self._max_queued = max_queued
         self._admitted = 0

@@ -1,11 +1,12 @@
-"""`Post`: what the device's thread has to say to the event loop, which is woken for all of it at once."""
+"""`Post`: what the device's thread has to say to the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -13,15 +14,28 @@ Letter = tuple[Callable[[Any], None], Any]
 
 
 class Post:
-    """Thread-safe. What is put in comes to its loop in that order, at the next `deliver`."""
+    """Thread-safe. What is put in comes to its loop in that order: at once, or, while it is `held`, together."""
 
     def __init__(self) -> None:
         self._letters: deque[tuple[asyncio.AbstractEventLoop, Letter]] = deque()
         self._delivering = threading.Lock()
+        self._held = False
 
     def put(self, loop: asyncio.AbstractEventLoop, call: Callable[[Any], None], argument: Any) -> None:
         """`call(argument)` on the loop's thread; a loop that has closed no longer wants to know."""
         self._letters.append((loop, (call, argument)))
+        if not self._held:
+            self.deliver()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it no loop is woken but by `deliver`: it would take Python's lock from who has work to make ready. One thread's."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            self.deliver()
 
     def deliver(self) -> None:
         """Wakes the loops."""

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everlong_models import CUDAGraphs, MemoryState, Model, Sampler, StepGraphs, drawing, team
+from everlong_models import CUDAGraphs, MemoryState, Model, Sampler, StepGraphs
 from everlong_models.pause import pausing
 from everlong_models.sampling import choose
 from everlong_server.engine.batch import Batch
 from everlong_server.engine.items import Answer, Delta, Failed, Finished, Item, Look, Read
+from everlong_server.engine.post import Post
 from everlong_server.engine.scheduler import Scheduler, Work
 from everlong_server.engine.segments import Segments
 from everlong_server.engine.wording import Wording, logprobs
@@ -43,18 +44,15 @@ class Runner:
         reading_rows: int | None = None,
         graphs: bool = True,
         on_step: Callable[[float], None] = lambda fill: None,
-        on_told: Callable[[], None] = lambda: None,
+        post: Post | None = None,
     ) -> None:
         """`max_streams`: answers generated at once. None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
         read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64. `graphs`: on a GPU, steps are CUDA
-        graphs. `on_told`: called once sinks may have been called, but not while a step is made ready, from which other threads of
-        this process would take Python's lock: what wakes them belongs there."""
+        graphs. `post`: what sinks go through, if anything; it is held while a step is made ready."""
         self._model = model
-        self._on_step, self._on_told = on_step, on_told
+        self._on_step, self._post = on_step, post or Post()
         self._memory = model.memory
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
-        if self.on_cpu:
-            team.prepare(drawing.draw)  # or the first answer waits for it
         rows = reading_rows or (1 if self.on_cpu else 64)
         self._segments = Segments(model.memory, self._device, rows)
         self.max_streams = max_streams or (8 if self.on_cpu else 64)
@@ -103,7 +101,6 @@ class Runner:
         """Takes on `work`; its sink hears of it. Thread-safe. To cancel it, set `work.cancelled` and `wake`."""
         if self.dead is not None or self._stopping.is_set():
             work.sink(Failed(self.dead or RuntimeError("the engine has stopped")))
-            self._on_told()
             return
         self._inbox.put(work)
         if self._stopping.is_set():  # it may have ended between the two
@@ -118,7 +115,6 @@ class Runner:
                 return
             if late is not None:
                 late.sink(Failed(reason))
-                self._on_told()
 
     def wake(self) -> None:
         """Lets the thread look at what was cancelled while it has nothing to do."""
@@ -130,10 +126,8 @@ class Runner:
         try:
             with torch.inference_mode():
                 while not self._stopping.is_set():
-                    self._on_told()
                     self._receive()
                     self._drop_cancelled()
-                    self._on_told()
                     work = self._scheduler.next() or (Work("step") if self._full else None)
                     if work is not None:
                         start, self._between = time.perf_counter(), 0.0
@@ -150,10 +144,7 @@ class Runner:
             self._stopping.set()
             for item in list(self._work.values()):
                 item.sink(Failed(reason))
-            try:
-                self._on_told()
-            finally:
-                self._refuse(reason)
+            self._refuse(reason)
 
     def _receive(self) -> None:
         """Takes in what has arrived; waits for something if there is nothing to do."""
@@ -212,7 +203,6 @@ class Runner:
             while self._full:
                 item, go_on = self._full.popleft()
                 self._try(go_on, item)
-                self._on_told()
 
     def _try(self, do: Callable[[Any], None], item: Item) -> None:
         try:
@@ -224,7 +214,6 @@ class Runner:
 
     def _step_if_due(self) -> None:
         """In the middle of something long: the answers go on if they have waited for long enough."""
-        self._on_told()
         start = time.perf_counter()
         if self._scheduler.due(start - self._stepped, self._took):
             self._step_all()
@@ -234,12 +223,12 @@ class Runner:
         self._end_cancelled()
         start = time.perf_counter()
         try:
-            self._step()
+            with self._post.held():
+                self._step()
         except torch.AcceleratorError:
             raise
         except Exception as error:
             self._break(error)
-        self._on_told()
         self._stepped = time.perf_counter()
         self._took = self._stepped - start
 
@@ -273,7 +262,6 @@ class Runner:
         for item in items:
             if isinstance(item, Look):
                 self._try(self._look, item)
-                self._on_told()
         for item, read in self._segments.read([item for item in items if not isinstance(item, Look)]):
             if isinstance(read, MemoryState):
                 self._try(partial(self._keep, state=read), item)
@@ -354,7 +342,7 @@ class Runner:
                 if not went_on:
                     self._set_aside(item, partial(self._begin_segment, token=drawn.pop(item.id)))
         self._on_step(len(drawn) / self.max_streams)
-        with pausing(self._on_told):
+        with pausing(self._post.deliver):
             self._batch.step(drawn)
 
     def _set_aside(self, item: Answer, go_on: Callable[[Answer], None]) -> None:
