@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from everlong_models.cache import Cache, Slots
     from everlong_models.errors import EverlongModelError, GrammarError
     from everlong_models.grammar import Grammar, Grammars
-    from everlong_models.graphs import CUDAGraphs, StepGraphs
+    from everlong_models.graphs import CUDAGraphs, ReadGraphs, StepGraphs
     from everlong_models.memory import MemoryConfig, MemoryModel
     from everlong_models.model import MEMORIES, Model, load_model
     from everlong_models.sampling import Sampler, SamplingParams
@@ -34,6 +34,7 @@ __all__ = [
     "MemoryState",
     "MemoryView",
     "Model",
+    "ReadGraphs",
     "Sampler",
     "SamplingParams",
     "Slots",
@@ -58,6 +59,7 @@ _MODULES = {
     "MemoryState": "state",
     "MemoryView": "view",
     "Model": "model",
+    "ReadGraphs": "graphs",
     "Sampler": "sampling",
     "SamplingParams": "sampling",
     "Slots": "cache",

@@ -159,6 +159,11 @@ class ARMT(SegmentReader):
         output = self.value.new_empty(len(self.layers), 0, 0) if self.output is None else self.output
         return Projections(self.query, self.key, self.value, self.gate, output)
 
+    @property
+    def recordable(self) -> bool:
+        """See `SegmentReader`."""
+        return True
+
     def initial_state(self, rows: int = 1) -> MemoryState:
         """Nothing stored in any row."""
         L, V, K = len(self.layers), self.config.value_width or self.backbone.width, 2 * NU * self.config.memory_width

@@ -96,6 +96,11 @@ class Backbone(nn.Module):
         return None
 
     @property
+    def optimized(self) -> bool:
+        """Whether `optimize` has made it fast. Then no pass waits for the device, as transformers' do, which look at positions."""
+        return self._lean is not None
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.model.get_input_embeddings().weight.device

@@ -1,4 +1,4 @@
-"""`StepGraphs`: a memory's step as one CUDA graph, where it would be hundreds of kernels.
+"""`StepGraphs`, `ReadGraphs`: a memory's step, and its reading of a segment, as one CUDA graph, where they would be hundreds of kernels.
 
 A GPU is done with a small model's kernels sooner than Python launches them. What a step launches depends on nothing but how
 many rows there are, and rows have fixed places (`Slots`); so it is recorded once for each size of a batch, with the
@@ -6,7 +6,8 @@ addresses that it works at, and launched as a whole from then on. A step of any 
 (a law of all of them, tests/models/laws.py).
 
 The sizes are powers of two. Places behind the rows are stepped as well, at length 0, which is valid whatever they hold; a row
-depends on no other, and nobody looks at these.
+depends on no other, and nobody looks at these. Of segments, which keep a device busy, none is read for nothing: there is a graph for each
+number of a few rows, and more of them are launched one kernel after the other, which takes no longer than computing them.
 """
 
 from __future__ import annotations
@@ -14,17 +15,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from everlong_models.cache import Cache, Slots
+from everlong_models.memory import SegmentReader
+from everlong_models.pause import pausing
+from everlong_models.state import MemoryState
 
 log = logging.getLogger(__name__)
 
 Step = Callable[[Cache, Tensor], Tensor]
-Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
-"""Of what is computed: how it is computed again, and where its result is then."""
+T = TypeVar("T")
+
+
+class Record(Protocol):
+    """Of what is computed: how it is computed again, and where its result is then."""
+
+    def __call__(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +47,7 @@ class _Graph:
 
 
 class CUDAGraphs:
-    """Records what one device is told; the graphs share their memory, since only the newest one's result is wanted."""
+    """Records what one device is told. The graphs share their memory: the result of one is wanted only until another is launched."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -45,14 +55,14 @@ class CUDAGraphs:
         self._anchor: torch.cuda.CUDAGraph | None = None
         """A graph of nothing that is never dropped: a pool whose graphs are all gone cannot be used again."""
 
-    def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def __call__(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """See `Record`. What `run` does is not done meanwhile. Raises `RuntimeError` for what cannot be recorded."""
         if self._anchor is None:
             self._anchor, _ = self._captured(lambda: torch.zeros(1, device=self._device))
         graph, result = self._captured(run)
         return graph.replay, result
 
-    def _captured(self, run: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _captured(self, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile, as long as this one does what can be recorded.
         with (
@@ -105,3 +115,59 @@ class StepGraphs:
             log.warning("a step of %d rows is not recorded as a CUDA graph: %s", places.rows, error)
             return None
         return _Graph(tokens, logits, replay)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A recorded segment: `replay` reads `tokens` (B, S) and `state`, and leaves `after`."""
+
+    tokens: Tensor
+    state: MemoryState
+    after: MemoryState
+    replay: Callable[[], None]
+
+
+FEW = 16
+"""Rows of a segment that are computed sooner than they are launched one kernel after the other: on an H100 some 0.3 of 5 ms a row with 135
+million weights, told from its data sheet, not measured."""
+
+
+class ReadGraphs:
+    """Stands for `read` of a `memory`: what is not `recordable` is read as ever."""
+
+    def __init__(self, memory: SegmentReader, record: Record) -> None:
+        """`record`: of its own, or another's graphs would work where its results are, and its in theirs."""
+        self._memory = memory
+        self._record = record
+        self._passes: dict[int, _Pass | None] = {}
+        """By the number of rows; None: this many cannot be recorded."""
+
+    def __call__(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        """As `SegmentReader.read`. What cannot be recorded is said in the log once, and read without."""
+        rows = len(tokens)
+        if not self._memory.recordable or rows > FEW or tokens.shape[1] != self._memory.segment_length:
+            return self._memory.read(tokens, state)
+        self._memory.check(tokens, state)
+        if rows not in self._passes:
+            self._passes[rows] = self._recorded(tokens, state)
+        recorded = self._passes[rows]
+        if recorded is None:
+            return self._memory.read(tokens, state)
+        recorded.tokens.copy_(tokens)
+        for name, tensor in state.tensors.items():
+            recorded.state[name].copy_(tensor)
+        recorded.replay()
+        return MemoryState({name: tensor.clone() for name, tensor in recorded.after.tensors.items()})
+
+    def _recorded(self, tokens: Tensor, state: MemoryState) -> _Pass | None:
+        tokens = tokens.clone()
+        state = MemoryState({name: tensor.clone() for name, tensor in state.tensors.items()})
+        try:
+            # Nothing else may be launched in the middle of it; and see `StepGraphs` about first uses.
+            with pausing(lambda: None):
+                self._memory.read(tokens, state)
+                replay, after = self._record(lambda: self._memory.read_checked(tokens, state))
+        except RuntimeError as error:  # as above
+            log.warning("a segment of %d rows is not recorded as a CUDA graph: %s", len(tokens), error)
+            return None
+        return _Pass(tokens, state, after, replay)

@@ -110,6 +110,11 @@ class SegmentReader(nn.Module, ABC):
     vocab_size: int
     learns_everywhere: bool = False
 
+    @property
+    def recordable(self) -> bool:
+        """Whether what `read_checked` computes depends on nothing but shapes, so that it can be a CUDA graph."""
+        return False
+
     @abstractmethod
     def initial_state(self, rows: int = 1) -> MemoryState:
         """See `MemoryModel`."""
@@ -190,6 +195,10 @@ class SegmentReader(nn.Module, ABC):
         self.check(tokens, state)
         if tokens.shape[1] % self.segment_length:
             raise TokenError(f"read takes full segments of {self.segment_length} tokens, got {tokens.shape[1]} tokens")
+        return self.read_checked(tokens, state)
+
+    def read_checked(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        """As `read`, of what is known to fit. Of a memory that is `recordable` nothing waits for the device."""
         if not tokens.shape[1]:
             return state
         return self._read_segments(torch.split(tokens, self.segment_length, dim=1), state)
@@ -247,7 +256,9 @@ def check_input(tokens: Tensor, state: MemoryState, like: MemoryState, vocab_siz
         raise TokenError(f"tokens have the shape (rows, tokens), got {tuple(tokens.shape)}")
     if tokens.shape[0] != state.rows:
         raise TokenError(f"{tokens.shape[0]} rows of tokens for a state of {state.rows} rows")
-    if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
-        raise TokenError(f"token ids must be in [0, {vocab_size}), got {int(tokens.min())}…{int(tokens.max())}")
+    if tokens.numel():
+        least, most = torch.stack(tokens.aminmax()).tolist()  # at once: a GPU is waited for
+        if not 0 <= least <= most < vocab_size:
+            raise TokenError(f"token ids must be in [0, {vocab_size}), got {least}…{most}")
     state.require_like(like)
     state.require_finite()

@@ -62,6 +62,11 @@ class RMT(SegmentReader):
         elif config.form == "zero":
             self.projection = nn.Parameter(torch.zeros(backbone.width, backbone.width).to(self.memory))
 
+    @property
+    def recordable(self) -> bool:
+        """See `SegmentReader`."""
+        return self.backbone.optimized
+
     def initial_state(self, rows: int = 1) -> MemoryState:
         """M_0 in every row."""
         return MemoryState({"memory": self.memory.expand(rows, -1, -1)})

@@ -129,6 +129,11 @@ class ScratchReader(SegmentReader):
         for weight in (p for p in self.parameters() if p.dim() == 2):
             nn.init.normal_(weight, std=config.initial_std)
 
+    @property
+    def recordable(self) -> bool:
+        """See `SegmentReader`."""
+        return True
+
     @abstractmethod
     def _held(self, past: Mapping[str, Tensor]) -> Tensor:
         """Which of the P past positions (B, P) are filled."""

@@ -3,24 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from everlong_models.state import MemoryState
+
+T = TypeVar("T")
+
 
 class Tape(TorchDispatchMode):
-    """Records the operations within it."""
+    """Records the operations within it, which have done nothing in the end: what they write is put back."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+        self._written: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        self.operations.append((operation, args, kwargs or {}, result))
+        kwargs = kwargs or {}
+        for at, argument in enumerate(operation._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                tensor = args[at] if at < len(args) else kwargs[argument.name]
+                self._written.append((tensor, tensor.clone()))
+        result = operation(*args, **kwargs)
+        self.operations.append((operation, args, kwargs, result))
         return result
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for tensor, before in reversed(self._written):
+            tensor.copy_(before)
 
     def replay(self) -> None:
         """A view is where it was, and what is changed in place is its own result."""
@@ -31,19 +46,10 @@ class Tape(TorchDispatchMode):
                     old.copy_(new)
 
 
-def record(
-    places: Callable[[], dict[str, Tensor]],
-) -> Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]:
-    """As `CUDAGraphs`. `places`: what the recorded changes, which is put back, since recording alone does nothing."""
-
-    def on(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        tensors = places()
-        before = {name: tensor.clone() for name, tensor in tensors.items()}
-        with Tape() as tape:
-            result = run()
-        for name, tensor in tensors.items():
-            tensor.copy_(before[name])
-        result.fill_(float("nan"))  # until it is replayed
-        return tape.replay, result
-
-    return on
+def record(run: Callable[[], T]) -> tuple[Callable[[], None], T]:
+    """As `CUDAGraphs`, of what gives a tensor or a state."""
+    with Tape() as tape:
+        result = run()
+    for tensor in result.tensors.values() if isinstance(result, MemoryState) else [result]:
+        tensor.fill_(float("nan") if tensor.is_floating_point() else -1)  # until it is replayed
+    return tape.replay, result

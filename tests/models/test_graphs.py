@@ -1,4 +1,4 @@
-"""A recorded step is the step, whoever comes and goes; and what cannot be recorded is done without.
+"""A recorded step is the step, whoever comes and goes, a recorded segment is read; and what cannot be recorded is done without.
 
 No GPU is here: a tape that plays operations again at the same addresses stands for a CUDA graph. That a step asks the device
 nothing, without which it could not be one, is among the laws of the memories.
@@ -13,13 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everlong_models.armt import ARMT, ARMTConfig
 from everlong_models.cache import Cache, Slots
-from everlong_models.graphs import StepGraphs
+from everlong_models.errors import StateNotFinite, TokenError
+from everlong_models.graphs import FEW, ReadGraphs, StepGraphs
 from everlong_models.infinite import InfiniteConfig, InfiniteFormer
+from everlong_models.pause import pausing
 from everlong_models.rmt import RMT, RMTConfig
+from everlong_models.state import MemoryState
 from everlong_models.transformer_xl import TransformerXL, TransformerXLConfig
 from everlong_models.window import Window, WindowConfig
-from tests.models.laws import tokens
+from tests.models.laws import assert_same_state, tokens
 from tests.models.tape import record
 from tests.models.tiny import llama
 
@@ -45,10 +49,6 @@ def memory(request):
     return MEMORIES[request.param]().eval()
 
 
-def graphs(memory, slots: Slots) -> StepGraphs:
-    return StepGraphs(memory.step, record(lambda: {"lengths": slots.places.lengths, **slots.places.tensors}))
-
-
 def written(cache: Cache, name: str) -> list[torch.Tensor]:
     """What each row has: where its context's length is told, keys and values behind the segment are anything."""
     if name != "kv" or "before" not in cache.tensors:
@@ -63,7 +63,7 @@ def test_a_recorded_step_is_the_step(memory, moves: list[int]) -> None:
     """Above 0: a row with so many tokens comes; below: that one leaves, from the end; 0, and whenever one is full: a step."""
     with torch.no_grad():
         recorded, plain = Slots(kept=True), Slots()
-        step, texts = graphs(memory, recorded), iter(range(10**6))
+        step, texts = StepGraphs(memory.step, record), iter(range(10**6))
         for move in [*moves, 0, 0]:
             if move > 0:
                 past = memory.read(tokens(memory, 1, S, next(texts)), memory.initial_state())
@@ -93,10 +93,9 @@ def add(memory, slots: Slots, length: int = 2) -> None:
 
 def test_it_is_recorded_once_for_each_size_and_again_where_rows_have_moved(memory) -> None:
     slots, sizes = Slots(kept=True), []
-    inner = record(lambda: {"lengths": slots.places.lengths, **slots.places.tensors})
 
     def counted(run):
-        replay, logits = inner(run)
+        replay, logits = record(run)
         sizes.append(len(logits))
         return replay, logits
 
@@ -138,7 +137,7 @@ def test_what_cannot_be_recorded_is_done_without_and_said_once(memory, caplog: p
 def test_what_was_a_row_does_not_write_behind_its_segment(memory) -> None:
     """A place that was left with a full segment is stepped again, beside others, many times."""
     slots = Slots(kept=True)
-    step = graphs(memory, slots)
+    step = StepGraphs(memory.step, record)
     with torch.no_grad():
         for length in (2, 2, 2, S):
             add(memory, slots, length)
@@ -147,3 +146,98 @@ def test_what_was_a_row_does_not_write_behind_its_segment(memory) -> None:
             step(slots, torch.zeros(3, dtype=torch.int64))
         places: Cache = slots.places
         assert places.lengths.tolist() == [S, S, S, 1]
+
+
+READERS = {
+    "rmt": lambda: optimized(RMT(RMTConfig(segment_length=S, memory_tokens=3), llama())),
+    "armt": lambda: ARMT(ARMTConfig(segment_length=S, memory_tokens=3), llama()),
+    "transformer_xl": MEMORIES["transformer_xl"],
+}
+
+
+def optimized(memory: RMT) -> RMT:
+    assert memory.backbone.optimize() is None
+    return memory
+
+
+class TestReadGraphs:
+    @pytest.fixture(params=READERS)
+    def reader(self, request):
+        torch.manual_seed(0)
+        memory = READERS[request.param]().eval()
+        assert memory.recordable
+        return memory
+
+    def test_a_recorded_segment_is_read_as_it_would_be(self, reader) -> None:
+        made = []
+
+        def counted(run):
+            replay, after = record(run)
+            made.append(after.rows)
+            return replay, after
+
+        read = ReadGraphs(reader, counted)
+        with torch.no_grad():
+            for rows in (1, 3, 1):
+                state = expected = reader.initial_state(rows)
+                states = []
+                for segment in range(3):
+                    text = tokens(reader, rows, S, 10 * rows + segment)
+                    state, expected = read(text, state), reader.read(text, expected)
+                    states.append((state, state.digest()))
+                    assert_same_state(state, expected)
+                # What came before is a value, which no later reading changes.
+                assert [digest for _, digest in states] == [kept.digest() for kept, _ in states]
+        assert made == [1, 3]
+
+    def test_what_is_not_a_segment_of_a_few_rows_is_read_without(self, reader) -> None:
+        def refuses(run):
+            raise AssertionError("recorded")
+
+        read = ReadGraphs(reader, refuses)
+        with torch.no_grad():
+            for rows, length in ((FEW + 1, S), (1, 2 * S), (1, 0)):
+                text, state = tokens(reader, rows, length), reader.initial_state(rows)
+                assert_same_state(read(text, state), reader.read(text, state), exactly=True)
+
+    def test_bad_input_is_told_as_without(self, reader) -> None:
+        read, state = ReadGraphs(reader, record), reader.initial_state()
+        with torch.no_grad():
+            for _ in range(2):  # before anything is recorded, and after
+                with pytest.raises(TokenError, match=r"must be in \[0, 97\), got 97…97"):
+                    read(torch.full((1, S), 97), state)
+                name, tensor = next(
+                    (name, tensor) for name, tensor in state.tensors.items() if tensor.is_floating_point()
+                )
+                with pytest.raises(StateNotFinite, match=name):
+                    read(
+                        tokens(reader, 1, S),
+                        MemoryState({**state.tensors, name: torch.full_like(tensor, float("nan"))}),
+                    )
+                read(tokens(reader, 1, S), state)
+
+    def test_what_cannot_be_recorded_is_read_without_and_said_once(self, reader, caplog) -> None:
+        def refuses(run):
+            raise torch.OutOfMemoryError("no room for a graph")
+
+        read, text, state = ReadGraphs(reader, refuses), tokens(reader, 2, S), reader.initial_state(2)
+        with torch.no_grad(), caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                assert_same_state(read(text, state), reader.read(text, state), exactly=True)
+        assert [record.getMessage() for record in caplog.records] == [
+            "a segment of 2 rows is not recorded as a CUDA graph: no room for a graph"
+        ]
+
+    def test_nothing_else_is_recorded_with_it(self, reader) -> None:
+        """An answer that is due would be stepped between the layers."""
+        read, due = ReadGraphs(reader, record), []
+        with torch.no_grad(), pausing(lambda: due.append(1)):
+            read(tokens(reader, 1, S), reader.initial_state())
+        assert not due
+
+
+def test_what_waits_for_the_device_is_not_recordable() -> None:
+    assert not RMT(RMTConfig(segment_length=S, memory_tokens=3), llama()).recordable, (
+        "transformers' forward looks at positions"
+    )
+    assert not MEMORIES["sticky"]().recordable, "how many segments a row has read decides what is computed"

@@ -23,7 +23,7 @@ def answers(memory: RMT) -> list[Answer]:
 
 def test_recorded_steps_give_every_answer_its_own_scores() -> None:
     memory, device = RMT(RMTConfig(segment_length=24, memory_tokens=3), llama()).eval(), torch.device("cpu")
-    recorded = Batch(memory, device, StepGraphs(memory.step, record(lambda: places(recorded))))
+    recorded = Batch(memory, device, StepGraphs(memory.step, record))
     batches = [(Batch(memory, device), answers(memory)), (recorded, answers(memory))]
     with torch.no_grad():
         for batch, items in batches:
@@ -40,8 +40,3 @@ def test_recorded_steps_give_every_answer_its_own_scores() -> None:
         assert one.open == other.open
     for one, other in zip(plain[1:], replayed[1:], strict=True):
         torch.testing.assert_close(one.logits, other.logits, rtol=1e-9, atol=1e-9)
-
-
-def places(batch: Batch) -> dict[str, torch.Tensor]:
-    cache = batch._slots.places
-    return {"lengths": cache.lengths, **cache.tensors}

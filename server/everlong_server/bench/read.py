@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from everlong_models import CUDAGraphs, MemoryState, ReadGraphs
 from everlong_models.backbone import Backbone
 from everlong_models.linear import Linear
 from everlong_models.loading import DEFAULT_BACKBONE, load_backbone
@@ -69,6 +70,9 @@ def run(
             Target(f"{what}: share of torch.mm's peak", found["ratio_mm"], least, at_most=False),
             Target(f"{what}: share of the higher peak", found["ratio"], least, at_most=False),
         ]
+        if device != "cpu" and number == 1:
+            seconds = 1_000_000 / found["tokens_per_second"]
+            targets.append(Target(f"{what}: seconds for 1,000,000 tokens", seconds, 10, at_most=True))
     columns = (
         "memory",
         "model",
@@ -106,11 +110,13 @@ def _measure_counted(name: str, memory: SegmentReader, model: str, segments: int
         state = memory.read(tokens, state)
     flops, seconds, peak = counter.get_total_flops(), [], {"mm": 0.0, "packed": 0.0}
     size = _PEAK_SIZES[device.type][0]
+    read = _reading(memory, device)
+    state = read(tokens, state)
     a, b = torch.randn(2, size, size, device=device, dtype=_dtype(memory))
     ways: dict[str, Callable[[], object]] = {"mm": partial(torch.mm, a, b), "packed": partial(Linear(b), a)}
     for _ in range(segments):
         start = _now(device)
-        state = memory.read(tokens, state)
+        state = read(tokens, state)
         seconds.append(_now(device) - start)
         for way, run in ways.items():
             start = _now(device)
@@ -147,12 +153,13 @@ def measure_reading(backbone: Backbone, *, segments: int = 8, rows: int = 1) -> 
         for size in _PEAK_SIZES[backbone.device.type]
         for name, run in _matmuls(backbone, size).items()
     ]
-    state = model.read(tokens, model.initial_state(rows))  # warm up
+    read = _reading(model, backbone.device)
+    state = read(tokens, model.initial_state(rows))  # warm up
     reading: list[float] = []
     peak = {"mm": 0.0, "packed": 0.0}
     for _ in range(segments):
         start = _now(backbone.device)
-        state = model.read(tokens, state)
+        state = read(tokens, state)
         reading.append(_now(backbone.device) - start)
         for name, size, run in matmuls:
             start = _now(backbone.device)
@@ -173,6 +180,11 @@ def measure_reading(backbone: Backbone, *, segments: int = 8, rows: int = 1) -> 
         "ratio": needed / seconds / max(peak.values()),
         "ratio_mm": needed / seconds / peak["mm"],
     }
+
+
+def _reading(memory: SegmentReader, device: torch.device) -> Callable[[torch.Tensor, MemoryState], MemoryState]:
+    """As the server has it: on a GPU, CUDA graphs."""
+    return ReadGraphs(memory, CUDAGraphs(device)) if device.type == "cuda" else memory.read
 
 
 def needed_flops(backbone: Backbone, positions: int, keep: int) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everlong_models import CUDAGraphs, MemoryState, Model, Sampler, StepGraphs
+from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, Sampler, StepGraphs
 from everlong_models.pause import pausing
 from everlong_models.sampling import choose
 from everlong_server.engine.batch import Batch
@@ -47,19 +47,21 @@ class Runner:
         post: Post | None = None,
     ) -> None:
         """`max_streams`: answers generated at once. None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
-        read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64. `graphs`: on a GPU, steps are CUDA
-        graphs. `post`: what sinks go through, if anything; it is held while a step is made ready."""
+        read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64. `graphs`: on a GPU, steps and the
+        reading of segments are CUDA graphs. `post`: what sinks go through, if anything; it is held while a step is made ready."""
         self._model = model
         self._on_step, self._post = on_step, post or Post()
         self._memory = model.memory
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
         rows = reading_rows or (1 if self.on_cpu else 64)
-        self._segments = Segments(model.memory, self._device, rows)
+        recorded = graphs and self._device.type == "cuda"
+        self._segments = Segments(
+            model.memory, self._device, rows, ReadGraphs(model.memory, CUDAGraphs(self._device)) if recorded else None
+        )
         self.max_streams = max_streams or (8 if self.on_cpu else 64)
         self._scheduler = Scheduler(self.max_streams, reading_share, max_stall, rows)
         self._inbox: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._work: dict[int, Item] = {}
-        recorded = graphs and self._device.type == "cuda"
         self._batch = Batch(
             model.memory, self._device, StepGraphs(model.memory.step, CUDAGraphs(self._device)) if recorded else None
         )
@@ -311,7 +313,7 @@ class Runner:
         beside it then. So a state follows from its tokens, and is the same whatever else the server did. One pass over a
         segment is a small part of what its generation took.
         """
-        item.remember(self._memory.read(self._tensor(item.open), item.state), len(item.open))
+        item.remember(self._segments.after(torch.tensor([item.open]), item.state), len(item.open))
 
     def _begin_segment(self, item: Answer, token: int) -> None:
         """The answer's segment goes into its memory; `token`, drawn already, begins the next one."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from everlong_models import MemoryState
+from everlong_models import MemoryState, ReadGraphs
 from everlong_models.memory import SegmentReader
 from everlong_server.engine.items import Answer, Read
 
@@ -18,11 +18,15 @@ Reading = Read | Answer
 
 
 class Segments:
-    """Of one memory on one device. `rows`: how many are read in one pass at most; fewer once that had no room."""
+    """Of one memory on one device. `rows`: how many are read in one pass at most; fewer once that had no room. `graphs`: of the
+    memory's reading, where it is to be recorded."""
 
-    def __init__(self, memory: SegmentReader, device: torch.device, rows: int) -> None:
+    def __init__(
+        self, memory: SegmentReader, device: torch.device, rows: int, graphs: ReadGraphs | None = None
+    ) -> None:
         self._memory = memory
         self._device = device
+        self._graphs = graphs
         self.rows = rows
 
     def read(self, items: Sequence[Reading]) -> Iterator[tuple[Reading, MemoryState | Exception]]:
@@ -50,7 +54,7 @@ class Segments:
             return
         for item in items:
             try:
-                state = self._memory.read(self._next(item)[None].to(self._device), item.state.to(self._device))
+                state = self.after(self._next(item)[None], item.state)
             except torch.AcceleratorError:
                 raise
             except Exception as error:
@@ -59,9 +63,13 @@ class Segments:
                 yield item, state
 
     def _together(self, items: Sequence[Reading]) -> list[MemoryState]:
-        segments = torch.stack([self._next(item) for item in items]).to(self._device)
         states = MemoryState.stack([item.state.to(self._device) for item in items])
-        return self._memory.read(segments, states).split()
+        return self.after(torch.stack([self._next(item) for item in items]), states).split()
+
+    def after(self, segments: Tensor, state: MemoryState) -> MemoryState:
+        """The state behind the rows' `segments` (B, S), on the device."""
+        read = self._graphs or self._memory.read
+        return read(segments.to(self._device), state.to(self._device))
 
     def _next(self, item: Reading) -> Tensor:
         """The next S tokens: of a document, or of what lies before an answer, where there is more than one segment."""

@@ -1,0 +1,164 @@
+"""`gpu()`: within it there is a device "cuda:0", whose tensors are a CPU's but do not mix with these, as on a GPU.
+
+No GPU is here. What is written for one can be wrong in two ways that a CPU does not show: tensors of two devices meet in an
+operation, or a CUDA graph is recorded of what waits for the device. Both raise here what they raise there; all else computes
+what it computes on a CPU. What this does not show: what CUDA's own kernels refuse, how they round, and how long they take.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from tests.models.tape import T, record
+
+DEVICE = torch.device("cuda", 0)
+
+aten = torch.ops.aten
+_BRING = {aten._to_copy, aten.copy_}
+"""What may take a tensor from one device to the other."""
+_PLACE = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+"""What may be told places by tensors of a CPU."""
+_WAIT = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2, aten.equal, aten.bincount}
+"""What has a result, or the shape of one, when the device is done."""
+
+
+class OnGPU(Tensor):
+    """`held`: the tensor on a CPU that stands for this one."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> OnGPU:
+        with torch.inference_mode(held.is_inference()):  # a view of what is no inference tensor is none either
+            made = Tensor._make_wrapper_subclass(
+                cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=DEVICE
+            )  # fmt: skip
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
+        return _do(operation, args, kwargs or {})
+
+    def tolist(self) -> Any:
+        _wait("tolist")
+        return self.held.tolist()
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+    def __repr__(self, **_: Any) -> str:
+        return f"OnGPU({self.held})"
+
+
+class GPU(TorchDispatchMode):
+    """For one thread. `waits`: how often threads have waited for the device, or it for them. While one is `recording` it may not."""
+
+    waits = 0
+    recording = False
+
+    def __enter__(self) -> Any:
+        self._lifts = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)  # so that `torch.tensor` takes its numbers there by `_to_copy`
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch._C._set_only_lift_cpu_tensors(self._lifts)
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        return _do(operation, args, kwargs or {})
+
+
+class Graphs:
+    """In the place of `CUDAGraphs`. `made`: by all of them."""
+
+    made = 0
+
+    def __init__(self, device: torch.device) -> None:
+        assert device == DEVICE
+
+    def __call__(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        GPU.recording = True
+        try:
+            replay, result = record(run)
+        finally:
+            GPU.recording = False
+        Graphs.made += 1
+        return replay, result
+
+
+@contextmanager
+def gpu() -> Iterator[None]:
+    """For this thread; others have to enter `GPU`."""
+    # What PyTorch asks before it dispatches: a CPU's build has no guard for this device, but one of "meta" that does nothing.
+    guards = (ctypes.c_void_p * 16).in_dll(ctypes.CDLL(torch._C.__file__), "_ZN3c104impl26device_guard_impl_registryE")
+    swaps = torch.__future__.get_swap_module_params_on_conversion()
+    with ExitStack() as stack:
+        for name, value in {"_lazy_init": None, "synchronize": None, "mem_get_info": (1 << 36, 1 << 36)}.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_, value=value: value))
+        stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
+        torch.__future__.set_swap_module_params_on_conversion(True)  # a parameter that two modules share stays one
+        stack.callback(guards.__setitem__, _CUDA, guards[_CUDA])
+        guards[_CUDA] = guards[_META]
+        Graphs.made = GPU.waits = 0
+        stack.enter_context(GPU())
+        yield
+
+
+_CUDA, _META = 1, 14
+"""Of `c10::DeviceType`."""
+
+
+def _wait(what: object) -> None:
+    if GPU.recording:
+        raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({what})")
+    GPU.waits += 1
+
+
+def _do(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if torch.is_inference_mode_enabled():  # there what consists of other operations comes whole
+        with GPU():
+            result = operation.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    of = operation.overloadpacket
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    there = [tensor for tensor in tensors if isinstance(tensor, OnGPU)]
+    device = kwargs.get("device")
+    device = torch.device(device) if device is not None else DEVICE if there else torch.device("cpu")
+    if of in _BRING:
+        if bool(there) != (device == DEVICE) or 0 < len(there) < len(tensors):
+            _wait(operation)
+    elif there:
+        here = [tensor for tensor in tensors if not isinstance(tensor, OnGPU)]
+        places = [place for place in args[1] if place is not None] if of in _PLACE else []
+        strange = [tensor for tensor in here if tensor.dim() and not any(tensor is place for place in places)]
+        if strange or (of in _PLACE and not isinstance(args[0], OnGPU)):
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+                f"{here[0].device}! ({operation})"
+            )
+        if of in _WAIT or any(place.dtype == torch.bool or not isinstance(place, OnGPU) for place in places):
+            _wait(operation)
+    if "device" in kwargs and device == DEVICE:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    known = {id(tensor.held): tensor for tensor in there}
+    args, kwargs = tree_map_only(OnGPU, lambda tensor: tensor.held, (args, kwargs))
+    result = operation(*args, **kwargs)
+    if device != DEVICE or of is aten._local_scalar_dense:
+        return result
+    return tree_map_only(Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else OnGPU(tensor), result)

@@ -1,0 +1,223 @@
+"""What every memory does, on a device that is not the CPU: no tensor is left behind on the other, and the device is waited for no
+oftener than has to be. No GPU is here: see `pretended`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from everlong_models.cache import Cache, Slots
+from everlong_models.graphs import ReadGraphs, StepGraphs
+from everlong_models.model import MEMORIES, memory_config
+from everlong_models.state import MemoryState
+from tests.models.laws import tokens
+from tests.models.pretended import DEVICE, GPU, Graphs, OnGPU, gpu
+from tests.models.tiny import VOCAB, llama
+
+S = 12
+AROUND = {"segment_length": S}
+SCRATCH = AROUND | {"vocab_size": VOCAB, "width": 32, "layers": 2, "heads": 2}
+OPTIONS = {
+    "rmt": AROUND | {"memory_tokens": 3},
+    "window": AROUND | {"sinks": 2, "window": 17},
+    "armt": AROUND | {"memory_tokens": 3},
+    "infinite": AROUND | {"basis": 10, "samples": 9, "widths": (0.05, 0.1)},
+    "infinite_scratch": SCRATCH,
+    "transformer_xl": SCRATCH | {"memory_length": 8},
+    "compressive": SCRATCH | {"memory_length": 12},
+    "lamemo": SCRATCH | {"memory_length": 8},
+}
+
+
+def built(name: str, device: torch.device | str, *, lean: bool = False):
+    kind, config = MEMORIES[name], memory_config(name, dict(OPTIONS[name]))
+    torch.manual_seed(0)
+    if not kind.around:
+        return kind.build(config).double().to(device).eval()
+    backbone = llama()
+    backbone.model.to(device)
+    if lean:
+        assert backbone.optimize() is None
+    return kind.build(config, backbone).eval()
+
+
+def script(memory, text: Tensor) -> dict[str, Tensor]:
+    """All that a server does with two rows of 2 S + S tokens, by name."""
+    device, done = text.device, {}
+
+    def keep(name: str, state: MemoryState) -> None:
+        done.update({f"{name}, {key}": tensor for key, tensor in state.tensors.items()})
+
+    read, rest = text[:, : 2 * S], text[:, 2 * S :]
+    with torch.inference_mode():
+        state = memory.read(read, memory.initial_state(2))
+        keep("read", state)
+        slots = Slots()
+        for row in state.split():
+            cache, logits = memory.open(row, rest[:1, :5])
+            slots.add(cache)
+        done["opened"] = logits
+        for at in range(5, S):
+            done[f"step {at}"] = memory.step(slots.rows, rest[:, at])
+        keep("closed", memory.close(slots.rows))
+        for row, one in enumerate(state.split()):
+            after = memory.go_on(slots.rows.slots(row, row + 1), rest[row : row + 1], one)
+            if after is not None:
+                keep(f"went on {row}", after)
+        one = state.split()[0]
+        done["near"] = memory.open_near(one, rest[:1, :3], 5)[1]
+        done["near, without sinks"] = memory.open_near(one, rest[:1, :3], 5, sinks=False)[1]
+        done["forward"] = memory.forward(rest, state)
+        done["segment"], after = memory.segment(rest, state)
+        keep("segment", after)
+        some = torch.tensor([0, 1], device=device), torch.tensor([3, 4], device=device)
+        done["at"] = memory.logits_at(text[:, :S], *some)
+        assert all(tensor.device == device for tensor in done.values())
+        done["kept"] = torch.tensor(memory.kept(one))
+        view = memory.view(one, rest[:1, :3], 2 * S)
+        done["view"] = torch.tensor([[part.used, part.age, part.change or 0.0] for part in view.parts])
+    return done
+
+
+WAYS = [(name, lean) for name in OPTIONS for lean in ((False, True) if name in ("rmt", "window") else (False,))]
+
+
+@pytest.mark.parametrize(("name", "lean"), WAYS)
+def test_it_computes_there_what_it_computes_on_a_cpu(name: str, lean: bool) -> None:
+    memory = built(name, "cpu", lean=lean)
+    text = tokens(memory, 2, 3 * S)
+    expected = script(memory, text)
+    with gpu():
+        there = script(built(name, DEVICE, lean=lean), text.to(DEVICE))
+        assert there.keys() == expected.keys()
+        for key, tensor in there.items():
+            torch.testing.assert_close(
+                tensor.cpu(), expected[key], rtol=1e-9, atol=1e-9, msg=lambda text, key=key: f"{key}: {text}"
+            )
+
+
+def test_all_memories_are_tried() -> None:
+    assert OPTIONS.keys() == MEMORIES.keys()
+
+
+@pytest.mark.parametrize(("name", "lean"), WAYS)
+def test_what_is_recorded_does_not_wait(name: str, lean: bool) -> None:
+    """A step of every memory; a segment of those that say so."""
+    with gpu(), torch.inference_mode():
+        memory = built(name, DEVICE, lean=lean)
+        text = tokens(memory, 2, 2 * S).to(DEVICE)
+        cache, _ = memory.open(memory.initial_state(2), text[:, :3])
+        state = memory.initial_state(2)
+        GPU.recording = True
+        try:
+            memory.step(cache, text[:, 3])
+            if memory.recordable:
+                memory.read_checked(text[:, :S], state)
+        finally:
+            GPU.recording = False
+        assert memory.recordable == (name not in ("window", "infinite", "infinite_scratch") and (lean or name != "rmt"))
+
+
+@pytest.mark.parametrize("name", ["rmt", "armt", "lamemo"])
+def test_segments_are_recorded(name: str) -> None:
+    lean = name == "rmt"
+    memory = built(name, "cpu", lean=lean)
+    text = tokens(memory, 2, 4 * S)
+    with torch.inference_mode():
+        expected = memory.read(text, memory.initial_state(2))
+        with gpu():
+            memory = built(name, DEVICE, lean=lean)
+            read, state = ReadGraphs(memory, Graphs(DEVICE)), memory.initial_state(2)
+            for segment in text.split(S, dim=1):
+                state = read(segment.to(DEVICE), state)
+            assert Graphs.made == 1
+            for key, tensor in state.tensors.items():
+                torch.testing.assert_close(tensor.cpu(), expected[key], rtol=1e-9, atol=1e-9)
+
+
+def test_steps_are_recorded() -> None:
+    memory = built("rmt", "cpu", lean=True)
+    text, logits = tokens(memory, 3, S), {}
+    for device in ("cpu", DEVICE):
+        with gpu(), torch.inference_mode():
+            memory, slots = built("rmt", device, lean=True), Slots(kept=True)
+            step = StepGraphs(memory.step, Graphs(DEVICE)) if device == DEVICE else None
+            for row in text:
+                slots.add(memory.open(memory.initial_state(), row[None, :2].to(device))[0])
+            for at in range(2, S):
+                chosen = text[:, at].to(device)
+                logits[str(device), at] = (step(slots, chosen) if step else memory.step(slots.rows, chosen)).clone()
+            assert Graphs.made == (device == DEVICE)
+            for at in range(2, S):
+                torch.testing.assert_close(logits["cpu", at], logits[str(device), at].cpu(), rtol=1e-9, atol=1e-9)
+
+
+class TestPretended:
+    """The stand-in itself refuses what a GPU refuses."""
+
+    @pytest.mark.parametrize(
+        "mixes",
+        [
+            lambda there, here: there + here,
+            lambda there, here: torch.cat([there, here]),
+            lambda there, here: here[there.long()],
+            lambda there, here: there.index_put_((torch.tensor([0]),), here[:1]),
+            lambda there, here: torch.nn.functional.linear(there, here[None]),
+            lambda there, here: there.numpy(),
+        ],
+    )
+    def test_devices_do_not_mix(self, mixes) -> None:
+        with gpu(), pytest.raises((RuntimeError, TypeError), match=r"same device|convert"):
+            mixes(torch.zeros(3, device=DEVICE), torch.zeros(3))
+
+    @pytest.mark.parametrize(
+        "waits",
+        [
+            lambda there: there.sum().item(),
+            lambda there: bool((there > 0).any()),
+            lambda there: there.tolist(),
+            lambda there: there.cpu(),
+            lambda there: there[there > 0],
+            lambda there: there.nonzero(),
+            lambda there: there + torch.tensor([1.0, 2.0, 3.0], device=DEVICE),
+            lambda there: there.copy_(torch.zeros(3)),
+            lambda there: there[torch.tensor([0, 2])],
+        ],
+    )
+    def test_what_waits_is_counted_and_cannot_be_recorded(self, waits) -> None:
+        with gpu():
+            there = torch.ones(3, device=DEVICE)
+            waits(there)
+            assert GPU.waits == 1
+            with pytest.raises(RuntimeError, match="capturing"):
+                Graphs(DEVICE)(lambda: waits(there))
+
+    def test_what_stays_there_is_neither(self) -> None:
+        with gpu():
+            there = torch.ones(3, device=DEVICE)
+            result = there[:2] * 2 + there[torch.zeros(2, dtype=torch.int64, device=DEVICE)] + 1.0
+            result += torch.arange(2, device=DEVICE).to(torch.float32)
+            assert isinstance(result, OnGPU)
+            assert (result.device, GPU.waits) == (DEVICE, 0)
+            assert result.tolist() == [4, 5]
+
+    def test_nothing_of_it_is_left(self) -> None:
+        with gpu():
+            torch.zeros(1, device=DEVICE)
+        with pytest.raises((AssertionError, RuntimeError)):
+            torch.zeros(1, device=DEVICE)
+
+
+def test_rows_come_and_go_without_waiting() -> None:
+    """Slots that come and go, where lengths are not asked for."""
+    with gpu(), torch.inference_mode():
+        memory, slots = built("rmt", DEVICE), Slots(kept=True)
+        text = tokens(memory, 1, S).to(DEVICE)
+        rows: list[Cache] = [memory.open(memory.initial_state(), text[:, :length])[0] for length in (1, 4, 7)]
+        before = GPU.waits
+        for row in rows:
+            slots.add(row)
+        slots.remove(0)
+        assert GPU.waits == before
+        assert slots.rows.lengths.tolist() == [7, 4]
