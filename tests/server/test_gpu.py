@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from everlong_models import Grammars, Model, SamplingParams, load_model
+from everlong_models import MEMORIES, Grammars, Model, SamplingParams, load_model
 from everlong_server.bench import flat, read
 from everlong_server.engine import runner as running
 from everlong_server.engine.items import Answer, Delta, Failed, Finished, Look, Read
@@ -116,10 +116,14 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
 def test_benchmarks_run_there(monkeypatch) -> None:
     for module in (flat, read):
         monkeypatch.setattr(module, "CUDAGraphs", Graphs)
+    monkeypatch.setattr(flat, "_QUICK", (500, 1_000, 1_500))
     monkeypatch.setattr(flat, "_ROUND", 2)
     monkeypatch.setattr(flat, "_FEWEST", 1)
     monkeypatch.setattr(flat, "_ROUNDS", 1)
     monkeypatch.setitem(read._PEAK_SIZES, "cuda", (64,))
+    monkeypatch.setattr(
+        read, "MEMORIES", {name: MEMORIES[name] for name in ("rmt", "armt")}
+    )  # others take long without a GPU
     with gpu():
         report = flat.run(quick=True, progress=str, streams=(1, 64), device=str(DEVICE))
         told = [target.name for target in report.targets]

@@ -17,6 +17,7 @@ from everlong_models.sampling import choose
 from everlong_server.bench.report import Report, Target
 from everlong_server.bench.tiny import SEGMENT, tiny_backbone, tiny_memory
 
+_LENGTHS, _QUICK = (1_000, 10_000, 100_000, 1_000_000), (1_000, 10_000, 30_000)
 _ROUND = 64
 _ROUNDS = 24
 _FEWEST = 5
@@ -30,7 +31,7 @@ def run(*, quick: bool, progress: Callable[[str], None], streams: Sequence[int] 
     rows: list[dict[str, Any]] = []
     targets: list[Target] = []
     for name in ("rmt", *(name for name in MEMORIES if name != "rmt" and not quick)):
-        lengths = (1_000, 10_000, 30_000) if quick else (1_000, 10_000, 100_000, 1_000_000)
+        lengths = _QUICK if quick else _LENGTHS
         memory = _built(name, device)
         figures, ratios = _measure(name, memory, lengths, streams, progress)
         rows += figures
