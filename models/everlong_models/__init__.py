@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from everlong_models.cache import Cache, Slots
     from everlong_models.errors import EverlongModelError, GrammarError
     from everlong_models.grammar import Grammar, Grammars
-    from everlong_models.graphs import CUDAGraphs, ReadGraphs, StepGraphs
+    from everlong_models.graphs import CUDAGraphs, ReadGraphs, Recorded, StepGraphs
     from everlong_models.memory import MemoryConfig, MemoryModel
     from everlong_models.model import MEMORIES, Model, load_model
     from everlong_models.sampling import Sampler, SamplingParams
@@ -35,6 +35,7 @@ __all__ = [
     "MemoryView",
     "Model",
     "ReadGraphs",
+    "Recorded",
     "Sampler",
     "SamplingParams",
     "Slots",
@@ -60,6 +61,7 @@ _MODULES = {
     "MemoryView": "view",
     "Model": "model",
     "ReadGraphs": "graphs",
+    "Recorded": "graphs",
     "Sampler": "sampling",
     "SamplingParams": "sampling",
     "Slots": "cache",

@@ -1,4 +1,5 @@
-"""`StepGraphs`, `ReadGraphs`: a memory's step, and its reading of a segment, as one CUDA graph, where they would be hundreds of kernels.
+"""`StepGraphs`, `ReadGraphs`, `Recorded`: a step, the reading of a segment, drawing a token as one CUDA graph each, where they would be
+hundreds of kernels.
 
 A GPU is done with a small model's kernels sooner than Python launches them. What a step launches depends on nothing but how
 many rows there are, and rows have fixed places (`Slots`); so it is recorded once for each size of a batch, with the
@@ -118,13 +119,49 @@ class StepGraphs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
-    """A recorded segment: `replay` reads `tokens` (B, S) and `state`, and leaves `after`."""
+class _Kept:
+    """A recorded call: `replay` reads the `inputs` and leaves the `results`."""
 
-    tokens: Tensor
-    state: MemoryState
-    after: MemoryState
+    inputs: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
     replay: Callable[[], None]
+
+
+class Recorded:
+    """Stands for `run`, a function of tensors whose first axis is rows, which changes none of them and does not wait for the device.
+    There is a graph for each number of rows."""
+
+    def __init__(self, run: Callable[..., tuple[Tensor, ...]], record: Record, what: str) -> None:
+        """`record`: of its own, or another's graphs would work where its results are, and its in theirs. `what`: its name in the log."""
+        self._run = run
+        self._record = record
+        self._what = what
+        self._kept: dict[tuple[object, ...], _Kept | None] = {}
+        """By the number of rows and the options; None: this cannot be recorded."""
+
+    def __call__(self, *inputs: Tensor, **options: int) -> tuple[Tensor, ...]:
+        """As `run`. What cannot be recorded is said in the log once, and done without."""
+        key = (len(inputs[0]), *options.items())
+        if key not in self._kept:
+            self._kept[key] = self._recorded(inputs, options)
+        kept = self._kept[key]
+        if kept is None:
+            return self._run(*inputs, **options)
+        for place, tensor in zip(kept.inputs, inputs, strict=True):
+            place.copy_(tensor)
+        kept.replay()
+        return tuple(result.clone() for result in kept.results)
+
+    def _recorded(self, inputs: tuple[Tensor, ...], options: dict[str, int]) -> _Kept | None:
+        places = tuple(tensor.clone() for tensor in inputs)
+        try:
+            with pausing(lambda: None):  # nothing else may be launched in the middle of it
+                self._run(*places, **options)  # as for `StepGraphs`
+                replay, results = self._record(lambda: self._run(*places, **options))
+        except RuntimeError as error:  # as above
+            log.warning("%s of %d rows is not recorded as a CUDA graph: %s", self._what, len(places[0]), error)
+            return None
+        return _Kept(places, results, replay)
 
 
 FEW = 16
@@ -133,41 +170,22 @@ million weights, told from its data sheet, not measured."""
 
 
 class ReadGraphs:
-    """Stands for `read` of a `memory`: what is not `recordable` is read as ever."""
+    """Stands for `read` of a `memory`: a segment of a few rows, if it is `recordable`; all else is read as ever."""
 
     def __init__(self, memory: SegmentReader, record: Record) -> None:
-        """`record`: of its own, or another's graphs would work where its results are, and its in theirs."""
+        """`record`: see `Recorded`."""
         self._memory = memory
-        self._record = record
-        self._passes: dict[int, _Pass | None] = {}
-        """By the number of rows; None: this many cannot be recorded."""
+        self._names = tuple(memory.initial_state(1))
+        self._read = Recorded(self._after, record, "a segment")
 
     def __call__(self, tokens: Tensor, state: MemoryState) -> MemoryState:
-        """As `SegmentReader.read`. What cannot be recorded is said in the log once, and read without."""
-        rows = len(tokens)
-        if not self._memory.recordable or rows > FEW or tokens.shape[1] != self._memory.segment_length:
+        """As `SegmentReader.read`."""
+        if not self._memory.recordable or len(tokens) > FEW or tokens.shape[1] != self._memory.segment_length:
             return self._memory.read(tokens, state)
         self._memory.check(tokens, state)
-        if rows not in self._passes:
-            self._passes[rows] = self._recorded(tokens, state)
-        recorded = self._passes[rows]
-        if recorded is None:
-            return self._memory.read(tokens, state)
-        recorded.tokens.copy_(tokens)
-        for name, tensor in state.tensors.items():
-            recorded.state[name].copy_(tensor)
-        recorded.replay()
-        return MemoryState({name: tensor.clone() for name, tensor in recorded.after.tensors.items()})
+        after = self._read(tokens, *(state[name] for name in self._names))
+        return MemoryState(dict(zip(self._names, after, strict=True)))
 
-    def _recorded(self, tokens: Tensor, state: MemoryState) -> _Pass | None:
-        tokens = tokens.clone()
-        state = MemoryState({name: tensor.clone() for name, tensor in state.tensors.items()})
-        try:
-            # Nothing else may be launched in the middle of it; and see `StepGraphs` about first uses.
-            with pausing(lambda: None):
-                self._memory.read(tokens, state)
-                replay, after = self._record(lambda: self._memory.read_checked(tokens, state))
-        except RuntimeError as error:  # as above
-            log.warning("a segment of %d rows is not recorded as a CUDA graph: %s", len(tokens), error)
-            return None
-        return _Pass(tokens, state, after, replay)
+    def _after(self, tokens: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        after = self._memory.read_checked(tokens, MemoryState(dict(zip(self._names, state, strict=True))))
+        return tuple(after[name] for name in self._names)

@@ -5,7 +5,7 @@ Order of operations, as in vLLM and transformers: logit bias, penalties, grammar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -131,98 +131,115 @@ class Sampler:
             self.grammar.take(token)
 
 
-def choose(samplers: Sequence[Sampler], scores: Tensor) -> list[int]:
+Draw = Callable[..., tuple[Tensor, ...]]
+"""As `drawn`."""
+
+
+def choose(samplers: Sequence[Sampler], scores: Tensor, draw: Draw | None = None) -> list[int]:
     """A token id for each row of `scores` (B, V), which its sampler has adjusted.
 
-    A row's token depends on nothing but its scores and its sampler: not on the rows beside it.
+    A row's token depends on nothing but its scores and its sampler: not on the rows beside it. `draw`: what computes it elsewhere than on
+    a CPU, `drawn` or a recording of it.
     """
     if scores.device.type != "cpu":
-        return by_operations(samplers, scores)
+        return by_operations(samplers, scores, draw or drawn)
     how = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in (s.params for s in samplers)]
-    drawn, *_ = team.draw(scores, np.array(how), np.array([(s.seed, s.drawn) for s in samplers]))
-    return drawn[:, 0].tolist()
-
-
-def by_operations(samplers: Sequence[Sampler], scores: Tensor) -> list[int]:
-    """The same of scores that are numbers, by PyTorch's operations, on any device."""
-    random = [row for row, sampler in enumerate(samplers) if sampler.params.temperature > 0]
-    if len(random) == len(samplers):
-        return _draw(list(samplers), scores).tolist()
-    chosen = scores.argmax(-1)
-    if random:
-        rows = torch.tensor(random, device=scores.device)
-        chosen[rows] = _draw([samplers[row] for row in random], scores[rows])
-    return chosen.tolist()
-
-
-def _draw(samplers: list[Sampler], scores: Tensor) -> Tensor:
-    """Token ids (B,) by chance."""
-    seeds, drawn = (
-        torch.tensor(n, device=scores.device) for n in zip(*((s.seed, s.drawn) for s in samplers), strict=True)
-    )
-    tokens = torch.empty_like(seeds)
-    for rows, ids, probabilities in candidates([sampler.params for sampler in samplers], scores):
-        # The likeliest after each is divided by a number of its own from Exp(1) (an exponential race, the Gumbel-max trick).
-        # By a cumulative sum, the last bits of any logit, which depend on the rows beside it, would move the borders of
-        # all tokens, and one that top_p lets in or out by a hair would move all places.
-        exponential = -torch.log1p(-uniform(seeds[rows], drawn[rows], ids))
-        winner = (probabilities / exponential).argmax(-1, keepdim=True)
-        tokens[rows] = ids.gather(1, winner)[:, 0]
-    return tokens
+    found, *_ = team.draw(scores, np.array(how), np.array([(s.seed, s.drawn) for s in samplers]))
+    return found[:, 0].tolist()
 
 
 _LIKELIEST = (256, 4096)
-"""So many tokens are looked at first: they are mostly enough, and putting a whole vocabulary in order is, on a CPU, a good
-part of a small model's step."""
+"""So many tokens are looked at first: they are mostly enough, and putting a whole vocabulary in order takes longer than a small
+model's step."""
+EVERY = 0
+"""In their place: no token is left out, and none has to be put in order."""
 
 
-def candidates(params: Sequence[SamplingParams], scores: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """What temperature, top_k, top_p and min_p leave of `scores` (B, V).
+def by_operations(samplers: Sequence[Sampler], scores: Tensor, draw: Draw | None = None) -> list[int]:
+    """The same of scores that are numbers, by PyTorch's operations, on any device. It is waited for as seldom as can be: what tells
+    how to draw goes there at once, and what was drawn comes back at once."""
+    vocabulary, device, chosen = scores.shape[1], scores.device, [0] * len(samplers)
+    waiting: dict[int, list[int]] = {
+        size: [] for size in (EVERY, *(n for n in _LIKELIEST if n < vocabulary), vocabulary)
+    }
+    few = list(waiting)[1]
+    how = [
+        (p.temperature, min(p.top_k or vocabulary, vocabulary), p.top_p, p.min_p) for p in (s.params for s in samplers)
+    ]
+    greedy = [row for row, (temperature, *_) in enumerate(how) if temperature == 0]
+    if greedy:
+        best = scores.argmax(-1).tolist()
+        for row in greedy:
+            chosen[row] = best[row]
+    for row, (temperature, *rest) in enumerate(how):
+        if temperature > 0:
+            waiting[EVERY if rest == [vocabulary, 1.0, 0.0] else few].append(row)
+    while waiting:
+        size = next(iter(waiting))
+        rows = waiting.pop(size)
+        if not rows:
+            continue
+        numbers = torch.tensor([how[row] for row in rows], dtype=torch.float64, device=device)
+        counters = torch.tensor([(samplers[row].seed, samplers[row].drawn) for row in rows], device=device)
+        some = scores if len(rows) == len(scores) else scores[torch.tensor(rows, device=device)]
+        found = torch.stack((draw or drawn)(some, numbers, counters, size=size)).tolist()
+        for row, token, known in zip(rows, *found, strict=True):
+            if known:
+                chosen[row] = token
+            else:
+                waiting[next(iter(waiting))].append(row)
+    return chosen
 
-    For some rows (b,) at a time: token ids (b, K) and their probabilities (b, K), not normalised, 0 for those that are
-    left out. Each row comes once.
+
+def drawn(scores: Tensor, numbers: Tensor, counters: Tensor, *, size: int) -> tuple[Tensor, Tensor]:
+    """Token ids (B,) by chance, and (B,) of each 1, or 0 if more than the `size` likeliest have to be looked at.
+
+    `numbers` (B, 4) in float64: temperature, top_k, top_p, min_p; `counters` (B, 2): each row's seed, and how many it has drawn. Nothing
+    waits for the device.
     """
-    vocabulary, device = scores.shape[1], scores.device
+    ids, probabilities, known = remaining(scores, numbers, size)
+    # The likeliest after each is divided by a number of its own from Exp(1) (an exponential race, the Gumbel-max trick).
+    # By a cumulative sum, the last bits of any logit, which depend on the rows beside it, would move the borders of
+    # all tokens, and one that top_p lets in or out by a hair would move all places.
+    exponential = -torch.log1p(-uniform(counters[:, 0], counters[:, 1], ids))
+    winner = (probabilities / exponential).argmax(-1, keepdim=True)
+    return ids.gather(1, winner)[:, 0], known.long()
 
-    def column(name: str) -> Tensor:
-        return torch.tensor([float(getattr(p, name)) for p in params], dtype=torch.float64, device=device)[:, None]
 
+def remaining(scores: Tensor, numbers: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What temperature, top_k, top_p and min_p leave of `scores` (B, V); arguments as of `drawn`.
+
+    Token ids (B, K) and their probabilities (B, K), not normalised, 0 for those that are left out; and whether it is known (B,) that
+    nothing else is left.
+    """
+    vocabulary = scores.shape[1]
+    temperature, top_k, top_p, min_p = numbers.split(1, dim=1)
     # The largest score goes to 0 first, so that a tiny temperature cannot overflow; one that float32 does not know
     # would be 0.
-    temperature = column("temperature").float().clamp(min=torch.finfo(torch.float32).tiny)
-    probabilities = torch.softmax((scores - scores.amax(-1, keepdim=True)) / temperature, dim=-1)
-    top_k, top_p, min_p = column("top_k").long(), column("top_p"), column("min_p")
-    top_k = torch.where(top_k == 0, vocabulary, top_k).clamp(max=vocabulary)
-    left = torch.arange(len(params), device=device)
-    all_stay = ((top_k == vocabulary) & (top_p == 1) & (min_p == 0))[:, 0]
-    if bool(all_stay.any()):
-        rows = left[all_stay]
-        yield rows, torch.arange(vocabulary, device=device).expand(len(rows), -1), probabilities[rows].double()
-        left = left[~all_stay]
-    for size in (*(size for size in _LIKELIEST if size < vocabulary), vocabulary):
-        if not len(left):
-            return
-        p, k = probabilities if len(left) == len(params) else probabilities[left], top_k[left]
-        best, ids = p.topk(size)
-        ids, order = ids.sort()  # of equals the first, whatever order topk has given them
-        best, by_size = best.gather(1, order).double().sort(descending=True, stable=True)
-        ids = ids.gather(1, by_size)
-        # As likely as the k-th. (Where k is more than is looked at, the row is looked at again: see `seen`.)
-        stays = best >= best.gather(1, (k - 1).clamp(max=size - 1))
-        whole = torch.where(k[:, 0] < vocabulary, (best * stays).sum(-1), p.sum(-1, dtype=torch.float64))[:, None]
-        # A token stays if those before it do not reach top_p: the likeliest always does, also where top_p is as good as 0.
-        before = best.cumsum(-1) - best
-        stays &= (top_p[left] == 1) | (before < top_p[left] * whole)
-        stays &= best >= min_p[left] * best[:, :1]
-        stays[:, 0] = True
-        # Nothing that was not looked at could stay: the least of the looked at does not, nor does what is as likely. And
-        # what top_k leaves, of which top_p takes its share, was looked at as a whole.
-        last = best.gather(1, stays.sum(-1, keepdim=True) - 1)
-        seen = (k <= size) | (k == vocabulary)
-        known = (seen & ~stays[:, -1:] & (last > best[:, -1:]))[:, 0] | (size == vocabulary)
-        if bool(known.any()):
-            yield left[known], ids[known], (best * stays)[known]
-        left = left[~known]
+    temperature = temperature.float().clamp(min=torch.finfo(torch.float32).tiny)
+    p = torch.softmax((scores - scores.amax(-1, keepdim=True)) / temperature, dim=-1)
+    if size == EVERY:
+        ids = torch.arange(vocabulary, device=scores.device).expand(len(scores), -1)
+        return ids, p.double(), torch.ones_like(ids[:, 0], dtype=torch.bool)
+    k = top_k.long()
+    best, ids = p.topk(size)
+    ids, order = ids.sort()  # of equals the first, whatever order topk has given them
+    best, by_size = best.gather(1, order).double().sort(descending=True, stable=True)
+    ids = ids.gather(1, by_size)
+    # As likely as the k-th. (Where k is more than is looked at, the row is looked at again: see `seen`.)
+    stays = best >= best.gather(1, (k - 1).clamp(max=size - 1))
+    whole = torch.where(k[:, 0] < vocabulary, (best * stays).sum(-1), p.sum(-1, dtype=torch.float64))[:, None]
+    # A token stays if those before it do not reach top_p: the likeliest always does, also where top_p is as good as 0.
+    before = best.cumsum(-1) - best
+    stays &= (top_p == 1) | (before < top_p * whole)
+    stays &= best >= min_p * best[:, :1]
+    stays[:, 0] = True
+    # Nothing that was not looked at could stay: the least of the looked at does not, nor does what is as likely. And
+    # what top_k leaves, of which top_p takes its share, was looked at as a whole.
+    last = best.gather(1, stays.sum(-1, keepdim=True) - 1)
+    seen = (k <= size) | (k == vocabulary)
+    known = (seen & ~stays[:, -1:] & (last > best[:, -1:]))[:, 0]
+    return ids, best * stays, known | (size == vocabulary)
 
 
 def uniform(seeds: Tensor, drawn: Tensor, ids: Tensor) -> Tensor:

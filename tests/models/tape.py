@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from everlong_models.state import MemoryState
-
 T = TypeVar("T")
 
 
@@ -47,9 +45,9 @@ class Tape(TorchDispatchMode):
 
 
 def record(run: Callable[[], T]) -> tuple[Callable[[], None], T]:
-    """As `CUDAGraphs`, of what gives a tensor or a state."""
+    """As `CUDAGraphs`, of what gives tensors."""
     with Tape() as tape:
         result = run()
-    for tensor in result.tensors.values() if isinstance(result, MemoryState) else [result]:
+    for tensor in tree_leaves(result):
         tensor.fill_(float("nan") if tensor.is_floating_point() else -1)  # until it is replayed
     return tape.replay, result

@@ -173,7 +173,7 @@ class TestReadGraphs:
 
         def counted(run):
             replay, after = record(run)
-            made.append(after.rows)
+            made.append(len(after[0]))
             return replay, after
 
         read = ReadGraphs(reader, counted)

@@ -40,8 +40,11 @@ def left(way: str, scores: torch.Tensor, **params: object) -> torch.Tensor:
     p = SamplingParams(**(NEUTRAL | params))
     none = torch.zeros(len(scores), dtype=torch.float64)
     if way == "by operations":
-        ((rows, ids, probabilities),) = sampling.candidates([p], scores[None])
-        assert rows.tolist() == [0]
+        numbers = torch.tensor(
+            [[p.temperature, min(p.top_k or len(scores), len(scores)), p.top_p, p.min_p]], dtype=torch.float64
+        )
+        ids, probabilities, known = sampling.remaining(scores[None], numbers, len(scores))
+        assert known.tolist() == [True]
         return none.index_add(0, ids[0], probabilities[0])
     how = np.array([[p.temperature, p.top_k, p.top_p, p.min_p]])
     ((_, count),), against_likeliest, ids = team.draw(scores[None], how, np.array([[0, 0]]))

@@ -130,7 +130,7 @@ def test_benchmarks_run_there(monkeypatch) -> None:
         assert "rmt: tokens/s of 64 streams ÷ of one" in told
         assert {row["streams"] for row in report.rows} == {1, 64}
         made = Graphs.made
-        assert made == 3, "a segment, a step of one, a step of 64"
+        assert made == 5, "a segment, steps and draws of one and of 64"
         report = read.run(quick=True, progress=str, documents=(1, 2), device=str(DEVICE))
         assert "rmt around tiny: seconds for 1,000,000 tokens" in [target.name for target in report.targets]
         assert {row["documents"] for row in report.rows} == {1, 2}

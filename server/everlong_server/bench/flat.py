@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import torch
 
-from everlong_models import CUDAGraphs, MemoryState, ReadGraphs, Sampler, SamplingParams, Slots, StepGraphs
+from everlong_models import CUDAGraphs, MemoryState, ReadGraphs, Recorded, Sampler, SamplingParams, Slots, StepGraphs
 from everlong_models.memory import SegmentReader
 from everlong_models.model import MEMORIES
-from everlong_models.sampling import choose
+from everlong_models.sampling import choose, drawn
 from everlong_server.bench.report import Report, Target
 from everlong_server.bench.tiny import SEGMENT, tiny_backbone, tiny_memory
 
@@ -131,6 +131,7 @@ class _Generation:
     def __init__(self, memory: SegmentReader, device: torch.device) -> None:
         self._memory, self._device = memory, device
         self._graphs = StepGraphs(memory.step, CUDAGraphs(device)) if device.type == "cuda" else None
+        self._draw = Recorded(drawn, CUDAGraphs(device), "a draw") if device.type == "cuda" else None
         self._slots = Slots(kept=True)
 
     def __call__(self, state: MemoryState) -> float:
@@ -141,7 +142,7 @@ class _Generation:
         self._slots.add(cache)
         start = time.perf_counter()
         for _ in range(_ROUND):
-            drawn = choose(samplers, logits.float())
+            drawn = choose(samplers, logits.float(), self._draw)
             for sampler, token in zip(samplers, drawn, strict=True):
                 sampler.take(token)
             logits = self._step(torch.tensor(drawn))

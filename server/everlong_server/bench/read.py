@@ -46,9 +46,10 @@ def run(
     best: dict[int, dict[str, Any]] = {}
 
     def counted(name: str, memory: SegmentReader, model: str) -> None:
+        memory.to(device)
         for number in documents:
             progress(f"reading {number} documents with {name}, {model}")
-            rows.append(_measure_counted(name, memory.to(device), model, segments, number))
+            rows.append(_measure_counted(name, memory, model, segments, number))
 
     for name in (name for name, kind in MEMORIES.items() if not kind.around):
         counted(name, tiny_memory(name, None, SEGMENT), "from scratch")

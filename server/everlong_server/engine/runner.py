@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, Sampler, StepGraphs
+from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, Recorded, Sampler, StepGraphs
 from everlong_models.pause import pausing
-from everlong_models.sampling import choose
+from everlong_models.sampling import choose, drawn
 from everlong_server.engine.batch import Batch
 from everlong_server.engine.items import Answer, Delta, Failed, Finished, Item, Look, Read
 from everlong_server.engine.post import Post
@@ -47,8 +47,8 @@ class Runner:
         post: Post | None = None,
     ) -> None:
         """`max_streams`: answers generated at once. None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
-        read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64. `graphs`: on a GPU, steps and the
-        reading of segments are CUDA graphs. `post`: what sinks go through, if anything; it is held while a step is made ready."""
+        read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64. `graphs`: on a GPU, steps,
+        the reading of segments and drawing are CUDA graphs. `post`: what sinks go through, if anything; it is held while a step is made ready."""
         self._model = model
         self._on_step, self._post = on_step, post or Post()
         self._memory = model.memory
@@ -65,6 +65,7 @@ class Runner:
         self._batch = Batch(
             model.memory, self._device, StepGraphs(model.memory.step, CUDAGraphs(self._device)) if recorded else None
         )
+        self._draw = Recorded(drawn, CUDAGraphs(self._device), "a draw") if recorded else None
         self._full: deque[tuple[Answer, Callable[[Answer], None]]] = deque()
         """Answers whose segment is full, out of the batch, and what is done with them: they go on, or end."""
         self._last_id = 0
@@ -373,7 +374,7 @@ class Runner:
                 there.append(row)
         if len(there) < len(rows):
             rows, scores = [rows[row] for row in there], scores[there]
-        tokens = choose([sampler for _, sampler, _ in rows], scores) if rows else []
+        tokens = choose([sampler for _, sampler, _ in rows], scores, self._draw) if rows else []
         return [(item, token) for (item, *_), token in zip(rows, tokens, strict=True)]
 
     def _say(self, item: Answer, token: int) -> bool:
