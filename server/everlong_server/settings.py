@@ -146,7 +146,7 @@ class Settings(BaseSettings):
     )
     cuda_graphs: bool = Field(
         True,
-        description="on a GPU, generate by CUDA graphs; what cannot be recorded as one is in the log, and done without",
+        description="on a GPU, generate and read by CUDA graphs; what cannot be recorded as one is in the log, and done without",
     )
     tenant_requests_per_minute: int | None = Field(
         None, ge=1, description="requests that a tenant may make; unset: any"
