@@ -7,8 +7,7 @@ addresses that it works at, and launched as a whole from then on. A step of any 
 (a law of all of them, tests/models/laws.py).
 
 The sizes are powers of two. Places behind the rows are stepped as well, at length 0, which is valid whatever they hold; a row
-depends on no other, and nobody looks at these. Of segments, which keep a device busy, none is read for nothing: there is a graph for each
-number of a few rows, and more of them are launched one kernel after the other, which takes no longer than computing them.
+depends on no other, and nobody looks at these.
 """
 
 from __future__ import annotations
@@ -68,6 +67,7 @@ class CUDAGraphs:
         # Other threads may use the device meanwhile, as long as this one does what can be recorded.
         with (
             torch.cuda.device(self._device),
+            torch.cuda.stream(torch.cuda.current_stream(self._device)),  # which `graph` does not go back to if it fails
             torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
         ):
             result = run()
@@ -92,7 +92,7 @@ class StepGraphs:
         rows, places = len(slots), slots.places
         if places is not self._places:  # they were moved: what is recorded works where they were
             self._graphs, self._places = {}, places
-        size = min(1 << (rows - 1).bit_length(), places.rows)
+        size = min(_size(rows), places.rows)
         places.lengths[rows:size].zero_()
         if size not in self._graphs:
             self._graphs[size] = self._recorded(places.slots(0, size))
@@ -118,6 +118,11 @@ class StepGraphs:
         return _Graph(tokens, logits, replay)
 
 
+def _size(rows: int) -> int:
+    """Rows of the graph that so many take."""
+    return 1 << (rows - 1).bit_length()
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     """A recorded call: `replay` reads the `inputs` and leaves the `results`."""
@@ -128,8 +133,8 @@ class _Kept:
 
 
 class Recorded:
-    """Stands for `run`, a function of tensors whose first axis is rows, which changes none of them and does not wait for the device.
-    There is a graph for each number of rows."""
+    """Stands for `run`, a function of tensors whose first axis is rows, none of which depends on another. It changes no tensor, and does
+    not wait for the device."""
 
     def __init__(self, run: Callable[..., tuple[Tensor, ...]], record: Record, what: str) -> None:
         """`record`: of its own, or another's graphs would work where its results are, and its in theirs. `what`: its name in the log."""
@@ -141,32 +146,36 @@ class Recorded:
 
     def __call__(self, *inputs: Tensor, **options: int) -> tuple[Tensor, ...]:
         """As `run`. What cannot be recorded is said in the log once, and done without."""
-        key = (len(inputs[0]), *options.items())
+        rows = len(inputs[0])
+        key = (_size(rows), *options.items())
         if key not in self._kept:
             self._kept[key] = self._recorded(inputs, options)
         kept = self._kept[key]
         if kept is None:
             return self._run(*inputs, **options)
         for place, tensor in zip(kept.inputs, inputs, strict=True):
-            place.copy_(tensor)
+            place[:rows].copy_(tensor)
         kept.replay()
-        return tuple(result.clone() for result in kept.results)
+        return tuple(result[:rows].clone() for result in kept.results)
 
     def _recorded(self, inputs: tuple[Tensor, ...], options: dict[str, int]) -> _Kept | None:
-        places = tuple(tensor.clone() for tensor in inputs)
+        rows = len(inputs[0])
+        size = _size(rows)
         try:
+            # Behind the rows stands what is valid: the first one, and later what was a row.
+            places = tuple(torch.cat([tensor, *[tensor[:1]] * (size - rows)]) for tensor in inputs)
             with pausing(lambda: None):  # nothing else may be launched in the middle of it
                 self._run(*places, **options)  # as for `StepGraphs`
                 replay, results = self._record(lambda: self._run(*places, **options))
         except RuntimeError as error:  # as above
-            log.warning("%s of %d rows is not recorded as a CUDA graph: %s", self._what, len(places[0]), error)
+            log.warning("%s of %d rows is not recorded as a CUDA graph: %s", self._what, size, error)
             return None
         return _Kept(places, results, replay)
 
 
-FEW = 16
-"""Rows of a segment that are computed sooner than they are launched one kernel after the other: on an H100 some 0.3 of 5 ms a row with 135
-million weights, told from its data sheet, not measured."""
+WORK = 10**12
+"""Products of a weight and a position from which a device takes longer to compute a segment than Python to launch its kernels: two
+operations each, 5 ms of an H100, told from its data sheet, not measured. So answers, which wait for a recorded segment, do not wait long."""
 
 
 class ReadGraphs:
@@ -176,11 +185,13 @@ class ReadGraphs:
         """`record`: see `Recorded`."""
         self._memory = memory
         self._names = tuple(memory.initial_state(1))
+        self._most = WORK // (sum(weight.numel() for weight in memory.parameters()) * memory.segment_length)
         self._read = Recorded(self._after, record, "a segment")
 
     def __call__(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         """As `SegmentReader.read`."""
-        if not self._memory.recordable or len(tokens) > FEW or tokens.shape[1] != self._memory.segment_length:
+        whole = tokens.dim() == 2 and tokens.shape[1] == self._memory.segment_length
+        if not whole or not self._memory.recordable or _size(len(tokens)) > self._most:
             return self._memory.read(tokens, state)
         self._memory.check(tokens, state)
         after = self._read(tokens, *(state[name] for name in self._names))

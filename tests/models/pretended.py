@@ -1,7 +1,7 @@
 """`gpu()`: within it there is a device "cuda:0", whose tensors are a CPU's but do not mix with these, as on a GPU.
 
 No GPU is here. What is written for one can be wrong in two ways that a CPU does not show: tensors of two devices meet in an
-operation, or a CUDA graph is recorded of what waits for the device. Both raise here what they raise there; all else computes
+operation, or a CUDA graph is recorded of what waits for the device (`_WAIT`). Both raise here what they raise there; all else computes
 what it computes on a CPU. What this does not show: what CUDA's own kernels refuse, how they round, and how long they take.
 """
 
@@ -27,7 +27,10 @@ _BRING = {aten._to_copy, aten.copy_}
 """What may take a tensor from one device to the other."""
 _PLACE = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 """What may be told places by tensors of a CPU."""
-_WAIT = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2, aten.equal, aten.bincount}
+_WAIT = {
+    aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2, aten.unique_consecutive, aten.unique_dim, aten.equal,
+    aten.bincount,
+}  # fmt: skip
 """What has a result, or the shape of one, when the device is done."""
 
 

@@ -13,10 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everlong_models import graphs
 from everlong_models.armt import ARMT, ARMTConfig
 from everlong_models.cache import Cache, Slots
 from everlong_models.errors import StateNotFinite, TokenError
-from everlong_models.graphs import FEW, ReadGraphs, StepGraphs
+from everlong_models.graphs import ReadGraphs, StepGraphs
 from everlong_models.infinite import InfiniteConfig, InfiniteFormer
 from everlong_models.pause import pausing
 from everlong_models.rmt import RMT, RMTConfig
@@ -178,7 +179,7 @@ class TestReadGraphs:
 
         read = ReadGraphs(reader, counted)
         with torch.no_grad():
-            for rows in (1, 3, 1):
+            for rows in (1, 3, 4, 1, 3):
                 state = expected = reader.initial_state(rows)
                 states = []
                 for segment in range(3):
@@ -188,15 +189,19 @@ class TestReadGraphs:
                     assert_same_state(state, expected)
                 # What came before is a value, which no later reading changes.
                 assert [digest for _, digest in states] == [kept.digest() for kept, _ in states]
-        assert made == [1, 3]
+        assert made == [1, 4]  # three take the graph of four
 
-    def test_what_is_not_a_segment_of_a_few_rows_is_read_without(self, reader) -> None:
+    def test_what_is_not_a_segment_of_a_few_rows_is_read_without(self, reader, monkeypatch) -> None:
+        """A segment of three would take the graph of four."""
+        weights = sum(weight.numel() for weight in reader.parameters())
+        monkeypatch.setattr(graphs, "WORK", 3 * weights * S)
+
         def refuses(run):
             raise AssertionError("recorded")
 
         read = ReadGraphs(reader, refuses)
         with torch.no_grad():
-            for rows, length in ((FEW + 1, S), (1, 2 * S), (1, 0)):
+            for rows, length in ((3, S), (1, 2 * S), (1, 0)):
                 text, state = tokens(reader, rows, length), reader.initial_state(rows)
                 assert_same_state(read(text, state), reader.read(text, state), exactly=True)
 

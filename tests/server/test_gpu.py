@@ -34,7 +34,7 @@ class OnGPU(Runner):
             super()._run()
 
 
-def served(model: Model, kind: type[Runner]) -> dict[str, Any]:
+def served(model: Model, kind: type[Runner]) -> tuple[dict[str, Any], Runner]:
     """Answers of every kind, documents side by side and a look, all at once."""
     memory = model.memory
     S, start = memory.segment_length, memory.initial_state(1).to("cpu")
@@ -71,7 +71,7 @@ def served(model: Model, kind: type[Runner]) -> dict[str, Any]:
                 results.setdefault(f"{name}, likely", []).append(event.logprobs)
             assert not isinstance(event, Failed), event.error
             results[name] = event
-        return results
+        return results, runner
     finally:
         runner.stop()
 
@@ -83,11 +83,15 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
     how: dict[str, Any] = {"models_dir": tmp_path, "dtype": torch.float64, "quantize": False, "memory": memory}
     how["options"] = {"segment_length": 24} | ({"sinks": 4, "window": 20} if memory == "window" else {})
     name = str(tiny_model / "backbone")
-    expected = served(load_model(name, **how), Runner)
+    expected, _ = served(load_model(name, **how), Runner)
     with gpu(), caplog.at_level(logging.WARNING):
         monkeypatch.setattr(running, "CUDAGraphs", Graphs)
-        there = served(load_model(name, device=DEVICE, **how), OnGPU)
-        assert Graphs.made >= 3, "steps of several sizes, and segments where they can be"
+        there, runner = served(load_model(name, device=DEVICE, **how), OnGPU)
+        recorded = runner._batch._graphs._graphs, runner._draw._kept, runner._segments._graphs._read._kept
+        assert [bool(graphs) for graphs in recorded] == [True, True, memory == "rmt"], (
+            "steps, draws, segments where they can be"
+        )
+        assert all(graph is not None for graphs in recorded for graph in graphs.values())
     assert not caplog.records
     assert there.keys() == expected.keys()
     for key, result in expected.items():
