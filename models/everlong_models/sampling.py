@@ -138,11 +138,11 @@ Draw = Callable[..., tuple[Tensor, ...]]
 def choose(samplers: Sequence[Sampler], scores: Tensor, draw: Draw | None = None) -> list[int]:
     """A token id for each row of `scores` (B, V), which its sampler has adjusted.
 
-    A row's token depends on nothing but its scores and its sampler: not on the rows beside it. `draw`: what computes it elsewhere than on
-    a CPU, `drawn` or a recording of it.
+    A row's token depends on nothing but its scores and its sampler: not on the rows beside it. `draw`: a recording of `drawn`, which
+    computes it elsewhere than on a CPU.
     """
     if scores.device.type != "cpu":
-        return by_operations(samplers, scores, draw or drawn)
+        return by_operations(samplers, scores, draw)
     how = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in (s.params for s in samplers)]
     found, *_ = team.draw(scores, np.array(how), np.array([(s.seed, s.drawn) for s in samplers]))
     return found[:, 0].tolist()
@@ -174,6 +174,7 @@ def by_operations(samplers: Sequence[Sampler], scores: Tensor, draw: Draw | None
     for row, (temperature, *rest) in enumerate(how):
         if temperature > 0:
             waiting[EVERY if rest == [vocabulary, 1.0, 0.0] else few].append(row)
+    draw = draw or drawn
     while waiting:
         size = next(iter(waiting))
         rows = waiting.pop(size)
@@ -182,7 +183,7 @@ def by_operations(samplers: Sequence[Sampler], scores: Tensor, draw: Draw | None
         numbers = torch.tensor([how[row] for row in rows], dtype=torch.float64, device=device)
         counters = torch.tensor([(samplers[row].seed, samplers[row].drawn) for row in rows], device=device)
         some = scores if len(rows) == len(scores) else scores[torch.tensor(rows, device=device)]
-        found = torch.stack((draw or drawn)(some, numbers, counters, size=size)).tolist()
+        found = torch.stack(draw(some, numbers, counters, size=size)).tolist()
         for row, token, known in zip(rows, *found, strict=True):
             if known:
                 chosen[row] = token

@@ -133,11 +133,9 @@ def _wait(what: object) -> None:
 
 
 def _do(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if torch.is_inference_mode_enabled():  # there what consists of other operations comes whole
+    if torch.is_inference_mode_enabled() and operation._can_decompose():  # what consists of others comes whole there
         with GPU():
-            result = operation.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
+            return operation.decompose(*args, **kwargs)
     of = operation.overloadpacket
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     there = [tensor for tensor in tensors if isinstance(tensor, OnGPU)]

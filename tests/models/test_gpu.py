@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from everlong_models.cache import Cache, Slots
-from everlong_models.graphs import ReadGraphs, StepGraphs
+from everlong_models.graphs import ReadGraphs, Recorded, StepGraphs
 from everlong_models.model import MEMORIES, memory_config
+from everlong_models.sampling import Sampler, SamplingParams, by_operations, choose, drawn
 from everlong_models.state import MemoryState
 from tests.models.laws import tokens
 from tests.models.pretended import DEVICE, GPU, Graphs, OnGPU, gpu
@@ -151,6 +152,24 @@ def test_steps_are_recorded() -> None:
             assert Graphs.made == (device == DEVICE)
             for at in range(2, S):
                 torch.testing.assert_close(logits["cpu", at], logits[str(device), at].cpu(), rtol=1e-9, atol=1e-9)
+
+
+def test_a_draw_waits_three_times() -> None:
+    """What tells how to draw goes there twice, and what was drawn comes back. The greedy rows' tokens come by themselves."""
+    scores = 3 * torch.randn(8, 5000, generator=torch.Generator().manual_seed(0))
+    same = [Sampler(SamplingParams(), seed, [], 5000) for seed in range(8)]
+    greedy = [Sampler(SamplingParams(temperature=0), seed, [], 5000) for seed in range(8)]
+    expected = by_operations(same, scores), by_operations(greedy, scores)
+    with gpu():
+        draw, there = Recorded(drawn, Graphs(DEVICE), "a draw"), scores.to(DEVICE)
+        for how in (None, draw, draw):
+            before = GPU.waits
+            assert choose(same, there, how) == expected[0]
+            assert GPU.waits == before + 3
+        assert Graphs.made == 1
+        before = GPU.waits
+        assert choose(greedy, there, draw) == expected[1]
+        assert GPU.waits == before + 1
 
 
 class TestPretended:
