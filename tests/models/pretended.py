@@ -1,6 +1,6 @@
 """`gpu()`: within it there is a device "cuda:0", whose tensors are a CPU's but do not mix with these, as on a GPU.
 
-No GPU is here. What is written for one can be wrong in two ways that a CPU does not show: tensors of two devices meet in an
+Where there is a real one, that is it (`REAL`), and nothing is pretended or counted. Else: what is written for one can be wrong in two ways that a CPU does not show: tensors of two devices meet in an
 operation, or a CUDA graph is recorded of what waits for the device (`_WAIT`). Both raise here what they raise there; all else computes
 what it computes on a CPU. What this does not show: what CUDA's own kernels refuse, how they round, and how long they take.
 """
@@ -18,9 +18,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from everlong_models.graphs import CUDAGraphs
 from tests.models.tape import T, record
 
 DEVICE = torch.device("cuda", 0)
+REAL = torch.cuda.is_available()
 
 aten = torch.ops.aten
 _BRING = {aten._to_copy, aten.copy_}
@@ -74,11 +76,15 @@ class GPU(TorchDispatchMode):
     recording = False
 
     def __enter__(self) -> Any:
+        if REAL:
+            return self
         self._lifts = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # so that `torch.tensor` takes its numbers there by `_to_copy`
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
+        if REAL:
+            return
         super().__exit__(*error)
         torch._C._set_only_lift_cpu_tensors(self._lifts)
 
@@ -93,11 +99,12 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         assert device == DEVICE
+        self._record = CUDAGraphs(device) if REAL else record
 
     def __call__(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
         GPU.recording = True
         try:
-            replay, result = record(run)
+            replay, result = self._record(run)
         finally:
             GPU.recording = False
         Graphs.made += 1
@@ -107,6 +114,10 @@ class Graphs:
 @contextmanager
 def gpu() -> Iterator[None]:
     """For this thread; others have to enter `GPU`."""
+    Graphs.made = GPU.waits = 0
+    if REAL:
+        yield
+        return
     # What PyTorch asks before it dispatches: a CPU's build has no guard for this device, but one of "meta" that does nothing.
     guards = (ctypes.c_void_p * 16).in_dll(ctypes.CDLL(torch._C.__file__), "_ZN3c104impl26device_guard_impl_registryE")
     swaps = torch.__future__.get_swap_module_params_on_conversion()
@@ -117,7 +128,6 @@ def gpu() -> Iterator[None]:
         torch.__future__.set_swap_module_params_on_conversion(True)  # a parameter that two modules share stays one
         stack.callback(guards.__setitem__, _CUDA, guards[_CUDA])
         guards[_CUDA] = guards[_META]
-        Graphs.made = GPU.waits = 0
         stack.enter_context(GPU())
         yield
 

@@ -1,5 +1,5 @@
 """What every memory does, on a device that is not the CPU: no tensor is left behind on the other, and the device is waited for no
-oftener than has to be. No GPU is here: see `pretended`."""
+oftener than has to be. On a GPU, or what stands for one: see `pretended`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from everlong_models.model import MEMORIES, memory_config
 from everlong_models.sampling import Sampler, SamplingParams, by_operations, choose, drawn
 from everlong_models.state import MemoryState
 from tests.models.laws import tokens
-from tests.models.pretended import DEVICE, GPU, Graphs, OnGPU, gpu
+from tests.models.pretended import DEVICE, GPU, REAL, Graphs, OnGPU, gpu
 from tests.models.tiny import VOCAB, llama
 
 S = 12
@@ -154,6 +154,7 @@ def test_steps_are_recorded() -> None:
                 torch.testing.assert_close(logits["cpu", at], logits[str(device), at].cpu(), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.skipif(REAL, reason="a real one does not count")
 def test_a_draw_waits_three_times() -> None:
     """What tells how to draw goes there twice, and what was drawn comes back. The greedy rows' tokens come by themselves."""
     scores = 3 * torch.randn(8, 5000, generator=torch.Generator().manual_seed(0))
@@ -172,6 +173,7 @@ def test_a_draw_waits_three_times() -> None:
         assert GPU.waits == before + 1
 
 
+@pytest.mark.skipif(REAL, reason="there is a real one")
 class TestPretended:
     """The stand-in itself refuses what a GPU refuses."""
 
@@ -228,6 +230,7 @@ class TestPretended:
             torch.zeros(1, device=DEVICE)
 
 
+@pytest.mark.skipif(REAL, reason="a real one does not count")
 def test_rows_come_and_go_without_waiting() -> None:
     """Slots that come and go, where lengths are not asked for."""
     with gpu(), torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The device thread on a device that is not the CPU: what it hands out is what a CPU has. No GPU is here: see `pretended`."""
+"""The device thread on a device that is not the CPU: what it hands out is what a CPU has. On a GPU, or what stands for one: see `pretended`."""
 
 from __future__ import annotations
 

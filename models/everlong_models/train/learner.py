@@ -255,6 +255,9 @@ def _adapt(backbone: Backbone, adapters: Adapters | None) -> None:
         fan_in_fan_out=any(isinstance(module, Conv1D) for _, module in layers),
     )
     inject_adapter_in_model(config, backbone.model)
+    for module in backbone.model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False  # autocast's: what is cast up before is only cast down again
 
 
 def _updates(backbone: Backbone) -> dict[str, nn.Parameter]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -121,6 +122,9 @@ class Run:
         self._average = {name: parameter.detach().clone() for name, parameter in averaged.items()}
         self.position = Position()
         self._carried: list[MemoryState] = []
+        self._maker = ThreadPoolExecutor(1, "batch")
+        self._ahead: tuple[tuple[int, int, int], Future[Batch]] | None = None
+        """What is made for the next step, unless its stage is another."""
         torch.manual_seed(recipe.seed)
         if resume:
             restored = checkpoint.restore(
@@ -228,11 +232,10 @@ class Run:
     def _step(self) -> Update:
         position, recipe, stage = self.position, self.recipe, self.recipe.stages[self.position.stage]
         began = time.monotonic()
-        segments = self._segments(stage)
+        batch, segments = self._batch(stage)
         lr = self._learning_rate(stage)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
-        batch = self.task.batch(position.step, stage.rows or recipe.rows, segments)
         if recipe.drift and batch.idle is None:
             raise ConfigError(
                 "drift", recipe.drift.segments, f"{recipe.task.name} does not say where there is nothing to remember"
@@ -272,6 +275,24 @@ class Run:
             }
         )
         return update
+
+    def _batch(self, stage: Stage) -> tuple[Batch, int]:
+        """This step's batch, and of up to how many segments it is. Another device is not kept waiting for it: it was made during the last step."""
+        step = self.position.step
+        wanted = self._wanted(step, stage)
+        if self.device.type == "cpu":
+            return self.task.batch(*wanted), wanted[-1]
+        known, ahead = self._ahead or (None, None)
+        if ahead is None or known != wanted:  # the first, or another stage's
+            ahead = self._maker.submit(self.task.batch, *wanted)
+        batch = ahead.result()
+        then = self._wanted(step + 1, stage)
+        self._ahead = then, self._maker.submit(self.task.batch, *then)
+        return batch, wanted[-1]
+
+    def _wanted(self, step: int, stage: Stage) -> tuple[int, int, int]:
+        """What a step asks the task for: step, rows, segments."""
+        return step, stage.rows or self.recipe.rows, self._segments(step, stage)
 
     def _gradients(self, batch: Batch, targets: int) -> tuple[float, float, float]:
         """Accumulates the gradient of the batch; mean loss, mean auxiliary loss, and share of right predictions."""
@@ -329,9 +350,9 @@ class Run:
         on = self.dtype != torch.float32
         return torch.autocast(self.device.type, self.dtype, cache_enabled=False) if on else nullcontext()
 
-    def _segments(self, stage: Stage) -> int:
+    def _segments(self, step: int, stage: Stage) -> int:
         """A random number of segments keeps shorter documents solved (reference: fixed numbers break them)."""
-        random = np.random.default_rng([self.recipe.seed, 1, self.position.step])
+        random = np.random.default_rng([self.recipe.seed, 1, step])
         return int(random.integers(1, stage.segments + 1)) if random.random() < self.recipe.mixed else stage.segments
 
     def _learning_rate(self, stage: Stage) -> float:

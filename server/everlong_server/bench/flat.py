@@ -11,11 +11,14 @@ import psutil
 import torch
 
 from everlong_models import CUDAGraphs, MemoryState, ReadGraphs, Recorded, Sampler, SamplingParams, Slots, StepGraphs
+from everlong_models.backbone import Backbone
+from everlong_models.loading import load_backbone
 from everlong_models.memory import SegmentReader
 from everlong_models.model import MEMORIES
 from everlong_models.sampling import choose, drawn
 from everlong_server.bench.report import Report, Target
 from everlong_server.bench.tiny import SEGMENT, tiny_backbone, tiny_memory
+from everlong_server.settings import load_settings
 
 _LENGTHS, _QUICK = (1_000, 10_000, 100_000, 1_000_000), (1_000, 10_000, 30_000)
 _ROUND = 64
@@ -25,14 +28,32 @@ _MANY = 64
 """Streams of which a GPU is asked how many times as much they make as one does."""
 
 
-def run(*, quick: bool, progress: Callable[[str], None], streams: Sequence[int] = (1,), device: str = "cpu") -> Report:
-    """Reads 1k … 1M tokens into a tiny memory of each kind (`quick`: 30k, RMT only), then generates behind each length in turn,
-    so many `streams` side by side."""
+def run(
+    *,
+    quick: bool,
+    progress: Callable[[str], None],
+    streams: Sequence[int] = (1,),
+    device: str = "cpu",
+    memories: Sequence[str] = (),
+    backbone: str | None = None,
+) -> Report:
+    """Reads 1k … 1M tokens into a memory of each kind, or of `memories` (`quick`: 30k, RMT only), then generates behind each length in turn,
+    so many `streams` side by side. They are tiny, or around `backbone`, by name."""
+    chosen = memories or ("rmt", *(name for name in MEMORIES if name != "rmt" and not quick))
+
+    def around() -> Backbone:
+        if backbone is None:
+            return tiny_backbone(device)
+        models_dir = load_settings().models_dir.expanduser()
+        return load_backbone(backbone, models_dir=models_dir, device=device, progress=progress)[0]
+
+    if backbone is not None:
+        chosen = [name for name in chosen if MEMORIES[name].around]
     rows: list[dict[str, Any]] = []
     targets: list[Target] = []
-    for name in ("rmt", *(name for name in MEMORIES if name != "rmt" and not quick)):
+    for name in chosen:
         lengths = _QUICK if quick else _LENGTHS
-        memory = _built(name, device)
+        memory = _built(name, around, device)
         figures, ratios = _measure(name, memory, lengths, streams, progress)
         rows += figures
         for number, ratio in ratios.items():
@@ -59,16 +80,18 @@ def run(*, quick: bool, progress: Callable[[str], None], streams: Sequence[int] 
         rows,
         targets,
         [
-            "tiny random models, segment 512; around a backbone: Llama of 2 layers and width 128; from scratch: 4 layers of 256",
+            "tiny random models, segment 512; around a backbone: Llama of 2 layers and width 128; from scratch: 4 layers of 256"
+            if backbone is None
+            else f"around {backbone}, segment 512",
             "times are medians of turns of 64 tokens; the ratio is the median over pairs of turns next to each other",
         ],
     )
 
 
-def _built(name: str, device: str) -> SegmentReader:
+def _built(name: str, around: Callable[[], Backbone], device: str) -> SegmentReader:
     """As `load_model` has it, but for the weights' bits."""
     kind = MEMORIES[name]
-    backbone = tiny_backbone(device) if kind.around else None
+    backbone = around() if kind.around else None
     memory = tiny_memory(name, backbone).to(device)
     if backbone is not None and kind.whole:
         backbone.optimize()

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from everlong_server.cli.common import ModelsDir, Output, chosen_models_dir, command, err, fail, out, writable, write
+from everlong_server.cli.common import (
+    ModelsDir,
+    Output,
+    chosen_models_dir,
+    command,
+    err,
+    fail,
+    names_of,
+    out,
+    writable,
+    write,
+)
 
 if TYPE_CHECKING:
     from everlong_server.bench.report import Report
@@ -25,16 +36,31 @@ Quick = Annotated[bool, typer.Option(help="smaller sizes, for trying it out")]
 @bench.command()
 def flat(
     streams: Annotated[str, typer.Option(help="answers side by side, with commas between them")] = "1",
+    memories: Annotated[str | None, typer.Option(help="with commas between them; default: all")] = None,
+    backbone: Annotated[str | None, typer.Option(help="around this one; default: a tiny one")] = None,
     device: Device = "cpu",
     output: Output = None,
     quick: Quick = False,
 ) -> None:
     """Neither time per token nor memory depends on how much was read."""
+    from everlong_models.errors import EverlongModelError
+    from everlong_models.model import MEMORIES
     from everlong_server.bench import flat
 
     numbers = _numbers("--streams", streams, 1)
+    chosen = [] if memories is None else names_of(memories, MEMORIES, "--memories")
+    if backbone is not None and (scratch := [name for name in chosen if not MEMORIES[name].around]):
+        raise fail(f"--memories: {scratch[0]} is not around a backbone")
     _on(device)
-    _report(lambda: flat.run(quick=quick, progress=_progress, streams=numbers, device=device), output)
+    try:
+        _report(
+            lambda: flat.run(
+                quick=quick, progress=_progress, streams=numbers, device=device, memories=chosen, backbone=backbone
+            ),
+            output,
+        )  # fmt: skip
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
 
 
 @bench.command()

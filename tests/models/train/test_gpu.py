@@ -1,4 +1,4 @@
-"""A run on a device that is not the CPU. No GPU is here (see `pretended`), and PyTorch goes back through no graph of a device that is
+"""A run on a device that is not the CPU. Where no GPU is (see `pretended`), PyTorch goes back through no graph of a device that is
 not; so gradients are made up, and losses, the optimiser's step, what is saved and what is resumed are a GPU's."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from everlong_models.train.run import Run
-from tests.models.pretended import DEVICE, gpu
+from tests.models.pretended import DEVICE, REAL, gpu
 from tests.models.train.conftest import DROPPING, LASTING, recipe, take
 
 
@@ -34,4 +34,4 @@ def test_a_run_goes_on_there_as_on_a_cpu(of, start, data: Path, tmp_path: Path, 
         run = Run(of, tmp_path / "gpu", **where, resume=True)
         there += take(run, 2)
     for one, other in zip(there, expected, strict=True):
-        assert one == pytest.approx(other, rel=1e-4)
+        assert one == pytest.approx(other, rel=0.05 if REAL else 1e-4)  # a real one computes in bfloat16
