@@ -173,9 +173,9 @@ class Recorded:
         return _Kept(places, results, replay)
 
 
-WORK = 10**12
+WORK = 2 * 10**12
 """Products of a weight and a position from which a device takes longer to compute a segment than Python to launch its kernels: two
-operations each, 5 ms of an H100, told from its data sheet, not measured. So answers, which wait for a recorded segment, do not wait long."""
+operations each, some 10 ms of an H200 (docs/lab-notes.md). So answers, which wait for a recorded segment, do not wait long."""
 
 
 class ReadGraphs:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from everlong_models import dense, rotary, team
+from everlong_models import dense, fused, rotary, team
 from everlong_models.decoding import CACHED, Decoding
 from everlong_models.lanes import PANEL
 from everlong_models.linear import Linear, has_dense, has_onednn, matmul
@@ -61,6 +61,19 @@ class Layer:
     gate: Linear
     up: Linear
     down: Linear
+    eps: float
+
+    def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries, keys and values (B, T, heads, d) of `h` (B, T, D), the first `turning` with their rotary positions, by `_rotation`."""
+        heads = self.qkv(_normed(h, self.eps)).view(*h.shape[:2], -1, head_dim)
+        _rotate(heads, turning, cos, sin)
+        return heads
+
+    def after(self, mixed: Tensor, h: Tensor) -> Tensor:
+        """The layer's result (B, n, D), of what attention mixed (B, n, H·d), and `h` (B, n, D), which may be lost."""
+        h = self.o(mixed, plus=h)
+        normed = _normed(h, self.eps).to(self.down.dtype)
+        return self.down(self.up(normed, times=self.gate(normed, silu=True)), plus=h)
 
 
 class Llama:
@@ -95,7 +108,8 @@ class Llama:
         self._turns: tuple[Tensor, ...] = (torch.empty(0), torch.empty(0))
         """For decoding: `_rotation` of all positions, so far."""
         self.cached: torch.dtype = CACHED if quantize else head.weight.dtype
-        self.layers = [_take(layer, bfloat16) for layer in base.layers]
+        self._fused = fused.available(head.weight)
+        self.layers = [_take(layer, self.eps, bfloat16=bfloat16, fuse=self._fused) for layer in base.layers]
         self._decoding_head = Quantized(weight, head.bias, update) if quantize else None
         self.head = Linear(head.weight, head.bias)
         detach(head)
@@ -114,33 +128,34 @@ class Llama:
             return self._decoding(x, kv, at, cos, sin)
         positions = torch.arange(T, device=x.device) + (0 if at is None else at[:, None])  # (T,) or (B, T)
         rotation = _rotation(*self.rotary(x, positions.view(-1, T)))
-        mask, held = None, x.new_empty(B, 2, G, T, d)  # a layer's keys and values, which the next one overwrites
+        mask, held = (
+            None,
+            x.new_empty(B, 2, G, T, d) if x.device.type == "cpu" else None,
+        )  # a layer's, then the next one's
         if kv is not None and at is not None:
             if kv.device.type == "cpu":  # elsewhere, asking for a length costs more than not knowing it
                 kv = kv[..., : int(at.max()) + T, :]
             mask = _mask(positions, kv, x.dtype)
         rows = torch.arange(B, device=x.device)[:, None]
-        h = x
+        h = x.clone(memory_format=torch.contiguous_format) if self._fused else x
         for index, layer in enumerate(self.layers):
             pause()
-            heads = layer.qkv(_normed(h, self.eps)).view(B, T, H + 2 * G, d)
-            _rotate(heads, H + G, *rotation)
+            heads = layer.heads(h, H + G, d, *rotation)
             queries, new = heads[:, :, :H].unflatten(2, (G, -1)), heads[:, :, H:].unflatten(2, (2, G))
             if kv is None or at is None:
-                held.copy_(new.permute(0, 2, 3, 1, 4))
+                near = new.permute(0, 2, 3, 1, 4)  # (B, 2, G, T, d)
+                seen = near if held is None else held.copy_(near)
                 if kv is not None:
-                    kv[:, index, ..., :T, :].copy_(held)
+                    kv[:, index, ..., :T, :].copy_(seen)
             else:
                 stored = kv[:, index]  # (B, 2, G, C, d)
                 stored[rows, :, :, positions] = new.to(kv.dtype)
-                held = stored.to(x.dtype)
+                seen = stored.to(x.dtype)
             if keep is not None and index + 1 == len(self.layers):  # from here on no position needs another
                 queries, h = queries[:, T - keep :], h[:, T - keep :].contiguous()
-            keys, values = held.unbind(1)
+            keys, values = seen.unbind(1)
             mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
-            h = layer.o(mixed, plus=h)
-            normed = _normed(h, self.eps).to(layer.down.dtype)
-            h = layer.down(layer.up(normed, times=layer.gate(normed, silu=True)), plus=h)
+            h = layer.after(mixed, h)
         return F.rms_norm(h, (D,), self.norm, self.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -155,7 +170,7 @@ def _matrices(layer: Any) -> list[Any]:
     return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
-def _take(layer: Any, bfloat16: bool) -> Layer:
+def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | fused.Fused:
     matrices = _matrices(layer)
     q, k, v, o, gate, up, down = matrices
     before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
@@ -165,14 +180,29 @@ def _take(layer: Any, bfloat16: bool) -> Layer:
         wide = torch.promote_types(weight.dtype, torch.float32)
         return (weight.to(wide) * norm.to(wide)).to(weight.dtype)  # rounded once
 
+    def bias(*parts: Tensor | None) -> Tensor | None:
+        return torch.cat(parts) if all(part is not None for part in parts) else None  # type: ignore[arg-type]
+
     qkv = folded(torch.cat([q.weight * scale, k.weight, v.weight]), before)
-    taken = Layer(
-        qkv=Linear(qkv, None if q.bias is None else torch.cat([q.bias * scale, k.bias, v.bias]), bfloat16=bfloat16),
-        o=Linear(o.weight, o.bias, bfloat16=bfloat16),
-        gate=Linear(folded(gate.weight, between), gate.bias, bfloat16=bfloat16),
-        up=Linear(folded(up.weight, between), up.bias, bfloat16=bfloat16),
-        down=Linear(down.weight, down.bias, bfloat16=bfloat16),
-    )
+    qkv_bias = bias(None if q.bias is None else q.bias * scale, k.bias, v.bias)
+    taken: Layer | fused.Fused
+    if fuse:
+        taken = fused.Fused(
+            qkv=(qkv, qkv_bias),
+            o=(o.weight, o.bias),
+            both=(folded(torch.cat([gate.weight, up.weight]), between), bias(gate.bias, up.bias)),
+            down=(down.weight, down.bias),
+            eps=eps,
+        )
+    else:
+        taken = Layer(
+            qkv=Linear(qkv, qkv_bias, bfloat16=bfloat16),
+            o=Linear(o.weight, o.bias, bfloat16=bfloat16),
+            gate=Linear(folded(gate.weight, between), gate.bias, bfloat16=bfloat16),
+            up=Linear(folded(up.weight, between), up.bias, bfloat16=bfloat16),
+            down=Linear(down.weight, down.bias, bfloat16=bfloat16),
+            eps=eps,
+        )
     for matrix in matrices:
         _drop_weight(matrix)
     return taken

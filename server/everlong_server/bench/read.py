@@ -107,7 +107,7 @@ def _measure_counted(name: str, memory: SegmentReader, model: str, segments: int
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, memory.vocab_size, (rows, memory.segment_length), generator=generator).to(device)
     state = memory.read(tokens, state)
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops)) as counter:
         state = memory.read(tokens, state)
     flops, seconds, peak = counter.get_total_flops(), [], {"mm": 0.0, "packed": 0.0}
     size = _PEAK_SIZES[device.type][0]
@@ -206,6 +206,15 @@ def needed_flops(backbone: Backbone, positions: int, keep: int) -> float:
     P_kv = 2 * backbone.width * backbone.kv_heads * backbone.head_dim
     pairs = (L - 1) * T * (T + 1) / 2 + m * (2 * T - m + 1) / 2
     return 2 * T * P * (L - 1) + 2 * T * P_kv + 2 * m * (P - P_kv) + 4 * backbone.head_dim * backbone.heads * pairs
+
+
+_FUSED = [getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention") for kind in ("flash", "efficient", "cudnn")]
+
+
+def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    """Scores and mixing of the shapes (B, heads, T, d). Before 2.13, PyTorch's own count refused fewer heads for keys than for queries."""
+    B, heads, T, d = query
+    return 2 * B * heads * T * key[2] * (d + value[3])
 
 
 def _matmuls(backbone: Backbone, size: int) -> dict[str, Callable[[], object]]:

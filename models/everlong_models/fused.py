@@ -1,0 +1,170 @@
+"""What a GPU computes between the matmuls of a Llama's layer, in two passes over memory where PyTorch takes eleven.
+
+A GPU does a small model's element-wise work no faster than its memory moves: of a segment of 64 documents, two thirds of an
+H200's time was that (docs/lab-notes.md). A norm without weights is one factor a row, and (r h) Wᵀ = r (h Wᵀ), so no row is
+written once more to be normed: whoever reads a product next computes the factor from `h` and applies it.
+
+    turned: q, k, v ← r q, r k, r v, then rotary positions for q and k         gated: silu(r g) · r u        r = (mean h² + ε)^(-1/2)
+
+In Triton, which comes with PyTorch's builds for GPUs; sums are float32.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+log = logging.getLogger(__name__)
+
+_KINDS = (torch.bfloat16, torch.float16, torch.float32)
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU's build of PyTorch has none
+    triton = None
+
+
+def available(weight: Tensor) -> bool:
+    """Whether this is for a model of such weights: on a GPU that Triton can compile for, which is tried."""
+    if triton is None or not torch.cuda.is_available() or weight.device.type != "cuda" or weight.dtype not in _KINDS:
+        return False
+    try:
+        x = weight.new_zeros(1, 1, 16)
+        gated(x.new_zeros(1, 1, 32), x, None, 1.0)
+    except (
+        Exception
+    ) as error:  # no C compiler, a folder that cannot be written, a GPU that it does not know: it raises what it likes
+        log.warning("Triton compiles nothing here, so reading takes longer: %s", error)
+        return False
+    return True
+
+
+if triton is not None:
+
+    @triton.jit
+    def _factor(h, width: tl.constexpr, eps, block: tl.constexpr):
+        """r of the row at `h`."""
+        total = tl.zeros([block], tl.float32)
+        for start in range(0, width, block):
+            at = start + tl.arange(0, block)
+            x = tl.load(h + at, mask=at < width, other=0.0).to(tl.float32)
+            total += x * x
+        return 1.0 / tl.sqrt(tl.sum(total) / width + eps)
+
+    @triton.jit(do_not_specialize=["positions", "cos_row"])
+    def _turn(
+        heads, h, bias, cos, sin, eps, positions, cos_row,
+        width: tl.constexpr, count: tl.constexpr, turning: tl.constexpr, half: tl.constexpr,
+        has_bias: tl.constexpr, width_block: tl.constexpr, count_block: tl.constexpr, half_block: tl.constexpr,
+    ):  # fmt: skip
+        token = tl.program_id(0).to(tl.int64)
+        r = _factor(h + token * width, width, eps, width_block)
+        head, part = tl.arange(0, count_block)[:, None], tl.arange(0, half_block)[None, :]
+        inside = (head < count) & (part < half)
+        at = head * (2 * half) + part
+        place = heads + token * (count * 2 * half) + at
+        first = tl.load(place, mask=inside, other=0.0).to(tl.float32) * r
+        second = tl.load(place + half, mask=inside, other=0.0).to(tl.float32) * r
+        if has_bias:
+            first += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+            second += tl.load(bias + at + half, mask=inside, other=0.0).to(tl.float32)
+        turns = (token // positions) * cos_row + (token % positions) * (2 * half) + part
+        there = inside & (head < turning)
+        c1 = tl.load(cos + turns, mask=there, other=1.0).to(tl.float32)
+        c2 = tl.load(cos + turns + half, mask=there, other=1.0).to(tl.float32)
+        s1 = tl.load(sin + turns, mask=there, other=0.0).to(tl.float32)
+        s2 = tl.load(sin + turns + half, mask=there, other=0.0).to(tl.float32)
+        tl.store(place, (first * c1 + second * s1).to(heads.dtype.element_ty), mask=inside)
+        tl.store(place + half, (second * c2 + first * s2).to(heads.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _gate(
+        both, h, bias, out, eps,
+        width: tl.constexpr, inner: tl.constexpr, has_bias: tl.constexpr, width_block: tl.constexpr, block: tl.constexpr,
+    ):  # fmt: skip
+        token = tl.program_id(0).to(tl.int64)
+        r = _factor(h + token * width, width, eps, width_block)
+        for start in range(0, inner, block):
+            at = start + tl.arange(0, block)
+            inside = at < inner
+            gate = tl.load(both + token * (2 * inner) + at, mask=inside, other=0.0).to(tl.float32) * r
+            up = tl.load(both + token * (2 * inner) + inner + at, mask=inside, other=0.0).to(tl.float32) * r
+            if has_bias:
+                gate += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+                up += tl.load(bias + inner + at, mask=inside, other=0.0).to(tl.float32)
+            product = gate / (1.0 + tl.exp(-gate)) * up
+            tl.store(out + token * inner + at, product.to(out.dtype.element_ty), mask=inside)
+
+
+_WIDEST = 2048
+"""Numbers of a row that a program looks at together."""
+
+
+def turned(heads: Tensor, count: int, h: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """`heads` (B, T, heads, d) of `h` (B, T, D) that was not normed, as if it had been; the first `count` with their rotary positions; in
+    place. `bias` (heads·d,). `cos` and `sin` (1 or B, T, 1, d), see `llama._rotation`. All contiguous."""
+    B, T, all_of_them, d = heads.shape
+    assert all(tensor.is_contiguous() for tensor in (heads, h, cos, sin))
+    _turn[(B * T,)](
+        heads, h, heads if bias is None else bias, cos, sin, eps, T, 0 if len(cos) == 1 else T * d,
+        h.shape[-1], all_of_them, count, d // 2,
+        bias is not None, _block(h.shape[-1]), triton.next_power_of_2(all_of_them), triton.next_power_of_2(d // 2),
+    )  # fmt: skip
+    return heads
+
+
+def gated(both: Tensor, h: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """silu(g) · u (B, T, F) of `both` (B, T, 2 F), g and u behind each other, of `h` (B, T, D) that was not normed, as if it had been.
+    `bias` (2 F,). All contiguous."""
+    B, T, inner = *both.shape[:2], both.shape[2] // 2
+    assert all(tensor.is_contiguous() for tensor in (both, h))
+    out = both.new_empty(B, T, inner)
+    _gate[(B * T,)](
+        both, h, both if bias is None else bias, out, eps,
+        h.shape[-1], inner, bias is not None, _block(h.shape[-1]), _block(inner),
+    )  # fmt: skip
+    return out
+
+
+def _block(numbers: int) -> int:
+    size: int = triton.next_power_of_2(numbers)
+    return min(size, _WIDEST)
+
+
+Matrix = tuple[Tensor, Tensor | None]
+"""A weight (N, K), and a bias (N,) or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A layer as `llama.Layer`, whose weights have the norms' and the attention's scale in them; `both`: gate and up, behind each other."""
+
+    qkv: Matrix
+    o: Matrix
+    both: Matrix
+    down: Matrix
+    eps: float
+
+    def heads(self, h: Tensor, kept: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+        """As `Layer.heads`."""
+        weight, bias = self.qkv
+        return turned(F.linear(h, weight).view(*h.shape[:2], -1, head_dim), kept, h, bias, cos, sin, self.eps)
+
+    def after(self, mixed: Tensor, h: Tensor) -> Tensor:
+        """As `Layer.after`, in the place of `h`: a product that is added where it arises is not written once more."""
+        _add(h, mixed, self.o)
+        weight, bias = self.both
+        _add(h, gated(F.linear(h, weight), h, bias, self.eps), self.down)
+        return h
+
+
+def _add(h: Tensor, x: Tensor, matrix: Matrix) -> None:
+    weight, bias = matrix
+    h.view(-1, h.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t())
+    if bias is not None:
+        h += bias

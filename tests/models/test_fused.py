@@ -1,0 +1,126 @@
+"""A layer as a GPU computes it equals transformers' forward, its naive twin. Without a GPU, Triton interprets the kernels."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from everlong_models import fused
+from everlong_models.backbone import Backbone
+from everlong_models.rmt import RMT, RMTConfig
+from tests.models.pretended import REAL
+from tests.models.test_llama import MODELS, build, embeddings
+from tests.models.tiny import llama
+
+pytest.importorskip("triton")
+CLOSE = {"rtol": 2e-4, "atol": 2e-4}
+WHERE = "cuda" if REAL else "cpu"
+
+
+@pytest.fixture
+def fuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are fused, whatever the device."""
+    monkeypatch.setattr(fused, "available", lambda weight: True)
+
+
+def twins(name: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, Backbone]:
+    """The plain backbone and the optimized one, whose layers are fused."""
+    naive, fast = build(name, dtype), build(name, dtype)
+    naive.model.to(WHERE), fast.model.to(WHERE)
+    assert fast.optimize() is None
+    assert {type(layer).__name__ for layer in fast._lean.layers} == {"Fused"}
+    return naive, fast
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", MODELS)
+def test_it_computes_what_transformers_computes(fuses: None, name: str) -> None:
+    """Read, the last positions alone, prefilled, and gone on with at each row's own position."""
+    naive, fast = twins(name)
+    x = embeddings(naive, 3, 9).to(WHERE)
+    before = x.clone()
+    torch.testing.assert_close(fast.hidden(x), naive.hidden(x), **CLOSE)
+    torch.testing.assert_close(fast.hidden(x, keep=2), naive.hidden(x, keep=2), **CLOSE)
+    torch.testing.assert_close(fast.hidden(x, keep=9), naive.hidden(x, keep=9), **CLOSE)
+    caches = [backbone.new_kv(3, 30) for backbone in (naive, fast)]
+    results = [b.hidden(x, kv=kv, keep=2) for b, kv in zip((naive, fast), caches, strict=True)]
+    torch.testing.assert_close(results[1], results[0], **CLOSE)
+    assert torch.equal(x, before)
+    for at, count, keep in (([9, 7, 4], 1, None), ([10, 8, 5], 4, None), ([14, 12, 26], 4, 2)):
+        x = embeddings(naive, 3, count, seed=at[0]).to(WHERE)
+        places = torch.tensor(at, device=WHERE)
+        results = [b.hidden(x, kv=kv, at=places, keep=keep) for b, kv in zip((naive, fast), caches, strict=True)]
+        torch.testing.assert_close(results[1], results[0], **CLOSE)
+        torch.testing.assert_close(caches[1], caches[0], **CLOSE)
+
+
+@torch.no_grad()
+def test_rows_of_many_blocks(fuses: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is wider than what is looked at together."""
+    monkeypatch.setattr(fused, "_WIDEST", 16)
+    naive, fast = twins("biases")
+    x = embeddings(naive, 2, 5).to(WHERE)
+    torch.testing.assert_close(fast.hidden(x), naive.hidden(x), **CLOSE)
+
+
+@torch.no_grad()
+def test_bfloat16_is_as_near_as_it_was(fuses: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To what float32 gives, beside PyTorch's operations on the same weights."""
+    exact, (_, fast) = build("llama", torch.float32), twins("llama", torch.bfloat16)
+    monkeypatch.setattr(fused, "available", lambda weight: False)
+    apart = build("llama", torch.bfloat16)
+    exact.model.to(WHERE), apart.model.to(WHERE)
+    assert apart.optimize() is None
+    x = embeddings(exact, 2, 12).to(WHERE)
+    expected = exact.hidden(x)
+    errors = [float((b.hidden(x.bfloat16()).float() - expected).norm() / expected.norm()) for b in (apart, fast)]
+    assert 1e-3 < errors[1] < 1.1 * errors[0], errors
+
+
+@torch.no_grad()
+def test_a_row_does_not_depend_on_others(fuses: None) -> None:
+    _, fast = twins("qwen2")
+    x = embeddings(fast, 3, 6).to(WHERE)
+    together = fast.hidden(x)
+    for row in range(3):
+        torch.testing.assert_close(fast.hidden(x[row : row + 1]), together[row : row + 1], rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_memory_reads_with_it(fuses: None) -> None:
+    models = []
+    for optimized in (False, True):
+        backbone = Backbone(llama().model.float().to(WHERE))
+        if optimized:
+            assert backbone.optimize() is None
+        models.append(RMT(RMTConfig(segment_length=12, memory_tokens=3), backbone).eval())
+    tokens = torch.randint(0, 60, (2, 24), generator=torch.Generator().manual_seed(0)).to(WHERE)
+    plain, fast = (model.read(tokens, model.initial_state(2)) for model in models)
+    for name, tensor in plain.tensors.items():
+        torch.testing.assert_close(fast[name], tensor, **CLOSE)
+
+
+@pytest.mark.skipif(REAL, reason="there is a GPU")
+def test_without_a_gpu_nothing_is_fused() -> None:
+    assert not fused.available(torch.zeros(2, 2))
+    assert not fused.available(torch.zeros(2, 2, device="meta"))
+
+
+def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    def refuses(*_: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(fused, "gated", refuses)
+
+    class There:
+        device, dtype = torch.device("cuda"), torch.bfloat16
+
+        def new_zeros(self, *shape: int) -> torch.Tensor:
+            return torch.zeros(shape)
+
+    with caplog.at_level(logging.WARNING):
+        assert not fused.available(There())
+    assert "Failed to find C compiler" in caplog.text
