@@ -73,7 +73,7 @@ if triton is not None:
         if has_bias:
             first += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
             second += tl.load(bias + at + half, mask=inside, other=0.0).to(tl.float32)
-        turns = (token // positions) * cos_row + (token % positions) * (2 * half) + part
+        turns = (token // positions) * cos_row + (token % positions) * (2 * half) + part + 0 * head
         there = inside & (head < turning)
         c1 = tl.load(cos + turns, mask=there, other=1.0).to(tl.float32)
         c2 = tl.load(cos + turns + half, mask=there, other=1.0).to(tl.float32)

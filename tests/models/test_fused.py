@@ -66,17 +66,23 @@ def test_rows_of_many_blocks(fuses: None, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @torch.no_grad()
-def test_bfloat16_is_as_near_as_it_was(fuses: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To what float32 gives, beside PyTorch's operations on the same weights."""
-    exact, (_, fast) = build("llama", torch.float32), twins("llama", torch.bfloat16)
+def test_bfloat16_is_no_further_from_float32_than_pytorchs_operations(
+    fuses: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same weights: what is normed is not rounded before it is multiplied."""
+    exact, (_, fast) = build("qwen2", torch.float32), twins("qwen2", torch.bfloat16)
     monkeypatch.setattr(fused, "available", lambda weight: False)
-    apart = build("llama", torch.bfloat16)
+    apart = build("qwen2", torch.bfloat16)
     exact.model.to(WHERE), apart.model.to(WHERE)
     assert apart.optimize() is None
-    x = embeddings(exact, 2, 12).to(WHERE)
-    expected = exact.hidden(x)
-    errors = [float((b.hidden(x.bfloat16()).float() - expected).norm() / expected.norm()) for b in (apart, fast)]
-    assert 1e-3 < errors[1] < 1.1 * errors[0], errors
+    errors = torch.zeros(2)
+    for seed in range(6):
+        x = embeddings(exact, 2, 12, seed=seed).to(WHERE)
+        expected = exact.hidden(x)
+        errors += torch.tensor(
+            [float((b.hidden(x.bfloat16()).float() - expected).norm() / expected.norm()) for b in (apart, fast)]
+        )
+    assert 0.01 < errors[1] < errors[0]
 
 
 @torch.no_grad()
