@@ -12,8 +12,10 @@ depends on no other, and nobody looks at these.
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -74,6 +76,18 @@ class CUDAGraphs:
         return graph, result
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's collector, which may find an old graph just now: to free it is not permitted while another is recorded."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class StepGraphs:
     """Stands for `step` of a memory, for the rows of one `Slots` whose places stay (`kept`)."""
 
@@ -111,7 +125,8 @@ class StepGraphs:
             scratch.lengths.zero_()
             self._step(scratch, tokens)
             del scratch
-            replay, logits = self._record(lambda: self._step(places, tokens))
+            with _uncollected():
+                replay, logits = self._record(lambda: self._step(places, tokens))
         except RuntimeError as error:  # also OutOfMemoryError; a device that is lost fails at its next use, too
             log.warning("a step of %d rows is not recorded as a CUDA graph: %s", places.rows, error)
             return None
@@ -166,7 +181,8 @@ class Recorded:
             places = tuple(torch.cat([tensor, *[tensor[:1]] * (size - rows)]) for tensor in inputs)
             with pausing(lambda: None):  # nothing else may be launched in the middle of it
                 self._run(*places, **options)  # as for `StepGraphs`
-                replay, results = self._record(lambda: self._run(*places, **options))
+                with _uncollected():
+                    replay, results = self._record(lambda: self._run(*places, **options))
         except RuntimeError as error:  # as above
             log.warning("%s of %d rows is not recorded as a CUDA graph: %s", self._what, size, error)
             return None

@@ -8,6 +8,7 @@ what it computes on a CPU. What this does not show: what CUDA's own kernels refu
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -102,6 +103,7 @@ class Graphs:
         self._record = CUDAGraphs(device) if REAL else record
 
     def __call__(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        assert not gc.isenabled(), "an old graph that is freed meanwhile spoils this one"
         GPU.recording = True
         try:
             replay, result = self._record(run)

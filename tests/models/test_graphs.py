@@ -6,6 +6,7 @@ nothing, without which it could not be one, is among the laws of the memories.
 
 from __future__ import annotations
 
+import gc
 import logging
 
 import pytest
@@ -246,3 +247,25 @@ def test_what_waits_for_the_device_is_not_recordable() -> None:
         "transformers' forward looks at positions"
     )
     assert not MEMORIES["sticky"]().recordable, "how many segments a row has read decides what is computed"
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_nothing_is_collected_while_something_is_recorded(collecting: bool) -> None:
+    """An old graph that is freed meanwhile spoils the new one; seen on a GPU."""
+    memory, seen = RMT(RMTConfig(segment_length=12, memory_tokens=3), llama()), []
+
+    def fails(run: object) -> None:
+        seen.append(gc.isenabled())
+        raise RuntimeError("as a GPU without room does")
+
+    was = gc.isenabled()
+    (gc.enable if collecting else gc.disable)()
+    try:
+        slots = Slots(kept=True)
+        with torch.inference_mode():
+            slots.add(memory.open(memory.initial_state(1), tokens(memory, 1, 3))[0])
+            StepGraphs(memory.step, fails)(slots, torch.tensor([1]))
+        assert seen == [False]
+        assert gc.isenabled() == collecting
+    finally:
+        (gc.enable if was else gc.disable)()
