@@ -31,8 +31,11 @@ ARG TORCH_INDEX_URL
 RUN pip install --no-cache-dir --no-deps -c constraints.txt torch \
     --index-url "${TORCH_INDEX_URL:?is not set: the CPU image needs the index of CPU wheels, see the top of the Dockerfile}"
 
+# What a GPU computes is compiled at the start, for which Triton calls a C compiler.
 FROM base AS torch-cuda
-RUN pip install --no-cache-dir -c constraints.txt torch
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
+    && pip install --no-cache-dir -c constraints.txt torch
 
 # hadolint ignore=DL3006
 FROM torch-${ACCELERATOR} AS installed
@@ -60,13 +63,15 @@ LABEL org.opencontainers.image.title="everlong" \
 
 # Requests need an API key: `everlong keys create` in the container makes one.
 # HF_HOME: what `everlong models pull` keeps beside a model; the root file system may be read-only. What decodes is compiled at
-# every start then, and stored in no volume: whoever can write there could run code.
+# every start then, and stored in no volume: whoever can write there could run code. What Triton compiles for a GPU goes to /tmp,
+# from where it must be allowed to be run.
 ENV EVERLONG_HOST=0.0.0.0 \
     EVERLONG_AUTH=keys \
     EVERLONG_PORT=8080 \
     EVERLONG_DATA_DIR=/data \
     EVERLONG_MODELS_DIR=/models \
     HF_HOME=/models/.huggingface \
+    TRITON_CACHE_DIR=/tmp/triton \
     PYTHONUNBUFFERED=1
 USER 10001
 WORKDIR /data
