@@ -34,6 +34,8 @@ from everlong_models.unroll import unroll
 MODEL = "model"
 """The trained model's folder, within the run's."""
 _RECENT = 50
+_AHEAD = 4
+"""Batches that are made while a GPU computes, one a thread: the tokenizer alone takes longer for one than an H200 for a step."""
 
 
 @dataclass(slots=True)
@@ -122,9 +124,9 @@ class Run:
         self._average = {name: parameter.detach().clone() for name, parameter in averaged.items()}
         self.position = Position()
         self._carried: list[MemoryState] = []
-        self._maker = ThreadPoolExecutor(1, "batch")
-        self._ahead: tuple[tuple[int, int, int], Future[Batch]] | None = None
-        """What is made for the next step, unless its stage is another."""
+        self._makers = ThreadPoolExecutor(_AHEAD, "batch")
+        self._ahead: dict[tuple[int, int, int], Future[Batch]] = {}
+        """What is made for the next steps, by what `Task.batch` is asked for; a stage that ends asks for something else."""
         torch.manual_seed(recipe.seed)
         if resume:
             restored = checkpoint.restore(
@@ -277,18 +279,15 @@ class Run:
         return update
 
     def _batch(self, stage: Stage) -> tuple[Batch, int]:
-        """This step's batch, and of up to how many segments it is. Another device is not kept waiting for it: it was made during the last step."""
+        """This step's batch, and of up to how many segments it is. Another device is not kept waiting for it: it was made during the last steps."""
         step = self.position.step
         wanted = self._wanted(step, stage)
         if self.device.type == "cpu":
             return self.task.batch(*wanted), wanted[-1]
-        known, ahead = self._ahead or (None, None)
-        if ahead is None or known != wanted:  # the first, or another stage's
-            ahead = self._maker.submit(self.task.batch, *wanted)
-        batch = ahead.result()
-        then = self._wanted(step + 1, stage)
-        self._ahead = then, self._maker.submit(self.task.batch, *then)
-        return batch, wanted[-1]
+        made = self._ahead
+        plan = [wanted, *(self._wanted(step + n, stage) for n in range(1, _AHEAD + 1))]
+        self._ahead = {each: made.get(each) or self._makers.submit(self.task.batch, *each) for each in plan}
+        return self._ahead.pop(wanted).result(), wanted[-1]
 
     def _wanted(self, step: int, stage: Stage) -> tuple[int, int, int]:
         """What a step asks the task for: step, rows, segments."""
