@@ -150,10 +150,10 @@ class Fused:
     down: Matrix
     eps: float
 
-    def heads(self, h: Tensor, kept: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+    def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
         """As `Layer.heads`."""
         weight, bias = self.qkv
-        return turned(F.linear(h, weight).view(*h.shape[:2], -1, head_dim), kept, h, bias, cos, sin, self.eps)
+        return turned(F.linear(h, weight).view(*h.shape[:2], -1, head_dim), turning, h, bias, cos, sin, self.eps)
 
     def after(self, mixed: Tensor, h: Tensor) -> Tensor:
         """As `Layer.after`, in the place of `h`: a product that is added where it arises is not written once more."""

@@ -128,10 +128,9 @@ class Llama:
             return self._decoding(x, kv, at, cos, sin)
         positions = torch.arange(T, device=x.device) + (0 if at is None else at[:, None])  # (T,) or (B, T)
         rotation = _rotation(*self.rotary(x, positions.view(-1, T)))
-        mask, held = (
-            None,
-            x.new_empty(B, 2, G, T, d) if x.device.type == "cpu" else None,
-        )  # a layer's, then the next one's
+        # A layer's keys and values, which the next one overwrites; elsewhere than on a CPU they are looked at where they are.
+        held = x.new_empty(B, 2, G, T, d) if x.device.type == "cpu" else None
+        mask = None
         if kv is not None and at is not None:
             if kv.device.type == "cpu":  # elsewhere, asking for a length costs more than not knowing it
                 kv = kv[..., : int(at.max()) + T, :]
