@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 log = logging.getLogger(__name__)
 
-_KINDS = (torch.bfloat16, torch.float16, torch.float32)
+_KINDS = (torch.bfloat16, torch.float32)
+"""Not float16: a product of what was not normed can be more than it holds."""
 
 try:
     import triton
