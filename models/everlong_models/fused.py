@@ -30,17 +30,25 @@ except ImportError:  # a CPU's build of PyTorch has none
     triton = None
 
 
-def available(weight: Tensor) -> bool:
-    """Whether this is for a model of such weights: on a GPU that Triton can compile for, which is tried."""
-    if triton is None or not torch.cuda.is_available() or weight.device.type != "cuda" or weight.dtype not in _KINDS:
+def available(
+    weight: Tensor, *, heads: int, turning: int, head_dim: int, width: int, inner: int, biases: tuple[bool, bool]
+) -> bool:
+    """Whether this is for a model of such weights and sizes: on a GPU that Triton can compile for, which is done here, so that no
+    request waits for it, or fails by it. `heads`: those of queries, keys and values, of which the first `turning` have rotary positions.
+    `biases`: whether queries, keys and values have some, and gate and up."""
+    if weight.device.type != "cuda" or not torch.cuda.is_available() or weight.dtype not in _KINDS:
         return False
     try:
-        x = weight.new_zeros(1, 1, 16)
-        gated(x.new_zeros(1, 1, 32), x, None, 1.0)
+        if triton is None:
+            raise ImportError("it is not installed")
+        h, turns = weight.new_zeros(1, 1, width), weight.new_zeros(1, 1, 1, head_dim)
+        several, both = weight.new_zeros(1, 1, heads, head_dim), weight.new_zeros(1, 1, 2 * inner)
+        turned(several, turning, h, several.flatten() if biases[0] else None, turns, turns, 1.0)
+        gated(both, h, both.flatten() if biases[1] else None, 1.0)
     except (
         Exception
     ) as error:  # no C compiler, a folder that cannot be written, a GPU that it does not know: it raises what it likes
-        log.warning("Triton compiles nothing here, so reading takes longer: %s", error)
+        log.warning("Triton compiles nothing here, so a GPU is slower than it could be: %s", error)
         return False
     return True
 
@@ -111,11 +119,12 @@ def turned(heads: Tensor, count: int, h: Tensor, bias: Tensor | None, cos: Tenso
     place. `bias` (heads·d,). `cos` and `sin` (1 or B, T, 1, d), see `llama._rotation`. All contiguous."""
     B, T, all_of_them, d = heads.shape
     assert all(tensor.is_contiguous() for tensor in (heads, h, cos, sin))
-    _turn[(B * T,)](
-        heads, h, heads if bias is None else bias, cos, sin, eps, T, 0 if len(cos) == 1 else T * d,
-        h.shape[-1], all_of_them, count, d // 2,
-        bias is not None, _block(h.shape[-1]), triton.next_power_of_2(all_of_them), triton.next_power_of_2(d // 2),
-    )  # fmt: skip
+    with torch.cuda.device_of(h):  # Triton asks what the current device is, not the tensors'
+        _turn[(B * T,)](
+            heads, h, heads if bias is None else bias, cos, sin, eps, T, 0 if len(cos) == 1 else T * d,
+            h.shape[-1], all_of_them, count, d // 2,
+            bias is not None, _block(h.shape[-1]), triton.next_power_of_2(all_of_them), triton.next_power_of_2(d // 2),
+        )  # fmt: skip
     return heads
 
 
@@ -125,10 +134,11 @@ def gated(both: Tensor, h: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     B, T, inner = *both.shape[:2], both.shape[2] // 2
     assert all(tensor.is_contiguous() for tensor in (both, h))
     out = both.new_empty(B, T, inner)
-    _gate[(B * T,)](
-        both, h, both if bias is None else bias, out, eps,
-        h.shape[-1], inner, bias is not None, _block(h.shape[-1]), _block(inner),
-    )  # fmt: skip
+    with torch.cuda.device_of(h):
+        _gate[(B * T,)](
+            both, h, both if bias is None else bias, out, eps,
+            h.shape[-1], inner, bias is not None, _block(h.shape[-1]), _block(inner),
+        )  # fmt: skip
     return out
 
 
@@ -154,7 +164,7 @@ class Fused:
     def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
         """As `Layer.heads`."""
         weight, bias = self.qkv
-        return turned(F.linear(h, weight).view(*h.shape[:2], -1, head_dim), turning, h, bias, cos, sin, self.eps)
+        return turned(F.linear(h, weight).unflatten(-1, (-1, head_dim)), turning, h, bias, cos, sin, self.eps)
 
     def after(self, mixed: Tensor, h: Tensor) -> Tensor:
         """As `Layer.after`, in the place of `h`: a product that is added where it arises is not written once more."""

@@ -65,7 +65,7 @@ class Layer:
 
     def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
         """Queries, keys and values (B, T, heads, d) of `h` (B, T, D), the first `turning` with their rotary positions, by `_rotation`."""
-        heads = self.qkv(_normed(h, self.eps)).view(*h.shape[:2], -1, head_dim)
+        heads = self.qkv(_normed(h, self.eps)).unflatten(-1, (-1, head_dim))
         _rotate(heads, turning, cos, sin)
         return heads
 
@@ -108,7 +108,16 @@ class Llama:
         self._turns: tuple[Tensor, ...] = (torch.empty(0), torch.empty(0))
         """For decoding: `_rotation` of all positions, so far."""
         self.cached: torch.dtype = CACHED if quantize else head.weight.dtype
-        self._fused = fused.available(head.weight)
+        first = base.layers[0]
+        self._fused = fused.available(
+            head.weight,
+            heads=self.heads + 2 * self.kv_heads,
+            turning=self.heads + self.kv_heads,
+            head_dim=self.head_dim,
+            width=model.config.hidden_size,
+            inner=model.config.intermediate_size,
+            biases=(_has_bias(first.self_attn.q_proj, first.self_attn.k_proj), _has_bias(first.mlp.gate_proj)),
+        )
         self.layers = [_take(layer, self.eps, bfloat16=bfloat16, fuse=self._fused) for layer in base.layers]
         self._decoding_head = Quantized(weight, head.bias, update) if quantize else None
         self.head = Linear(head.weight, head.bias)
@@ -179,17 +188,20 @@ def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | fuse
         wide = torch.promote_types(weight.dtype, torch.float32)
         return (weight.to(wide) * norm.to(wide)).to(weight.dtype)  # rounded once
 
-    def bias(*parts: Tensor | None) -> Tensor | None:
-        return torch.cat(parts) if all(part is not None for part in parts) else None  # type: ignore[arg-type]
+    def bias(*of: Any, first: float = 1.0) -> Tensor | None:
+        if not _has_bias(*of):
+            return None
+        parts = [before.new_zeros(matrix.out_features) if matrix.bias is None else matrix.bias for matrix in of]
+        return torch.cat([parts[0] * first, *parts[1:]])
 
     qkv = folded(torch.cat([q.weight * scale, k.weight, v.weight]), before)
-    qkv_bias = bias(None if q.bias is None else q.bias * scale, k.bias, v.bias)
+    qkv_bias = bias(q, k, v, first=scale)
     taken: Layer | fused.Fused
     if fuse:
         taken = fused.Fused(
             qkv=(qkv, qkv_bias),
             o=(o.weight, o.bias),
-            both=(folded(torch.cat([gate.weight, up.weight]), between), bias(gate.bias, up.bias)),
+            both=(folded(torch.cat([gate.weight, up.weight]), between), bias(gate, up)),
             down=(down.weight, down.bias),
             eps=eps,
         )
@@ -205,6 +217,10 @@ def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | fuse
     for matrix in matrices:
         _drop_weight(matrix)
     return taken
+
+
+def _has_bias(*matrices: Any) -> bool:
+    return any(matrix.bias is not None for matrix in matrices)
 
 
 def _kind(matrix: nn.Module) -> type[nn.Module]:

@@ -13,12 +13,15 @@ import torch
 
 from everlong_models import fused
 from everlong_models.backbone import Backbone
+from everlong_models.cache import Slots
+from everlong_models.graphs import CUDAGraphs, ReadGraphs, StepGraphs
 from everlong_models.rmt import RMT, RMTConfig
-from tests.models.pretended import REAL
+from tests.models.pretended import DEVICE, REAL
 from tests.models.test_llama import MODELS, build, embeddings
 from tests.models.tiny import llama
 
 pytest.importorskip("triton")
+LAYER = {"heads": 4, "turning": 3, "head_dim": 8, "width": 16, "inner": 32, "biases": (True, False)}
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
 WHERE = "cuda" if REAL else "cpu"
 
@@ -26,7 +29,7 @@ WHERE = "cuda" if REAL else "cpu"
 @pytest.fixture
 def fuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are fused, whatever the device."""
-    monkeypatch.setattr(fused, "available", lambda weight: True)
+    monkeypatch.setattr(fused, "available", lambda weight, **_: True)
 
 
 def twins(name: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, Backbone]:
@@ -75,7 +78,7 @@ def test_bfloat16_is_no_further_from_float32_than_pytorchs_operations(
 ) -> None:
     """On the same weights: what is normed is not rounded before it is multiplied."""
     exact, (_, fast) = build("qwen2", torch.float32), twins("qwen2", torch.bfloat16)
-    monkeypatch.setattr(fused, "available", lambda weight: False)
+    monkeypatch.setattr(fused, "available", lambda weight, **_: False)
     apart = build("qwen2", torch.bfloat16)
     exact.model.to(WHERE), apart.model.to(WHERE)
     assert apart.optimize() is None
@@ -145,8 +148,59 @@ for kernel in (fused._turn, fused._gate):
 
 @pytest.mark.skipif(REAL, reason="there is a GPU")
 def test_without_a_gpu_nothing_is_fused() -> None:
-    assert not fused.available(torch.zeros(2, 2))
-    assert not fused.available(torch.zeros(2, 2, device="meta"))
+    assert not fused.available(torch.zeros(2, 2), **LAYER)
+    assert not fused.available(torch.zeros(2, 2, device="meta"), **LAYER)
+
+
+@pytest.mark.skipif(not REAL, reason="no GPU is here")
+@torch.inference_mode()
+def test_recorded_it_is_what_it_is_without() -> None:
+    """Three rows, so that a place behind them is computed as well."""
+    backbone = Backbone(llama().model.float().to(WHERE))
+    assert backbone.optimize() is None
+    assert backbone._lean._fused
+    memory = RMT(RMTConfig(segment_length=12, memory_tokens=3), backbone).eval()
+    tokens = torch.randint(0, 60, (3, 24), generator=torch.Generator().manual_seed(0)).to(WHERE)
+    read, state = ReadGraphs(memory, CUDAGraphs(DEVICE)), memory.initial_state(3)
+    for segment in tokens.split(12, dim=1):
+        expected = memory.read(segment, state)
+        state = read(segment, state)
+        torch.testing.assert_close(state["memory"], expected["memory"], **CLOSE)
+    assert all(read._read._kept.values())
+    slots, step = Slots(kept=True), StepGraphs(memory.step, CUDAGraphs(DEVICE))
+    twins = Slots()
+    for row, one in enumerate(state.split()):
+        slots.add(memory.open(one, tokens[row : row + 1, :4])[0])
+        twins.add(memory.open(one, tokens[row : row + 1, :4])[0])
+    for at in range(4, 12):
+        expected = memory.step(twins.rows, tokens[:, at])
+        torch.testing.assert_close(step(slots, tokens[:, at]), expected, **CLOSE)
+    assert all(step._graphs.values())
+
+
+def test_it_is_compiled_for_the_models_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At load, on a GPU: what no request then waits for."""
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        fused,
+        "turned",
+        lambda heads, count, h, bias, *_: asked.append((*heads.shape, count, *h.shape, bias is not None)),
+    )
+    monkeypatch.setattr(
+        fused, "gated", lambda both, h, bias, eps: asked.append((*both.shape, *h.shape, bias is not None))
+    )
+    assert fused.available(There(), **LAYER)
+    assert asked == [(1, 1, 4, 8, 3, 1, 1, 16, True), (1, 1, 64, 1, 1, 16, False)]
+
+
+class There:
+    """Weights of a GPU."""
+
+    device, dtype = torch.device("cuda"), torch.bfloat16
+
+    def new_zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape)
 
 
 def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
@@ -156,12 +210,6 @@ def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(fused, "gated", refuses)
 
-    class There:
-        device, dtype = torch.device("cuda"), torch.bfloat16
-
-        def new_zeros(self, *shape: int) -> torch.Tensor:
-            return torch.zeros(shape)
-
     with caplog.at_level(logging.WARNING):
-        assert not fused.available(There())
+        assert not fused.available(There(), **LAYER)
     assert "Failed to find C compiler" in caplog.text

@@ -1,6 +1,6 @@
 """A recorded step is the step, whoever comes and goes, a recorded segment is read; and what cannot be recorded is done without.
 
-No GPU is here: a tape that plays operations again at the same addresses stands for a CUDA graph. That a step asks the device
+A tape that plays operations again at the same addresses stands for a CUDA graph. That a step asks the device
 nothing, without which it could not be one, is among the laws of the memories.
 """
 

@@ -7,7 +7,7 @@ stopped and resumed is the run that was not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -35,7 +35,7 @@ MODEL = "model"
 """The trained model's folder, within the run's."""
 _RECENT = 50
 _AHEAD = 4
-"""Batches that are made while a GPU computes, one a thread: the tokenizer alone takes longer for one than an H200 for a step."""
+"""Batches that are made while a GPU computes, one a thread: the tokenizer alone may take longer for one than the GPU for a step."""
 
 
 @dataclass(slots=True)
@@ -164,15 +164,18 @@ class Run:
         saved = time.monotonic()
         if self._due():  # a run that was ended while it scored
             self.score()
-        while not self.finished and not stop():
-            yield self._step()
-            if self._due():
-                self.save()  # first: what cannot be scored is not lost
-                self.score()
-                saved = time.monotonic()
-            if time.monotonic() - saved > 60 * self.recipe.save_minutes:
-                self.save()
-                saved = time.monotonic()
+        try:
+            while not self.finished and not stop():
+                yield self._step()
+                if self._due():
+                    self.save()  # first: what cannot be scored is not lost
+                    self.score()
+                    saved = time.monotonic()
+                if time.monotonic() - saved > 60 * self.recipe.save_minutes:
+                    self.save()
+                    saved = time.monotonic()
+        finally:
+            self._forget(self._ahead)
         self.save()
 
     def _due(self) -> bool:
@@ -284,10 +287,21 @@ class Run:
         wanted = self._wanted(step, stage)
         if self.device.type == "cpu":
             return self.task.batch(*wanted), wanted[-1]
-        made = self._ahead
-        plan = [wanted, *(self._wanted(step + n, stage) for n in range(1, _AHEAD + 1))]
-        self._ahead = {each: made.get(each) or self._makers.submit(self.task.batch, *each) for each in plan}
-        return self._ahead.pop(wanted).result(), wanted[-1]
+        made = self._ahead.pop(wanted, None)
+        # The first on this thread: what a task loads when it is first asked, it loads once.
+        batch = self.task.batch(*wanted) if made is None else made.result()
+        left = min(_AHEAD, stage.steps - self.position.step_in_stage - 1)
+        plan = [self._wanted(step + n, stage) for n in range(1, left + 1)]
+        self._forget(self._ahead.keys() - plan)
+        for each in plan:
+            if each not in self._ahead:
+                self._ahead[each] = self._makers.submit(self.task.batch, *each)
+        return batch, wanted[-1]
+
+    def _forget(self, batches: Iterable[tuple[int, int, int]]) -> None:
+        """Some that nobody wants any more."""
+        for each in tuple(batches):
+            self._ahead.pop(each).cancel()
 
     def _wanted(self, step: int, stage: Stage) -> tuple[int, int, int]:
         """What a step asks the task for: step, rows, segments."""
