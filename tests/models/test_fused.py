@@ -17,7 +17,7 @@ from everlong_models.cache import Slots
 from everlong_models.graphs import CUDAGraphs, ReadGraphs, StepGraphs
 from everlong_models.rmt import RMT, RMTConfig
 from tests.models.pretended import DEVICE, REAL
-from tests.models.test_llama import MODELS, build, embeddings
+from tests.models.test_llama import build, embeddings
 from tests.models.tiny import llama
 
 pytest.importorskip("triton")
@@ -42,7 +42,7 @@ def twins(name: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, Back
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["llama", "biases", "no-groups", "head-dim", "qwen2"])  # what the kernels tell apart
 def test_it_computes_what_transformers_computes(fuses: None, name: str) -> None:
     """Read, the last positions alone, prefilled, and gone on with at each row's own position."""
     naive, fast = twins(name)
@@ -84,7 +84,7 @@ def test_bfloat16_is_no_further_from_float32_than_pytorchs_operations(
     assert apart.optimize() is None
     errors = torch.zeros(2)
     for seed in range(6):
-        x = embeddings(exact, 2, 12, seed=seed).to(WHERE)
+        x = embeddings(exact, 2, 6, seed=seed).to(WHERE)
         expected = exact.hidden(x)
         errors += torch.tensor(
             [float((b.hidden(x.bfloat16()).float() - expected).norm() / expected.norm()) for b in (apart, fast)]
@@ -115,19 +115,15 @@ def test_a_memory_reads_with_it(fuses: None) -> None:
         torch.testing.assert_close(fast[name], tensor, **CLOSE)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "fp32"])
-def test_the_kernels_compile_for_a_gpu(kind: str, tmp_path: Path) -> None:
-    """For an H100: what is interpreted may be more than the compiler takes. Elsewhere, as it is interpreted here."""
+def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """For an H100, in bfloat16: what is interpreted may be more than the compiler takes. Elsewhere, as it is interpreted here."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, kind], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["_turn", "_gate"], done.stderr
 
 
 COMPILE = """
-import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -138,7 +134,7 @@ SIZES = {"width": 576, "count": 15, "turning": 12, "half": 32, "inner": 1536, "h
 NUMBERS = {"eps": "fp32", "positions": "i32", "cos_row": "i32"}
 for kernel in (fused._turn, fused._gate):
     names = kernel.arg_names
-    signature = {name: "constexpr" if name in SIZES else NUMBERS.get(name, "*" + sys.argv[1]) for name in names}
+    signature = {name: "constexpr" if name in SIZES else NUMBERS.get(name, "*bf16") for name in names}
     sizes = {(place,): SIZES[name] for place, name in enumerate(names) if name in SIZES}
     source = ASTSource(fn=kernel, signature=signature, constexprs=sizes)
     assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
