@@ -125,6 +125,7 @@ def test_nothing_can_be_written_but_volumes(project: Project) -> None:
         assert written <= {"/data", "/models", "/secrets", "/prometheus", "/var/lib/grafana"}, name
     assert image_environment()["TRITON_CACHE_DIR"].startswith("/tmp/")
     assert project.config(BASE)["services"]["server"]["tmpfs"] == ["/tmp:exec"]  # else it may not run what it compiles
+    assert project.config(BASE, CPU)["services"]["server"]["tmpfs"] == ["/tmp"]
 
 
 def test_the_server_is_not_killed_while_it_drains(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
