@@ -45,9 +45,8 @@ def available(
         several, both = weight.new_zeros(1, 1, heads, head_dim), weight.new_zeros(1, 1, 2 * inner)
         turned(several, turning, h, several.flatten() if biases[0] else None, turns, turns, 1.0)
         gated(both, h, both.flatten() if biases[1] else None, 1.0)
-    except (
-        Exception
-    ) as error:  # no C compiler, a folder that cannot be written, a GPU that it does not know: it raises what it likes
+    except Exception as error:
+        # No C compiler, a folder that cannot be written, a GPU that it does not know: it raises what it likes.
         log.warning("Triton compiles nothing here, so a GPU is slower than it could be: %s", error)
         return False
     return True

@@ -133,6 +133,9 @@ def test_a_peer_that_breaks_is_named_with_what_it_had_done_and_the_others_go_on(
         ),
         (["peers", "--lengths", "2000,x"], "--lengths 2000,x: numbers with commas"),
         (["peers", "--lengths", "20"], "--lengths 20: must be from 500 to 10,000,000"),
+        (["flat", "--memories", "rmt,lstm"], "--memories: no 'lstm'; there are rmt, "),
+        (["flat", "--memories", "rmt,lamemo", "--backbone", "a"], "--memories: lamemo is not around a backbone"),
+        (["flat", "--memories", "rmt", "--backbone", "no.gguf"], "no GGUF file no.gguf"),
     ],
 )
 def test_what_is_asked_wrongly_is_named(arguments, said):

@@ -43,7 +43,6 @@ def flat(
     quick: Quick = False,
 ) -> None:
     """Neither time per token nor memory depends on how much was read."""
-    from everlong_models.errors import EverlongModelError
     from everlong_models.model import MEMORIES
     from everlong_server.bench import flat
 
@@ -52,15 +51,12 @@ def flat(
     if backbone is not None and (scratch := [name for name in chosen if not MEMORIES[name].around]):
         raise fail(f"--memories: {scratch[0]} is not around a backbone")
     _on(device)
-    try:
-        _report(
-            lambda: flat.run(
-                quick=quick, progress=_progress, streams=numbers, device=device, memories=chosen, backbone=backbone
-            ),
-            output,
-        )  # fmt: skip
-    except EverlongModelError as error:
-        raise fail(str(error)) from None
+    _report(
+        lambda: flat.run(
+            quick=quick, progress=_progress, streams=numbers, device=device, memories=chosen, backbone=backbone
+        ),
+        output,
+    )
 
 
 @bench.command()
@@ -191,19 +187,15 @@ def recall(
     output: Output = None,
 ) -> None:
     """What indexing a text costs beside reading it, and a search in it."""
-    from everlong_models.errors import EverlongModelError
     from everlong_server.bench import recall
 
     folder = chosen_models_dir(models_dir)
-    try:
-        _report(
-            lambda: recall.run(
-                megabytes=megabytes, texts=texts, questions=questions, rounds=rounds, models_dir=folder, progress=_progress
-            ),
-            output,
-        )  # fmt: skip
-    except EverlongModelError as error:
-        raise fail(str(error)) from None
+    _report(
+        lambda: recall.run(
+            megabytes=megabytes, texts=texts, questions=questions, rounds=rounds, models_dir=folder, progress=_progress
+        ),
+        output,
+    )
 
 
 @bench.command()
@@ -268,7 +260,13 @@ def _numbers(name: str, given: str, least: int) -> list[int]:
 
 
 def _report(measure: Callable[[], Report], output: Path | None) -> Report:
-    report = measure()
+    """What was measured, shown and written. A model that cannot be had or used ends it with a line."""
+    from everlong_models.errors import EverlongModelError
+
+    try:
+        report = measure()
+    except EverlongModelError as error:
+        raise fail(str(error)) from None
     report.show(out)
     write(report.document(command=command()), output)
     return report
