@@ -12,6 +12,7 @@ In Triton, which comes with PyTorch's builds for GPUs; sums are float32.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,26 +31,35 @@ except ImportError:  # a CPU's build of PyTorch has none
     triton = None
 
 
-def available(
-    weight: Tensor, *, heads: int, turning: int, head_dim: int, width: int, inner: int, biases: tuple[bool, bool]
-) -> bool:
-    """Whether this is for a model of such weights and sizes: on a GPU that Triton can compile for, which is done here, so that no
-    request waits for it, or fails by it. `heads`: those of queries, keys and values, of which the first `turning` have rotary positions.
-    `biases`: whether queries, keys and values have some, and gate and up."""
+def compiles(weight: Tensor, run: Callable[[], object]) -> bool:
+    """Whether `weight` is of a type and on a GPU that Triton can compile for. What `run` launches is compiled here, so that no request
+    waits for it, or fails by it."""
     if weight.device.type != "cuda" or not torch.cuda.is_available() or weight.dtype not in _KINDS:
         return False
     try:
         if triton is None:
             raise ImportError("it is not installed")
-        h, turns = weight.new_zeros(1, 1, width), weight.new_zeros(1, 1, 1, head_dim)
-        several, both = weight.new_zeros(1, 1, heads, head_dim), weight.new_zeros(1, 1, 2 * inner)
-        turned(several, turning, h, several.flatten() if biases[0] else None, turns, turns, 1.0)
-        gated(both, h, both.flatten() if biases[1] else None, 1.0)
+        run()
     except Exception as error:
         # No C compiler, a folder that cannot be written, a GPU that it does not know: it raises what it likes.
         log.warning("Triton compiles nothing here, so a GPU is slower than it could be: %s", error)
         return False
     return True
+
+
+def available(
+    weight: Tensor, *, heads: int, turning: int, head_dim: int, width: int, inner: int, biases: tuple[bool, bool]
+) -> bool:
+    """Whether this is for a model of such weights and sizes, see `compiles`. `heads`: those of queries, keys and values, of which the
+    first `turning` have rotary positions. `biases`: whether queries, keys and values have some, and gate and up."""
+
+    def run() -> None:
+        h, turns = weight.new_zeros(1, 1, width), weight.new_zeros(1, 1, 1, head_dim)
+        several, both = weight.new_zeros(1, 1, heads, head_dim), weight.new_zeros(1, 1, 2 * inner)
+        turned(several, turning, h, several.flatten() if biases[0] else None, turns, turns, 1.0)
+        gated(both, h, both.flatten() if biases[1] else None, 1.0)
+
+    return compiles(weight, run)
 
 
 if triton is not None:

@@ -115,6 +115,9 @@ class SegmentReader(nn.Module, ABC):
         """Whether what `read_checked` computes depends on nothing but shapes, so that it can be a CUDA graph."""
         return False
 
+    def optimize(self) -> None:
+        """For inference, with weights that are where they stay and will not change again. What there is to do is a memory's own."""
+
     @abstractmethod
     def initial_state(self, rows: int = 1) -> MemoryState:
         """See `MemoryModel`."""

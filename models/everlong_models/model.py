@@ -167,6 +167,7 @@ def load_model(
             backbone.optimize(quantize=quantize, bfloat16=kind.training_free if bfloat16 is None else bfloat16)
         if backbone is not None:
             merge(backbone)
+        module.optimize()
     return Model(
         name=_own_name(folder) if manifest else _short(name),
         memory_name=memory_name,

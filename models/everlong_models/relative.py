@@ -128,10 +128,10 @@ class RelativeAttention(nn.Module):
         """
         scale = self.dim**-0.5
         scores: Tensor = ((q + relative.u) * scale @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
-        scores += relative.align(self._along((q + relative.v) * scale, relative.encoding))
+        scores += relative.align(self.along((q + relative.v) * scale, relative.encoding))
         return scores.masked_fill_(~visible[:, None], -torch.inf)
 
-    def _along(self, x: Tensor, encoding: Tensor) -> Tensor:
+    def along(self, x: Tensor, encoding: Tensor) -> Tensor:
         """xᵀ W_r R for every distance: (B, H, T, d) → (B, H, T, N)."""
         weight = self.position.weight.view(self.heads, self.dim, -1)  # (H, d, D)
         if x.shape[-2] < self.dim:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from everlong_models import fused
+from everlong_models.attended import attended
 from everlong_models.cache import Cache
 from everlong_models.errors import ConfigError
 from everlong_models.memory import MemoryConfig, SegmentReader
@@ -126,6 +128,8 @@ class ScratchReader(SegmentReader):
         self.positions = RelativePositions(config.width, config.heads, config.dim, form)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.dropout = nn.Dropout(config.dropout)
+        self._fused = False
+        """Whether a step's attention is that of `attended`, which has no gradients."""
         for weight in (p for p in self.parameters() if p.dim() == 2):
             nn.init.normal_(weight, std=config.initial_std)
 
@@ -133,6 +137,18 @@ class ScratchReader(SegmentReader):
     def recordable(self) -> bool:
         """See `SegmentReader`."""
         return True
+
+    @torch.no_grad()
+    def optimize(self) -> None:
+        """See `SegmentReader`. On a GPU a step's attention is that of `attended`, where Triton can compile it."""
+
+        def run() -> None:
+            token = torch.zeros(1, 1, dtype=torch.int64, device=self._weight.device)
+            cache, _ = self.open(self.initial_state(), token)
+            self.step(cache, token[0])  # with all that is compiled for: sizes, strides, and how each layer's keys are aligned
+
+        self._fused = True
+        self._fused = fused.compiles(self._weight, run)
 
     @abstractmethod
     def _held(self, past: Mapping[str, Tensor]) -> Tensor:
@@ -147,7 +163,8 @@ class ScratchReader(SegmentReader):
 
     @abstractmethod
     def _keep(self, x: Tensor, context: Tensor, scores: Tensor) -> dict[str, Tensor]:
-        """What the memory needs of a layer: of its input (B, T, D), contexts (B, T, H, d), scores (B, H, T, K)."""
+        """What the memory needs of a layer: of its input (B, T, D), contexts (B, T, H, d), scores (B, H, T, K), or in their place
+        their logsumexp (B, H, T, 1): one key as heavy as all of them."""
 
     @abstractmethod
     def _next(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> MemoryState:
@@ -222,15 +239,21 @@ class ScratchReader(SegmentReader):
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """Appends one token a row, `tokens` (B,), to `cache` in place; logits (B, V) for the token after it."""
         kv, at, rows = cache["kv"], cache.lengths, torch.arange(cache.rows, device=tokens.device)
-        behind = self.positions.to_behind_each(self.past + at, self.past + self.segment_length)
+        place = self.past + at
+        behind = self.positions.to_behind_each(place, self.past + self.segment_length)
         visible = self._visible(cache.tensors, at[:, None], self.segment_length)
         x, kept = self._embed(tokens[:, None]), []
         for layer, block in self._layers():
             attention = block.attention
-            kv[rows, layer, 0, :, self.past + at] = attention.keys(x)[:, :, 0].type_as(kv)  # autocast's are of its type
-            kv[rows, layer, 1, :, self.past + at] = attention.values(x)[:, :, 0].type_as(kv)
-            scores = attention.scores(attention.queries(x), kv[:, layer, 0], behind, visible)
-            mixed = attention.mix(scores, kv[:, layer, 1])
+            q, k, v = attention.queries(x), kv[:, layer, 0], kv[:, layer, 1]
+            k[rows, :, place] = attention.keys(x)[:, :, 0].type_as(kv)  # autocast's are of its type
+            v[rows, :, place] = attention.values(x)[:, :, 0].type_as(kv)
+            if self._fused:
+                along = attention.along(q + behind.v, behind.encoding)
+                mixed, scores = attended(q, k, v, behind.u, along, place, visible)
+            else:
+                scores = attention.scores(q, k, behind, visible)
+                mixed = attention.mix(scores, v)
             kept.append(self._keep(x, mixed, scores))
             x = block(x, mixed)
         for name, value in {"tokens": tokens[:, None], **stack_layers(kept)}.items():

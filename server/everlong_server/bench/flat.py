@@ -95,6 +95,7 @@ def _built(name: str, around: Callable[[], Backbone], device: str) -> SegmentRea
     memory = tiny_memory(name, backbone).to(device)
     if backbone is not None and kind.whole:
         backbone.optimize()
+    memory.optimize()
     return memory
 
 
