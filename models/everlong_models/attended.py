@@ -41,20 +41,17 @@ if triton is not None:
         inside = number < dim
         seen = tl.load(visible + row * count + key, mask=key < count, other=0)
         there = seen[:, None] & inside[None, :]
-        # Both are on their way before either is waited for.
-        k = tl.load(
-            keys + row * key_row + head * key_head + key[:, None] * key_step + number[None, :], mask=there, other=0.0
-        ).to(tl.float32)
-        v = tl.load(
-            values + row * value_row + head * value_head + key[:, None] * value_step + number[None, :],
-            mask=there,
-            other=0.0,
-        ).to(tl.float32)
+        # Distances fall to 0, the query's own key: the products of all that is not ahead of it are the last ones.
+        first = along + line * count + (count - 1 - tl.load(at + row))
+        # All is on its way before anything is waited for.
+        these_keys = keys + row * key_row + head * key_head + key[:, None] * key_step + number[None, :]
+        these_values = values + row * value_row + head * value_head + key[:, None] * value_step + number[None, :]
+        k = tl.load(these_keys, mask=there, other=0.0).to(tl.float32)
+        v = tl.load(these_values, mask=there, other=0.0).to(tl.float32)
+        scores = tl.load(first + key, mask=seen, other=0.0).to(tl.float32)
         query = tl.load(q + line * dim + number, mask=inside, other=0.0).to(tl.float32)
         query += tl.load(u + head * dim + number, mask=inside, other=0.0).to(tl.float32)
-        # Distances fall to 0, the query's own key: the scores of all that is not ahead of it are the last ones.
-        first = along + line * count + (count - 1 - tl.load(at + row))
-        scores = tl.sum(k * query[None, :], axis=1) + tl.load(first + key, mask=seen, other=0.0).to(tl.float32)
+        scores += tl.sum(k * query[None, :], axis=1)
         scores = tl.where(seen, scores * scale, float("-inf"))
         # Where nothing is seen: a number, since −∞ from −∞ is none. Elsewhere the largest weighs 1, so all of them no less.
         most = tl.maximum(tl.max(scores, axis=0), -3.0e38)
@@ -98,7 +95,7 @@ def attended(
     (B, H, 1, K) the products of a query with every distance K − 1 … 0, neither of them scaled. `visible` (B, 1, K): something in each row,
     and nothing ahead of its query."""
     B, H, K, d = keys.shape
-    assert q.is_contiguous() and along.is_contiguous() and visible.is_contiguous() and u.is_contiguous()
+    assert all(tensor.is_contiguous() for tensor in (q, u, along, visible))
     assert keys.stride(-1) == values.stride(-1) == 1
     # All integers are the model's, none the batch's: what was compiled once is for however many rows.
     dim_block: int = triton.next_power_of_2(d)

@@ -145,7 +145,8 @@ class ScratchReader(SegmentReader):
         def run() -> None:
             token = torch.zeros(1, 1, dtype=torch.int64, device=self._weight.device)
             cache, _ = self.open(self.initial_state(), token)
-            self.step(cache, token[0])  # with all that is compiled for: sizes, strides, and how each layer's keys are aligned
+            # With all that is compiled for: sizes, strides, and how each layer's keys are aligned.
+            self.step(cache, token[0])
 
         self._fused = True
         self._fused = fused.compiles(self._weight, run)
