@@ -51,6 +51,17 @@ def shift(scores: Tensor, start: int, keys: int) -> Tensor:
     return flat.view(*flat.shape[:-1], T, N - 1)[..., :keys]
 
 
+def product(x: Tensor, y: Tensor) -> Tensor:
+    """`x` (B, H, T, n) times `y` (B, H, n, m).
+
+    On a CPU the keys and values of a cache, whose rows lie apart, would be copied for one query a row, in more time than the product
+    takes. By itself each row is multiplied where it is; and to the bit as if it were alone.
+    """
+    if x.device.type != "cpu" or len(x) == 1 or x.shape[2] > 1:
+        return x @ y
+    return torch.stack([one @ other for one, other in zip(x, y, strict=True)])
+
+
 class RelativePositions(nn.Module):
     """R and the biases u, v₊, v₋ (one v in the signed form), which all layers share."""
 
@@ -127,7 +138,7 @@ class RelativeAttention(nn.Module):
         In float32 or better, whatever the weights' type.
         """
         scale = self.dim**-0.5
-        scores: Tensor = ((q + relative.u) * scale @ k.mT).to(torch.promote_types(q.dtype, torch.float32))
+        scores: Tensor = product((q + relative.u) * scale, k.mT).to(torch.promote_types(q.dtype, torch.float32))
         scores += relative.align(self.along((q + relative.v) * scale, relative.encoding))
         return scores.masked_fill_(~visible[:, None], -torch.inf)
 
@@ -143,4 +154,4 @@ class RelativeAttention(nn.Module):
     @staticmethod
     def mix(scores: Tensor, v: Tensor) -> Tensor:
         """Contexts C (B, T, H, d): the values (B, H, K, d) by the softmax of scores (B, H, T, K)."""
-        return (scores.softmax(-1).to(v.dtype) @ v).transpose(1, 2)
+        return product(scores.softmax(-1).to(v.dtype), v).transpose(1, 2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from everlong_models.errors import ConfigError
-from everlong_models.relative import RelativePositions, shift
+from everlong_models.relative import RelativePositions, product, shift
 from everlong_models.scratch import newest
 from everlong_models.transformer_xl import TransformerXL, TransformerXLConfig
 from tests.models import twins
@@ -203,3 +203,16 @@ def test_heads_need_not_divide_the_width_when_their_dimension_is_given():
 def test_unknown_fields_are_errors():
     with pytest.raises(ValueError, match="memory_size"):
         TransformerXLConfig(**SMALL, memory_size=3)
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+def test_one_query_a_row_is_multiplied_to_the_bit_as_if_it_were_alone(queries):
+    """On a CPU, with the keys and with the values of a cache; more of them are multiplied as PyTorch does it."""
+    made = torch.Generator().manual_seed(0)
+    q, weights, kv = (
+        torch.randn(8, *shape, generator=made) for shape in ((4, queries, 64), (4, queries, 812), (2, 4, 812, 64))
+    )
+    for x, y in ((q, kv[:, 0].mT), (weights, kv[:, 1])):
+        together, by_itself = product(x, y), torch.cat([x[row : row + 1] @ y[row : row + 1] for row in range(8)])
+        assert torch.equal(together, by_itself if queries == 1 else x @ y)
+        torch.testing.assert_close(together, by_itself, rtol=1e-4, atol=1e-4)
