@@ -204,7 +204,7 @@ def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytes
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(fused, "gated", refuses)
+    monkeypatch.setattr(fused, "turned", refuses)
 
     with caplog.at_level(logging.WARNING):
         assert not fused.available(There(), **LAYER)
