@@ -1,6 +1,7 @@
-"""Several real servers for the price of one import: `python -m tests.deploy.fleet` forks one for each list of flags.
+"""Several real servers for the price of one: `python -m tests.deploy.fleet` forks one for each list of flags, behind the imports.
 
-With a read-only root, as docker-compose.yml has it: they can write to one folder, and nowhere else.
+With a read-only root, as docker-compose.yml has it: they can write to one folder, and nowhere else. What decodes is not
+stored there, so it is compiled before they part.
 """
 
 from __future__ import annotations
@@ -60,10 +61,14 @@ class Fleet:
 
 def main(commands: list[list[str]]) -> None:
     """Forks, prints the pids, then the pid of each that has ended; tells all to end when stdin is closed."""
+    from everlong_models import dense, drawing, grids, kernels
+    from everlong_models.team import prepare
     from everlong_server import listening  # noqa: F401 - what a server imports late
     from everlong_server.serving import serve_forever
     from everlong_server.settings import load_settings
 
+    prepare(grids.onto_grids, kernels.step, kernels.multiply, drawing.draw)
+    prepare(dense.product, dense.norm, dense.rotate, dense.attend)
     running = []
     for flags in commands:
         pid = os.fork()
