@@ -97,6 +97,7 @@ def attended(
     B, H, K, d = keys.shape
     assert all(tensor.is_contiguous() for tensor in (q, u, along, visible))
     assert keys.stride(-1) == values.stride(-1) == 1
+    assert not (torch.is_grad_enabled() and q.requires_grad), "it has no gradients"
     # All integers are the model's, none the batch's: what was compiled once is for however many rows.
     dim_block: int = triton.next_power_of_2(d)
     block = max(1, _TILE // dim_block)

@@ -118,7 +118,7 @@ class LaMemo(ScratchReader):
 def _mass(scores: Tensor) -> Tensor:
     """Log masses (B, T, H) of scores (B, H, T, K), in float32 at least."""
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    return (scores[..., 0] if scores.shape[-1] == 1 else scores.logsumexp(-1)).mT
+    return scores.logsumexp(-1).mT
 
 
 def interpolate(old: Tensor, old_mass: Tensor, new: Tensor, new_mass: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,7 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     On a CPU the keys and values of a cache, whose rows lie apart, would be copied for one query a row, in more time than the product
     takes. By itself each row is multiplied where it is; and to the bit as if it were alone.
     """
-    if x.device.type != "cpu" or len(x) == 1 or x.shape[2] > 1:
+    if x.device.type != "cpu" or len(x) < 2 or x.shape[2] > 1:
         return x @ y
     return torch.stack([one @ other for one, other in zip(x, y, strict=True)])
 

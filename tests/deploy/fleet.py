@@ -61,14 +61,22 @@ class Fleet:
 
 def main(commands: list[list[str]]) -> None:
     """Forks, prints the pids, then the pid of each that has ended; tells all to end when stdin is closed."""
+    import torch
+
     from everlong_models import dense, drawing, grids, kernels
+    from everlong_models.linear import has_dense
+    from everlong_models.quantized import fits
     from everlong_models.team import prepare
     from everlong_server import listening  # noqa: F401 - what a server imports late
     from everlong_server.serving import serve_forever
     from everlong_server.settings import load_settings
 
-    prepare(grids.onto_grids, kernels.step, kernels.multiply, drawing.draw)
-    prepare(dense.product, dense.norm, dense.rotate, dense.attend)
+    # What each would compile by itself (`decoding`, `sampling`, `llama`), where the processor can.
+    weight = torch.zeros(1, 1024)
+    if fits(weight):
+        prepare(grids.onto_grids, kernels.step, kernels.multiply, drawing.draw)
+    if has_dense(weight):
+        prepare(dense.product, dense.norm, dense.rotate, dense.attend)
     running = []
     for flags in commands:
         pid = os.fork()
