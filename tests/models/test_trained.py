@@ -19,7 +19,7 @@ def test_they_are_small():
     sizes = {
         folder.name: sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) for folder in PACKAGED.iterdir()
     }
-    assert 0 < sizes.pop(DEFAULT_MODEL) <= 5_000_000
+    assert 0 < sizes.pop(DEFAULT_MODEL) <= 10_000_000  # a tenth of the backbone's file, which everybody needs with it
     assert 0 < sum(sizes.values()) <= 5_000_000
 
 
