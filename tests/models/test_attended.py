@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,7 +27,7 @@ from everlong_server.bench import flat
 from tests.models.folders import VOCAB
 from tests.models.laws import tokens
 from tests.models.pretended import DEVICE, REAL
-from tests.models.test_fused import There
+from tests.models.test_fused import There, compiled_by
 from tests.models.twins import SMALL, random_weights
 from tests.tinymodel import make_tokenizer
 
@@ -154,10 +151,7 @@ def test_bfloat16_is_no_further_from_what_is_exact_than_pytorchs_operations() ->
 
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """For an H100, in bfloat16 and with what they are told at a launch; see test_fused.py."""
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["_look", "_join"], done.stderr
+    assert compiled_by(COMPILE, tmp_path) == ["_look", "_join"]
 
 
 COMPILE = """
