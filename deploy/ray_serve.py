@@ -18,7 +18,7 @@ from ray.serve import Application
 
 from everlong_models import Model
 from everlong_server.app import create_app
-from everlong_server.loading import load
+from everlong_server.process.loading import load
 from everlong_server.settings import PREFIX, SettingsError, load_settings
 
 log = logging.getLogger("everlong_server.ray")

@@ -16,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from everlong_server.metrics import Metrics
+from everlong_server.observability.metrics import Metrics
 from everlong_server.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[1]

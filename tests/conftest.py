@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from everlong_server.store.connection import Client, connect
-from everlong_server.store.embedded import EmbeddedRedis
+from everlong_server.store.redis.connection import Client, connect
+from everlong_server.store.redis.embedded import EmbeddedRedis
 from tests.process import Server
 from tests.tinymodel import make_model
 
@@ -50,7 +50,7 @@ async def redis(redis_url: str) -> AsyncIterator[Client]:
 @pytest.fixture(scope="session")
 def shared_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server process for all tests that do not harm it."""
-    # Without passages, so that a prompt's length is known to the token; tests/server/test_recall.py is about these.
+    # Without passages, so that a prompt's length is known to the token; tests/server/engine/answering/test_recall.py is about these.
     with Server(tiny_model, tmp_path_factory.mktemp("data"), recall_passages=0) as server:
         server.start()
         yield server

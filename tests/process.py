@@ -19,16 +19,16 @@ import httpx
 import psutil
 import redis
 
-from everlong_client.cli import main
-from everlong_server.bench.ports import free_port
-from everlong_server.store import keys
+from everlong_client.cli.cli import main
+from everlong_lab.harness.ports import free_port
+from everlong_server.store.redis import keys
 
 START_SECONDS = 120
 
 # Where servers are forked from: it has imported what they import, which takes a core ten times as long as all else they do.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["everlong_server.serving", "everlong_server.listening", "transformers.models.llama.modeling_llama"]
+    ["everlong_server.process.serving", "everlong_server.process.listening", "transformers.models.llama.modeling_llama"]
 )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everlong_server.store.keys import KEYS
+from everlong_server.store.redis.keys import KEYS
 
 ROOT = Path(__file__).parents[1]
 

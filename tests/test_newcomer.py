@@ -14,7 +14,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from everlong_server.bench.ports import free_port
+from everlong_lab.harness.ports import free_port
 from tests.page.conftest import CHROMIUM, FLAGS
 from tests.pages import ROOT, run_by
 from tests.process import wait_for

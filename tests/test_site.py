@@ -20,11 +20,11 @@ import typer
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from everlong_client.cli import app
-from everlong_models.backbone import Backbone
+from everlong_client.cli.cli import app
+from everlong_lab.train.recipe import load_recipe
+from everlong_models.backbone.backbone import Backbone
 from everlong_models.model import MEMORIES, memory_config
-from everlong_models.train.recipe import load_recipe
-from everlong_server.metrics import Metrics
+from everlong_server.observability.metrics import Metrics
 from everlong_server.settings import PREFIX, Settings, load_settings
 from tests.pages import PAGES as EVERY_PAGE
 from tests.pages import blocks, run_by

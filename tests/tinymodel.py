@@ -9,8 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from everlong_models.backbone import Backbone
-from everlong_models.rmt import RMT, RMTConfig
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.weights import Manifest, save_weights
 
 DATA = Path(__file__).parent / "data"

@@ -8,17 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from everlong_models.backbone import Backbone
-    from everlong_models.cache import Cache, Slots
+    from everlong_models.backbone.backbone import Backbone
+    from everlong_models.backbone.cache import Cache, Slots
     from everlong_models.errors import EverlongModelError, GrammarError
-    from everlong_models.grammar import Grammar, Grammars
-    from everlong_models.graphs import CUDAGraphs, ReadGraphs, Recorded, StepGraphs
-    from everlong_models.memory import MemoryConfig, MemoryModel
+    from everlong_models.generate.grammar import Grammar, Grammars
+    from everlong_models.generate.graphs import CUDAGraphs, ReadGraphs, Recorded, StepGraphs
+    from everlong_models.generate.sampling import Sampler, SamplingParams
+    from everlong_models.memories.memory import MemoryConfig, MemoryModel
+    from everlong_models.memories.state import MemoryState, decode_state, encode_state
+    from everlong_models.memories.view import MemoryView
     from everlong_models.model import MEMORIES, Model, load_model
-    from everlong_models.sampling import Sampler, SamplingParams
-    from everlong_models.state import MemoryState, decode_state, encode_state
-    from everlong_models.tokenizer import Tokenizer
-    from everlong_models.view import MemoryView
+    from everlong_models.text.tokenizer import Tokenizer
 
 __all__ = [
     "MEMORIES",
@@ -48,27 +48,27 @@ __all__ = [
 
 _MODULES = {
     "MEMORIES": "model",
-    "Backbone": "backbone",
-    "CUDAGraphs": "graphs",
-    "Cache": "cache",
+    "Backbone": "backbone.backbone",
+    "CUDAGraphs": "generate.graphs",
+    "Cache": "backbone.cache",
     "EverlongModelError": "errors",
-    "Grammar": "grammar",
+    "Grammar": "generate.grammar",
     "GrammarError": "errors",
-    "Grammars": "grammar",
-    "MemoryConfig": "memory",
-    "MemoryModel": "memory",
-    "MemoryState": "state",
-    "MemoryView": "view",
+    "Grammars": "generate.grammar",
+    "MemoryConfig": "memories.memory",
+    "MemoryModel": "memories.memory",
+    "MemoryState": "memories.state",
+    "MemoryView": "memories.view",
     "Model": "model",
-    "ReadGraphs": "graphs",
-    "Recorded": "graphs",
-    "Sampler": "sampling",
-    "SamplingParams": "sampling",
-    "Slots": "cache",
-    "StepGraphs": "graphs",
-    "Tokenizer": "tokenizer",
-    "decode_state": "state",
-    "encode_state": "state",
+    "ReadGraphs": "generate.graphs",
+    "Recorded": "generate.graphs",
+    "Sampler": "generate.sampling",
+    "SamplingParams": "generate.sampling",
+    "Slots": "backbone.cache",
+    "StepGraphs": "generate.graphs",
+    "Tokenizer": "text.tokenizer",
+    "decode_state": "memories.state",
+    "encode_state": "memories.state",
     "load_model": "model",
 }
 

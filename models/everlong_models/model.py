@@ -13,22 +13,29 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from everlong_models.armt import ARMT, ARMTConfig
-from everlong_models.backbone import Backbone
-from everlong_models.chat import ChatFormat
-from everlong_models.compressive import Compressive, CompressiveConfig
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.loading import (
+    DEFAULT_BACKBONE,
+    Progress,
+    architecture,
+    load_backbone,
+    load_tokenizer,
+    usable,
+)
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
-from everlong_models.infinite import InfiniteConfig, InfiniteFormer
-from everlong_models.infinite_scratch import InfiniteScratch, InfiniteScratchConfig
-from everlong_models.lamemo import LaMemo, LaMemoConfig
-from everlong_models.loading import DEFAULT_BACKBONE, Progress, architecture, load_backbone, load_tokenizer, usable
-from everlong_models.lowrank import merge
-from everlong_models.memory import MemoryConfig, SegmentReader
-from everlong_models.rmt import RMT, RMTConfig
-from everlong_models.tokenizer import Tokenizer
-from everlong_models.transformer_xl import TransformerXL, TransformerXLConfig
+from everlong_models.kernels.lowrank import merge
+from everlong_models.memories.armt import ARMT, ARMTConfig
+from everlong_models.memories.infinite.infinite import InfiniteConfig, InfiniteFormer
+from everlong_models.memories.infinite.infinite_scratch import InfiniteScratch, InfiniteScratchConfig
+from everlong_models.memories.memory import MemoryConfig, SegmentReader
+from everlong_models.memories.relative.compressive import Compressive, CompressiveConfig
+from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig
+from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
+from everlong_models.memories.rmt import RMT, RMTConfig
+from everlong_models.memories.window import Window, WindowConfig
+from everlong_models.text.chat import ChatFormat
+from everlong_models.text.tokenizer import Tokenizer
 from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, load_weights, own_parameters, read_manifest
-from everlong_models.window import Window, WindowConfig
 
 DEFAULT_MEMORY = "window"
 PACKAGED = Path(__file__).parent / "trained"

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from everlong_models.backbone import Backbone
+from everlong_models.backbone.backbone import Backbone
 from everlong_models.errors import AdapterError
-from everlong_models.lowrank import attach
+from everlong_models.kernels.lowrank import attach
 
 MANIFEST = "everlong.json"
 WEIGHTS = "memory.safetensors"

@@ -15,24 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
-from everlong_server import tracing
-from everlong_server.api import (
-    access,
-    documents,
-    errors,
-    fetch,
-    health,
-    keys,
-    named,
-    page,
-    sessions,
-    stream,
-    text,
-    tickets,
-)
+from everlong_server.api import access, errors, health, named, page
+from everlong_server.api.native import documents, fetch, keys, sessions, stream, text, tickets
 from everlong_server.api.openai import chat, files, responses, responses_socket, uploads
 from everlong_server.errors import Unavailable
-from everlong_server.metrics import Metrics
+from everlong_server.observability import tracing
+from everlong_server.observability.metrics import Metrics
 from everlong_server.services import Services, require_keys, require_vault, running
 from everlong_server.settings import Settings, traces_wanted
 

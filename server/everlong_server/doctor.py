@@ -21,18 +21,18 @@ import torch
 from redis.exceptions import RedisError
 
 from everlong_models import EverlongModelError
-from everlong_models.loading import DEFAULT_BACKBONE, find_packaged
+from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_packaged
 from everlong_models.model import DEFAULT_MODEL
+from everlong_server.observability.tracing import TracingError, start
 from everlong_server.services import NoKeys, key_in
 from everlong_server.settings import Settings, authority, is_loopback, traces_wanted
-from everlong_server.store import keys
-from everlong_server.store.blobs import Blobs
-from everlong_server.store.connection import Address, connect
-from everlong_server.store.embedded import EmbeddedRedisError, redis_server
-from everlong_server.store.passages import SearchMissing, require_search
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Address, connect
+from everlong_server.store.redis.embedded import EmbeddedRedisError, redis_server
 from everlong_server.store.rotation import anything
+from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passages import SearchMissing, require_search
 from everlong_server.store.vault import Vault, VaultError
-from everlong_server.tracing import TracingError, start
 
 _OLDEST_REDIS = (6, 2)
 _SKEW_SECONDS = 2.0

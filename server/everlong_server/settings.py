@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 
-from everlong_server.store.connection import Address
+from everlong_server.store.redis.connection import Address
 
 PREFIX = "EVERLONG_"
 # Read by the client's command line, not by the server.

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from everlong_client.cli import app
+from everlong_client.cli.cli import app
 from tests.client.fake_server import ANSWER, Fake, FakeServer
 from tests.client.test_memory import WINDOW
 

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from typer.testing import CliRunner, Result
 
-from everlong_client.cli import app
+from everlong_client.cli.cli import app
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _plugins(monkeypatch: pytest.MonkeyPatch) -> None:
         EntryPoint(name, f"tests.client.plugins:{target}", "everlong.commands") for name, target in targets.items()
     ]
     entries.append(EntryPoint("absent", "no_such_module_here:command", "everlong.commands"))
-    monkeypatch.setattr("everlong_client.commands.entry_points", lambda group: entries)
+    monkeypatch.setattr("everlong_client.cli.commands.entry_points", lambda group: entries)
 
 
 def run(*args: str) -> Result:
@@ -91,7 +91,7 @@ def test_the_client_loads_nothing_of_the_server(args: list[str]):
     """The real entry points, in a process of its own."""
     code = f"""
 import sys
-from everlong_client.cli import app
+from everlong_client.cli.cli import app
 try:
     app({args!r}, prog_name="everlong")
 finally:

@@ -21,8 +21,8 @@ from everlong_client import (
     StreamError,
     TextDelta,
 )
-from everlong_client.call import session_socket
-from everlong_client.wire import Wire
+from everlong_client.transport.call import session_socket
+from everlong_client.transport.wire import Wire
 from tests.client.fake_server import ANSWER, Fake, FakeServer
 
 

@@ -25,7 +25,7 @@ from everlong_client import (
     ReadingFailedError,
     UnsupportedMediaTypeError,
 )
-from everlong_client.upload import CHUNK, PART, Upload
+from everlong_client.transport.upload import CHUNK, PART, Upload
 from tests.client.conftest import eventually
 from tests.client.fake_server import FakeServer
 
@@ -245,7 +245,7 @@ def test_wait_does_not_overrun_its_timeout(client: Any, monkeypatch: pytest.Monk
 
 
 def test_wait_asks_when_events_fall_silent(client: Any, server: FakeServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("everlong_client.waiting.SILENCE", 0.1)
+    monkeypatch.setattr("everlong_client.transport.waiting.SILENCE", 0.1)
     id = client.documents.upload(b"x", filename="buffered").id
     assert client.documents.wait(id).status == "ready"
     assert server.fake.event_streams >= 1

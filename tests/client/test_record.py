@@ -3,7 +3,7 @@
 import pytest
 
 from everlong_client import Document, Failure, Message, Session, UnexpectedAnswerError, Usage
-from everlong_client.record import from_json
+from everlong_client.types.record import from_json
 
 
 def test_unknown_fields_are_left_out_at_every_depth():

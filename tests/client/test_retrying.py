@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 import everlong_client as el
-from everlong_client import call as calls
-from everlong_client.retrying import Retrying
+from everlong_client.transport import call as calls
+from everlong_client.transport.retrying import Retrying
 from tests.process import Server
 
 DOCUMENT = {
@@ -180,7 +180,7 @@ def test_a_real_server_does_it_once(shared_server: Server) -> None:
 def test_a_long_file_goes_in_parts_and_a_lost_one_is_sent_again(
     shared_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
-    monkeypatch.setattr("everlong_client.upload.PART", 1000)
+    monkeypatch.setattr("everlong_client.transport.upload.PART", 1000)
     text = "Où est la 鯨? " * 200
     path = tmp_path / "whale.txt"
     path.write_text(text)

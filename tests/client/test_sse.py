@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlong_client.sse import ServerSentEvent, SSEDecoder
+from everlong_client.transport.sse import ServerSentEvent, SSEDecoder
 
 STREAM = (
     "\ufeffevent: one\ndata: größer 🐋\n\n"

@@ -13,8 +13,8 @@ from everlong_client import (
     ServiceUnavailableError,
     Session,
 )
-from everlong_client.sse import ServerSentEvent
-from everlong_client.waiting import PATIENCE, SILENCE, Waiting, document_in
+from everlong_client.transport.sse import ServerSentEvent
+from everlong_client.transport.waiting import PATIENCE, SILENCE, Waiting, document_in
 
 READING = Document(id="doc_1", status="reading")
 

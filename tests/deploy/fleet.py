@@ -63,12 +63,12 @@ def main(commands: list[list[str]]) -> None:
     """Forks, prints the pids, then the pid of each that has ended; tells all to end when stdin is closed."""
     import torch
 
-    from everlong_models import dense, drawing, grids, kernels
-    from everlong_models.linear import has_dense
-    from everlong_models.quantized import fits
-    from everlong_models.team import prepare
-    from everlong_server import listening  # noqa: F401 - what a server imports late
-    from everlong_server.serving import serve_forever
+    from everlong_models.kernels.cpu import dense, drawing, grids, kernels
+    from everlong_models.kernels.cpu.quantized import fits
+    from everlong_models.kernels.cpu.team import prepare
+    from everlong_models.kernels.linear import has_dense
+    from everlong_server.process import listening  # noqa: F401 - what a server imports late
+    from everlong_server.process.serving import serve_forever
     from everlong_server.settings import load_settings
 
     # What each would compile by itself (`decoding`, `sampling`, `llama`), where the processor can.

@@ -14,7 +14,7 @@ import pytest
 
 from everlong_server.doctor import examine
 from everlong_server.settings import Settings, load_settings
-from everlong_server.store.embedded import redis_server
+from everlong_server.store.redis.embedded import redis_server
 from tests.deploy.files import ROOT, dockerfile, image_environment, program, run
 
 BASE = "docker-compose.yml"

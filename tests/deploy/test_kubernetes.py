@@ -13,8 +13,8 @@ import yaml
 from everlong_server.api.access import PROBES
 from everlong_server.openapi import openapi
 from everlong_server.settings import PREFIX, Settings, load_settings
-from everlong_server.store import keys
-from everlong_server.store.credentials import is_secret
+from everlong_server.store.redis import keys
+from everlong_server.store.tenants.credentials import is_secret
 from tests.deploy.files import ROOT, dockerfile, image_environment, program, run
 
 validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate").validate

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from everlong_server.app import create_app
-from everlong_server.metrics import Metrics
+from everlong_server.observability.metrics import Metrics
 from everlong_server.settings import Settings
 from tests.deploy.files import ROOT, program, run
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 from websockets.sync.client import connect as open_socket
 
-from everlong_server.bench.ports import free_port
-from everlong_server.store.embedded import EmbeddedRedis
+from everlong_lab.harness.ports import free_port
+from everlong_server.store.redis.embedded import EmbeddedRedis
 from tests.deploy.files import ROOT
 from tests.process import wait_for
 from tests.tinymodel import make_model

@@ -22,8 +22,8 @@ import redis
 import yaml
 from websockets.sync.client import connect
 
-from everlong_server.bench.ports import free_port
-from everlong_server.store.embedded import redis_server
+from everlong_lab.harness.ports import free_port
+from everlong_server.store.redis.embedded import redis_server
 from tests.deploy.files import ROOT, program, run
 from tests.deploy.fleet import Fleet
 from tests.deploy.names import Names

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from everlong_models.cache import Cache, Slots
+from everlong_lab.tasks.greedy import answer
+from everlong_models.backbone.cache import Cache, Slots
 from everlong_models.errors import StateNotFinite, StateShape, TokenError
-from everlong_models.greedy import answer
-from everlong_models.memory import MemoryModel
-from everlong_models.pause import pausing
-from everlong_models.state import MemoryState, decode_state, encode_state
+from everlong_models.kernels.pause import pausing
+from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.state import MemoryState, decode_state, encode_state
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 

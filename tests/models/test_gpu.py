@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from everlong_models.cache import Cache, Slots
-from everlong_models.graphs import ReadGraphs, Recorded, StepGraphs, _uncollected
+from everlong_models.backbone.cache import Cache, Slots
+from everlong_models.generate.graphs import ReadGraphs, Recorded, StepGraphs, _uncollected
+from everlong_models.generate.sampling import Sampler, SamplingParams, by_operations, choose, drawn
+from everlong_models.memories.state import MemoryState
 from everlong_models.model import MEMORIES, memory_config
-from everlong_models.sampling import Sampler, SamplingParams, by_operations, choose, drawn
-from everlong_models.state import MemoryState
 from tests.models.laws import tokens
 from tests.models.pretended import DEVICE, GPU, REAL, Graphs, OnGPU, gpu
 from tests.models.tiny import VOCAB, llama

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
-from everlong_models.linear import has_bfloat16
+from everlong_models.kernels.linear import has_bfloat16
+from everlong_models.memories.rmt import RMT, RMTConfig
+from everlong_models.memories.state import MemoryState, decode_state, encode_state
 from everlong_models.model import MEMORIES, Memory, Model, load_model
-from everlong_models.rmt import RMT, RMTConfig
-from everlong_models.state import MemoryState, decode_state, encode_state
 from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, save_weights
 from tests.models.folders import RMT as SPEC
 from tests.models.folders import backbone, change_weights, manifest

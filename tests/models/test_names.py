@@ -23,7 +23,7 @@ def test_no_name_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["everlong_models.errors", "everlong_server.store.credentials", "everlong_server.cli.keys"]
+    "module", ["everlong_models.errors", "everlong_server.store.tenants.credentials", "everlong_server.cli.keys"]
 )
 def test_who_needs_no_model_does_not_wait_for_one(module: str) -> None:
     code = f"import sys, {module}; assert 'torch' not in sys.modules"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from everlong_lab.eval.facts import draw_facts, facts
 from everlong_models.errors import ConfigError
-from everlong_models.eval.facts import draw_facts, facts
+from everlong_models.memories.rmt import RMT
 from everlong_models.model import DEFAULT_MODEL, PACKAGED, load_model
-from everlong_models.rmt import RMT
 from everlong_models.weights import MANIFEST
 
 CACHE = Path.home() / ".cache" / "everlong" / "models"  # converting takes half a minute, once a machine

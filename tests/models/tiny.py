@@ -7,7 +7,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from everlong_models.backbone import Backbone
+from everlong_models.backbone.backbone import Backbone
 
 VOCAB = 97
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everlong_models.scratch import ScratchReader
+from everlong_models.memories.relative.scratch import ScratchReader
 
 SMALL = {"vocab_size": 41, "width": 12, "layers": 2, "heads": 2, "feed_forward": 16, "segment_length": 8}
 

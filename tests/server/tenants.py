@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 
 import httpx
 
-from everlong_server.store import connection
-from everlong_server.store.credentials import SCOPES, Credentials
+from everlong_server.store.redis import connection
+from everlong_server.store.tenants.credentials import SCOPES, Credentials
 from tests.process import Server
 
 MODEL = "tiny-rmt"

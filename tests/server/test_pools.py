@@ -13,9 +13,9 @@ import pytest
 
 from everlong_server import services
 from everlong_server.pools import Pool
-from everlong_server.store import beside as beside_module
-from everlong_server.store.beside import Beside
-from everlong_server.store.blobs import Blobs
+from everlong_server.store.texts import beside as beside_module
+from everlong_server.store.texts.beside import Beside
+from everlong_server.store.texts.blobs import Blobs
 
 
 async def test_it_takes_no_thread_from_others_and_keeps_the_context() -> None:

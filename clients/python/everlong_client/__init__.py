@@ -10,7 +10,6 @@ with Everlong("http://127.0.0.1:8080") as client:
 
 from everlong_client.async_client import AsyncConversation, AsyncEverlong, AsyncMessageStream
 from everlong_client.client import Conversation, Everlong, MessageStream
-from everlong_client.document import Document, Failure
 from everlong_client.errors import (
     APIConnectionError,
     APIStatusError,
@@ -32,12 +31,20 @@ from everlong_client.errors import (
     UnprocessableEntityError,
     UnsupportedMediaTypeError,
 )
-from everlong_client.event import Event, OtherEvent, ResponseCompleted, ResponseCreated, ResponseEvidence, TextDelta
-from everlong_client.memory import Memory, MemoryDocument, MemoryLayer, MemoryPart, MemoryPhrase, Quote
-from everlong_client.message import Evidence, Message, Recall, Sampling, Usage
-from everlong_client.model import Model
-from everlong_client.session import Session
-from everlong_client.wire import VERSION as __version__  # noqa: N811  # the name that Python expects
+from everlong_client.transport.wire import VERSION as __version__  # noqa: N811  # the name that Python expects
+from everlong_client.types.document import Document, Failure
+from everlong_client.types.event import (
+    Event,
+    OtherEvent,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseEvidence,
+    TextDelta,
+)
+from everlong_client.types.memory import Memory, MemoryDocument, MemoryLayer, MemoryPart, MemoryPhrase, Quote
+from everlong_client.types.message import Evidence, Message, Recall, Sampling, Usage
+from everlong_client.types.model import Model
+from everlong_client.types.session import Session
 
 __all__ = [
     "APIConnectionError",

@@ -11,20 +11,20 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.protocol import State
 
-from everlong_client import call as calls
-from everlong_client.call import Call, Page
-from everlong_client.document import Document
 from everlong_client.errors import EverlongError
-from everlong_client.event import Answer, Event
-from everlong_client.memory import Memory
-from everlong_client.message import Message, Recall, Sampling
-from everlong_client.model import Model
-from everlong_client.retrying import RETRIES
-from everlong_client.session import Session
-from everlong_client.sse import ServerSentEvent, SSEDecoder
-from everlong_client.upload import AnySource, Upload, UploadProgress
-from everlong_client.waiting import Waiting, document_in
-from everlong_client.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, proxied
+from everlong_client.transport import call as calls
+from everlong_client.transport.call import Call, Page
+from everlong_client.transport.retrying import RETRIES
+from everlong_client.transport.sse import ServerSentEvent, SSEDecoder
+from everlong_client.transport.upload import AnySource, Upload, UploadProgress
+from everlong_client.transport.waiting import Waiting, document_in
+from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, proxied
+from everlong_client.types.document import Document
+from everlong_client.types.event import Answer, Event
+from everlong_client.types.memory import Memory
+from everlong_client.types.message import Message, Recall, Sampling
+from everlong_client.types.model import Model
+from everlong_client.types.session import Session
 
 __all__ = ["AsyncConversation", "AsyncDocuments", "AsyncEverlong", "AsyncMessageStream", "AsyncModels", "AsyncSessions"]
 

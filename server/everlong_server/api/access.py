@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from everlong_server.api.errors import RESPONSES, answer
 from everlong_server.api.views import whole
 from everlong_server.errors import NotFound, PermissionDenied, Unauthenticated
-from everlong_server.metrics import Metrics
+from everlong_server.observability.metrics import Metrics
 from everlong_server.settings import Settings
-from everlong_server.store.credentials import SCOPES, Caller
 from everlong_server.store.records import DEFAULT_TENANT
+from everlong_server.store.tenants.credentials import SCOPES, Caller
 
 PROBES = frozenset({"/livez", "/readyz", "/metrics"})
 OPEN = PROBES | {"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/favicon.ico"}

@@ -11,8 +11,8 @@ from everlong_server.api import schemas
 from everlong_server.api.errors import RESPONSES
 from everlong_server.api.views import Served, formats_view, model_view, whole
 from everlong_server.errors import NotFound, Unavailable
-from everlong_server.metrics import CONTENT_TYPE_LATEST
-from everlong_server.store import keys
+from everlong_server.observability.metrics import CONTENT_TYPE_LATEST
+from everlong_server.store.redis import keys
 
 router = APIRouter()
 

@@ -8,8 +8,8 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everlong_server.logs import REQUEST
-from everlong_server.tracing import Tracing
+from everlong_server.observability.logs import REQUEST
+from everlong_server.observability.tracing import Tracing
 
 _GIVEN = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 

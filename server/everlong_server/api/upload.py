@@ -16,11 +16,11 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
-from everlong_server import formats
+from everlong_server.engine.documents import formats
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 from everlong_server.pools import Pool
-from everlong_server.store import marks
-from everlong_server.store.blobs import Blobs, BlobWriter
+from everlong_server.store.texts import marks
+from everlong_server.store.texts.blobs import Blobs, BlobWriter
 
 _MAGIC = {
     b"\x1f\x8b": "a gzip file",

@@ -9,10 +9,10 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
-from everlong_models.view import LayerView
-from everlong_server import formats
+from everlong_models.memories.view import LayerView
 from everlong_server.api import schemas
-from everlong_server.engine.memories import SessionMemory
+from everlong_server.engine.answering.memories import SessionMemory
+from everlong_server.engine.documents import formats
 from everlong_server.errors import RateLimited, Unavailable
 from everlong_server.services import Services
 from everlong_server.store.records import Document, Reading, Session, reading_id

@@ -29,14 +29,14 @@ def rotate() -> None:
 
     from redis.exceptions import RedisError
 
-    from everlong_server.audit import audit, command_line
     from everlong_server.cli.common import log_to_stderr, redis_of, settings_or_fail
     from everlong_server.errors import ServerError
-    from everlong_server.store.blobs import Blobs
-    from everlong_server.store.connection import connect
-    from everlong_server.store.embedded import EmbeddedRedisError
+    from everlong_server.observability.audit import audit, command_line
+    from everlong_server.store.redis.connection import connect
+    from everlong_server.store.redis.embedded import EmbeddedRedisError
     from everlong_server.store.rotation import Rotated
     from everlong_server.store.rotation import rotate as seal_anew
+    from everlong_server.store.texts.blobs import Blobs
     from everlong_server.store.vault import Vault, VaultError
 
     settings = settings_or_fail()

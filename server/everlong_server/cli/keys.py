@@ -15,7 +15,7 @@ from everlong_server.cli.common import err, fail, log_to_stderr, out, redis_of, 
 
 if TYPE_CHECKING:
     from everlong_server.settings import Settings
-    from everlong_server.store.credentials import Credentials
+    from everlong_server.store.tenants.credentials import Credentials
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def create(
 @keys.command()
 def secret() -> None:
     """Print a key that is stored nowhere, for the file EVERLONG_ADMIN_KEY_FILE: a server makes it when it starts."""
-    from everlong_server.store.credentials import new_secret
+    from everlong_server.store.tenants.credentials import new_secret
 
     out.print(new_secret(), soft_wrap=True)
 
@@ -91,10 +91,10 @@ def _with(settings: Settings, work: Callable[[Credentials], Awaitable[T]]) -> T:
     from redis.exceptions import RedisError
 
     from everlong_server.errors import ServerError
-    from everlong_server.store.connection import connect
-    from everlong_server.store.credentials import Credentials
     from everlong_server.store.documents import adopt
-    from everlong_server.store.embedded import EmbeddedRedisError
+    from everlong_server.store.redis.connection import connect
+    from everlong_server.store.redis.embedded import EmbeddedRedisError
+    from everlong_server.store.tenants.credentials import Credentials
 
     async def run(url: str) -> T:
         redis = connect(url, settings.redis_copies)

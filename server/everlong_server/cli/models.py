@@ -15,7 +15,7 @@ models = typer.Typer(add_completion=False, no_args_is_help=True, help="List, fet
 @models.command("list")
 def list_models(models_dir: ModelsDir = None) -> None:
     """The models at hand."""
-    from everlong_models.loading import DEFAULT_BACKBONE, find_packaged
+    from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_packaged
     from everlong_models.model import DEFAULT_MODEL, PACKAGED
 
     folder, table = chosen_models_dir(models_dir), Table("model", "where", "size")
@@ -48,7 +48,7 @@ def path(name: str, models_dir: ModelsDir = None) -> None:
 
 def _find(name: str, models_dir: Path | None) -> Path:
     from everlong_models import EverlongModelError
-    from everlong_models.loading import find_backbone
+    from everlong_models.backbone.loading import find_backbone
     from everlong_models.model import find_model
     from everlong_models.weights import MANIFEST
 

@@ -25,6 +25,6 @@ def _serve(context: typer.Context) -> None:
         settings = load_settings(context.args)
     except SettingsError as error:
         raise fail(str(error)) from None
-    from everlong_server.serving import serve_forever
+    from everlong_server.process.serving import serve_forever
 
     raise typer.Exit(serve_forever(settings))

@@ -18,9 +18,9 @@ from typing import Any, Self
 from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, InvalidRequest, ServerError
-from everlong_server.store import keys
-from everlong_server.store.connection import Client
-from everlong_server.store.scripts import Scripts
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.vault import Vault
 
 # KEYS: attempt. ARGV: owner `replica|nonce`, id, milliseconds, prefix of replica keys

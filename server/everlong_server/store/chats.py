@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from everlong_server.errors import Damaged, KeyMissing
-from everlong_server.store import keys
-from everlong_server.store.connection import Client, every
 from everlong_server.store.records import Said, Session
-from everlong_server.store.scripts import Scripts, flat
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client, every
+from everlong_server.store.redis.scripts import Scripts, flat
 from everlong_server.store.vault import Vault
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from everlong_server.errors import NotFound
-from everlong_server.store import keys
-from everlong_server.store.allowance import MISSING_QUEUE, MISSING_ROOM, Allowance, today
-from everlong_server.store.connection import Client, every
+from everlong_server.observability.tracing import current
 from everlong_server.store.records import (
     DEFAULT_TENANT,
     Cursor,
@@ -24,9 +22,11 @@ from everlong_server.store.records import (
     pack_tokens,
     reading_id,
 )
-from everlong_server.store.scripts import CLAIMING, Scripts, flat
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client, every
+from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
+from everlong_server.store.tenants.allowance import MISSING_QUEUE, MISSING_ROOM, Allowance, today
 from everlong_server.store.vault import Vault
-from everlong_server.tracing import current
 
 # KEYS: document, documents, document_readings, reading, jobs, stored, queued, and the upload and its parts that it is
 # made of, if it is

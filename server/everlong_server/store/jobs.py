@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from redis.exceptions import ResponseError
 
-from everlong_server.store import keys
-from everlong_server.store.connection import Client, every
-from everlong_server.store.scripts import Scripts
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client, every
+from everlong_server.store.redis.scripts import Scripts
 
 _MOST_LOOKED_AT = 10_000
 """Of what waits, so many of the oldest entries are looked at for a tenant whose turn it is."""

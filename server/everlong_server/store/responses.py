@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from everlong_server.errors import NotFound
-from everlong_server.store import keys
-from everlong_server.store.connection import Client
 from everlong_server.store.records import DEFAULT_TENANT, Hash, Said, Session, belongs, is_id, now
-from everlong_server.store.scripts import CLAIMING, STORE, Scripts, flat
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.scripts import CLAIMING, STORE, Scripts, flat
 from everlong_server.store.vault import Vault
 
 OPEN = ("queued", "in_progress")

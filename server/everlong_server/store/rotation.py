@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from everlong_server.store import keys
-from everlong_server.store.blobs import Blobs
-from everlong_server.store.connection import Client, every
-from everlong_server.store.scripts import Scripts
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client, every
+from everlong_server.store.redis.scripts import Scripts
+from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.vault import FIELDS, MESSAGES, Vault
 
 UNFINISHED = b"unfinished"

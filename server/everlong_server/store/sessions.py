@@ -13,9 +13,6 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
-from everlong_server.store import keys
-from everlong_server.store.allowance import Allowance
-from everlong_server.store.connection import Client
 from everlong_server.store.documents import TAKE_OUT, page
 from everlong_server.store.records import (
     Session,
@@ -28,7 +25,10 @@ from everlong_server.store.records import (
     reading_id,
     title_of,
 )
-from everlong_server.store.scripts import Scripts, flat
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.scripts import Scripts, flat
+from everlong_server.store.tenants.allowance import Allowance
 from everlong_server.store.vault import MESSAGES, Vault
 
 _START = """

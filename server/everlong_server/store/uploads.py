@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from everlong_server.errors import NotFound, TooLarge
-from everlong_server.store import keys
-from everlong_server.store.connection import Client
 from everlong_server.store.records import belongs, is_id
-from everlong_server.store.scripts import STORE, Scripts, flat
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.scripts import STORE, Scripts, flat
 from everlong_server.store.vault import Vault
 
 # KEYS: any of ours. Returns Redis's time of day, seconds and microseconds.

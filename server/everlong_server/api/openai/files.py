@@ -10,8 +10,9 @@ from typing import IO, Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from everlong_server.api import documents, schemas
+from everlong_server.api import schemas
 from everlong_server.api.errors import RESPONSES
+from everlong_server.api.native import documents
 from everlong_server.api.once import Key
 from everlong_server.api.openai.schemas import File, FileDeleted, FileList
 from everlong_server.api.views import Served, document_view

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, model_validator
 
 from everlong_models import GrammarError
+from everlong_server.api.native.sessions import require_json
 from everlong_server.api.schemas import Wire
-from everlong_server.api.sessions import require_json
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 

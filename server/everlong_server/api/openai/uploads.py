@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from everlong_server.api.documents import make
 from everlong_server.api.errors import RESPONSES
+from everlong_server.api.native.documents import make
 from everlong_server.api.openai import files
 from everlong_server.api.openai.formats import Nullable
 from everlong_server.api.openai.schemas import File

@@ -1,0 +1,103 @@
+"""A session's memory as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.filesize import decimal
+
+from everlong_client.types.memory import Memory, MemoryLayer, MemoryPhrase
+
+__all__ = ["headline", "table", "words"]
+
+_WIDEST = 60
+
+
+def table(memory: Memory) -> str:
+    """What there is to say, in lines: the documents, the parts, and of an ∞-former the layers."""
+    return "".join(f"{line.rstrip()}\n" for line in _lines(memory))
+
+
+def headline(memory: Memory) -> str:
+    """The memory in a line."""
+    segments = "segment" if memory.segments == 1 else "segments"
+    return (
+        f"{memory.memory}: {memory.tokens:,} tokens read in {memory.segments:,} {segments} of {memory.segment_length}, "
+        f"{memory.open} in the open one; {decimal(memory.bytes)}"
+    )
+
+
+def words(phrase: MemoryPhrase) -> str:
+    """A phrase in a line: its words, or its tokens where these are not known."""
+    if phrase.quote is None:
+        return _span(phrase.start, phrase.end)
+    text = " ".join(phrase.quote.text.split())
+    return f"“{text if len(text) <= _WIDEST else text[: _WIDEST - 1] + '…'}”"
+
+
+def _lines(memory: Memory) -> Iterator[str]:
+    yield headline(memory)
+    for document in memory.documents:
+        yield f"{document.document} is tokens {_span(document.start, document.end)}"
+    if memory.parts:
+        yield ""
+        yield from _aligned(
+            ("part", "tokens", "used", "of", "age", "change"),
+            [
+                (
+                    part.name if part.layer is None else f"{part.name} {part.layer}",
+                    _span(part.start, part.end),
+                    f"{part.used:,.0f}" if part.used == int(part.used) else f"{part.used:,.1f}",
+                    f"{part.slots:,}",
+                    f"{part.age:,}",
+                    "" if part.change is None else f"{part.change:.1%}",
+                )
+                for part in memory.parts
+            ],
+        )
+    if memory.layers:
+        yield ""
+        yield from _aligned(
+            ("layer", "half of the attention", "space", "most space"),
+            [(str(layer.layer), _attended(layer), *_largest(layer)) for layer in memory.layers],
+            last_left=True,
+        )
+
+
+def _largest(layer: MemoryLayer) -> tuple[str, str]:
+    if not layer.phrases:
+        return "", "all have the same"
+    return f"{layer.phrases[0].space:.1%}", words(layer.phrases[0])
+
+
+def _attended(layer: MemoryLayer) -> str:
+    """The shortest run of tokens that gets half of the attention."""
+    if layer.attention is None:
+        return ""
+    edges, upto = layer.edges, [0.0]
+    for share in layer.attention:
+        upto.append(upto[-1] + share)
+    best, last = (edges[0], edges[-1]), 0
+    for first in range(len(upto)):
+        while last < len(upto) and upto[last] - upto[first] < upto[-1] / 2:
+            last += 1
+        if last == len(upto):
+            break
+        if edges[last] - edges[first] < best[1] - best[0]:
+            best = edges[first], edges[last]
+    return _span(round(best[0]), round(best[1]))
+
+
+def _span(start: int, end: int) -> str:
+    return f"{start:,} – {end:,}" if end > start else "none"
+
+
+def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], *, last_left: bool = False) -> Iterator[str]:
+    """Columns to the right, the first one to the left, and the last one if it is words."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        left = {0, len(row) - 1} if last_left else {0}
+        cells = [
+            cell.ljust(w) if n in left else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells)

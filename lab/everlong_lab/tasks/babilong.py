@@ -1,0 +1,283 @@
+"""BABILong (Kuratov et al. 2024): bAbI's facts, in their order, spread over book text; the question at the end.
+
+    head  [prompt]  noise fact noise … fact noise  separator  question  ask  answer
+
+in the chat format of the tokenizer. Facts and questions are those of `babi`: training and test questions as released.
+The noise to learn from is of the books that are not held out, the noise to measure with of those that are.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+from transformers import PreTrainedTokenizerBase
+
+from everlong_lab.corpora import text, vocabulary
+from everlong_lab.corpora.hidden import Hidden, hide
+from everlong_lab.tasks import babi, greedy
+from everlong_lab.tasks.babi import LABELS, BabiQuestion, BabiTask
+from everlong_lab.tasks.exchange import Exchange, stacked
+from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
+from everlong_models.errors import TokenError
+from everlong_models.memories.memory import MemoryModel
+
+ANSWER = 16
+"""Tokens that an answer may take; answers are one word."""
+Prompt = Literal["few-shot", "bare"]
+_TRIES = 200
+
+
+class BabilongConfig(TaskConfig):
+    """`tasks`: of bAbI, drawn equally often. `noise`: the data set of books. `noise_characters`: how much of it is kept
+    in memory to learn from, and at most to measure with. `vocabulary`: tokens of the tokenizer that is made for a model
+    from scratch."""
+
+    name: Literal["babilong"] = "babilong"
+    tasks: tuple[BabiTask, ...] = Field(("qa1", "qa2", "qa3", "qa4", "qa5"), min_length=1)
+    noise: str = "books-260"
+    noise_characters: int = Field(6_000_000, ge=10_000)
+    vocabulary: int = Field(1024, ge=512)
+
+
+class Sample(NamedTuple):
+    """A `question` of a `task`, and what is read until its answer."""
+
+    task: BabiTask
+    question: BabiQuestion
+    asked: Hidden
+
+
+class Answer(NamedTuple):
+    """What was answered to a sample, and whether `is_right` says so."""
+
+    sample: Sample
+    text: str
+    right: bool
+
+
+class Babilong(Task):
+    """BABILong for training, with the bare prompt, and its samples for evaluation. Raises `DataError`."""
+
+    def __init__(self, config: BabilongConfig, setting: Setting) -> None:
+        self.config = config
+        self.exchange = Exchange(setting.tokenizer)
+        self._seed = setting.seed
+        self._S = setting.segment_length
+        self._data = setting.data
+        self._encode = functools.lru_cache(50_000)(self.exchange.tokenizer.encode)  # facts are few, and come often
+
+    @classmethod
+    def make_tokenizer(cls, config: BabilongConfig, data: Path) -> PreTrainedTokenizerBase:
+        """Byte-level, from facts and noise."""
+        kept, _ = text.books(text.find(data, config.noise))
+
+        def texts() -> Iterator[str]:
+            for task in config.tasks:
+                for file in babi.questions(data, task, held_out=False):
+                    yield from (" ".join(("", *asked.facts, asked.question, asked.answer)) for asked in file[:3000])
+            yield from (" ".join(text.read(book)[:50_000].split()) for book in kept)
+
+        return vocabulary.byte_level(texts(), config.vocabulary)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.exchange.tokenizer.vocab_size
+
+    @functools.cached_property
+    def _noise(self) -> text.Noise:
+        kept, _ = text.books(text.find(self._data, self.config.noise))
+        return text.Noise(text.middles(kept, self.config.noise_characters), self.exchange.tokenizer)
+
+    @functools.cached_property
+    def _held_out(self) -> text.Noise:
+        _, held_out = text.books(text.find(self._data, self.config.noise))
+        return text.Noise(text.middles(held_out, self.config.noise_characters), self.exchange.tokenizer)
+
+    @functools.cached_property
+    def _questions(self) -> dict[BabiTask, list[list[BabiQuestion]]]:
+        return {task: babi.questions(self._data, task, held_out=False) for task in self.config.tasks}
+
+    def batch(self, step: int, rows: int, segments: int) -> Batch:
+        random = self.random(self._seed, step)
+        lines = []
+        for _ in range(rows):
+            task = self.config.tasks[random.integers(len(self.config.tasks))]
+            sample, length = self._drawn(random, task, segments)
+            lines.append(
+                self.exchange.line(self._hide(random, sample, self._noise, "bare", task, length).ids(), sample.answer)
+            )
+        return stacked(lines)
+
+    def _drawn(self, random: np.random.Generator, task: BabiTask, segments: int) -> tuple[BabiQuestion, int]:
+        """A question that fits into so many segments, and a length to hide it in, without its answer.
+
+        The length is any that ends in the last segment, so that questions stand everywhere in a segment.
+        """
+        files = self._questions[task]
+        for _ in range(_TRIES):
+            file = files[random.integers(len(files))]
+            question = file[random.integers(len(file))]
+            least = self._least(question, "bare", task)
+            most = segments * self._S - len(self.exchange.answer(question.answer))
+            if least <= most:
+                return question, int(random.integers(max(least, most - self._S + 1), most + 1))
+        raise TokenError(f"{segments} segments of {self._S} tokens hold no question of {task}")
+
+    def samples(
+        self,
+        task: BabiTask,
+        length: int | None,
+        count: int,
+        *,
+        seed: int,
+        prompt: Prompt = "bare",
+        room: int = ANSWER,
+        fewer: bool = False,
+    ) -> list[Sample]:
+        """Held-out samples of exactly `length` tokens with prompt, question and `room` tokens for the answer; None is
+        without noise.
+
+        The same questions for every length, except those that do not fit. Raises `TokenError` if fewer than `count` do,
+        or (`fewer`) none at all.
+        """
+        asked = babi.questions(self._data, task, held_out=True)[0]
+        number = list(LABELS).index(task)
+        order = np.random.default_rng([seed, 1, number]).permutation(len(asked))
+        most = None if length is None else length - room
+        fitting = (asked[i] for i in order if most is None or self._least(asked[i], prompt, task) <= most)
+        found: list[Sample] = []
+        for question in fitting:
+            if len(found) == count:
+                break
+            random = np.random.default_rng([seed, 2, number, length or 0, len(found)])
+            found.append(Sample(task, question, self._hide(random, question, self._held_out, prompt, task, most)))
+        if len(found) < (1 if fewer else count):
+            raise TokenError(f"{len(found)} questions of {task} fit into {length} tokens, {count} are wanted")
+        return found
+
+    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+        """`accuracy`, and that of each task, of `samples` questions in all, as equally many of each as can be; of fewer
+        where fewer fit.
+
+        `remembered`: the accuracy where all that the answer follows from was told before the last segment; nothing but
+        the memory tells it then. Missing if there is no such sample.
+        """
+        shares = [len(part) for part in np.array_split(np.arange(samples), len(self.config.tasks))]
+        right: list[bool] = []
+        remembered: list[bool] = []
+        scores: dict[str, float] = {}
+        for task, share in zip(self.config.tasks, shares, strict=True):
+            if share:
+                room = max(len(self.exchange.answer(label)) for label in LABELS[task])
+                chosen = self.samples(task, segments * self._S, share, seed=0, room=room, fewer=True)
+                found = self.answers(model, chosen)
+                scores[task] = sum(answer.right for answer in found) / len(found)
+                right += [answer.right for answer in found]
+                remembered += [answer.right for answer in found if self._is_far(answer.sample)]
+        if remembered:
+            scores["remembered"] = sum(remembered) / len(remembered)
+        return {"accuracy": sum(right) / len(right), **scores}
+
+    def _is_far(self, sample: Sample) -> bool:
+        """Whether all supporting facts end before the segment in which the answer begins."""
+        ends = sample.asked.ends()
+        border = (len(sample.asked) - 1) // self._S * self._S
+        return all(ends[fact] <= border for fact in sample.question.support)
+
+    def answers(
+        self,
+        model: MemoryModel,
+        samples: Sequence[Sample],
+        *,
+        rows: int = 16,
+        progress: Callable[[], None] = lambda: None,
+    ) -> list[Answer]:
+        """The model's answers, greedy; up to `rows` samples of one length are read at once. `progress` is called after each."""
+        found = []
+        decode = self.exchange.tokenizer.decode
+        for _, group in groupby(sorted(samples, key=lambda sample: len(sample.asked)), key=lambda s: len(s.asked)):
+            same = list(group)
+            for some in (same[first : first + rows] for first in range(0, len(same), rows)):
+                state, tokens = greedy.read_stream(model, [sample.asked.pieces() for sample in some])
+                given = greedy.answer(model, state, tokens, most=ANSWER, ends=self.exchange.ends)
+                for sample, ids in zip(some, given, strict=True):
+                    said = decode(ids)
+                    found.append(Answer(sample, said, is_right(said, sample.question, LABELS[sample.task])))
+                    progress()
+        return found
+
+    def _least(self, asked: BabiQuestion, prompt: Prompt, task: BabiTask) -> int:
+        before, told, after = self._parts(asked, prompt, task)
+        return len(before) + sum(map(len, told)) + len(after)
+
+    def _parts(
+        self, asked: BabiQuestion, prompt: Prompt, task: BabiTask
+    ) -> tuple[list[int], list[list[int]], list[int]]:
+        told = [self._encode(f" {fact}") for fact in asked.facts]
+        if prompt == "bare":
+            return self.exchange.head(), told, self.exchange.question(asked.question)
+        return (
+            self.exchange.head(f"{_PROMPTS[task]}\n\nText:"),
+            told,
+            self.exchange.question(f"Question: {asked.question} Answer with one word."),
+        )
+
+    def _hide(
+        self,
+        random: np.random.Generator,
+        asked: BabiQuestion,
+        noise: text.Noise,
+        prompt: Prompt,
+        task: BabiTask,
+        length: int | None,
+    ) -> Hidden:
+        before, told, after = self._parts(asked, prompt, task)
+        return hide(random, noise, before=before, told=told, after=after, length=length)
+
+
+def is_right(given: str, asked: BabiQuestion, labels: Sequence[str]) -> bool:
+    """Whether the answer is that of the question, by the rule of the benchmark's own scorer.
+
+    Of the answer's first sentence, in small letters: among the task's labels that it contains, without those that the
+    question contains, is the expected one and no other.
+    """
+    said, question = given.lower().split(".")[0], asked.question.lower()
+    named = {label.lower() for label in labels if label.lower() in said and label.lower() not in question}
+    return named == {asked.answer.lower()}
+
+
+_WHERE = "The text below has facts about people, places and things hidden in it. Answer the question from these facts alone. "
+_PROMPTS: dict[BabiTask, str] = {
+    "qa1": _WHERE + "A person is where they went last.\n\n"
+    "Text: Alan went to the garage. Rose moved to the beach. Alan travelled to the shop.\n"
+    "Question: Where is Alan?\nAnswer: shop\n\n"
+    "Text: Rose moved to the library. Alan went to the park. Peter went to the shop.\n"
+    "Question: Where is Rose?\nAnswer: library",
+    "qa2": _WHERE + "A thing goes where the person goes who has it, and stays where it was put down.\n\n"
+    "Text: Alan went to the garage. Alan took the bottle. Alan moved to the shop.\n"
+    "Question: Where is the bottle?\nAnswer: shop\n\n"
+    "Text: Rose got the key. Rose went to the park. Rose put down the key. Rose went to the library.\n"
+    "Question: Where is the key?\nAnswer: park",
+    "qa3": _WHERE + "A thing goes where the person goes who has it, and stays where it was put down.\n\n"
+    "Text: Alan took the bottle. Alan went to the garage. Rose went to the park. Alan moved to the shop.\n"
+    "Question: Where was the bottle before the shop?\nAnswer: garage\n\n"
+    "Text: Rose got the key. Rose went to the park. Rose went to the library. Rose moved to the beach.\n"
+    "Question: Where was the key before the library?\nAnswer: park",
+    "qa4": _WHERE + "\n\n"
+    "Text: The garage is north of the shop. The park is south of the shop.\n"
+    "Question: What is north of the shop?\nAnswer: garage\n\n"
+    "Text: The library is west of the beach. The beach is west of the park.\n"
+    "Question: What is the beach west of?\nAnswer: park",
+    "qa5": _WHERE + "\n\n"
+    "Text: Alan took the bottle there. Alan gave the bottle to Rose. Peter went to the shop.\n"
+    "Question: Who did Alan give the bottle to?\nAnswer: Rose\n\n"
+    "Text: Peter got the key there. Peter handed the key to Alan. Alan moved to the park.\n"
+    "Question: What did Peter give to Alan?\nAnswer: key",
+}
+"""In the manner of the benchmark's, with names and places that it does not ask for."""

@@ -1,0 +1,236 @@
+"""Language modelling on whole books: rows of running text, each read on from where it was left, the memory carried.
+
+The texts of a data set are joined to one stream. Row r of R begins at r/R of it and moves on by the batch's tokens with
+every step, so consecutive batches are consecutive text, as in Transformer-XL (Dai et al. 2019) and all that follow it.
+Held out is one text in ten, whole; where there is but one text, its last tenth; or what the recipe names.
+
+Every token is a target but the first of a batch, which the batch before could not see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
+
+from everlong_lab.corpora import text, vocabulary
+from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
+from everlong_models.errors import ConfigError, DataError
+from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.state import MemoryState
+from everlong_models.text.tokenizer import Tokenizer
+
+_SHOWN, _SHOWN_IN_ALL = 100_000, 2_000_000
+"""Characters of each text that a tokenizer is made from; more of each where there are few."""
+
+
+class LanguageConfig(TaskConfig):
+    """`texts`: the data set, or a file of it: NAME/PATH. `held_out`: what is measured instead of a part of `texts`, as WikiText
+    has its own; likewise. `characters`: whole texts are taken until there are so many; of those that are held out,
+    equal shares are taken until there are as many.
+    `vocabulary`: tokens of the tokenizer that is made for a model from scratch; 257 are the bytes and an end mark,
+    which makes a character-level model of English text."""
+
+    name: Literal["language"] = "language"
+    texts: str = "books-260"
+    held_out: str | None = None
+    characters: int = Field(8_000_000, ge=1000)
+    vocabulary: int = Field(2048, ge=257)
+
+
+class Scores(NamedTuple):
+    """Sums over held-out text: `nats` of negative log-likelihood, and what they are to be divided by. `words`: what white space
+    separates; and the ends of lines, where these were to be counted."""
+
+    nats: float
+    tokens: int
+    characters: int
+    words: int
+
+    def figures(self) -> dict[str, float]:
+        """`perplexity` a token, `word_perplexity` a word, `bits_per_character`. The last two don't depend on the tokenizer."""
+        return {
+            "perplexity": math.exp(self.nats / self.tokens),
+            "word_perplexity": math.exp(min(self.nats / self.words, 700.0)),  # no float beyond
+            "bits_per_character": self.nats / math.log(2) / self.characters,
+            "tokens": float(self.tokens),
+        }
+
+
+class Language(Task):
+    """Language modelling. Raises `DataError` for texts that are missing, broken or too short.
+
+    The number of segments must be the same in all batches: where a row goes on follows from the step alone.
+    """
+
+    continues = True
+
+    def __init__(self, config: LanguageConfig, setting: Setting) -> None:
+        self.config = config
+        self.tokenizer = setting.tokenizer
+        self._S = setting.segment_length
+        kept, held_out = _chosen(config, setting.data)
+        order = np.random.default_rng([setting.seed, 2]).permutation(len(kept))
+        self._stream = encode(_until([kept[i] for i in order], config.characters), self.tokenizer)
+        self._held_out = encode(shares(held_out, config.characters), self.tokenizer)
+
+    @classmethod
+    def make_tokenizer(cls, config: LanguageConfig, data: Path) -> PreTrainedTokenizerBase:
+        """Byte-level, from the texts that are not held out."""
+        kept, _ = _chosen(config, data)
+        shown = max(_SHOWN, _SHOWN_IN_ALL // len(kept))
+        return vocabulary.byte_level((piece.read()[:shown] for piece in kept), config.vocabulary)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+    def batch(self, step: int, rows: int, segments: int) -> Batch:
+        length = segments * self._S
+        if len(self._stream) < length:
+            raise DataError(f"{self.config.texts} holds {len(self._stream)} tokens; a batch needs {length} in a row")
+        start = np.arange(rows) * (len(self._stream) // rows) + step * length
+        index = (start[:, None] + np.arange(length)) % len(self._stream)
+        targets = torch.ones(rows, length, dtype=torch.bool)
+        targets[:, 0] = False  # nothing of this batch predicts it
+        return Batch(torch.from_numpy(self._stream[index]), torch.full((rows,), length), targets, fresh=step == 0)
+
+    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+        """See `Scores.figures`, of `samples` runs of held-out text, each `segments` segments long."""
+        return measure(model, self.tokenizer, self.held_out(samples, segments)).figures()
+
+    def held_out(self, samples: int, segments: int) -> Tensor:
+        """`samples` runs (samples, segments · S) at even distances in the held-out text."""
+        return runs(self._held_out, samples, segments * self._S, self.config.held_out or self.config.texts)
+
+
+class Text(NamedTuple):
+    """The characters `first` … `last` of a file, as shares of it."""
+
+    file: Path
+    first: float = 0.0
+    last: float = 1.0
+
+    def read(self) -> str:
+        """Raises `DataError` naming the file."""
+        whole = text.read(self.file)
+        return whole[int(self.first * len(whole)) : int(self.last * len(whole))]
+
+
+def found(data: Path, texts: str) -> tuple[Path, Path | None]:
+    """The folder of a data set, and the file of it if `texts` is NAME/PATH. Raises `DataError` if there is no such data set."""
+    name, _, path = texts.partition("/")
+    folder = text.find(data, name)
+    return folder, folder / path if path else None
+
+
+def measured(data: Path, texts: str) -> list[Text]:
+    """What is held out of a data set; of NAME/PATH the whole file."""
+    folder, file = found(data, texts)
+    return split(folder)[1] if file is None else [Text(file)]
+
+
+def _chosen(config: LanguageConfig, data: Path) -> tuple[list[Text], list[Text]]:
+    """Texts to learn from, and texts that are held out. Raises `ConfigError` if these are all that there are."""
+    folder, file = found(data, config.texts)
+    if config.held_out in (None, config.texts):
+        return split(folder) if file is None else ([Text(file, last=0.9)], [Text(file, first=0.9)])
+    held_out = measured(data, config.held_out)
+    aside = {piece.file.resolve() for piece in held_out}
+    kept = [Text(each) for each in (text.files(folder) if file is None else [file]) if each.resolve() not in aside]
+    if not kept:
+        raise ConfigError(
+            "task.held_out", config.held_out, f"holds all of {config.texts}: nothing is left to learn from"
+        )
+    return kept, held_out
+
+
+def split(folder: Path) -> tuple[list[Text], list[Text]]:
+    """Texts to learn from, and texts that are held out. Raises `DataError` if there is none."""
+    files = text.files(folder)
+    if len(files) == 1:
+        return [Text(files[0], last=0.9)], [Text(files[0], first=0.9)]
+    kept, held_out = text.books(folder)
+    return [Text(file) for file in kept], [Text(file) for file in held_out]
+
+
+def _until(pieces: Sequence[Text], characters: int) -> Iterator[str]:
+    """Whole texts, until there are so many `characters`."""
+    for piece in pieces:
+        if characters <= 0:
+            return
+        content = piece.read()
+        characters -= len(content)
+        yield content
+
+
+def shares(pieces: Sequence[Text], characters: int) -> Iterator[str]:
+    """An equal share of about `characters` characters of each text, from its middle: few texts would say little, as
+    one book is easier than the next."""
+    share = -(-characters // len(pieces))
+    for piece in pieces:
+        content = piece.read()
+        start = max(0, (len(content) - share) // 2)
+        yield content[start : start + share]
+
+
+def encode(contents: Iterator[str], tokenizer: Tokenizer) -> NDArray[np.int64]:
+    """The tokens of texts, one behind the other."""
+    return np.concatenate([np.array(tokenizer.encode(content), dtype=np.int64) for content in contents])
+
+
+def runs(stream: NDArray[np.int64], samples: int, length: int, source: str) -> Tensor:
+    """`samples` runs of `length` tokens (samples, length) at even distances. Raises `ConfigError` if they overlap."""
+    if samples * length > len(stream):
+        limit = f"{samples} runs of {length} tokens need more than the {len(stream)} that {source} holds for it"
+        raise ConfigError("samples", samples, limit)
+    start = np.arange(samples) * (len(stream) // samples)
+    return torch.from_numpy(stream[start[:, None] + np.arange(length)])
+
+
+@torch.no_grad()
+def measure(
+    model: MemoryModel,
+    tokenizer: Tokenizer,
+    tokens: Tensor,
+    *,
+    rows: int = 16,
+    forget: Sequence[str] = (),
+    line_ends: bool = False,
+) -> Scores:
+    """The model's sums over `tokens` (runs, n·S), each run read from an empty memory on, the memory carried.
+
+    `forget`: tensors of the state that are emptied before every segment. `line_ends`: they are words. Raises
+    `ConfigError` if there is no tensor of that name.
+    """
+    S, empty = model.segment_length, model.initial_state(1)
+    for name in forget:
+        if name not in empty.tensors:
+            raise ConfigError("forget", name, f"the memory's state has {', '.join(sorted(empty.tensors))}")
+    device = next(iter(empty.tensors.values())).device
+    nats, characters, words = 0.0, 0, 0
+    for some in tokens.split(rows):
+        here = some.to(device)
+        blank = model.initial_state(len(some))
+        state = blank
+        for start in range(0, here.shape[1], S):
+            logits, state = model.segment(here[:, start : start + S], state)
+            following = here[:, start + 1 : start + S + 1]  # a run's last token has none
+            scores = logits[:, : following.shape[1]].float()
+            nats += float(F.cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="sum"))
+            if forget:
+                state = MemoryState({**state.tensors, **{name: blank[name] for name in forget}})
+        for line in some.tolist():
+            content = tokenizer.decode(line[1:], skip_special=False)
+            characters += len(content)
+            words += len(content.split()) + line_ends * content.count("\n")
+    return Scores(nats, tokens.numel() - len(tokens), characters, words)

@@ -1,0 +1,150 @@
+"""Sorting by frequency (Martins et al. 2022, section 4.1): what occurs most often in a long sequence that drifts.
+
+    1 2 1 3 1 0 3 1 3 2 <SEP> 1 3 2 0
+
+A sequence of L symbols is drawn from a mixture that changes from its beginning to its end,
+
+    p_t = (1 − α_t) p_0 + α_t p_1,    α_t = t/L,  t = 1 … L,
+
+so that whoever remembers only its end sorts by p_1. p_0 and p_1 are drawn anew for every sequence: integers from 1 to 9
+for each symbol, normalised. After a separator come all V symbols by falling frequency; of two that are as frequent, the
+one that occurs first; those that never occur are last, in their own order. (The paper says neither what the two
+distributions are nor how ties are broken; the authors' published generator does it so.)
+
+L is a whole number of segments, so that separator and answer begin a segment of their own: they see nothing of the
+sequence but what the memory holds of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
+
+from everlong_lab.corpora import vocabulary
+from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
+from everlong_models.errors import ConfigError
+from everlong_models.memories.memory import MemoryModel
+
+Ints = NDArray[np.int64]
+
+
+class SortingConfig(TaskConfig):
+    """`symbols`: V of the sequence, 20 in the paper; the separator is one more token."""
+
+    name: Literal["sorting"] = "sorting"
+    symbols: int = Field(20, ge=2)
+
+
+class Sorting(Task):
+    """Sorting by frequency. Raises `ConfigError` if separator and answer do not fit into a segment."""
+
+    def __init__(self, config: SortingConfig, setting: Setting) -> None:
+        if setting.segment_length < config.symbols + 1:
+            limit = f"must hold the separator and {config.symbols} symbols, {config.symbols + 1} tokens"
+            raise ConfigError("segment_length", setting.segment_length, limit)
+        self.config = config
+        self._seed = setting.seed
+        self._S = setting.segment_length
+
+    @classmethod
+    def make_tokenizer(cls, config: SortingConfig, data: Path) -> PreTrainedTokenizerBase:
+        """One token a symbol, written as its number, and the separator last."""
+        return vocabulary.symbols([*map(str, range(config.symbols)), "<SEP>"])
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.symbols + 1
+
+    def batch(self, step: int, rows: int, segments: int) -> Batch:
+        return self._documents(self.random(self._seed, step), rows, segments)
+
+    def held_out(self, samples: int, segments: int, *, rows: int = 32) -> list[Batch]:
+        """`samples` documents that are never trained on, the same ones at every call, in batches of up to `rows`.
+
+        They do not depend on the seed, so that models of several seeds are measured on the same documents.
+        """
+        return [
+            self._documents(self.random(segments, first, held_out=True), min(rows, samples - first), segments)
+            for first in range(0, samples, rows)
+        ]
+
+    @torch.no_grad()
+    def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
+        """`accuracy`: the share of the answer's positions whose most likely token is the right one, given the right ones
+        before it. `loss`: nats a position."""
+        device = next(iter(model.initial_state(1).tensors.values())).device
+        right, loss, count = 0, 0.0, 0
+        for batch in self.held_out(samples, segments):
+            tokens = batch.tokens.to(device)
+            L = segments * self._S
+            state = model.read(tokens[:, :L], model.initial_state(len(tokens)))
+            scores = model.forward(tokens[:, L:], state)[:, :-1].float()
+            answer = tokens[:, L + 1 :]
+            right += int((scores.argmax(-1) == answer).sum())
+            loss += float(F.cross_entropy(scores.flatten(0, 1), answer.flatten(), reduction="sum"))
+            count += answer.numel()
+        return {"accuracy": right / count, "loss": loss / count}
+
+    def window_accuracy(self, *, samples: int, segments: int, window: int) -> float:
+        """Accuracy of counting the last `window` symbols only: what a memory of so many tokens could reach without
+        extrapolating the drift. A symbol that the answer has already named is not named again."""
+        V, L = self.config.symbols, segments * self._S
+        right = count = 0
+        for batch in self.held_out(samples, segments):
+            tokens = batch.tokens.numpy()
+            seen = _counts(tokens[:, max(0, L - window) : L], V).astype(float)
+            for answer in tokens[:, L + 1 :].T:
+                right += int((seen.argmax(1) == answer).sum())
+                count += len(answer)
+                seen[np.arange(len(seen)), answer] = -1
+        return right / count
+
+    def _documents(self, random: np.random.Generator, rows: int, segments: int) -> Batch:
+        V, L = self.config.symbols, segments * self._S
+        sequence = drifting(random, rows, L, V)
+        separator = np.full((rows, 1), V)
+        tokens = np.concatenate([sequence, separator, by_frequency(sequence, V)], axis=1)
+        targets = torch.zeros(tokens.shape, dtype=torch.bool)
+        targets[:, L + 1 :] = True
+        return Batch(torch.from_numpy(tokens), torch.full((rows,), tokens.shape[1]), targets)
+
+
+def drifting(random: np.random.Generator, rows: int, length: int, symbols: int) -> Ints:
+    """Sequences (rows, length) of symbols 0 … `symbols` − 1 from a mixture that drifts from p_0 to p_1."""
+    weights = random.integers(1, 10, (2, rows, symbols)).astype(float)
+    upto = (weights / weights.sum(-1, keepdims=True)).cumsum(-1)  # (2, rows, V)
+    late = random.random((rows, length)) < np.arange(1, length + 1) / length
+    uniform = random.random((rows, length))
+    first, second = (
+        np.stack([edges.searchsorted(line, side="right") for edges, line in zip(side, uniform, strict=True)])
+        for side in upto
+    )
+    # Rounding may leave the last edge a hair below 1.
+    return np.where(late, second, first).clip(max=symbols - 1).astype(np.int64)
+
+
+def by_frequency(sequence: Ints, symbols: int) -> Ints:
+    """All symbols (rows, symbols) by falling frequency in each row of `sequence` (rows, length).
+
+    Of equally frequent symbols the one that occurs first; symbols that do not occur are last, in their own order.
+    """
+    rows, length = sequence.shape
+    first = np.full((rows, symbols), length)
+    # Written from the end on: the earliest occurrence is written last and stays.
+    for row, line in enumerate(sequence):
+        first[row, line[::-1]] = np.arange(length - 1, -1, -1)
+    return np.lexsort((np.broadcast_to(np.arange(symbols), first.shape), first, -_counts(sequence, symbols)), axis=-1)
+
+
+def _counts(sequence: Ints, symbols: int) -> Ints:
+    """How often each symbol occurs in each row: (rows, symbols)."""
+    rows = np.arange(len(sequence))[:, None] * symbols
+    counted = np.bincount((sequence + rows).ravel(), minlength=len(sequence) * symbols)
+    return counted.reshape(len(sequence), symbols)

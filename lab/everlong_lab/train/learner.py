@@ -1,0 +1,270 @@
+"""`Learner`: what a recipe trains: a memory, its backbone, the weights that learn, and the model folder they become."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers.pytorch_utils import Conv1D
+
+from everlong_lab.train.recipe import Adapters, LearnerRecipe, ScratchBackbone
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.loading import Progress, architecture, load_backbone, load_tokenizer
+from everlong_models.errors import ConfigError, RunError
+from everlong_models.memories.memory import SegmentReader
+from everlong_models.model import MEMORIES, find_model, memory_config
+from everlong_models.text.tokenizer import Tokenizer
+from everlong_models.weights import Manifest, load_updates, load_weights, read_manifest, save_weights
+
+_BACKBONE = "backbone"
+
+
+@dataclass(slots=True)
+class Learner:
+    """`memory`: the module that is trained, on its device. `tokenizer`: of what it reads, with its files' source.
+
+    `parameters`: by name, those that learn, in float32; all others are frozen.
+    """
+
+    recipe: LearnerRecipe
+    memory: SegmentReader
+    hf_tokenizer: PreTrainedTokenizerBase
+    parameters: dict[str, nn.Parameter]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """As the library uses it."""
+        return Tokenizer(self.hf_tokenizer)
+
+    @property
+    def backbone(self) -> Backbone | None:
+        """None for a memory from scratch."""
+        found = getattr(self.memory, "backbone", None)
+        return found if isinstance(found, Backbone) else None
+
+    def save(self, folder: Path, description: str) -> None:
+        """Writes a model folder that `load_model` takes. Complete before it gets its name. Raises `RunError`; what was there then stays."""
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as scratch:
+                made, old = Path(scratch) / "model", Path(scratch) / "old"
+                self._write(made, description)
+                if folder.exists():
+                    folder.rename(old)
+                try:
+                    made.rename(folder)
+                except OSError:
+                    if old.exists():
+                        old.rename(folder)
+                    raise
+        except Exception as error:  # for a full disk safetensors and tokenizers raise errors of their own
+            raise RunError(f"cannot write the model to {folder}: {error}") from error
+
+    def _write(self, folder: Path, description: str) -> None:
+        recipe, backbone = self.recipe, self.backbone
+        name: str | None = None
+        if backbone is None:
+            self.hf_tokenizer.save_pretrained(folder)
+        elif isinstance(recipe.backbone, str) and recipe.learn == "memory":
+            name = recipe.backbone
+        else:
+            name = _BACKBONE
+            backbone.model.save_pretrained(folder / _BACKBONE)
+            self.hf_tokenizer.save_pretrained(folder / _BACKBONE)
+        config = self.memory.config.model_dump(mode="json")  # type: ignore[union-attr, operator]
+        adapters = recipe.adapters
+        manifest = Manifest(
+            backbone=name,
+            memory={"name": recipe.memory, **config},
+            lora_scale=adapters.alpha / adapters.rank if adapters else 1.0,
+            description=description,
+        )
+        # What is published beside a backbone is as small as its low-rank updates are.
+        lora: dict[str, Tensor] | None = None
+        if adapters and backbone:
+            lora = {name: parameter.to(torch.bfloat16) for name, parameter in _updates(backbone).items()}
+        save_weights(folder, manifest, self.memory, lora, dtype=torch.bfloat16 if lora else None)
+
+
+def make_learner(
+    recipe: LearnerRecipe,
+    *,
+    made_tokenizer: PreTrainedTokenizerBase | None,
+    models_dir: Path,
+    device: torch.device,
+    seed: int,
+    started: bool = False,
+    progress: Progress = lambda message: None,
+) -> Learner:
+    """What a recipe describes, with weights that follow from `seed`, unless it names one among the memory's `options`. (What
+    RMT and ARMT begin with is the same for every seed: their weights are those that learn around it.)
+
+    `made_tokenizer`: of a model from scratch. `started`: its weights come from elsewhere than `recipe.start`. Raises `ConfigError`, `BackboneError`.
+    """
+    if recipe.adapters is not None and recipe.learn == "all":
+        raise ConfigError("learner.learn", recipe.learn, "must be 'memory' with adapters: the backbone is frozen")
+    if recipe.memory not in MEMORIES:
+        raise ConfigError("learner.memory", recipe.memory, f"one of {', '.join(sorted(MEMORIES))}")
+    kind = MEMORIES[recipe.memory]
+    options = _drawn(recipe, seed, models_dir) | recipe.options
+    torch.manual_seed(seed)
+    backbone: Backbone | None = None
+    if not kind.around:
+        if recipe.backbone is not None or recipe.adapters is not None:
+            raise ConfigError("learner.backbone", recipe.backbone, f"memory {recipe.memory} brings its own weights")
+        assert made_tokenizer is not None
+        tokenizer = made_tokenizer
+        options.setdefault("vocab_size", len(tokenizer))
+    elif isinstance(recipe.backbone, ScratchBackbone):
+        if recipe.adapters is not None or recipe.learn != "all":
+            raise ConfigError("learner.learn", recipe.learn, "must be 'all', without adapters: the backbone is random")
+        assert made_tokenizer is not None
+        tokenizer = made_tokenizer
+        backbone = Backbone(_llama(recipe.backbone, len(tokenizer)).to(device))
+    elif recipe.backbone is not None:
+        # Frozen weights may be bfloat16; weights that learn are float32, as small steps would be lost in fewer bits.
+        dtype = torch.float32 if recipe.learn == "all" or device.type == "cpu" else torch.bfloat16
+        backbone, wrapped = load_backbone(
+            recipe.backbone, models_dir=models_dir, device=device, dtype=dtype, progress=progress
+        )
+        tokenizer = wrapped.hf
+    else:
+        raise ConfigError("learner.backbone", None, f"memory {recipe.memory} needs one: a name, or sizes")
+    config = memory_config(recipe.memory, options)
+    memory = kind.build(config, backbone) if kind.around else kind.build(config)
+    memory = memory.to(device)
+    if backbone is not None:
+        backbone.model.requires_grad_(recipe.learn == "all")
+        _adapt(backbone, recipe.adapters)
+    if not started:
+        _start(recipe, memory, Tokenizer(tokenizer), models_dir)
+    learning = {name: parameter for name, parameter in memory.named_parameters() if parameter.requires_grad}
+    if not learning:
+        raise ConfigError("learner.memory", recipe.memory, "has no weights of its own that could learn")
+    for parameter in learning.values():
+        parameter.data = parameter.data.float()
+    return Learner(recipe, memory, tokenizer, learning)
+
+
+def _drawn(recipe: LearnerRecipe, seed: int, models_dir: Path) -> dict[str, Any]:
+    """The seed of a memory that draws, which is that of the model that the run begins with, if there is one."""
+    if "seed" not in MEMORIES[recipe.memory].config.model_fields:
+        return {}
+    begun = {} if recipe.start is None else read_manifest(find_model(recipe.start, models_dir)).memory
+    return {"seed": begun.get("seed", seed)}
+
+
+def _start(recipe: LearnerRecipe, memory: SegmentReader, tokenizer: Tokenizer, models_dir: Path) -> None:
+    """Gives `memory` the weights of the model `recipe.start`, if there is one. Raises `ConfigError` if that is not of the same learner."""
+    if recipe.start is None:
+        return
+    start, folder = recipe.start, find_model(recipe.start, models_dir)
+    manifest, backbone = read_manifest(folder), getattr(memory, "backbone", None)
+
+    def differs(what: str, its: object, ours: object) -> ConfigError:
+        return ConfigError("learner.start", start, f"its {what} is {its}, the recipe's is {ours}")
+
+    own = {"name": recipe.memory, **memory.config.model_dump(mode="json")}  # type: ignore[union-attr, operator]
+    its_own = manifest.memory
+    if other := sorted(key for key in own.keys() | its_own.keys() if own.get(key) != its_own.get(key)):
+        key = "name" if "name" in other else other[0]
+        raise differs(f"memory's {key}", its_own.get(key), own.get(key))
+    if isinstance(recipe.backbone, str) and recipe.learn == "memory":
+        if manifest.backbone != recipe.backbone:
+            raise differs("backbone", manifest.backbone, recipe.backbone)
+        its = tokenizer
+    elif backbone is None:
+        its = load_tokenizer(folder)
+    elif manifest.backbone is None or not (folder / manifest.backbone).is_dir():
+        raise differs("backbone", manifest.backbone, "one that learns with the memory")
+    else:
+        started, its = load_backbone(str(folder / manifest.backbone), models_dir=models_dir, dtype=torch.float32)
+        made, wanted = (json.loads(architecture(each)) for each in (started, backbone))
+        keys = sorted((made.keys() | wanted.keys()) - {"architectures"})  # a saved config names the class it is of
+        if other := [key for key in keys if made.get(key) != wanted.get(key)]:
+            raise differs(f"backbone's {other[0]}", made.get(other[0]), wanted.get(other[0]))
+        backbone.model.load_state_dict(started.model.state_dict())
+    if its.digest() != tokenizer.digest():
+        raise differs("tokenizer", "another one", "made of this data")
+    if not load_weights(folder, memory, None, 1.0, updates=False):
+        raise differs("weights file", "missing", "read from it")
+    _take_up(
+        recipe, load_updates(folder), manifest.lora_scale, _updates(backbone) if recipe.adapters and backbone else {}
+    )
+
+
+def _take_up(recipe: LearnerRecipe, its: dict[str, Tensor], scale: float, ours: dict[str, nn.Parameter]) -> None:
+    """Gives the adapters `ours` the numbers of `its`, by the same names."""
+    found = {name: tuple(tensor.shape) for name, tensor in its.items()}
+    wanted = {name: tuple(parameter.shape) for name, parameter in ours.items()}
+    adapters = recipe.adapters
+    if found != wanted or (adapters and scale != adapters.alpha / adapters.rank):
+        raise ConfigError(
+            "learner.start", recipe.start,
+            f"its adapters (scale {scale:g}; {next(iter(found.items()), 'none')}, …) are others than the recipe's "
+            f"({next(iter(wanted.items()), 'none')}, …)",
+        )  # fmt: skip
+    for name, parameter in ours.items():
+        parameter.data.copy_(its[name])
+
+
+def _llama(sizes: ScratchBackbone, vocabulary: int) -> LlamaForCausalLM:
+    if sizes.width % (2 * sizes.heads):
+        raise ConfigError("learner.backbone.width", sizes.width, f"must be a multiple of 2·heads = {2 * sizes.heads}")
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=sizes.width,
+        intermediate_size=sizes.feed_forward,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.heads,
+        max_position_embeddings=sizes.positions,
+        tie_word_embeddings=True,
+        initializer_range=sizes.initial_std,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return LlamaForCausalLM(config)
+
+
+def _adapt(backbone: Backbone, adapters: Adapters | None) -> None:
+    if adapters is None:
+        return
+    try:
+        from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415 - the library serves without it
+    except ImportError as error:
+        raise ConfigError(
+            "learner.adapters", adapters.rank, f"need peft ({error}): pip install 'everlong-lab[train]'"
+        ) from error
+    layers = [(name, module) for name, module in backbone.model.base_model.named_modules()]
+    linear = {name.rpartition(".")[2] for name, module in layers if isinstance(module, nn.Linear | Conv1D)}
+    if not linear:
+        raise ConfigError("learner.adapters", adapters.rank, "the backbone has no linear layers that could have them")
+    config = LoraConfig(
+        r=adapters.rank,
+        lora_alpha=adapters.alpha,
+        lora_dropout=adapters.dropout,
+        target_modules=sorted(linear),
+        bias="none",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for _, module in layers),
+    )
+    inject_adapter_in_model(config, backbone.model)
+    for module in backbone.model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False  # autocast's: what is cast up before is only cast down again
+
+
+def _updates(backbone: Backbone) -> dict[str, nn.Parameter]:
+    """The low-rank updates by the names that `weights` stores them under: `lora.<layer>.A`, `lora.<layer>.B`."""
+    found: dict[str, Any] = {}
+    for name, module in backbone.model.named_modules():
+        if hasattr(module, "lora_A") and "default" in module.lora_A:
+            found[f"lora.{name}.A"] = module.lora_A["default"].weight
+            found[f"lora.{name}.B"] = module.lora_B["default"].weight
+    return found

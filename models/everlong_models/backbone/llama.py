@@ -1,0 +1,303 @@
+"""`Llama`: the inference forward of Llama-family models, as lean as PyTorch allows.
+
+Computes what transformers' forward computes (its naive twin, compared in tests/models/backbone/test_llama.py), for weights that
+will not change again:
+
+    h ← h + O attention(rope(Q n(h)), rope(K n(h)), V n(h)),    h ← h + D (silu(G n(h)) · U n(h)),    n = RMS norm
+
+Norm weights and the attention's scale are folded into the matrices behind them and element-wise work into the matmuls
+before it; the upper triangle of the attention is skipped in blocks; in the last layer only the positions that are asked
+for have queries. Shapes: B rows, T positions, D width, G kv heads, R query heads per kv head, d head dim, C capacity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from everlong_models.backbone import rotary
+from everlong_models.kernels.cpu import dense, team
+from everlong_models.kernels.cpu.decoding import CACHED, Decoding
+from everlong_models.kernels.cpu.lanes import PANEL
+from everlong_models.kernels.cpu.quantized import Quantized, fits
+from everlong_models.kernels.gpu import fused
+from everlong_models.kernels.linear import Linear, has_dense, has_onednn, matmul
+from everlong_models.kernels.lowrank import apart, detach
+from everlong_models.kernels.pause import pause
+
+FAMILY = ("llama", "mistral", "qwen2")
+# Query positions whose scores are computed at once: fewer skip more of the upper triangle, more make better matmuls.
+BLOCK = 192
+# Positions up to which a call for each row and head costs more than the upper triangle that it skips.
+SHORT = 64
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """What `Llama` does not know about `model`, in words; None if there is nothing."""
+    config = model.config
+    if config.model_type not in FAMILY:
+        return f"architecture {config.model_type!r}"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act!r}"
+    if not rotary.fixed(config):
+        return f"rotary positions {config.rope_parameters}"
+    if getattr(config, "sliding_window", None) is not None:
+        return f"a sliding window of {config.sliding_window}"
+    matrices = [matrix for layer in model.base_model.layers for matrix in _matrices(layer)]
+    # Not isinstance: adapters and quantised matrices derive from nn.Linear and do something else.
+    strange = {_kind(matrix) for matrix in [*matrices, model.get_output_embeddings()]} - {nn.Linear}
+    return f"matrices of type {', '.join(map(str, strange))}" if strange else None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's matrices, the norms' weights and the attention's scale folded in."""
+
+    qkv: Linear
+    o: Linear
+    gate: Linear
+    up: Linear
+    down: Linear
+    eps: float
+
+    def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries, keys and values (B, T, heads, d) of `h` (B, T, D), the first `turning` with their rotary positions, by `_rotation`."""
+        heads = self.qkv(_normed(h, self.eps)).unflatten(-1, (-1, head_dim))
+        _rotate(heads, turning, cos, sin)
+        return heads
+
+    def after(self, mixed: Tensor, h: Tensor) -> Tensor:
+        """The layer's result (B, n, D), of what attention mixed (B, n, H·d), and `h` (B, n, D), which may be lost."""
+        h = self.o(mixed, plus=h)
+        normed = _normed(h, self.eps).to(self.down.dtype)
+        return self.down(self.up(normed, times=self.gate(normed, silu=True)), plus=h)
+
+
+class Llama:
+    """The lean twin of `model`, to which `why_not` must have no objection.
+
+    It takes the matrices over, one by one, so that no weight is held twice: `model` has none of them afterwards and
+    keeps only its embeddings and norms. `quantize`: single positions, as decoding asks for, go through `Quantized`
+    matrices, where these fit; nothing else does, but keys and values are kept in 16 bits. `cached`: the type that they are kept in.
+    `bfloat16`: all else is multiplied in it, but for attention and the head.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, quantize: bool = False, bfloat16: bool = False) -> None:
+        base, head = model.base_model, model.get_output_embeddings()
+        self.heads: int = model.config.num_attention_heads
+        self.kv_heads: int = model.config.num_key_value_heads
+        self.head_dim: int = base.layers[0].self_attn.head_dim
+        self.eps: float = model.config.rms_norm_eps
+        self.rotary: nn.Module = base.rotary_emb
+        self.norm: Tensor = base.norm.weight.detach()
+        matrices = (matrix for layer in base.layers for matrix in _matrices(layer))
+        weight, update = apart(head)
+        quantize = (
+            quantize
+            and fits(weight)
+            and all(fits(apart(matrix)[0]) for matrix in matrices)
+            and self.head_dim % PANEL == 0
+        )
+        sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "eps": self.eps}
+        if has_dense(weight):
+            team.prepare(dense.product, dense.norm, dense.rotate, dense.attend)
+        self._decoding = Decoding(base.layers, self.norm, **sizes) if quantize else None
+        self._turns: tuple[Tensor, ...] = (torch.empty(0), torch.empty(0))
+        """For decoding: `_rotation` of all positions, so far."""
+        self.cached: torch.dtype = CACHED if quantize else head.weight.dtype
+        first = base.layers[0]
+        self._fused = fused.available(
+            head.weight,
+            heads=self.heads + 2 * self.kv_heads,
+            turning=self.heads + self.kv_heads,
+            head_dim=self.head_dim,
+            width=model.config.hidden_size,
+            inner=model.config.intermediate_size,
+            biases=(_has_bias(first.self_attn.q_proj, first.self_attn.k_proj), _has_bias(first.mlp.gate_proj)),
+        )
+        self.layers = [_take(layer, self.eps, bfloat16=bfloat16, fuse=self._fused) for layer in base.layers]
+        self._decoding_head = Quantized(weight, head.bias, update) if quantize else None
+        self.head = Linear(head.weight, head.bias)
+        detach(head)
+        if head.weight is not model.get_input_embeddings().weight:
+            _drop_weight(head)
+
+    def hidden(self, x: Tensor, kv: Tensor | None, at: Tensor | None, keep: int | None) -> Tensor:
+        """As `Backbone.hidden`."""
+        B, T, D = x.shape
+        H, G, d = self.heads, self.kv_heads, self.head_dim
+        if self._decoding is not None and kv is not None and at is not None and T == 1:
+            if len(self._turns[0]) < kv.shape[4]:
+                turns = _rotation(*self.rotary(x, torch.arange(kv.shape[4], device=x.device)[None]))
+                self._turns = tuple(part[0, :, 0] for part in turns)
+            cos, sin = self._turns
+            return self._decoding(x, kv, at, cos, sin)
+        positions = torch.arange(T, device=x.device) + (0 if at is None else at[:, None])  # (T,) or (B, T)
+        rotation = _rotation(*self.rotary(x, positions.view(-1, T)))
+        # A layer's keys and values, which the next one overwrites; elsewhere than on a CPU they are looked at where they are.
+        held = x.new_empty(B, 2, G, T, d) if x.device.type == "cpu" else None
+        mask = None
+        if kv is not None and at is not None:
+            if kv.device.type == "cpu":  # elsewhere, asking for a length costs more than not knowing it
+                kv = kv[..., : int(at.max()) + T, :]
+            mask = _mask(positions, kv, x.dtype)
+        rows = torch.arange(B, device=x.device)[:, None]
+        h = x.clone(memory_format=torch.contiguous_format) if self._fused else x
+        for index, layer in enumerate(self.layers):
+            pause()
+            heads = layer.heads(h, H + G, d, *rotation)
+            queries, new = heads[:, :, :H].unflatten(2, (G, -1)), heads[:, :, H:].unflatten(2, (2, G))
+            if kv is None or at is None:
+                near = new.permute(0, 2, 3, 1, 4)  # (B, 2, G, T, d)
+                seen = near if held is None else held.copy_(near)
+                if kv is not None:
+                    kv[:, index, ..., :T, :].copy_(seen)
+            else:
+                stored = kv[:, index]  # (B, 2, G, C, d)
+                stored[rows, :, :, positions] = new.to(kv.dtype)
+                seen = stored.to(x.dtype)
+            if keep is not None and index + 1 == len(self.layers):  # from here on no position needs another
+                queries, h = queries[:, T - keep :], h[:, T - keep :].contiguous()
+            keys, values = seen.unbind(1)
+            mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
+            h = layer.after(mixed, h)
+        return F.rms_norm(h, (D,), self.norm, self.eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As `Backbone.logits`."""
+        return (
+            self._decoding_head(hidden) if self._decoding_head is not None and hidden.dim() == 2 else self.head(hidden)
+        )
+
+
+def _matrices(layer: Any) -> list[Any]:
+    a, mlp = layer.self_attn, layer.mlp
+    return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+
+
+def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | fused.Fused:
+    matrices = _matrices(layer)
+    q, k, v, o, gate, up, down = matrices
+    before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+    scale = layer.self_attn.scaling
+
+    def folded(weight: Tensor, norm: Tensor) -> Tensor:
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        return (weight.to(wide) * norm.to(wide)).to(weight.dtype)  # rounded once
+
+    def bias(*of: Any, first: float = 1.0) -> Tensor | None:
+        if not _has_bias(*of):
+            return None
+        parts = [before.new_zeros(matrix.out_features) if matrix.bias is None else matrix.bias for matrix in of]
+        return torch.cat([parts[0] * first, *parts[1:]])
+
+    qkv = folded(torch.cat([q.weight * scale, k.weight, v.weight]), before)
+    qkv_bias = bias(q, k, v, first=scale)
+    taken: Layer | fused.Fused
+    if fuse:
+        taken = fused.Fused(
+            qkv=(qkv, qkv_bias),
+            o=(o.weight, o.bias),
+            both=(folded(torch.cat([gate.weight, up.weight]), between), bias(gate, up)),
+            down=(down.weight, down.bias),
+            eps=eps,
+        )
+    else:
+        taken = Layer(
+            qkv=Linear(qkv, qkv_bias, bfloat16=bfloat16),
+            o=Linear(o.weight, o.bias, bfloat16=bfloat16),
+            gate=Linear(folded(gate.weight, between), gate.bias, bfloat16=bfloat16),
+            up=Linear(folded(up.weight, between), up.bias, bfloat16=bfloat16),
+            down=Linear(down.weight, down.bias, bfloat16=bfloat16),
+            eps=eps,
+        )
+    for matrix in matrices:
+        _drop_weight(matrix)
+    return taken
+
+
+def _has_bias(*matrices: Any) -> bool:
+    return any(matrix.bias is not None for matrix in matrices)
+
+
+def _kind(matrix: nn.Module) -> type[nn.Module]:
+    """The class of a layer, also where its weight has an update: PyTorch derives one from it then."""
+    return type(matrix) if apart(matrix)[1] is None else type(matrix).__bases__[0]
+
+
+def _drop_weight(matrix: nn.Linear) -> None:
+    detach(matrix)
+    matrix.weight = nn.Parameter(torch.empty_like(matrix.weight, device="meta"), requires_grad=False)
+
+
+def _rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The tables (1 or B, T, d) of rotary positions as `_rotate` wants them, (1 or B, T, 1, d)."""
+    first, second = sin.chunk(2, dim=-1)
+    return cos[:, :, None], torch.cat([-first, second], dim=-1)[:, :, None]
+
+
+def _normed(x: Tensor, eps: float) -> Tensor:
+    return team.norm(x, eps) if has_dense(x) else F.rms_norm(x, x.shape[-1:], None, eps)
+
+
+def _rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
+    """Gives the first `count` of `heads` (B, T, heads, d) their rotary positions, in place."""
+    if has_dense(heads):
+        team.rotate(heads, count, cos, sin)
+        return
+    x = heads[:, :, :count]
+    turned = x.roll(x.shape[-1] // 2, dims=-1)
+    x.mul_(cos).addcmul_(turned, sin)
+
+
+def _mask(positions: Tensor, kv: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, T, C): 0 where a query at `positions` (B, T) may look, -∞ behind it."""
+    hidden = torch.arange(kv.shape[4], device=kv.device) > positions[:, :, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=kv.device).masked_fill_(hidden, -torch.inf)
+
+
+def _masked(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over stored keys and values (B, G, C, d).
+
+    The R heads that share keys are rows of one matrix, so that no key is copied for them.
+    """
+    n, R = queries.shape[1], queries.shape[3]
+    mask = mask[:, -n:].repeat_interleave(R, dim=1)[:, None]
+    mixed = F.scaled_dot_product_attention(
+        queries.transpose(1, 2).flatten(2, 3), keys, values, attn_mask=mask, scale=1.0
+    )
+    return mixed.unflatten(2, (n, R)).transpose(1, 2).flatten(2)
+
+
+def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d)."""
+    B, n, G, R, d = queries.shape
+    T = keys.shape[2]
+    if has_dense(queries) and d % PANEL == 0:
+        return team.attend(queries, keys, values)
+    if T <= SHORT or not has_onednn(queries):
+        mask = None if n == T else torch.ones(n, T, dtype=torch.bool, device=keys.device).tril_(T - n)
+        mixed = F.scaled_dot_product_attention(
+            *(queries.flatten(2, 3).transpose(1, 2), keys, values),
+            attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True,
+        )  # fmt: skip
+        return mixed.transpose(1, 2).flatten(2)
+    # The R heads that share keys are rows of one matrix; a block of queries sees only the keys up to its own end.
+    queries = queries.transpose(1, 2).contiguous()
+    out = queries.new_empty(B, n, G, R * d)
+    block = -(-n // -(-n // BLOCK))
+    future = queries.new_full((block, block), -torch.inf).triu_(1).repeat_interleave(R, dim=0)
+    for row in range(B):
+        for q, k, v, o in zip(queries[row], keys[row], values[row], out[row].unbind(1), strict=True):
+            for start in range(0, n, block):
+                size = min(block, n - start)
+                seen = T - n + start + size
+                scores = matmul(q[start : start + size].view(-1, d), k[:seen])
+                scores[:, seen - size :] += future[: size * R, :size]
+                o[start : start + size] = matmul(scores.softmax(-1), v[:seen].t()).view(size, R * d)
+    return out.flatten(2)

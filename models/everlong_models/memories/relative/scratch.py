@@ -1,0 +1,325 @@
+"""What the papers' own models share: a decoder trained from scratch around a memory of past positions.
+
+One layer is post-norm, as in all three papers: y = LN(h + FFN(h)), h = LN(x + W_o C), C = softmax(A/√d) V, with the
+scores A of `relative`. The embedding, scaled by √D, is tied to the output layer; there is no adaptive softmax, so a
+large vocabulary pays for the whole (D, V) product.
+
+Shapes: B rows, T tokens, P past positions held by the memory, S segment length, K keys, L layers, H heads, d head
+dimension, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from everlong_models.backbone.cache import Cache
+from everlong_models.errors import ConfigError
+from everlong_models.kernels.gpu import fused
+from everlong_models.kernels.gpu.attended import attended
+from everlong_models.kernels.pause import pause
+from everlong_models.memories.memory import MemoryConfig, SegmentReader
+from everlong_models.memories.relative.relative import INITIAL_STD, PositionForm, RelativeAttention, RelativePositions
+from everlong_models.memories.state import MemoryState
+from everlong_models.memories.view import Part
+
+_SEGMENT = "segment."  # in a cache, what the open segment has left so far stands beside the past under this prefix
+
+
+class ScratchConfig(MemoryConfig):
+    """A decoder trained from scratch. The defaults are the papers' for WikiText-103, but for the vocabulary.
+
+    `vocab_size` V, `width` D (even), `layers` L, `heads` H and `feed_forward` (the inner width) are at least 1;
+    `head_dim` d defaults to D/H; `dropout` is in [0, 1). `initial_std` > 0: of all matrices; the papers' 0.02 is for
+    their widths, narrow models want about 1/√D. What is out of its limits raises `ConfigError` when the model is built.
+    """
+
+    segment_length: int = 150
+    vocab_size: int
+    width: int = 410
+    layers: int = 16
+    heads: int = 10
+    head_dim: int | None = None
+    feed_forward: int = 2100
+    dropout: float = 0.1
+    initial_std: float = INITIAL_STD
+
+    @property
+    def dim(self) -> int:
+        """d: `head_dim`, or what it defaults to."""
+        return self.width // self.heads if self.head_dim is None else self.head_dim
+
+    def at_least(self, **limits: int) -> None:
+        """Raises `ConfigError` for the first field that is below its limit."""
+        for field, limit in limits.items():
+            if (value := getattr(self, field)) < limit:
+                raise ConfigError(field, value, f"must be at least {limit}")
+
+    def check(self) -> None:
+        """Raises `ConfigError` unless a decoder can be built."""
+        self.at_least(segment_length=2, vocab_size=1, width=1, layers=1, heads=1, feed_forward=1)
+        if self.width % 2:
+            raise ConfigError("width", self.width, "must be even, as half of it are sines and half are cosines")
+        if self.head_dim is not None:
+            self.at_least(head_dim=1)
+        elif self.width % self.heads:
+            raise ConfigError("heads", self.heads, f"must divide width={self.width}, or head_dim must be given")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError("dropout", self.dropout, "must be in [0, 1)")
+        if not 0 < self.initial_std < math.inf:
+            raise ConfigError("initial_std", self.initial_std, "must be positive and finite")
+
+
+class Block(nn.Module):
+    """One layer: its attention, and what follows the attention's contexts."""
+
+    def __init__(self, config: ScratchConfig) -> None:
+        super().__init__()
+        self.attention = RelativeAttention(config.width, config.heads, config.dim)
+        self.attention_norm = nn.LayerNorm(config.width)
+        self.expand = nn.Linear(config.width, config.feed_forward)
+        self.contract = nn.Linear(config.feed_forward, config.width)
+        self.norm = nn.LayerNorm(config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """The layer's output (B, T, D) from its input `x` (B, T, D) and its contexts (B, T, H, d)."""
+        h = self.attention_norm(x + self.dropout(self.attention.output(context.flatten(-2))))
+        inner = self.dropout(F.relu(self.expand(h)))
+        y: Tensor = self.norm(h + self.dropout(self.contract(inner)))
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A segment's pass: `hidden` (B, T, D), as far as the layers were run, and what the memory is made of.
+
+    `past`: the state's tensors as this segment saw them. `trace`: what the segment leaves, time first (B, T, …): its
+    `tokens`, and layer by layer (B, T, L, …) what the memory's `_keep` names.
+    """
+
+    hidden: Tensor
+    past: Mapping[str, Tensor]
+    trace: Mapping[str, Tensor]
+
+
+class ScratchReader(SegmentReader):
+    """A decoder from scratch with a memory of P past positions. A memory derives from it and writes five methods.
+
+    States are detached: no gradient leaves a segment for the one before it. Keys are laid out [past ; segment], the
+    past right-aligned, so that a distance is the same however much of the past is filled.
+    """
+
+    def __init__(self, config: ScratchConfig, past: int, form: PositionForm = "signed") -> None:
+        super().__init__()
+        config.check()
+        self.segment_length = config.segment_length
+        self.vocab_size = config.vocab_size
+        self.past = past
+        self.last = config.layers - 1
+        self.kv_shape = (config.layers, 2, config.heads, past + config.segment_length, config.dim)
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.positions = RelativePositions(config.width, config.heads, config.dim, form)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.dropout = nn.Dropout(config.dropout)
+        self._fused = False
+        """Whether a step's attention is that of `attended`, which has no gradients."""
+        for weight in (p for p in self.parameters() if p.dim() == 2):
+            nn.init.normal_(weight, std=config.initial_std)
+
+    @property
+    def recordable(self) -> bool:
+        """See `SegmentReader`."""
+        return True
+
+    @torch.no_grad()
+    def optimize(self) -> None:
+        """See `SegmentReader`. On a GPU a step's attention is that of `attended`, where Triton can compile it."""
+
+        def run() -> None:
+            token = torch.zeros(1, 1, dtype=torch.int64, device=self._weight.device)
+            cache, _ = self.open(self.initial_state(), token)
+            # With all that is compiled for: sizes, strides, and how each layer's keys are aligned.
+            self.step(cache, token[0])
+
+        self._fused = True
+        self._fused = fused.compiles(self._weight, run)
+
+    @abstractmethod
+    def _held(self, past: Mapping[str, Tensor]) -> Tensor:
+        """Which of the P past positions (B, P) are filled."""
+
+    @abstractmethod
+    def _run(self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None) -> Run:
+        """Reads a segment's first T `tokens` (B, T). Keys and values go to `kv` (B, L, 2, H, P+S, d), if given.
+
+        Without `answer`, what only logits need is left out: the last layer's output is no part of any memory.
+        """
+
+    @abstractmethod
+    def _keep(self, x: Tensor, context: Tensor, scores: Tensor) -> dict[str, Tensor]:
+        """What the memory needs of a layer: of its input (B, T, D), contexts (B, T, H, d), scores (B, H, T, K), or in their place
+        their logsumexp (B, H, T, 1): one key as heavy as all of them."""
+
+    @abstractmethod
+    def _next(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> MemoryState:
+        """The state after the first `lengths` (B,) positions of `trace` (B, T ≥ lengths, …)."""
+
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """The last P positions."""
+        held = min(read, self.past)
+        return [Part("memory", read - held, read, self.past, held, tokens.shape[1])] if self.past else []
+
+    @property
+    def _weight(self) -> Tensor:
+        """Tells where the weights are, and their type."""
+        return self.embedding.weight
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.dropout(self.embedding(tokens) * self._weight.shape[1] ** 0.5)
+        return x
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return F.linear(self.dropout(hidden), self._weight)
+
+    def _layers(self) -> Iterator[tuple[int, Block]]:
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            pause()
+            yield layer, block
+
+    def _visible(self, past: Mapping[str, Tensor], at: Tensor, slots: int) -> Tensor:
+        """What queries at the segment's positions `at` (B or 1, T) may see of [past ; `slots`]: (B, T, P + slots)."""
+        causal = torch.arange(slots, device=at.device) <= at[:, :, None]
+        held = self._held(past)[:, None].expand(-1, at.shape[1], -1)
+        return torch.cat([held, causal.expand(held.shape[0], -1, -1)], dim=-1)
+
+    @torch.no_grad()
+    def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        return self._after(self._run(tokens, detached(state), answer=False))
+
+    @torch.no_grad()
+    def _after(self, run: Run) -> MemoryState:
+        """The state after all that was run."""
+        B, T = run.trace["tokens"].shape
+        return self._next(run.past, run.trace, torch.full((B,), T, device=self._weight.device))
+
+    def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        """Logits (B, T, V) at every position of one segment of 1 ≤ T ≤ S `tokens` (B, T), and the state after it."""
+        self.check_segment(tokens, state)
+        run = self._run(tokens, detached(state))
+        return self._logits(run.hidden), self._after(run)
+
+    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
+        """Logits (B, T, V) at every position of one segment of 1 ≤ T ≤ S `tokens` (B, T)."""
+        self.check_segment(tokens, state)
+        return self._logits(self._run(tokens, detached(state)).hidden)
+
+    def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
+        """Starts a segment with its first 1 ≤ T ≤ S `tokens` (B, T): the cache, and the last position's logits (B, V).
+
+        The cache holds the past as the segment sees it, every layer's keys and values, and the trace so far.
+        """
+        self.check_segment(tokens, state)
+        B, T = tokens.shape
+        kv = self._weight.new_zeros(B, *self.kv_shape)
+        run = self._run(tokens, detached(state), kv=kv)
+        trace = {}
+        for name, value in run.trace.items():
+            trace[_SEGMENT + name] = value.new_zeros(B, self.segment_length, *value.shape[2:])
+            trace[_SEGMENT + name][:, :T] = value
+        cache = Cache({"kv": kv, **run.past, **trace}, torch.full((B,), T, device=tokens.device))
+        return cache, self._logits(run.hidden[:, -1])
+
+    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """Appends one token a row, `tokens` (B,), to `cache` in place; logits (B, V) for the token after it."""
+        kv, at, rows = cache["kv"], cache.lengths, torch.arange(cache.rows, device=tokens.device)
+        place = self.past + at
+        behind = self.positions.to_behind_each(place, self.past + self.segment_length)
+        visible = self._visible(cache.tensors, at[:, None], self.segment_length)
+        x, kept = self._embed(tokens[:, None]), []
+        for layer, block in self._layers():
+            attention = block.attention
+            q, k, v = attention.queries(x), kv[:, layer, 0], kv[:, layer, 1]
+            k[rows, :, place] = attention.keys(x)[:, :, 0].type_as(kv)  # autocast's are of its type
+            v[rows, :, place] = attention.values(x)[:, :, 0].type_as(kv)
+            if self._fused:
+                along = attention.along(q + behind.v, behind.encoding)
+                mixed, scores = attended(q, k, v, behind.u, along, place, visible)
+            else:
+                scores = attention.scores(q, k, behind, visible)
+                mixed = attention.mix(scores, v)
+            kept.append(self._keep(x, mixed, scores))
+            x = block(x, mixed)
+        for name, value in {"tokens": tokens[:, None], **stack_layers(kept)}.items():
+            cache[_SEGMENT + name][rows, at] = value[:, 0]
+        cache.lengths += 1
+        return self._logits(x[:, 0])
+
+    @torch.no_grad()
+    def close(self, cache: Cache) -> MemoryState:
+        """The memory after the open segment of each row, whatever its length."""
+        trace = {name.removeprefix(_SEGMENT): cache[name] for name in cache.tensors if name.startswith(_SEGMENT)}
+        return self._next(cache.tensors, trace, cache.lengths)
+
+
+class InputsReader(ScratchReader):
+    """A decoder whose memory is made of its layers' inputs, which later segments attend to as they are."""
+
+    @abstractmethod
+    def _memory(self, past: Mapping[str, Tensor]) -> Tensor:
+        """What layer l attends to beside its segment, at l of (B, P, L, D)."""
+
+    def _run(self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None) -> Run:
+        T, memory = tokens.shape[1], self._memory(past)
+        behind = self.positions.to_behind(T, self.past + T)
+        visible = self._visible(past, torch.arange(T, device=tokens.device)[None], T)
+        x, inputs = self._embed(tokens), []
+        for layer, block in self._layers():
+            inputs.append(x)
+            if not answer and layer == self.last:
+                break
+            attention = block.attention
+            line = torch.cat([memory[:, :, layer], x], dim=1)
+            k, v = attention.keys(line), attention.values(line)
+            if kv is not None:
+                store(kv, layer, k, v)
+            x = block(x, attention.mix(attention.scores(attention.queries(x), k, behind, visible), v))
+        return Run(x, past, {"tokens": tokens, "memory": torch.stack(inputs, dim=2)})
+
+    def _keep(self, x: Tensor, context: Tensor, scores: Tensor) -> dict[str, Tensor]:
+        return {"memory": x}
+
+
+def detached(state: MemoryState) -> dict[str, Tensor]:
+    """The papers' sg(): a state's tensors, with no gradient into what made them."""
+    return {name: tensor.detach() for name, tensor in state.tensors.items()}
+
+
+def filled(count: Tensor, length: int) -> Tensor:
+    """Which of `length` right-aligned positions hold one of the last `count` (B,) positions: (B, length)."""
+    return torch.arange(length, device=count.device) >= length - count[:, None]
+
+
+def newest(past: Tensor, new: Tensor, lengths: Tensor) -> Tensor:
+    """The last P positions of [`past` ; the first `lengths` (B,) of `new`]: (B, P, …) from (B, P, …) and (B, T, …)."""
+    rows = torch.arange(lengths.shape[0], device=lengths.device)[:, None]
+    index = lengths[:, None] + torch.arange(past.shape[1], device=lengths.device)
+    return torch.cat([past, new], dim=1)[rows, index]
+
+
+def store(kv: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
+    """Writes keys and values (B, H, K, d) to the first K positions of `kv` (B, L, 2, H, ≥ K, d)."""
+    kv[:, layer, 0, :, : k.shape[2]] = k
+    kv[:, layer, 1, :, : v.shape[2]] = v
+
+
+def stack_layers(kept: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """One dictionary of (B, T, …) a layer → one dictionary of (B, T, L, …)."""
+    return {name: torch.stack([layer[name] for layer in kept], dim=2) for name in kept[0]}

@@ -1,0 +1,142 @@
+"""RMT, the Recurrent Memory Transformer, in its decoder form (Bulatov et al. 2022; 2023, section 2).
+
+Segment t is read as [M_t ; x_1 … x_S ; M_t] under the ordinary causal mask and ordinary positions; the final hidden
+states of the last m positions are the memory handed to segment t+1:
+
+    H = Transformer([M_t ; E(x) ; M_t]),   M_{t+1} = update(H[-m:])
+
+`form` says what `update` is. "raw" is the paper's: the hidden states themselves. Final-norm hidden states of pretrained
+backbones are far larger than their embeddings, so two forms beyond the paper keep an untrained memory harmless:
+"norm" brings each vector to embedding scale (RMS norm times a learned scale), and "zero" adds a zero-initialised
+projection to M_0.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.cache import Cache
+from everlong_models.errors import ConfigError
+from everlong_models.memories.memory import MemoryConfig, SegmentReader
+from everlong_models.memories.state import MemoryState
+from everlong_models.memories.view import Part, effective_rank, relative_change
+
+
+class RMTConfig(MemoryConfig):
+    """`memory_tokens`: m. `form`: how hidden states become the next memory (see the module). `noise`: in training, what
+    is added to every new memory has this standard deviation relative to it, so that small errors learn to die out."""
+
+    memory_tokens: int = Field(16, ge=1)
+    form: Literal["raw", "norm", "zero"] = "raw"
+    noise: float = Field(0.0, ge=0)
+
+
+class RMT(SegmentReader):
+    """Recurrent Memory Transformer around `backbone`. State: `memory` (rows, m, D)."""
+
+    def __init__(self, config: RMTConfig, backbone: Backbone) -> None:
+        super().__init__()
+        S, m = config.segment_length, config.memory_tokens
+        if m >= S:
+            raise ConfigError("memory_tokens", m, f"must be smaller than segment_length={S}")
+        if S + 2 * m > backbone.max_positions:
+            raise ConfigError(
+                "segment_length", S, f"segment_length + 2·memory_tokens = {S + 2 * m} exceeds the backbone's "
+                f"{backbone.max_positions} positions"
+            )  # fmt: skip
+        self.config = config
+        self.backbone = backbone
+        self.segment_length = S
+        self.vocab_size = backbone.vocab_size
+        scale = backbone.embedding_std()
+        noise = torch.randn(m, backbone.width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        self.memory = nn.Parameter((noise * scale).to(backbone.dtype).to(backbone.device))
+        if config.form == "norm":
+            self.scale = nn.Parameter(torch.full((backbone.width,), scale).to(self.memory))
+        elif config.form == "zero":
+            self.projection = nn.Parameter(torch.zeros(backbone.width, backbone.width).to(self.memory))
+
+    @property
+    def recordable(self) -> bool:
+        """See `SegmentReader`."""
+        return self.backbone.optimized
+
+    def initial_state(self, rows: int = 1) -> MemoryState:
+        """M_0 in every row."""
+        return MemoryState({"memory": self.memory.expand(rows, -1, -1)})
+
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """All m vectors together: every segment writes them anew, out of themselves and what it says."""
+        old, change = state["memory"], None
+        if tokens.shape[1] and read:
+            (change,) = relative_change(old, self.close(self.open(state, tokens)[0])["memory"])
+        used = float(effective_rank(old[0])) if read else 0.0
+        return [Part("memory", 0, read, self.config.memory_tokens, used, tokens.shape[1], change=change)]
+
+    def _update(self, hidden: Tensor) -> MemoryState:
+        """M_{t+1} from the final hidden states (B, m, D) of the write positions."""
+        if self.training and self.config.noise:
+            size = hidden.detach().square().mean(-1, keepdim=True).sqrt()
+            hidden = hidden + self.config.noise * size * torch.randn_like(hidden)
+        if self.config.form == "norm":
+            hidden = F.rms_norm(hidden, (hidden.shape[-1],)) * self.scale
+        elif self.config.form == "zero":
+            hidden = self.memory + F.linear(hidden, self.projection)
+        return MemoryState({"memory": hidden})
+
+    def _framed(self, tokens: Tensor, memory: Tensor) -> Tensor:
+        """The segment between its read and its write tokens: (B, m + T + m, D)."""
+        return torch.cat([memory, self.backbone.embed(tokens), memory], dim=1)
+
+    def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        memory = state["memory"]
+        return self._update(self.backbone.hidden(self._framed(tokens, memory), keep=memory.shape[1]))
+
+    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
+        """Logits (B, T, V) of one segment; the write tokens follow it and cannot influence them."""
+        self.check_segment(tokens, state)
+        memory = state["memory"]
+        hidden = self.backbone.hidden(torch.cat([memory, self.backbone.embed(tokens)], dim=1))
+        return self.backbone.logits(hidden[:, memory.shape[1] :])
+
+    def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        """Logits (B, S, V) and M_{t+1} of one full segment in one pass."""
+        self.check_full(tokens, state)
+        memory = state["memory"]
+        m = memory.shape[1]
+        hidden = self.backbone.hidden(self._framed(tokens, memory))
+        return self.backbone.logits(hidden[:, m:-m]), self._update(hidden[:, -m:])
+
+    def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
+        """Prefills [M_t ; tokens]; the cache keeps M_t for the write at the segment's end."""
+        self.check_segment(tokens, state)
+        memory = state["memory"]
+        m = memory.shape[1]
+        kv = self.backbone.new_kv(state.rows, self.segment_length + 2 * m)
+        x = torch.cat([memory, self.backbone.embed(tokens)], dim=1)
+        hidden = self.backbone.hidden(x, kv=kv, keep=1)
+        lengths = torch.full((state.rows,), tokens.shape[1], device=tokens.device)
+        before = torch.full_like(lengths, m)
+        return Cache({"kv": kv, "memory": memory.clone(), "before": before}, lengths), self.backbone.logits(
+            hidden[:, -1]
+        )
+
+    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """One token a row, at position m + length of the row."""
+        at = cache["before"] + cache.lengths
+        hidden = self.backbone.hidden(self.backbone.embed(tokens[:, None]), kv=cache["kv"], at=at)
+        cache.lengths += 1
+        return self.backbone.logits(hidden[:, -1])
+
+    def close(self, cache: Cache) -> MemoryState:
+        """Appends the m write tokens behind each row's segment and takes their hidden states."""
+        memory = cache["memory"]
+        # A copy, since the write tokens must not stay in a cache that its owner may go on decoding with.
+        hidden = self.backbone.hidden(memory, kv=cache["kv"].clone(), at=cache.lengths + memory.shape[1])
+        return self._update(hidden)

@@ -1,0 +1,176 @@
+"""`window`: no long-term memory. The first tokens (attention sinks) and the last tokens, as plain token ids.
+
+The papers' "no memory" row, and the honest default while no memory weights are trained. Like StreamingLLM (Xiao et al.
+2023) it keeps `sinks` first tokens and a window of the newest; unlike it, the window is encoded anew when an answer
+begins, so that what the model sees is exactly the backbone's own attention over [sinks ; window ; open segment], and
+the state is a few kilobytes of token ids instead of megabytes of keys and values. Reading costs nothing. An answer that
+goes on over a segment's border does so in its cache, as StreamingLLM's do: with the keys and values that it has.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.cache import Cache
+from everlong_models.errors import ConfigError, TokenError
+from everlong_models.memories.memory import MemoryConfig, SegmentReader
+from everlong_models.memories.state import MemoryState
+from everlong_models.memories.view import Part
+
+
+class WindowConfig(MemoryConfig):
+    """`sinks`: first tokens kept for good. `window`: how many of the newest tokens before the open segment are kept."""
+
+    segment_length: int = Field(256, ge=2)
+    sinks: int = Field(32, ge=0)
+    window: int = Field(1024, ge=1)
+
+
+class Window(SegmentReader):
+    """Sinks and the last tokens. State: `sinks` (rows, n), `window` (rows, W) token ids, `seen` (rows,) tokens read."""
+
+    def __init__(self, config: WindowConfig, backbone: Backbone) -> None:
+        super().__init__()
+        if config.sinks > config.segment_length:
+            raise ConfigError("sinks", config.sinks, f"must be at most segment_length={config.segment_length}")
+        self.capacity = config.sinks + config.window + config.segment_length
+        if self.capacity > backbone.max_positions:
+            raise ConfigError(
+                "window", config.window, f"sinks + window + segment_length = {self.capacity} exceeds the backbone's "
+                f"{backbone.max_positions} positions"
+            )  # fmt: skip
+        self.config = config
+        self.backbone = backbone
+        self.segment_length = config.segment_length
+        self.vocab_size = backbone.vocab_size
+
+    def initial_state(self, rows: int = 1) -> MemoryState:
+        """Nothing seen."""
+        device = self.backbone.device
+        return MemoryState(
+            {
+                "sinks": torch.zeros(rows, self.config.sinks, dtype=torch.int64, device=device),
+                "window": torch.zeros(rows, self.config.window, dtype=torch.int64, device=device),
+                "seen": torch.zeros(rows, dtype=torch.int64, device=device),
+            }
+        )
+
+    @property
+    def sight(self) -> int:
+        """The window and a segment."""
+        return self.config.window + self.segment_length
+
+    def kept(self, state: MemoryState) -> list[int]:
+        """The window."""
+        seen = min(max(0, int(state["seen"]) - self.config.sinks), self.config.window)
+        return list(map(int, state["window"][0, self.config.window - seen :]))
+
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """Sinks and window, as far as there are any."""
+        config, age = self.config, tokens.shape[1]
+        first, last = min(read, config.sinks), min(max(0, read - config.sinks), config.window)
+        window = Part("window", read - last, read, config.window, last, age)
+        return [Part("sinks", 0, first, config.sinks, first, read - first + age), window] if config.sinks else [window]
+
+    def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        return self._shift(tokens, state)
+
+    def _shift(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        """The state after `tokens` (B, T): ids move from the right into the window; the very first become sinks."""
+        n, seen, T = self.config.sinks, state["seen"], tokens.shape[1]
+        # What the row has held so far behind its sinks is right-aligned in `window`; sinks fill up from the left.
+        position = torch.arange(n, device=tokens.device) - seen[:, None]
+        fresh = torch.gather(tokens, 1, position.clamp(0, T - 1)) if n else tokens[:, :0]
+        sinks = torch.where((position >= 0) & (position < T), fresh, state["sinks"])
+        window = torch.cat([state["window"], tokens], dim=1)[:, -self.config.window :]
+        return MemoryState({"sinks": sinks, "window": window, "seen": seen + T})
+
+    def _context(self, state: MemoryState, newest: int, *, sinks: bool = True) -> list[Tensor]:
+        """Each row's sinks and at most so many of its `newest` tokens, without those that were never seen; a list, as
+        rows differ in length."""
+        rows = []
+        for row in state.split():
+            seen = int(row["seen"])
+            first = min(seen, self.config.sinks)
+            tail = min(seen - first, self.config.window, newest)
+            begin = row["sinks"][:, : first if sinks else 0]
+            rows.append(torch.cat([begin, row["window"][:, self.config.window - tail :]], dim=1))
+        return rows
+
+    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
+        """Logits (B, T, V): the backbone over [kept tokens ; tokens]."""
+        self.check_segment(tokens, state)
+        rows = []
+        for context, row in zip(self._context(state, self.config.window), tokens.split(1), strict=True):
+            hidden = self.backbone.hidden(self.backbone.embed(torch.cat([context, row], dim=1)))
+            rows.append(hidden[:, context.shape[1] :])
+        return self.backbone.logits(torch.cat(rows))
+
+    @property
+    def one_pass(self) -> int:
+        """All segments before which nothing has been let go."""
+        return ((self.config.sinks + self.config.window) // self.segment_length + 1) * self.segment_length
+
+    def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """The backbone's own, where nothing was encoded anew, and no head where nothing is asked for."""
+        self.check(tokens, self.initial_state(len(tokens)))
+        if not 1 <= tokens.shape[1] <= self.one_pass:
+            raise TokenError(f"1 to {self.one_pass} tokens of a document are seen whole, got {tokens.shape[1]}")
+        return self.backbone.logits(self.backbone.hidden(self.backbone.embed(tokens))[rows, positions])
+
+    def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
+        """Encodes [kept tokens ; tokens]."""
+        return self.open_near(state, tokens, self.config.window)
+
+    def open_near(self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True) -> tuple[Cache, Tensor]:
+        """Encodes [sinks ; `newest` tokens of the window ; tokens]. Rows are prefilled one by one, as their contexts may
+        differ in length."""
+        self.check_segment(tokens, state)
+        kv = self.backbone.new_kv(state.rows, self.capacity)
+        held = torch.zeros(state.rows, self.segment_length, dtype=torch.int64, device=tokens.device)
+        held[:, : tokens.shape[1]] = tokens
+        last, before = [], []
+        for row, context in enumerate(self._context(state, newest, sinks=sinks)):
+            x = self.backbone.embed(torch.cat([context, tokens[row : row + 1]], dim=1))
+            last.append(self.backbone.hidden(x, kv=kv[row : row + 1], keep=1))
+            before.append(context.shape[1])
+        cache = Cache(
+            {"kv": kv, "tokens": held, "before": torch.tensor(before, device=tokens.device), **state.tensors},
+            torch.full((state.rows,), tokens.shape[1], device=tokens.device),
+        )
+        return cache, self.backbone.logits(torch.cat(last)[:, -1])
+
+    def go_on(self, cache: Cache, segment: Tensor, state: MemoryState) -> MemoryState | None:
+        """As StreamingLLM does: what is too much behind the first `sinks` positions is let go, and the rest moves down. Where the
+        backbone's keys can't be moved, or there is no sink, only while there is room for another segment."""
+        before, sinks = int(cache["before"] + cache.lengths), self.config.sinks
+        over = max(0, before - sinks - self.config.window)
+        if over and not (sinks and self.backbone.lets_go):
+            return None
+        if over:
+            self.backbone.let_go(cache["kv"], sinks, over, before)
+        after = self._shift(segment, state)
+        cache["before"].fill_(before - over)
+        cache.lengths.zero_()
+        for name, tensor in after.tensors.items():
+            cache[name].copy_(tensor)
+        return after
+
+    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """One token a row, behind its context and what its segment holds."""
+        at = cache["before"] + cache.lengths
+        hidden = self.backbone.hidden(self.backbone.embed(tokens[:, None]), kv=cache["kv"], at=at)
+        cache["tokens"].scatter_(1, cache.lengths[:, None], tokens[:, None])
+        cache.lengths += 1
+        return self.backbone.logits(hidden[:, -1])
+
+    def close(self, cache: Cache) -> MemoryState:
+        """The state after each row's open segment."""
+        rows = []
+        for row in range(cache.rows):
+            before = MemoryState({name: cache[name][row : row + 1] for name in ("sinks", "window", "seen")})
+            rows.append(self._shift(cache["tokens"][row : row + 1, : int(cache.lengths[row])], before))
+        return MemoryState.stack(rows)

@@ -1,0 +1,84 @@
+"""`ChatFormat`: the pieces of a dialogue between which the texts of people and documents go.
+
+A dialogue about documents is one long user message that starts with them:
+
+    head  document [separator document …] separator question  ask  answer  turn  question  ask  answer …
+
+`head`, `ask` and `turn` come from the tokenizer's chat template, so that an instruct model sees just what it was
+trained on; a document is read once behind `head` and shared by every session that asks about it.
+
+Instructions (the system's message) stand where the template puts them if there is no document before them:
+
+    system[0]  instructions  system[1]  question  ask  answer …
+
+Else they are the first thing behind the documents, as they are for a template that knows no system.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jinja2 import TemplateError
+
+from everlong_models.errors import BackboneError
+from everlong_models.text.tokenizer import Tokenizer
+
+_A, _B, _C = "\x01a\x01", "\x01b\x01", "\x01c\x01"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """Token ids. `head`: before the first text. `separator`: after a document. `ask`: from a question to its answer.
+    `turn`: from an answer to the next question. `system`: before instructions, and from them to the first text; None if
+    the template has no place for them."""
+
+    head: tuple[int, ...]
+    separator: tuple[int, ...]
+    ask: tuple[int, ...]
+    turn: tuple[int, ...]
+    system: tuple[tuple[int, ...], tuple[int, ...]] | None
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> ChatFormat:
+        """The format of the tokenizer's chat template, or a plain one for base models, which have none.
+
+        Raises `BackboneError` for a template that cannot render a dialogue of user and assistant as it is.
+        """
+        if tokenizer.chat_template:
+            messages = [
+                {"role": "user", "content": _A},
+                {"role": "assistant", "content": _B},
+                {"role": "user", "content": _C},
+            ]
+            try:
+                rendered = tokenizer.render(messages, answer=True)
+            except (TemplateError, TypeError, ValueError) as error:
+                raise BackboneError(f"the chat template does not work: {error}") from error
+            head, found_a, rest = rendered.partition(_A)
+            _, found_b, rest = rest.partition(_B)
+            turn, found_c, ask = rest.partition(_C)
+            if not (found_a and found_b and found_c):
+                raise BackboneError(f"the chat template loses messages or changes their order: {rendered!r}")
+        else:
+            head, ask, turn = "", "\n\nAnswer:", "\n\n"
+        return ChatFormat(
+            head=tuple(tokenizer.encode_markup(head)),
+            separator=tuple(tokenizer.encode_markup("\n\n")),
+            ask=tuple(tokenizer.encode_markup(ask)),
+            turn=tuple(tokenizer.encode_markup(turn)),
+            system=_system(tokenizer),
+        )
+
+
+def _system(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    if not tokenizer.chat_template:
+        return None
+    messages = [{"role": "system", "content": _A}, {"role": "user", "content": _B}]
+    try:
+        before, found_a, rest = tokenizer.render(messages, answer=False).partition(_A)
+    except (TemplateError, TypeError, ValueError):  # many a template raises for a system's message
+        return None
+    behind, found_b, _ = rest.partition(_B)
+    if not (found_a and found_b):
+        return None
+    return tuple(tokenizer.encode_markup(before)), tuple(tokenizer.encode_markup(behind))

@@ -1,0 +1,185 @@
+"""`Engine`: the runner as the event loop sees it. Admission, streaming, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from everlong_models import Grammar, Grammars, MemoryState, MemoryView, Model
+from everlong_server.engine.device.items import Answer, Delta, Failed, Finished, Look, Read
+from everlong_server.engine.device.post import Post
+from everlong_server.engine.device.runner import Runner
+from everlong_server.errors import Internal, Overloaded, Unavailable
+from everlong_server.pools import Pool
+
+T = TypeVar("T")
+_USUAL = 10.0
+"""Seconds of an answer, before there was one."""
+_COMPILERS = Pool("everlong-grammars", 2)
+
+
+class Engine:
+    """One model on one device, for any number of tasks of one event loop."""
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_streams: int | None,
+        max_queued: int,
+        reading_share: float,
+        max_stall: float,
+        reading_rows: int | None = None,
+        graphs: bool = True,
+        on_step: Callable[[float], None] = lambda fill: None,
+    ) -> None:
+        """`max_stall`: seconds. `max_streams`, `reading_rows`, `graphs`: see `Runner`. `on_step`: told on the device's thread, after each
+        step of the answers, which share of the places was taken."""
+        self.model = model
+        self._grammars = Grammars(model.tokenizer, model.memory.vocab_size)
+        self._post = Post()
+        self._runner = Runner(
+            model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
+            graphs=graphs, on_step=on_step, post=self._post,
+        )  # fmt: skip
+        self._max_queued = max_queued
+        self._admitted = 0
+        self._durations: deque[float] = deque(maxlen=32)
+        self._answers: set[asyncio.Queue[Delta | Finished | Failed]] = set()
+        self.draining = False
+
+    async def grammar(self, schema: dict[str, Any]) -> Grammar:
+        """What an answer of that JSON schema may be. Raises `GrammarError`. A large one takes seconds, and threads of its own."""
+        return await _COMPILERS.run(self._grammars.json, schema)
+
+    def start(self) -> None:
+        """Starts the device thread."""
+        self._runner.start()
+
+    async def stop(self) -> None:
+        """Ends the device thread after the work at hand."""
+        await asyncio.to_thread(self._runner.stop)
+
+    @property
+    def alive(self) -> bool:
+        """False once the device thread has died."""
+        return self._runner.dead is None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the model is on a CPU."""
+        return self._runner.on_cpu
+
+    @property
+    def max_streams(self) -> int:
+        """Answers that are generated at once."""
+        return self._runner.max_streams
+
+    @property
+    def answering(self) -> int:
+        """Answers that are being generated or wait for it."""
+        return self._admitted
+
+    @property
+    def rows(self) -> int:
+        """Answers that are being generated now."""
+        return self._runner.rows
+
+    @property
+    def usual_seconds(self) -> float:
+        """How long answers have taken lately, once it was their turn."""
+        return sum(self._durations) / len(self._durations) if self._durations else _USUAL
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """A place for one answer. Raises `Overloaded` or `Unavailable` at once, before anything else is done for it."""
+        if self.draining:
+            raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+        if not self.alive:
+            raise Unavailable(
+                "the engine has failed; the server must be restarted", code="engine_failed", retry_after=30
+            )
+        if self._admitted >= self.max_streams + self._max_queued:
+            waiting = self._admitted - self.max_streams + 1
+            seconds = waiting * self.usual_seconds / self.max_streams
+            raise Overloaded(
+                f"{self._admitted} answers are being generated or wait; the limit is {self.max_streams} + {self._max_queued}",
+                retry_after=max(1, math.ceil(seconds)),
+            )
+        self._admitted += 1
+        try:
+            yield
+        finally:
+            self._admitted -= 1
+
+    async def read(self, state: MemoryState, tokens: Tensor, owner: str = "") -> MemoryState:
+        """The state after full segments `tokens` (n·S,), n ≥ 1. Cancelling the task stops it after the segment at hand.
+        `owner`: the tenant whose turns it takes."""
+        return await self._done(lambda sink: Read(state, tokens, sink, owner))
+
+    async def look(self, state: MemoryState, open: list[int], read: int, owner: str = "") -> MemoryView:
+        """What there is to say about `state`, which has read `read` tokens, and the `open` segment. `owner`: as of `read`."""
+        return await self._done(lambda sink: Look(state, open, read, sink, owner))
+
+    async def _done(self, make: Callable[[Callable[[T | Failed], None]], Read | Look]) -> T:
+        """What the work that `make` makes hands to its sink. Cancelling the task cancels the work."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | Failed) -> None:
+            if future.done():
+                return
+            if isinstance(result, Failed):
+                future.set_exception(result.error)
+            else:
+                future.set_result(result)
+
+        work = make(lambda result: self._post.put(loop, settle, result))
+        self._runner.submit(work)
+        try:
+            return await future
+        finally:
+            work.cancelled = True
+            self._runner.wake()
+
+    async def answer(self, answer: Answer) -> AsyncGenerator[Delta | Finished, None]:
+        """Tokens as they are generated, then `Finished`. Raises what the answer failed with.
+
+        Closing the iterator cancels the answer within one step. To end it and keep it, call `cancel`.
+        """
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Delta | Finished | Failed] = asyncio.Queue()
+        answer.sink = lambda event: self._post.put(loop, events.put_nowait, event)
+        self._runner.submit(answer)
+        self._answers.add(events)
+        try:
+            while True:
+                event = await events.get()
+                if isinstance(event, Failed):
+                    if isinstance(event.error, InterruptedError):
+                        raise event.error
+                    raise event.error if isinstance(event.error, Exception) else Internal("the engine has failed")
+                if isinstance(event, Finished):
+                    self._durations.append(event.seconds)
+                yield event  # who has got the end does not come back
+                if isinstance(event, Finished):
+                    return
+        finally:
+            self._answers.discard(events)
+            self.cancel(answer)
+
+    def abort(self, error: Exception) -> None:
+        """Every answer under way fails with `error`, which its caller is told."""
+        for events in self._answers:
+            events.put_nowait(Failed(error))
+
+    def cancel(self, answer: Answer) -> None:
+        """Ends the answer within one step; `Finished` says "cancelled". No effect on one that has ended."""
+        answer.cancelled = True
+        self._runner.wake()

@@ -1,0 +1,119 @@
+"""Which models a memory can be put around."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    JambaConfig,
+    JambaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
+)
+
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.errors import BackboneError
+
+SMALL = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "more"),
+    [
+        (BertLMHeadModel, BertConfig, {"is_decoder": True}),
+        (GPTNeoXForCausalLM, GPTNeoXConfig, {}),
+        (MixtralForCausalLM, MixtralConfig, {}),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_causal_decoder_of_any_family_is_taken(kind, config, more, dtype):
+    model = kind(config(**SMALL, **more)).to(dtype)
+    random = torch.get_rng_state()
+    assert Backbone(model).layers == 3
+    # Looked at as it is served, left as it was: what is drawn behind it does not change.
+    assert torch.equal(torch.get_rng_state(), random)
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "reason"),
+    [
+        (BertLMHeadModel, BertConfig, r"BertLMHeadModel \(bert\): its attention is not causal"),
+        (RobertaForCausalLM, RobertaConfig, r"RobertaForCausalLM \(roberta\): its attention is not causal"),
+        (MambaForCausalLM, MambaConfig, r"MambaForCausalLM \(mamba\): its config has no num_attention_heads"),
+        (RwkvForCausalLM, RwkvConfig, r"\(rwkv\): not all of its layers keep keys and values"),
+        (RecurrentGemmaForCausalLM, RecurrentGemmaConfig, r"\(recurrent_gemma\): not all of its layers keep"),
+        (JambaForCausalLM, JambaConfig, r"\(jamba\): its layers do not take keys and values"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_no_causal_decoder_is_refused(kind, config, reason, dtype):
+    sizes = SMALL if kind is not MambaForCausalLM else {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1}
+    with pytest.raises(BackboneError, match=f"{reason}.*needs a decoder with causal attention in every layer"):
+        Backbone(kind(config(**sizes)).to(dtype))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.GPTJConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=2, rotary_dim=8, n_positions=64),
+        transformers.Gemma2Config(
+            vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=16, sliding_window=64, query_pre_attn_scalar=16,
+        ),
+        transformers.GraniteConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, logits_scaling=8.0
+        ),
+        transformers.CohereConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, logit_scale=0.25
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_steps_and_logits_are_those_of_the_models_own_forward(config: transformers.PretrainedConfig) -> None:
+    """Also where attention is eager, which adds its mask, and where something follows the head."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    backbone, tokens = Backbone(model), torch.randint(0, 64, (1, 12))
+    with torch.no_grad():
+        whole = model(tokens).logits
+        x = backbone.embed(tokens)
+        torch.testing.assert_close(backbone.logits(backbone.hidden(x)), whole, rtol=1e-6, atol=1e-6)
+        kv = backbone.new_kv(1, 40)
+        backbone.hidden(x[:, :4], kv=kv)
+        for at in range(4, 12):
+            last = backbone.hidden(x[:, at : at + 1], kv=kv, at=torch.tensor([at]))
+            torch.testing.assert_close(backbone.logits(last), whole[:, at : at + 1], rtol=1e-6, atol=1e-6)
+
+
+def test_layers_that_look_back_less_far_than_is_needed_are_refused() -> None:
+    config = transformers.MistralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=16,
+    )  # fmt: skip
+    backbone = Backbone(transformers.AutoModelForCausalLM.from_config(config))
+    assert backbone.new_kv(1, 16).shape[4] == 16
+    with pytest.raises(BackboneError, match="look back 16 positions, and 17 are needed"):
+        backbone.new_kv(1, 17)

@@ -1,0 +1,145 @@
+"""Slots: rows come and go without the others being moved."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everlong_models.backbone.cache import Cache, Slots, zeros
+
+
+def row(number: int) -> Cache:
+    return Cache({"kv": torch.full((1, 2, 3), float(number)), "seen": torch.tensor([number])}, torch.tensor([number]))
+
+
+@given(st.lists(st.integers(-4, 1), max_size=60))
+def test_rows_are_those_that_came_and_did_not_leave(moves: list[int]) -> None:
+    """Below 0: that row leaves, from the end; otherwise one comes."""
+    slots, expected = Slots(), []
+    for number, move in enumerate(moves):
+        if move >= 0:
+            slots.add(row(number))
+            expected.append(number)
+        elif expected:
+            at = max(0, len(expected) + move)
+            slots.remove(at)
+            expected[at] = expected[-1]
+            expected.pop()
+        assert len(slots) == len(expected)
+        if not expected:
+            with pytest.raises(IndexError):
+                slots.rows  # noqa: B018
+            continue
+        rows = slots.rows
+        assert rows.lengths.tolist() == rows["seen"].tolist() == expected
+        assert rows["kv"].amin((1, 2)).tolist() == rows["kv"].amax((1, 2)).tolist() == expected
+        rows.lengths += 0  # in place, as `step` does
+
+
+def test_what_is_written_stays_and_who_comes_is_a_copy() -> None:
+    slots, came = Slots(), row(7)
+    slots.add(came)
+    slots.rows["kv"].fill_(8)
+    slots.rows.lengths.add_(1)
+    assert (float(came["kv"][0, 0, 0]), came.lengths.tolist()) == (7, [7])
+    slots.add(row(9))
+    assert slots.rows["kv"][:, 0, 0].tolist() == [8, 9]
+    assert slots.rows.lengths.tolist() == [8, 9]
+
+
+def test_others_stay_where_they_are() -> None:
+    slots = Slots()
+    for number in range(4):
+        slots.add(row(number))
+    place = slots.rows["kv"].data_ptr()
+    slots.remove(1)
+    slots.add(row(5))
+    assert slots.rows["kv"].data_ptr() == place
+    assert slots.rows.lengths.tolist() == [0, 3, 2, 5]
+    with pytest.raises(IndexError, match="row 4 of 4"):
+        slots.remove(4)
+
+
+def test_without_memory_for_more_all_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = Slots()
+    slots.add(row(1))
+
+    def full(*args: object, **options: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("everlong_models.backbone.cache.zeros", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            slots.add(row(2))
+    assert slots.rows.lengths.tolist() == [1]
+    slots.add(row(2))
+    assert slots.rows.lengths.tolist() == [1, 2]
+
+
+def test_places_that_are_kept_stay_without_rows() -> None:
+    slots = Slots(kept=True)
+    with pytest.raises(IndexError, match="ever taken"):
+        slots.places  # noqa: B018
+    slots.add(row(1))
+    slots.add(row(2))
+    places = slots.places
+    slots.remove(0)
+    slots.remove(0)
+    with pytest.raises(IndexError, match="no slot is taken"):
+        slots.rows  # noqa: B018
+    slots.add(row(3))
+    assert slots.places is places
+    slots.add(row(4))
+    slots.add(row(5))
+    assert (slots.places.rows, slots.rows.lengths.tolist()) == (4, [3, 4, 5])
+    assert slots.places.lengths.tolist() == [3, 4, 5, 0]
+
+
+def test_of_keys_and_values_what_a_row_has_is_copied() -> None:
+    def opened(before: int, length: int) -> Cache:
+        """Positions that nothing was written to hold what no row may get."""
+        kv = torch.full((1, 1, 2, 1, 8, 2), torch.nan)
+        kv[..., : before + length, :] = torch.randn(1, 1, 2, 1, before + length, 2)
+        return Cache({"kv": kv, "before": torch.tensor([before])}, torch.tensor([length]))
+
+    slots, came = Slots(), [opened(2, 3), opened(0, 4), opened(5, 3), opened(1, 1)]
+    for cache in came:
+        slots.add(cache)
+    slots.remove(0)
+    came[0] = came.pop()
+    assert not slots.places["kv"].isnan().any()
+    slots.rows["kv"][2].fill_(torch.nan)  # a row goes wrong, up to where it is
+    slots.rows["kv"][2, ..., 8:, :] = 0
+    slots.remove(2)
+    came[2] = opened(1, 2)
+    slots.add(came[2])
+    assert not slots.rows["kv"].isnan().any()
+    for row, cache in enumerate(came):
+        reached = int(cache["before"] + cache.lengths)
+        assert torch.equal(slots.rows["kv"][row, ..., :reached, :], cache["kv"][0, ..., :reached, :])
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux tells how much memory a process has")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_zeros_take_memory_where_they_are_written(dtype: torch.dtype) -> None:
+    before = _resident()
+    large = zeros((1 << 10, 1 << 18), torch.empty(0, dtype=dtype))
+    large[:, :8] = 1
+    assert _resident() - before < 100 << 20
+    assert (large.shape, large.dtype) == ((1 << 10, 1 << 18), dtype)
+    assert float(large[7, 7]) == 1
+    assert not large[-1, 8:].any()
+
+
+def test_zeros_for_which_there_is_no_room() -> None:
+    with pytest.raises((MemoryError, RuntimeError)):
+        zeros((1 << 62,), torch.empty(0, dtype=torch.uint8))

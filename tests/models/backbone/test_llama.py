@@ -1,0 +1,259 @@
+"""The lean forward equals transformers' forward, its naive twin; and an optimized backbone refuses what it cannot do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import (
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from everlong_models.backbone import llama as lean
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.errors import BackboneError
+from everlong_models.kernels.linear import has_bfloat16
+from everlong_models.memories.rmt import RMT, RMTConfig
+from tests.models.laws import Laws
+from tests.models.tiny import gpt2, llama
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "biases": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
+    "no-groups": lambda: LlamaForCausalLM(LlamaConfig(**SIZES | {"num_key_value_heads": 6})),
+    "head-dim": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=16)),
+    "llama3": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+    "tied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+}
+TYPES = {torch.float64: {"rtol": 1e-9, "atol": 1e-9}, torch.float32: {"rtol": 1e-4, "atol": 1e-4}}
+
+
+def build(name: str, dtype: torch.dtype) -> Backbone:
+    """The same weights at every call, none of them trivial."""
+    torch.manual_seed(0)
+    model: PreTrainedModel = MODELS[name]()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.3)
+    return Backbone(model.to(dtype).eval())
+
+
+@pytest.fixture(params=[(n, t) for n in MODELS for t in TYPES], ids=lambda p: f"{p[0]}-{str(p[1])[6:]}")
+def twins(request, monkeypatch):
+    """The plain backbone, the optimized one and how close they are."""
+    name, dtype = request.param
+    naive, fast = build(name, dtype), build(name, dtype)
+    assert fast.optimize() is None
+    # transformers' norms compute in float32 whatever the model's type, which would hide differences of 1e-8.
+    norms = {type(module) for module in naive.model.modules() if type(module).__name__.endswith("RMSNorm")}
+    assert len(norms) == 1
+    for norm in norms:
+        exact = lambda self, x: F.rms_norm(x, self.weight.shape, self.weight, self.variance_epsilon)  # noqa: E731
+        monkeypatch.setattr(norm, "forward", exact)
+    with torch.no_grad():
+        yield naive, fast, TYPES[dtype]
+
+
+def embeddings(backbone: Backbone, rows: int, length: int, seed: int = 1) -> torch.Tensor:
+    """Random inputs (rows, length, D)."""
+    torch.manual_seed(seed)
+    return torch.randn(rows, length, backbone.width, dtype=backbone.dtype)
+
+
+def test_a_cache_that_lets_go_of_positions_is_as_if_they_had_not_been_counted(twins):
+    """Of a text that begins at position 7, by transformers' own account, seven are taken out before it: then it begins at 0,
+    in all layers. What lies before and behind stays."""
+    naive, fast, _ = twins
+    assert naive.lets_go
+    x = embeddings(naive, 1, 20)
+    late = DynamicCache()
+    naive.model.base_model(inputs_embeds=x, position_ids=torch.arange(7, 27)[None], past_key_values=late)
+    kv, untouched = naive.new_kv(1, 40), torch.randn(1, 40, 1, dtype=x.dtype)
+    kv[:] = untouched
+    for index, layer in enumerate(late.layers):
+        kv[:, index, 0, :, 9:29], kv[:, index, 1, :, 9:29] = layer.keys, layer.values
+    early = naive.new_kv(1, 20)
+    naive.hidden(x, kv=early)
+    for backbone in (naive, fast):
+        slid = kv.clone()
+        backbone.let_go(slid, 2, 7, 29)
+        # transformers computes angles in float32 whatever the model's type.
+        torch.testing.assert_close(
+            slid[..., 2:22, :], early, rtol=1e-5, atol=1e-4 if x.dtype == torch.float32 else 1e-5
+        )
+        assert torch.equal(slid[..., :2, :], kv[..., :2, :])
+        assert not slid[..., 22:29, :].any()
+        assert torch.equal(slid[..., 29:, :], kv[..., 29:, :])
+
+
+# 1 block of queries, exactly 2, and 3 uneven ones.
+@pytest.mark.parametrize("length", [1, 20, 2 * lean.BLOCK, 2 * lean.BLOCK + 13])
+def test_reading(twins, length):
+    naive, fast, close = twins
+    x = embeddings(naive, 2, length)
+    expected = naive.hidden(x)
+    torch.testing.assert_close(fast.hidden(x), expected, **close)
+    torch.testing.assert_close(fast.logits(expected), naive.logits(expected), **close)
+
+
+@pytest.mark.parametrize("keep", [1, 5, lean.BLOCK + 9])
+def test_keeping_the_last_positions(twins, keep):
+    naive, fast, close = twins
+    x = embeddings(naive, 2, lean.BLOCK + 9)
+    kept = fast.hidden(x, keep=keep)
+    assert kept.shape == (2, keep, naive.width)
+    torch.testing.assert_close(kept, naive.hidden(x, keep=keep), **close)
+
+
+def test_prefilling_and_continuing_at_each_rows_own_position(twins):
+    naive, fast, close = twins
+    caches = [backbone.new_kv(3, 40) for backbone in (naive, fast)]
+    prompt = embeddings(naive, 3, 20)
+    results = [b.hidden(prompt, kv=kv, keep=2) for b, kv in zip((naive, fast), caches, strict=True)]
+    torch.testing.assert_close(results[1], results[0], **close)
+    torch.testing.assert_close(caches[1], caches[0], **close)
+    assert caches[1][..., :20, :].abs().min() > 0
+    for at, count, keep in (([20, 7, 13], 1, None), ([21, 8, 14], 5, None), ([26, 13, 35], 5, 2), ([31, 3, 39], 1, 1)):
+        x = embeddings(naive, 3, count, seed=at[0])
+        results = [
+            b.hidden(x, kv=kv, at=torch.tensor(at), keep=keep) for b, kv in zip((naive, fast), caches, strict=True)
+        ]
+        torch.testing.assert_close(results[1], results[0], **close)
+        torch.testing.assert_close(caches[1], caches[0], **close)
+
+
+@pytest.mark.skipif(not has_bfloat16(), reason="this processor has no instructions for bfloat16")
+def test_bfloat16():
+    """Near transformers' forward, and a row is as it is alone, to the bit."""
+    naive, fast = build("biases", torch.float32), build("biases", torch.float32)
+    assert fast.optimize(bfloat16=True) is None
+    x = embeddings(naive, 3, 100)
+    with torch.no_grad():
+        expected, found = naive.hidden(x), fast.hidden(x)
+        error = (found - expected).norm() / expected.norm()
+        assert 1e-4 < error < 0.03
+        kv = fast.new_kv(3, 120)
+        assert torch.equal(fast.hidden(x, kv=kv), found)
+        assert kv.dtype == torch.float32
+        for row in range(3):
+            assert torch.equal(fast.hidden(x[row : row + 1]), found[row : row + 1])
+
+
+def test_what_comes_in_is_not_changed(twins):
+    _, fast, _ = twins
+    x = embeddings(fast, 2, 20)
+    before = x.clone()
+    fast.hidden(x)
+    fast.hidden(x[:, :2], kv=fast.new_kv(2, 30), at=torch.tensor([3, 4]))
+    assert torch.equal(x, before)
+
+
+class TestLaws(Laws):
+    autocast = False
+
+    @pytest.fixture
+    def model(self):
+        backbone = llama()
+        assert backbone.optimize() is None
+        return RMT(RMTConfig(segment_length=12, memory_tokens=3), backbone)
+
+    def moved(self, model, device):
+        """Built again: weights that have been taken over stay where they are."""
+        twin = RMT(model.config, llama()).to(device)
+        assert twin.backbone.optimize() is None
+        return twin
+
+
+def unlike(change: dict[str, object]) -> Backbone:
+    """A Llama whose configuration says something else."""
+    return Backbone(LlamaForCausalLM(LlamaConfig(**SIZES | change)).eval())
+
+
+def with_adapter() -> Backbone:
+    """A Llama with a matrix that is more than a matrix."""
+
+    class Linear(nn.Linear):
+        pass
+
+    backbone = llama()
+    backbone.model.model.layers[1].mlp.up_proj = Linear(48, 64, bias=False, dtype=backbone.dtype)
+    return backbone
+
+
+@pytest.mark.parametrize(
+    ("backbone", "reason"),
+    [
+        (gpt2, "architecture 'gpt2'"),
+        (lambda: unlike({"hidden_act": "gelu"}), "activation 'gelu'"),
+        (lambda: unlike({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}), "dynamic"),
+        (lambda: Backbone(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8)).eval()), "sliding window of 8"),
+        (with_adapter, "matrices of type .*Linear"),
+    ],
+    ids=["architecture", "activation", "rope", "sliding-window", "adapter"],
+)
+def test_what_is_not_understood_stays_as_it_is(backbone, reason):
+    import re
+
+    backbone = backbone()
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    assert re.search(reason, backbone.optimize())
+    assert backbone.state_dict().keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.state_dict().items())
+    x = torch.randn(1, 3, backbone.width, dtype=backbone.dtype, requires_grad=True)
+    backbone.hidden(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_an_optimized_backbone_holds_no_weight_twice():
+    backbone = llama()
+    backbone.optimize()
+    left = {name for name, parameter in backbone.model.named_parameters() if parameter.device.type != "meta"}
+    assert all("norm" in name or "embed" in name for name in left), left
+    assert backbone.device.type == "cpu"
+
+
+def test_an_optimized_backbone_refuses_to_train_to_save_and_to_load():
+    backbone, weights = llama(), llama().state_dict()
+    backbone.load_state_dict(weights)
+    backbone.optimize()
+    assert backbone.optimize() is None
+    x = torch.randn(1, 3, 48, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(BackboneError, match="no gradients"):
+        backbone.hidden(x)
+    with torch.no_grad():
+        backbone.hidden(x)
+    with pytest.raises(BackboneError, match="no weights to save"):
+        backbone.model.save_pretrained("/nowhere")
+    model = RMT(RMTConfig(segment_length=8, memory_tokens=2), backbone)
+    with pytest.raises(BackboneError, match="no weights to save"):
+        model.state_dict()
+    with pytest.raises(BackboneError, match="takes no weights"):
+        backbone.load_state_dict(weights)
+    model.load_state_dict({"memory": torch.zeros(2, 48)}, strict=False)
+    assert not model.memory.any()

@@ -1,0 +1,456 @@
+"""Sampling against naive twins, and stop strings against the whole text."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from everlong_models.generate import sampling
+from everlong_models.generate.sampling import (
+    MAX_LOGIT_BIAS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    Sampler,
+    SamplingParams,
+    choose,
+)
+from everlong_models.generate.sampling import StopStrings as Stops
+from everlong_models.kernels.cpu import team
+
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
+
+
+def sampler(seed: int = 0, context: list[int] | None = None, vocab: int = 8, **params: object) -> Sampler:
+    return Sampler(SamplingParams(**(NEUTRAL | params)), seed, context or [], vocab)
+
+
+WAYS = ("by operations", "compiled")
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch) -> str:
+    """What a GPU is drawn with, and what a CPU."""
+    if request.param == "by operations":
+        monkeypatch.setattr(sampling, "choose", sampling.by_operations)
+    return request.param
+
+
+def left(way: str, scores: torch.Tensor, **params: object) -> torch.Tensor:
+    """Probabilities (V,), 0 for what is left out."""
+    p = SamplingParams(**(NEUTRAL | params))
+    none = torch.zeros(len(scores), dtype=torch.float64)
+    if way == "by operations":
+        numbers = torch.tensor(
+            [[p.temperature, min(p.top_k or len(scores), len(scores)), p.top_p, p.min_p]], dtype=torch.float64
+        )
+        ids, probabilities, known = sampling.remaining(scores[None], numbers, len(scores))
+        assert known.tolist() == [True]
+        return none.index_add(0, ids[0], probabilities[0])
+    how = np.array([[p.temperature, p.top_k, p.top_p, p.min_p]])
+    ((_, count),), against_likeliest, ids = team.draw(scores[None], how, np.array([[0, 0]]))
+    likeliest = torch.softmax(scores.double() / max(p.temperature, 1e-37), dim=-1).max()
+    return none.index_add(0, ids[0, :count], against_likeliest[0, :count].double() * likeliest)
+
+
+def naive_filter(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> list[float]:
+    """The definitions, token by token."""
+    scaled = [x / temperature for x in logits]
+    total = sum(math.exp(x - max(scaled)) for x in scaled)
+    p = [math.exp(x - max(scaled)) / total for x in scaled]
+    if top_k:
+        p = [x if sum(y > x for y in p) < top_k else 0.0 for x in p]
+    if top_p < 1:
+        kept, mass, whole = [0.0] * len(p), 0.0, sum(p)
+        for i in sorted(range(len(p)), key=lambda i: -p[i]):
+            if mass >= top_p * whole:
+                break
+            kept[i] = p[i]
+            mass += p[i]
+        p = kept
+    return [x if x >= min_p * max(p) else 0.0 for x in p]
+
+
+# Distinct scores some way apart, so that no comparison hangs on float32's last bit.
+SCORES = st.lists(st.integers(-80, 80), min_size=2, max_size=12, unique=True).map(lambda xs: [x / 16 for x in xs])
+
+
+class TestFilter:
+    @settings(max_examples=200, deadline=None)
+    @given(
+        SCORES,
+        st.sampled_from([0.1, 0.7, 1.0, 1.9]),
+        st.integers(0, 14),
+        st.sampled_from([0.03, 0.371, 0.777, 0.953, 1.0]),
+        st.sampled_from([0.0, 0.0123, 0.31, 1.0]),
+    )
+    @pytest.mark.parametrize("sizes", [(), (1, 2), (3,), (6, 11), "compiled"], ids=str)
+    def test_equals_the_naive_twin_however_many_are_looked_at_first(
+        self, sizes, logits, temperature, top_k, top_p, min_p
+    ):
+        params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        expected = torch.tensor(naive_filter(logits, **params), dtype=torch.float64)
+        with mock.patch.object(sampling, "_LIKELIEST", sizes):
+            found = left("compiled" if sizes == "compiled" else "by operations", torch.tensor(logits), **params)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_each_by_hand(self, way):
+        scores = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+        for params, stays in (
+            ({"top_k": 2}, [0.4, 0.3, 0, 0]),
+            ({"top_p": 0.69}, [0.4, 0.3, 0, 0]),
+            ({"top_p": 0.71}, [0.4, 0.3, 0.2, 0]),
+            ({"top_p": 1e-9}, [0.4, 0, 0, 0]),
+            ({"top_p": 5e-324}, [0.4, 0, 0, 0]),  # 0 in float32
+            ({"min_p": 0.6}, [0.4, 0.3, 0, 0]),
+            ({"top_k": 3, "top_p": 0.7}, [0.4, 0.3, 0, 0]),  # 0.7 of the 0.9 that top_k left
+            ({"temperature": 0.5}, [0.16 / 0.3, 0.09 / 0.3, 0.04 / 0.3, 0.01 / 0.3]),
+        ):
+            expected = torch.tensor(stays, dtype=torch.float64)
+            torch.testing.assert_close(left(way, scores, **params), expected, msg=str(params), rtol=1e-6, atol=0)
+
+    @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 0}])
+    def test_the_narrowest_of_each_is_greedy(self, params, way):
+        logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
+        assert {sampler(seed, vocab=50, **params).draw(logits) for seed in range(20)} == {int(logits.argmax())}
+
+    @pytest.mark.parametrize("sizes", [(), (1,), (2,), (3,)], ids=str)
+    def test_ties(self, sizes, monkeypatch, way):
+        monkeypatch.setattr(sampling, "_LIKELIEST", sizes)
+        tied = torch.tensor([1.0, 3.0, 3.0, 3.0])
+        assert sampler(temperature=0).draw(tied) == 1
+        assert (left(way, tied, top_k=2) > 0).tolist() == [False, True, True, True]  # none is likelier than another
+        assert (left(way, tied, top_p=0.5) > 0).tolist() == [False, True, True, False]  # the first ones
+
+    @pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-38, 1e-45, 1e-60, 5e-324])
+    def test_a_tiny_temperature_is_greedy_and_never_nan(self, temperature, way):
+        logits = torch.tensor([-40.0, 90.0, 80.0, 1e30, -math.inf])
+        params = {"temperature": temperature, "top_k": 3, "top_p": 0.9, "min_p": 0.1}
+        assert left(way, logits, **params).tolist() == [0, 0, 0, 1, 0]
+        assert sampler(**params).draw(logits) == 3
+
+    def test_half_precision_logits_are_drawn_in_float32(self):
+        assert sampler().adjust(torch.zeros(4, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+class TestDraw:
+    def test_frequencies_are_the_probabilities(self, way):
+        p = torch.tensor([0.5, 0.25, 0.0, 0.15, 0.1])
+        s, n = sampler(seed=7, vocab=5), 4000
+        counts = torch.bincount(torch.tensor([s.draw(p.log()) for _ in range(n)]), minlength=5)
+        assert counts[2] == 0
+        possible = p > 0
+        chi_square = float(((counts - n * p)[possible] ** 2 / (n * p)[possible]).sum())
+        assert chi_square < 16.3  # 3 degrees of freedom: one seed in a thousand is worse
+
+    def test_same_seed_same_answer(self, way):
+        logits = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
+
+        def answer(seed: int) -> list[int]:
+            s = sampler(seed, vocab=30)
+            torch.rand(seed % 3 + 1)  # the global generator has no say
+            return [s.draw(row) for row in logits]
+
+        assert answer(5) == answer(5)
+        assert answer(2**63 - 1) == answer(2**63 - 1)
+        assert len({tuple(answer(seed)) for seed in range(8)}) == 8
+
+    @pytest.mark.parametrize("kept", [{}, {"top_p": 0.9}, {"top_k": 100}, {"min_p": 0.05}], ids=str)
+    def test_the_last_bits_of_the_logits_hardly_ever_matter(self, kept, way):
+        """What a token depends on by rounding must not show: with a cumulative sum it were 27 to 47 of these."""
+        random, noise, draws = torch.Generator().manual_seed(0), 1e-3, 2000
+        params = {"temperature": 1.0, "top_p": 1.0} | kept
+        changed = 0
+        for seed in range(draws):
+            logits = torch.randn(500, generator=random)
+            other = logits + noise * torch.randn(500, generator=random)
+            changed += sampler(seed, vocab=500, **params).draw(logits) != sampler(seed, vocab=500, **params).draw(other)
+        assert changed <= 10
+
+    def test_the_last_token_can_be_drawn_and_none_beyond(self, way):
+        s = sampler(vocab=2)
+        assert {s.draw(torch.zeros(2)) for _ in range(50)} == {0, 1}
+        assert s.draw(torch.tensor([-math.inf, 0.0])) == 1
+        assert s.draw(torch.tensor([0.0, -math.inf])) == 0
+
+    @pytest.mark.parametrize("edge", [2**-53, 0.5, 1 - 2**-53])
+    def test_impossible_tokens_are_not_drawn_at_the_edges(self, edge, monkeypatch):
+        monkeypatch.setattr(
+            sampling, "uniform", lambda seeds, drawn, ids: torch.full(ids.shape, edge, dtype=torch.float64)
+        )
+        scores = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]])
+        assert set(sampling.by_operations([sampler(vocab=5)], scores)) <= {1, 3}
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        st.sampled_from([2, 3, 31, 32, 33, 500, 5000]),
+        st.sampled_from([0.1, 1.0, 10.0]),
+        st.sampled_from(["as they are", "many equal", "half of them impossible"]),
+        st.lists(
+            st.tuples(
+                st.sampled_from([0.0, 0.01, 0.2, 1.0, 2.0]),
+                st.sampled_from([0, 0, 1, 5, 300, 1_000_000]),
+                st.sampled_from([1.0, 0.9, 0.5, 0.999, 1e-9, 5e-324]),
+                st.sampled_from([0.0, 0.0, 0.05, 1.0]),
+                st.integers(0, 2**63 - 1),
+                st.integers(0, 10**6),
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+        st.integers(0, 2**32),
+    )
+    def test_compiled_and_by_operations_tokens_are_the_same(self, vocab, size, kind, how, seed):
+        scores = torch.randn(len(how), vocab, generator=torch.Generator().manual_seed(seed)) * size
+        if kind == "many equal":
+            scores = (2 * scores).round() / 2
+        elif kind == "half of them impossible":
+            scores[:, ::2] = -math.inf
+        rows = []
+        for temperature, top_k, top_p, min_p, own, drawn in how:
+            rows.append(sampler(own, vocab=vocab, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
+            rows[-1].drawn = drawn
+        assert choose(rows, scores) == sampling.by_operations(rows, scores)
+
+    @pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"top_p": 0.9}, {"top_k": 2, "top_p": 0.5}], ids=str)
+    def test_no_numbers_are_no_tokens(self, params):
+        """They may come of a model that is not well; what is drawn is a token all the same, and one that has a number if there is one."""
+        for scores in ([math.nan] * 40, [-math.inf] * 40, [math.inf] * 40):
+            assert 0 <= sampler(vocab=40, **params).draw(torch.tensor(scores)) < 40
+        scores = torch.full((40,), math.nan)
+        scores[17] = -3.0
+        assert sampler(vocab=40, **params).draw(scores) == 17
+
+    @pytest.mark.parametrize(
+        ("scores", "how", "seeds"),
+        [
+            (torch.zeros(2, 8).double(), (2, 4), (2, 2)),
+            (torch.zeros(2, 8, device="meta"), (2, 4), (2, 2)),
+            (torch.zeros(2, 8), (1, 4), (2, 2)),
+            (torch.zeros(2, 8), (2, 4), (2, 1)),
+        ],
+        ids=["type", "device", "how", "seeds"],
+    )
+    def test_what_cannot_be_drawn_of(self, scores, how, seeds):
+        """Addresses tell nothing of either."""
+        with pytest.raises(ValueError, match=r"scores are torch\.float"):
+            team.draw(scores, np.ones(how), np.zeros(seeds))
+
+    def test_numbers_are_those_of_splitmix64(self):
+        """Its authors' generator from the state 1234567: its first outputs, as published."""
+        outputs = sampling._mixed(1234567 + torch.arange(1, 6) * sampling._GOLDEN)
+        expected = (
+            6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821
+        )  # fmt: skip
+        assert [int(x) % 2**64 for x in outputs] == list(expected)
+
+    def test_numbers_of_seeds_steps_and_tokens_have_nothing_to_do_with_each_other(self):
+        n = 64
+        seeds, drawn = (axis.flatten() for axis in torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij"))
+        numbers = sampling.uniform(seeds, drawn, torch.arange(n).expand(n * n, -1)).reshape(n, n, n) - 0.5
+        assert abs(float(numbers.mean())) < 4 * (1 / 12 / n**3) ** 0.5
+        assert abs(float(numbers.var()) - 1 / 12) < 0.001
+        for axis in range(3):
+            neighbours = (numbers * numbers.roll(1, axis)).mean() * 12
+            assert abs(float(neighbours)) < 4 / n**1.5, axis
+
+    def test_a_rows_token_does_not_depend_on_the_rows_beside_it(self, way):
+        logits = torch.randn(7, 5000, generator=torch.Generator().manual_seed(0)) * 3
+        how: list[dict[str, object]] = [
+            {}, {"temperature": 0}, {"top_p": 0.9, "temperature": 0.2}, {"top_p": 0.99, "temperature": 2.0}, {"top_k": 5},
+            {"top_k": 1000, "min_p": 0.01}, {"logit_bias": {3: 4.0}, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        ]  # fmt: skip
+
+        def fresh() -> list[Sampler]:
+            return [sampler(seed, [1, 2], 5000, **params) for seed, params in enumerate(how)]
+
+        alone = [s.draw(row) for s, row in zip(fresh(), logits, strict=True)]
+        for order in (range(7), [6, 3, 1], [2, 4, 0, 5]):
+            rows = [fresh()[row] for row in order]
+            scores = torch.stack([s.adjust(logits[row]) for s, row in zip(rows, order, strict=True)])
+            assert sampling.choose(rows, scores) == [alone[row] for row in order]
+
+    def test_logits_are_left_alone(self, way):
+        logits = torch.randn(8)
+        before = logits.clone()
+        sampler(logit_bias={1: 5.0}, repetition_penalty=2.0, presence_penalty=1.0, context=[1]).draw(logits)
+        assert torch.equal(logits, before)
+
+
+class TestPenalties:
+    LOGITS = torch.tensor([2.0, -1.0, 0.5, 0.0, 3.0, -2.0, 1.0, 1.5])
+
+    def test_repetition_divides_what_is_positive_and_multiplies_what_is_not(self):
+        s = sampler(context=[0, 1, 3, 3], repetition_penalty=2.0)
+        torch.testing.assert_close(s.adjust(self.LOGITS)[:4], torch.tensor([1.0, -2.0, 0.5, 0.0]))
+        assert s.draw(torch.tensor([0.0] * 7 + [60.0])) == 7
+        assert s.adjust(self.LOGITS)[7] == 0.75
+
+    def test_presence_counts_once_and_frequency_each_time_and_neither_the_context(self):
+        s = sampler(context=[1, 2], presence_penalty=0.5, frequency_penalty=-0.25)
+        for token in (4, 4, 6, 4):
+            s.draw(torch.full((8,), -1e4).index_fill(0, torch.tensor(token), 0.0))
+        expected = self.LOGITS.clone()
+        expected[4] += 3 * 0.25 - 0.5
+        expected[6] += 0.25 - 0.5
+        torch.testing.assert_close(s.adjust(self.LOGITS), expected)
+
+    def test_bias_is_added_first(self):
+        s = sampler(context=[2], logit_bias={2: 1.5, 5: -100}, repetition_penalty=4.0)
+        expected = self.LOGITS.clone()
+        expected[2], expected[5] = (0.5 + 1.5) / 4, -102
+        torch.testing.assert_close(s.adjust(self.LOGITS), expected)
+
+    def test_neutral_values_change_nothing(self):
+        assert torch.equal(sampler(context=[1, 2, 3]).adjust(self.LOGITS), self.LOGITS)
+        assert not sampler(context=[1, 2, 3]).adjusts
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"logit_bias": {2: 1.0}}, {"repetition_penalty": 2.0}, {"presence_penalty": 1.0}, {"frequency_penalty": 1.0}],
+        ids=lambda changes: next(iter(changes)),
+    )
+    def test_what_changes_something_is_known_to(self, changes):
+        s = sampler(context=[1, 2, 3], **changes)
+        s.take(4)
+        assert s.adjusts
+        assert not torch.equal(s.adjust(self.LOGITS), self.LOGITS)
+
+
+class TestParams:
+    RANGES: ClassVar = {  # field: inside, outside
+        "max_tokens": ([1, 1_000_000], [0, -1, 1_000_001, 1.5]),
+        "temperature": ([0, 2], [-0.01, 2.01]),
+        "top_p": ([1e-9, 1], [0, -1, 1.01]),
+        "top_k": ([0, 1_000_000], [-1, 1_000_001, 1.5]),
+        "min_p": ([0, 1], [-0.1, 1.01]),
+        "repetition_penalty": ([0.01, 10], [0, -1, 10.1]),
+        "presence_penalty": ([-2, 2], [-2.1, 2.1]),
+        "frequency_penalty": ([-2, 2], [-2.1, 2.1]),
+        "seed": ([None, 0, 2**63 - 1], [-1, 2**63, 0.5]),
+        "top_logprobs": ([0, 20], [-1, 21]),
+        "stop": (
+            [None, "x", ["x"] * MAX_STOP_STRINGS, "x" * MAX_STOP_LENGTH],
+            ["", [""], ["x"] * (MAX_STOP_STRINGS + 1), "x" * (MAX_STOP_LENGTH + 1), 5, [5]],
+        ),
+        "stop_token_ids": ([[], [0]], [[-1], [0] * (MAX_STOP_STRINGS + 1), 3, ["x"]]),
+        "logit_bias": (
+            [{}, {0: 100, 1: -100}],
+            [{-1: 0}, {0: 101}, {0: -101}, {0: math.nan}, {0: math.inf}, dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1)],
+        ),
+        "ignore_eos": ([True], [3, "perhaps"]),
+        "logprobs": ([True], [3, "perhaps"]),
+        "json_schema": ([None, {}, {"type": "object"}], ["object", [1], 3]),
+    }
+
+    def test_every_field_is_tested(self):
+        assert set(self.RANGES) == set(SamplingParams.model_fields)
+
+    @pytest.mark.parametrize("field", RANGES)
+    def test_limits(self, field):
+        inside, outside = self.RANGES[field]
+        for value in inside:
+            SamplingParams(**{field: value})
+        for value in outside:
+            with pytest.raises(ValidationError, match=field):
+                SamplingParams(**{field: value})
+
+    @pytest.mark.parametrize("field", [f for f in RANGES if f not in ("stop", "ignore_eos", "logprobs", "json_schema")])
+    @pytest.mark.parametrize(
+        "value",
+        [math.nan, math.inf, -math.inf, "many", [[]], {"a": 1}, object()],
+        ids=lambda value: str(value).split(" at ")[0],
+    )
+    def test_no_number(self, field, value):
+        with pytest.raises(ValidationError, match=field):
+            SamplingParams(**{field: value})
+
+    def test_unknown_fields_are_errors(self):
+        with pytest.raises(ValidationError, match="temprature"):
+            SamplingParams(temprature=0.5)
+
+    def test_a_single_stop_string_is_a_list_of_one(self):
+        assert SamplingParams(stop="\n\n").stop == ("\n\n",)
+        assert SamplingParams(stop=None).stop == ()
+
+    def test_frozen(self):
+        with pytest.raises(ValidationError):
+            SamplingParams().temperature = 1
+
+
+def cut(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
+    """`text` up to the stop string that is complete first, letter by letter; whether there is one."""
+    for end in range(len(text) + 1):
+        starts = [end - len(s) for s in stop if text[:end].endswith(s)]
+        if starts:
+            return text[: min(starts)], True
+    return text, False
+
+
+class TestStopStrings:
+    @settings(max_examples=400, deadline=None)
+    @given(
+        st.lists(st.text("ab\n", max_size=4), max_size=12),
+        st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4).map(tuple),
+    )
+    def test_any_pieces_equal_the_whole_and_nothing_leaks(self, pieces, stop):
+        whole, found = cut("".join(pieces), stop)
+        stops, shown, seen = Stops(stop), "", ""
+        for piece in pieces:
+            seen += piece
+            new = stops.feed(piece)
+            shown += new
+            assert whole.startswith(shown)
+            if stops.found:
+                assert shown == whole
+            else:
+                held = seen[len(shown) :]  # held back only what may still become a stop string
+                assert held == "" or any(s.startswith(held) for s in stop)
+        shown += stops.finish()
+        assert (shown, stops.found) == (whole, found)
+        at_once = Stops(stop)
+        assert (at_once.feed("".join(pieces)) + at_once.finish(), at_once.found) == (whole, found)
+
+    def test_no_part_is_ever_shown(self):
+        stops = Stops(("<|end|>",))
+        assert [stops.feed(c) for c in "a<|en<|end|>b<"] == ["a", *[""] * 4, "<|en", *[""] * 6, "", ""]
+        assert stops.found
+        assert stops.finish() == ""
+
+    def test_what_only_looked_like_one_is_shown(self):
+        stops = Stops(("stop", "halt"))
+        assert stops.feed("do not sto") == "do not "
+        assert stops.feed("re ha") == "store "
+        assert stops.finish() == "ha"
+        assert not stops.found
+
+    @pytest.mark.parametrize(
+        ("stop", "text", "shown"),
+        [
+            (("b", "abc"), "xabc", "xa"),  # complete first
+            (("bc", "abc"), "xabc", "x"),  # complete together: the longer
+            (("abcd", "bc"), "xabcd", "xa"),
+            (("d", "b"), "abcd", "a"),
+            (("aab",), "aaaab", "aa"),
+            (("\n\n", "\n"), "a\n\nb", "a"),
+        ],
+    )
+    def test_the_earliest_wins_whatever_the_pieces(self, stop, text, shown):
+        assert cut(text, stop) == (shown, True)
+        for pieces in ([text], list(text), [text[:2], text[2:]], [text[:3], text[3:]]):
+            stops = Stops(stop)
+            assert "".join(map(stops.feed, pieces)) == shown, pieces
+            assert stops.found
+
+    def test_without_stop_strings_text_passes(self):
+        stops = Stops(())
+        assert stops.feed("a") + stops.feed("b") + stops.finish() == "ab"
+        assert not stops.found

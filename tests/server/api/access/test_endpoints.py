@@ -1,0 +1,226 @@
+"""Who gets in where: every endpoint, without a good key, without the scope, and with another tenant's ids.
+
+Endpoints come from the OpenAPI document and the app's routes: one that is new is tried too, or fails here for want of
+a request to try it with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from everlong_server.api.access import OPEN, scope_of
+from everlong_server.app import create_app
+from everlong_server.openapi import openapi
+from everlong_server.settings import Settings
+from everlong_server.store.tenants.credentials import SCOPES
+from tests.process import Server
+from tests.server.tenants import MODEL, UNKNOWN, Tenant, client
+
+
+def about(file: str) -> dict[str, Any]:
+    parts = [{"type": "file", "file": {"file_id": file}}, {"type": "text", "text": "Which secret?"}]
+    return {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": parts}]}
+
+
+BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
+    "POST /v1/documents": lambda ids: {"content": b"words", "headers": {"content-type": "text/plain"}},
+    "POST /v1/documents/fetch": lambda ids: {"json": {"url": "http://example.org/"}},
+    "POST /v1/files": lambda ids: {"files": {"file": b"words"}, "data": {"purpose": "user_data"}},
+    "POST /v1/sessions": lambda ids: {"json": {"documents": [ids["document_id"]]}},
+    "PATCH /v1/sessions/{session_id}": lambda ids: {"json": {"title": "Hi"}},
+    "POST /v1/sessions/{session_id}/messages": lambda ids: {"json": {"content": "Hi", "max_tokens": 2}},
+    "POST /v1/keys": lambda ids: {"json": {}},
+    "POST /v1/chat/completions": lambda ids: {"json": about(ids["file_id"])},
+    "POST /v1/responses": lambda ids: {
+        "json": {"model": MODEL, "input": "Hi", "max_output_tokens": 16, "previous_response_id": ids["response_id"]}
+    },
+    "POST /v1/uploads": lambda ids: {
+        "json": {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
+    },
+    "POST /v1/uploads/{upload_id}/parts": lambda ids: {"files": {"data": b"x"}},
+    "POST /v1/uploads/{upload_id}/complete": lambda ids: {"json": {"part_ids": [ids["part_id"]]}},
+}
+"""What is sent to endpoints that take a body, with the ids that it names."""
+
+
+class Endpoint(NamedTuple):
+    method: str
+    path: str
+    operation: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def parameters(self) -> list[str]:
+        return [p["name"] for p in self.operation.get("parameters", []) if p["in"] == "path"]
+
+    def request(self, ids: dict[str, str]) -> tuple[str, str, dict[str, Any]]:
+        """Method, path and arguments, naming `ids`."""
+        ids = {"model_id": MODEL, **ids}
+        missing = [parameter for parameter in self.parameters if parameter not in ids]
+        assert not missing, f"{self.name} is new: say whose {missing} are, in tests/server/tenants.py"
+        body = {}
+        if "requestBody" in self.operation:
+            assert self.name in BODIES, f"{self.name} is new: say in BODIES what is sent to it"
+            body = BODIES[self.name](ids)
+        return self.method, self.path.format(**ids), body
+
+    @property
+    def names_an_object(self) -> bool:
+        """Whether the request names something that belongs to somebody."""
+        return self.request(UNKNOWN)[1:] != self.request(dict.fromkeys(UNKNOWN, "other"))[1:]
+
+
+ENDPOINTS = [
+    Endpoint(method.upper(), path, operation)
+    for path, operations in openapi()["paths"].items()
+    for method, operation in operations.items()
+]
+LOCKED = [endpoint for endpoint in ENDPOINTS if endpoint.path not in OPEN]
+SOCKETS = ["/v1/sessions/{session_id}/stream", "/v1/responses"]
+NAMES = {"argnames": "endpoint", "ids": lambda endpoint: endpoint.name}
+
+
+def test_every_route_is_tried() -> None:
+    app = create_app(Settings(), "unix:///dev/null", lambda: None)
+    routes = [(type(context.original_route).__name__, context.path)
+              for context in iter_route_contexts(app.routes)]  # fmt: skip
+    known = {endpoint.path for endpoint in ENDPOINTS} | OPEN
+    assert {path for kind, path in routes if "WebSocket" in kind} == set(SOCKETS)
+    # A mount of files that are the page's own.
+    assert {path for kind, path in routes if "WebSocket" not in kind} - known == {"/assets"}
+
+
+def test_what_is_open_holds_nothing_of_anybodys() -> None:
+    assert {endpoint.path for endpoint in ENDPOINTS if endpoint.path in OPEN} == {"/livez", "/readyz", "/metrics"}
+    assert all(not path.startswith("/v1") for path in OPEN)
+    for path in OPEN:
+        assert scope_of("POST", path) == "write"
+    assert scope_of("GET", "/v1/nothing") == "read"
+    assert scope_of("GET", "/nothing") == "read"
+
+
+@pytest.mark.parametrize(**NAMES, argvalues=LOCKED)
+def test_a_request_without_a_good_key(locked: Server, alice: Tenant, endpoint: Endpoint, bad_keys: dict) -> None:
+    method, path, body = endpoint.request(alice.ids)
+    for (kind, code), headers in bad_keys.items():
+        given = [*body.get("headers", {}).items(), *headers]
+        answer = locked.http.request(method, path, **body | {"headers": given})
+        error = locked.error(answer, 401, code)
+        assert answer.headers["www-authenticate"] == "Bearer"
+        secrets = [value.split("_", 2)[2] for _, value in headers if "evl_" in value]
+        assert not any(secret in answer.text for secret in secrets), (kind, error)
+    assert scope_of(method, path) in SCOPES
+    assert endpoint.operation["security"] == [{"key": [scope_of(method, path)]}]
+    assert {"401", "403"} <= endpoint.operation["responses"].keys()
+
+
+@pytest.mark.parametrize(**NAMES, argvalues=LOCKED)
+def test_a_key_without_the_scope(locked: Server, alice: Tenant, endpoint: Endpoint, lacking: dict[str, str]) -> None:
+    method, path, body = endpoint.request(alice.ids)
+    needed = scope_of(method, path)
+    answer = client(locked, lacking[needed]).request(method, path, **body)
+    assert f"'{needed}'" in locked.error(answer, 403, "missing_scope")["message"]
+
+
+def everything(tenant: Tenant) -> list[str]:
+    """All that a tenant can see of its own."""
+    ids = tenant.ids
+    paths = ("/v1/keys", "/v1/documents", "/v1/sessions", "/v1/files", f"/v1/documents/{ids['document_id']}",
+             f"/v1/files/{ids['file_id']}/content", f"/v1/sessions/{ids['session_id']}",
+             f"/v1/sessions/{ids['session_id']}/messages", f"/v1/sessions/{ids['session_id']}/memory",
+             f"/v1/responses/{ids['response_id']}", f"/v1/responses/{ids['response_id']}/input_items")  # fmt: skip
+    answers = [tenant.http.get(path) for path in paths]
+    assert [answer.status_code for answer in answers] == [200] * len(paths)
+    return [answer.text for answer in answers]
+
+
+def test_another_tenants_ids_are_unknown(locked: Server, alice: Tenant, bob: Tenant) -> None:
+    """To each endpoint: Bob's request with Alice's ids is answered as one with ids that there are not."""
+    before, tried = everything(alice), 0
+    for endpoint in sorted(LOCKED, key=lambda endpoint: endpoint.method == "DELETE"):
+        if not endpoint.names_an_object:
+            continue
+        method, path, body = endpoint.request(alice.ids)
+        foreign, unknown = bob.http.request(method, path, **body), None
+        method, path, body = endpoint.request(UNKNOWN)
+        unknown = bob.http.request(method, path, **body)
+        assert foreign.status_code == unknown.status_code == 404, (endpoint.name, foreign.text, unknown.text)
+        said = foreign.text
+        for name, identifier in alice.ids.items():
+            said = said.replace(identifier, UNKNOWN[name])
+        assert said == unknown.text, endpoint.name
+        own = {"date": "", "x-request-id": ""}
+        assert dict(foreign.headers, **own) == dict(unknown.headers, **own)
+        tried += 1
+    assert tried >= 14, "what names an object?"
+    assert everything(alice) == before
+    assert "four, eight" in before[5]
+
+
+def test_lists_show_ones_own(alice: Tenant, bob: Tenant) -> None:
+    for endpoint in LOCKED:
+        if endpoint.method == "GET" and not endpoint.parameters:
+            for one, other in ((alice, bob), (bob, alice)):
+                answer = one.http.get(endpoint.path, params={"limit": 100} if "limit" in str(endpoint) else {})
+                assert answer.status_code == 200, answer.text
+                assert not any(identifier in answer.text for identifier in other.ids.values()), endpoint.name
+    for path, name in (("/v1/documents", "document_id"), ("/v1/sessions", "session_id"), ("/v1/files", "file_id")):
+        assert bob.ids[name] in bob.http.get(path).text
+        foreign = bob.http.get(path, params={"after": alice.ids[name]})
+        unknown = bob.http.get(path, params={"after": UNKNOWN[name]})
+        assert foreign.status_code == 404
+        assert foreign.text.replace(alice.ids[name], UNKNOWN[name]) == unknown.text
+
+
+def test_a_mixture_of_documents_is_unknown(alice: Tenant, bob: Tenant) -> None:
+    answer = bob.http.post("/v1/sessions", json={"documents": [bob.ids["document_id"], alice.ids["document_id"]]})
+    assert answer.status_code == 404
+    assert alice.ids["document_id"] in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "documents"
+
+
+def test_a_chat_that_another_tenant_had_is_read_anew(alice: Tenant, bob: Tenant) -> None:
+    said = [{"role": "user", "content": "A word that nobody else says: syzygy. " * 20}]
+
+    def ask(tenant: Tenant, messages: list[dict[str, str]]) -> tuple[str, int]:
+        body = {"model": MODEL, "messages": messages, "max_tokens": 4, "temperature": 0}
+        answer = tenant.http.post("/v1/chat/completions", json=body).json()
+        return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    words, _ = ask(alice, said)
+    more = [*said, {"role": "assistant", "content": words}, {"role": "user", "content": "Go on."}]
+    assert ask(bob, more)[1] == 0
+    assert ask(alice, more)[1] > 0
+
+
+def test_a_file_of_another_tenant_grounds_no_response(alice: Tenant, bob: Tenant) -> None:
+    said = []
+    for file in (alice.ids["file_id"], UNKNOWN["file_id"]):
+        parts = [{"type": "input_file", "file_id": file}, {"type": "input_text", "text": "Which secret?"}]
+        for background in (False, True):
+            body = {"input": [{"role": "user", "content": parts}], "background": background}
+            answer = bob.http.post("/v1/responses", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "file_not_found")
+            said.append(answer.text.replace(file, ""))
+    assert len(set(said)) == 1
+
+
+def test_metrics_have_a_port_of_their_own(locked: Server) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{locked.settings['metrics_port']}", timeout=60) as probe:
+        assert "everlong_rejections_total" in probe.get("/metrics").text
+        assert probe.get("/readyz").text == "ok"
+        for path in ("/v1/models", "/docs", "/v1/sessions", "/"):
+            assert probe.get(path).status_code == 404
+    locked.error(locked.http.get("/metrics"), 404, "path_not_found")
+    assert locked.http.get("/livez").text == "ok"
+    # What a caller claims to have reached decides nothing.
+    host = {"Host": f"127.0.0.1:{locked.settings['metrics_port']}"}
+    locked.error(locked.http.get("/metrics", headers=host), 404, "path_not_found")

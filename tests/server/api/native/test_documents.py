@@ -1,0 +1,242 @@
+"""Documents over HTTP: what goes in comes out read, and what cannot be read is refused by name."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import httpx
+import pytest
+
+from everlong_server.store.documents import page
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import connect
+from tests.process import Server, wait_for
+from tests.tinymodel import STORY, make_tokenizer
+
+TEXT = STORY.read_text()[:20_000]
+
+
+def test_a_document_is_acknowledged_then_read(server: Server) -> None:
+    document = server.upload(TEXT, filename="story.md")
+    assert document["object"] == "document"
+    assert document["status"] in ("queued", "reading")
+    assert document["filename"] == "story.md"
+    assert document["bytes"] == len(TEXT.encode())
+    read = server.wait_read(document["id"])
+    assert read["progress"] == 1.0
+    assert read["tokens"] == len(make_tokenizer().encode(TEXT, add_special_tokens=False))
+    assert read["segments"] == (read["tokens"] + 4) // 64  # the chat format's head comes first
+    assert read["tokens_per_second"] > 0
+    assert read["error"] is None
+    assert len(read["state_digest"]) == 64
+
+
+def test_however_it_is_sent_the_state_is_the_same(server: Server) -> None:
+    data = TEXT.encode()
+    whole = server.read(data)
+    form = server.http.post("/v1/documents", files={"file": ("ä.txt", data, "text/plain")})
+    assert form.status_code == 202, form.text
+    assert form.json()["filename"] == "ä.txt"
+    chunked = server.http.post("/v1/documents", content=(data[i : i + 7] for i in range(0, len(data), 7)))
+    assert chunked.status_code == 202, chunked.text
+    marked = server.upload(b"\xef\xbb\xbf" + data)
+    assert marked["bytes"] == len(data)
+    for document in (form.json(), chunked.json(), marked):
+        assert server.wait_read(document["id"])["state_digest"] == whole["state_digest"]
+        assert server.document(document["id"])["tokens"] == whole["tokens"]
+
+
+def test_curls_default_content_type_is_taken(server: Server) -> None:
+    answer = server.http.post(
+        "/v1/documents", content=b"some text", headers={"content-type": "application/x-www-form-urlencoded"}
+    )
+    assert answer.status_code == 202
+
+
+def test_documents_are_listed_newest_first_in_pages(server: Server) -> None:
+    ids = [server.upload(f"text {n}")["id"] for n in range(5)]
+    first = server.http.get("/v1/documents", params={"limit": 3}).json()
+    assert [d["id"] for d in first["data"]] == ids[:1:-1]
+    assert first["has_more"] is True
+    rest = server.http.get("/v1/documents", params={"limit": 2, "after": first["data"][-1]["id"]}).json()
+    assert [d["id"] for d in rest["data"]] == ids[1::-1]
+    server.error(server.http.get("/v1/documents", params={"limit": 0}), 422, "invalid_value", "limit")
+    server.error(server.http.get("/v1/documents", params={"after": "doc_x"}), 404, "not_found", "after")
+
+
+@pytest.mark.parametrize("path", ["/v1/documents", "/v1/sessions"])
+def test_a_list_goes_on_behind_what_was_deleted(server: Server, path: str) -> None:
+    made = [server.upload(f"text {n}")["id"] if path == "/v1/documents" else server.session()["id"] for n in range(5)]
+    listed: list[str] = []
+    while len(listed) < 5:
+        after = {"after": listed[-1]} if listed else {}
+        for each in server.http.get(path, params={"limit": 2, **after}).json()["data"]:
+            server.http.delete(f"{path}/{each['id']}")
+            listed.append(each["id"])
+    assert listed[:5] == made[::-1]
+
+
+async def test_of_one_moment_none_is_left_out_behind_what_was_deleted(redis_url: str) -> None:
+    redis, index = connect(redis_url), keys.documents("default")
+    await redis.flushdb()
+    places = {"a": 1.5, "b": 2.1, "c": 2.1, "d": 2.1, "e": 3.0}
+    await redis.zadd(index, places)
+    everything, _ = await page(redis, index, 5, None)
+    assert everything == ["e", "d", "c", "b", "a"]
+    for id, place in places.items():
+        await redis.zrem(index, id)
+        await redis.set(keys.deleted(index, id), repr(place))
+        assert await page(redis, index, 5, id) == (everything[everything.index(id) + 1 :], False)
+        await redis.zadd(index, {id: place})
+    await redis.flushdb()
+    await redis.aclose()
+
+
+def test_progress_is_told_as_events(server: Server) -> None:
+    document = server.upload(TEXT)
+    events = []
+    with server.http.stream("GET", f"/v1/documents/{document['id']}/events") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                events.append(json.loads(line[6:]))
+    assert events[-1]["type"] == "document.ready"
+    assert events[-1]["document"]["progress"] == 1.0
+    assert {event["type"] for event in events[:-1]} <= {"document.progress"}
+
+
+def test_delete_cancels_reading_and_leaves_nothing(server: Server) -> None:
+    document = server.upload(STORY.read_text() * 20)
+    wait_for(lambda: server.document(document["id"])["status"] == "reading")
+    answer = server.http.delete(f"/v1/documents/{document['id']}")
+    assert answer.json() == {"id": document["id"], "object": "document.deleted", "deleted": True}
+    server.error(server.http.get(f"/v1/documents/{document['id']}"), 404, "document_not_found")
+    server.error(server.http.delete(f"/v1/documents/{document['id']}"), 404, "document_not_found")
+    jobs = next(iter(server.redis.scan_iter("{everlong}:jobs:*")))
+    wait_for(lambda: server.redis.xlen(jobs) == 0, what="for the job to be dropped")
+    assert not list((server.data / "documents").glob(f"*{document['id']}*"))
+    # The reader is free again.
+    server.read("something else")
+
+
+def test_deleting_what_never_was_looks_at_nothing_else(server: Server) -> None:
+    """Or anybody could make Redis go through all that it holds."""
+
+    def calls() -> dict[str, int]:
+        return {name: facts["calls"] for name, facts in server.redis.info("commandstats").items() if "scan" in name}
+
+    before = calls()
+    for _ in range(3):
+        server.error(server.http.delete(f"/v1/documents/doc_{'0' * 32}"), 404, "document_not_found")
+    assert calls() == before
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "words"),
+    [
+        (b"", 422, "empty_document", "empty"),
+        (b"\xef\xbb\xbf", 422, "empty_document", "empty"),
+        (b"%PDF-1.7 ...", 422, "unreadable_document", "PDF"),
+        (b"PK\x03\x04....", 422, "unreadable_document", "ZIP"),
+        (b"\xff\xfeh\x00i\x00", 415, "unsupported_media_type", "UTF-16"),
+        (b"\x1f\x8b\x08\x00", 415, "unsupported_media_type", "gzip"),
+        (b"text with \x00 inside", 415, "unsupported_media_type", "NUL"),
+        (b"good " * 30_000 + b"\xc3\x28 bad", 422, "invalid_utf8", "at byte 150000"),
+        (b"ends inside \xe2\x82", 422, "invalid_utf8", "ends inside a character"),
+        (b"\xed\xa0\x80 a surrogate", 422, "invalid_utf8", "at byte 0"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_name(server: Server, body: bytes, status: int, code: str, words: str) -> None:
+    before = server.stored()
+    chunks = (body[i : i + 8191] for i in range(0, len(body), 8191))
+    for content in (body, chunks):
+        error = server.error(server.http.post("/v1/documents", content=content), status, code)
+        assert words in error["message"]
+    assert server.stored() <= before, "a refused upload left a file"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("application/zip", "application/zip"), ("image/png", "image/png"), ("text/plain; charset=latin-1", "latin-1")],
+)
+def test_content_types_that_are_no_text_are_refused(server: Server, kind: str, words: str) -> None:
+    answer = server.http.post("/v1/documents", content=b"text", headers={"content-type": kind})
+    assert words in server.error(answer, 415, "unsupported_media_type")["message"]
+
+
+def test_malformed_forms_are_refused(server: Server) -> None:
+    post = server.http.post
+    server.error(post("/v1/documents", files={"document": b"x"}), 422, "unknown_parameter", "document")
+    server.error(post("/v1/documents", files=[("file", b"x"), ("file", b"y")]), 422, "invalid_value", "file")
+    no_boundary = {"content-type": "multipart/form-data"}
+    server.error(post("/v1/documents", content=b"x", headers=no_boundary), 422, "invalid_multipart")
+    cut = {"content-type": "multipart/form-data; boundary=b"}
+    for body in (b"--b\r\nContent-Disposition: form-data; name=file\r\n\r\nhalf a", b"--b--\r\n", b"garbage"):
+        answer = post("/v1/documents", content=body, headers=cut)
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["error"]["code"] in ("invalid_multipart", "missing_parameter")
+
+
+def test_a_body_that_is_cut_off_leaves_no_document(server: Server) -> None:
+    before = server.http.get("/v1/documents", params={"limit": 1}).json()["data"]
+    stored = server.stored()
+    with socket.create_connection(("127.0.0.1", server.port)) as peer:
+        peer.sendall(
+            b"POST /v1/documents HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 100000\r\n\r\n"
+            + b"half " * 100
+        )
+        wait_for(lambda: server.stored() - stored, what="for the upload to begin")
+    wait_for(lambda: server.stored() <= stored, what="for the rest to be removed")
+    assert server.http.get("/v1/documents", params={"limit": 1}).json()["data"] == before
+
+
+def test_short_documents_do_not_wait_for_a_long_one_whose_state_stays_the_same(new_server) -> None:
+    """With one reader, which lets the others go first at every checkpoint."""
+    server = new_server(max_readers=1, turn_seconds=0, checkpoint_seconds=0).start()
+    long = server.upload(STORY.read_text()[:100_000])
+    wait_for(lambda: server.document(long["id"])["status"] == "reading", what="for the long one to begin")
+    short = [server.upload(TEXT[n * 500 : 3000 + n * 500]) for n in range(3)]
+    for document in short:
+        server.wait_read(document["id"])
+    assert server.document(long["id"])["status"] == "reading"
+    ended = server.wait_read(long["id"], 200)
+    assert server.read(STORY.read_text()[:100_000])["state_digest"] == ended["state_digest"], "undisturbed"
+    server.check_keys()
+
+
+def test_the_limit_on_documents(new_server) -> None:
+    server = new_server(max_document_bytes=1000).start()
+    assert server.upload(b"x" * 1000)["bytes"] == 1000
+    for content in (b"x" * 1001, iter([b"x" * 600, b"x" * 600])):
+        error = server.error(server.http.post("/v1/documents", content=content), 413, "too_large")
+        assert "1000" in error["message"]
+    form = server.http.post("/v1/documents", files={"file": b"x" * 1001})
+    server.error(form, 413, "too_large")
+    server.check_keys()
+
+
+def test_a_gigabyte_streams_through_in_little_memory(new_server) -> None:
+    server = new_server().start()
+    server.read(b"warm up")
+    block = (b"All in the golden afternoon full leisurely we glide. " * 20_000)[: 1 << 20]
+    peak, stop = [0], threading.Event()
+    base = server.memory.memory_info().rss
+
+    def watch() -> None:
+        while not stop.wait(0.01):
+            peak[0] = max(peak[0], server.memory.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with httpx.Client(base_url=server.url, timeout=200) as client:
+            answer = client.post("/v1/documents", content=(block for _ in range(1024)))
+    finally:
+        stop.set()
+        watcher.join()
+    assert answer.status_code == 202, answer.text
+    assert answer.json()["bytes"] == 1 << 30
+    assert (peak[0] - base) / (1 << 20) < 64, f"{(peak[0] - base) / (1 << 20):.0f} MB"
+    assert server.http.delete(f"/v1/documents/{answer.json()['id']}").status_code == 200

@@ -1,0 +1,123 @@
+"""Probes, metrics, models."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import time
+from types import SimpleNamespace
+
+import pytest
+from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from everlong_server.observability.logs import Voice
+from everlong_server.observability.metrics import Metrics
+from everlong_server.process import listening
+from everlong_server.settings import load_settings
+from tests.process import Server, wait_for
+
+
+def test_probes(server: Server) -> None:
+    assert server.http.get("/livez").text == "ok"
+    assert server.http.get("/readyz").status_code == 200
+
+
+def test_a_server_that_is_loading_is_alive_and_not_ready(new_server) -> None:
+    server = new_server()
+    server.launch()
+
+    def alive() -> bool:
+        try:
+            return server.http.get("/livez").status_code == 200
+        except Exception:
+            return False
+
+    wait_for(alive)
+    answer = server.http.get("/readyz")
+    if answer.status_code != 200:  # it may be quick
+        server.error(answer, 503, "loading")
+    server.wait_ready()
+
+
+async def test_a_server_whose_device_has_failed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else would start it again, and no other would take over its documents."""
+    engine = SimpleNamespace(alive=True, draining=False, answering=0)
+    app = FastAPI()
+    app.state.services = SimpleNamespace(engine=engine)
+    server = listening._Server(app, load_settings(), None, Voice(Console(), as_json=False))
+    assert not await server.on_tick(1)
+    engine.alive = False
+    assert await server.on_tick(2)
+    assert server.failed
+
+
+def test_an_idle_connection_outlives_the_clients_patience(server: Server) -> None:
+    """httpx gives an idle connection up after five seconds; a server that did so, too, would break requests off."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    for pause in (0, 6.5):
+        time.sleep(pause)
+        connection.request("GET", "/livez")  # does not connect again
+        assert connection.getresponse().read() == b"ok"
+    connection.close()
+
+
+def test_models_say_what_they_are(server: Server) -> None:
+    models = server.http.get("/v1/models").json()
+    assert models["object"] == "list"
+    (model,) = models["data"]
+    assert model["id"] == "tiny-rmt"
+    assert model["memory"] == "rmt"
+    assert model["memory_trained"] is False
+    assert model["segment_length"] == 64
+    assert model["state_bytes"] == 4 * 64 * 4
+    assert server.http.get("/v1/models/tiny-rmt").json() == model
+
+
+def test_metrics_count_what_happens(server: Server) -> None:
+    def value(name: str, **labels: str) -> float:
+        families = text_string_to_metric_families(server.http.get("/metrics").text)
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    read, generated = value("everlong_tokens_read_total"), value("everlong_tokens_generated_total")
+    refused = value("everlong_rejections_total", code="session_not_found")
+    document = server.read("a few words for the metrics")
+    server.say(server.session(document["id"])["id"], "?", temperature=0, max_tokens=7, ignore_eos=True)
+    server.http.get("/v1/sessions/ses_unknown")
+    assert value("everlong_tokens_read_total") == read + document["tokens"]
+    assert value("everlong_tokens_generated_total") == generated + 7
+    assert value("everlong_rejections_total", code="session_not_found") == refused + 1
+    assert value("everlong_requests_total", route="/v1/sessions/{session_id}", status="404") >= 1
+    assert value("everlong_first_token_seconds_count") >= 1
+    assert value("everlong_answer_seconds_count") >= 1
+    assert value("everlong_batch_fill_ratio_count") >= 6
+    assert value("everlong_checkpoint_seconds_count") >= 1
+    assert value("everlong_state_bytes") == server.http.get("/v1/models/tiny-rmt").json()["state_bytes"]
+    wait_for(lambda: value("everlong_redis_seconds_count"))
+    assert value("everlong_rows") == 0
+    page = server.http.get("/metrics").text
+    assert re.search(r'^everlong_queued\{queue="readings"\} \d', page, re.MULTILINE), page
+
+
+def test_names_follow_prometheus() -> None:
+    for family in text_string_to_metric_families(Metrics().render().decode()):
+        assert family.name.startswith("everlong_")
+        assert family.documentation
+        if family.type == "histogram":
+            assert family.name.endswith(("_seconds", "_ratio"))
+
+
+def test_what_operators_ask_for_is_measured() -> None:
+    names = {family.name for family in text_string_to_metric_families(Metrics().render().decode())}
+    wanted = """
+        requests answering rows queued tokens_read tokens_generated tokens_reused first_token_seconds token_seconds
+        answer_seconds segment_seconds batch_fill_ratio state_bytes checkpoint_seconds lease_losses redeliveries rejections
+        redis_seconds
+    """
+    assert {f"everlong_{name}" for name in wanted.split()} <= names

@@ -1,0 +1,344 @@
+"""`Idempotency-Key`: what is sent again is answered again and not done again, also after kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from redis.exceptions import ConnectionError as RedisAway
+
+from everlong_server.errors import Conflict, InvalidRequest, NotFound
+from everlong_server.store import attempts as stored
+from everlong_server.store.attempts import Attempt, Attempts
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client
+from tests.process import Server
+
+GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
+
+
+def key() -> dict[str, str]:
+    return {"Idempotency-Key": uuid.uuid4().hex}
+
+
+# The record
+
+
+@pytest.fixture
+async def redis(redis: Client) -> AsyncIterator[Client]:
+    for replica in ("r1", "r2"):
+        await redis.set(keys.replica(replica), 1, px=60_000)
+    yield redis
+    for name in await redis.keys("{everlong}:attempt:*"):
+        assert 0 < await redis.pttl(name) <= 60_000
+
+
+def attempts(redis: Client, tenant: str = "ann", replica: str = "r1", left: list[Attempt] | None = None) -> Attempts:
+    return Attempts(redis, tenant, replica, 60.0, [] if left is None else left)
+
+
+async def test_an_answer_is_given_again(redis: Client) -> None:
+    first = await attempts(redis).begin("k")
+    assert (first.first, first.answer) == (True, None)
+    await first.is_for("a", "b")
+    await first.finish({"id": "x"})
+    again = await attempts(redis, replica="r2").begin("k")
+    assert (again.first, again.answer, again.id) == (False, {"id": "x"}, first.id)
+    await again.is_for("a", "b")
+    with pytest.raises(InvalidRequest) as caught:
+        await again.is_for("a", "c")
+    assert caught.value.code == "idempotency_key_reused"
+    assert (await attempts(redis, "bob").begin("k")).first
+    assert (await attempts(redis).begin(None)).id != (await attempts(redis).begin(None)).id
+
+
+async def test_one_that_runs_is_waited_for_and_one_whose_server_died_is_taken_up(redis: Client) -> None:
+    first = await attempts(redis).begin("k")
+    await first.is_for("a")
+    for replica in ("r1", "r2"):
+        with pytest.raises(Conflict) as caught:
+            await attempts(redis, replica=replica).begin("k")
+        assert (caught.value.code, caught.value.retry_after) == ("idempotency_in_progress", 1)
+    await redis.delete(keys.replica("r1"))
+    again = await attempts(redis, replica="r2").begin("k")
+    assert (again.first, again.answer, again.id) == (False, None, first.id)
+    with pytest.raises(InvalidRequest):
+        await again.is_for("b")
+    await again.is_for("a")
+    # The one that was thought dead wakes: it has lost the request, and can neither go on nor answer.
+    with pytest.raises(Conflict):
+        await first.is_for("a")
+    await first.finish("stale")
+    await again.finish("good")
+    assert (await attempts(redis).begin("k")).answer == "good"
+
+
+async def test_what_was_refused_can_be_mended_and_what_failed_keeps_its_id(redis: Client) -> None:
+    for error, kept in ((NotFound("no"), False), (RuntimeError("a defect"), True), (KeyboardInterrupt(), True)):
+        with pytest.raises(type(error)):
+            async with await attempts(redis).begin(f"k{kept}") as first:
+                await first.is_for("a")
+                raise error
+        second = await attempts(redis, replica="r2").begin(f"k{kept}")
+        assert (second.id == first.id) is kept
+        assert second.first is not kept
+        await second.give_up(RuntimeError("not what is tried here"))
+
+
+async def test_a_record_that_could_not_be_freed_is_when_redis_is_back(
+    redis: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[Attempt] = []
+    store = attempts(redis, left=left)
+    first = await store.begin("k")
+
+    async def away(*arguments: Any) -> None:
+        raise RedisAway("away")
+
+    with monkeypatch.context() as context:
+        context.setattr(store._scripts, "run", away)
+        await first.give_up(RedisAway("away"))
+    with pytest.raises(Conflict):
+        await attempts(redis, replica="r2").begin("k")
+    await store.settle()
+    assert left == []
+    assert (await attempts(redis, replica="r2").begin("k")).id == first.id
+
+
+@pytest.mark.parametrize("error", [RedisAway("cut off"), asyncio.CancelledError()], ids=["cut off", "caller gone"])
+async def test_a_beginning_whose_answer_got_lost_does_not_hold_the_key(
+    redis: Client, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """It was "still running" until the record ended, by default a day, as long as the replica lived."""
+    left: list[Attempt] = []
+    store = attempts(redis, left=left)
+    run = store._scripts.run
+
+    async def deaf(script: str, *arguments: Any) -> None:
+        if script == stored._BEGIN:
+            await run(script, *arguments)
+        raise error if script == stored._BEGIN else RedisAway("still away")
+
+    with monkeypatch.context() as context:
+        context.setattr(store._scripts, "run", deaf)
+        with pytest.raises(type(error)):
+            await store.begin("k")
+    with pytest.raises(Conflict):
+        await attempts(redis, replica="r2").begin("k")
+    await store.settle()
+    assert left == []
+    again = await attempts(redis, replica="r2").begin("k")
+    assert not again.first
+    await again.finish("good")
+
+
+# Over HTTP
+
+
+def test_an_upload(server: Server) -> None:
+    headers, documents = {"content-type": "text/plain", **key()}, "/v1/documents"
+    one = server.http.post(documents, content=b"words", headers=headers, params={"filename": "a"})
+    server.wait_read(one.json()["id"])
+    two = server.http.post(documents, content=iter([b"wo", b"rds"]), headers=headers, params={"filename": "a"})
+    assert (two.status_code, two.json()) == (202, one.json())
+    for content, name in ((b"others", "a"), (b"words", "b"), (b"word", "a")):
+        refused = server.http.post(documents, content=content, headers=headers, params={"filename": name})
+        server.error(refused, 422, "idempotency_key_reused", "Idempotency-Key")
+    assert server.http.get(f"/v1/files/{one.json()['id']}/content").content == b"words"
+    files = {"file": ("a", b"words")}
+    refused = server.http.post(
+        "/v1/files", files=files, data={"purpose": "user_data"}, headers=headers | {"content-type": ""}
+    )
+    assert refused.status_code in (415, 422)  # without its type it is no form
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/v1/documents", "text/plain"), ("/v1/sessions", "application/json")])
+def test_a_caller_who_stands_still_does_not_hold_the_key(
+    new_server: Callable[..., Server], path: str, kind: str
+) -> None:
+    server = new_server(keepalive_seconds=0.25).start()
+    named = key()["Idempotency-Key"]
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 1000\r\nIdempotency-Key: {named}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as peer:
+        peer.sendall(head.encode() + b'{"a": 1,')
+        answer = b"".join(iter(lambda: peer.recv(4096), b""))  # to the end of the connection
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+    again = server.http.post(path, content=b"{}", headers={"content-type": kind, "Idempotency-Key": named})
+    assert again.status_code in (201, 202), again.text
+
+
+def test_a_caller_who_sends_slowly_is_waited_for(new_server: Callable[..., Server]) -> None:
+    server = new_server(keepalive_seconds=0.25).start()
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(4):
+            time.sleep(0.4)  # less than it may stand still, and more together
+            yield b"A word. "
+
+    answer = server.http.post("/v1/documents", content=pieces(), headers={"content-type": "text/plain"})
+    assert answer.status_code == 202, answer.text
+
+
+def test_a_form(server: Server) -> None:
+    """Its boundary is another one each time, as every client makes them."""
+    headers = key()
+    for path, data in (("/v1/documents", {}), ("/v1/files", {"purpose": "user_data"})):
+        headers = key()
+        made = [
+            server.http.post(path, files={"file": ("a.txt", b"words")}, data=data, headers=headers) for _ in range(2)
+        ]
+        assert made[0].request.headers["content-type"] != made[1].request.headers["content-type"]
+        assert made[0].is_success, made[0].text
+        assert made[0].json() == made[1].json()
+        other = server.http.post(path, files={"file": ("b.txt", b"words")}, data=data, headers=headers)
+        server.error(other, 422, "idempotency_key_reused")
+
+
+def test_an_upload_that_was_refused_can_be_mended(server: Server) -> None:
+    headers = {"content-type": "text/plain", **key()}
+    server.error(server.http.post("/v1/documents", content=b"\xff", headers=headers), 422, "invalid_utf8")
+    assert server.http.post("/v1/documents", content=b"words", headers=headers).status_code == 202
+
+
+def test_a_session_and_a_fork(server: Server) -> None:
+    headers = key()
+    one, two = (server.http.post("/v1/sessions", json={"documents": []}, headers=headers) for _ in range(2))
+    assert (one.status_code, two.status_code, two.json()) == (201, 201, one.json())
+    refused = server.http.post("/v1/sessions", json={"model": "tiny-rmt"}, headers=headers)
+    server.error(refused, 422, "idempotency_key_reused")
+    path, headers = f"/v1/sessions/{one.json()['id']}/fork", key()
+    one, two = (server.http.post(path, headers=headers) for _ in range(2))
+    assert (one.status_code, two.json()) == (201, one.json())
+    refused = server.http.post(f"/v1/sessions/{one.json()['id']}/fork", headers=headers)
+    server.error(refused, 422, "idempotency_key_reused")
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+
+
+def test_a_message(server: Server) -> None:
+    session, headers = server.session()["id"], key()
+    path, body = f"/v1/sessions/{session}/messages", {"content": "Hello", "logprobs": True, **GREEDY}
+    one, two = (server.http.post(path, json=body, headers=headers) for _ in range(2))
+    assert one.status_code == 200, one.text
+    assert two.json() == one.json()
+    assert server.get_session(session)["messages"] == 2
+    server.error(server.http.post(path, json=body | {"content": "Bye"}, headers=headers), 422, "idempotency_key_reused")
+    server.error(server.http.post(path, json=body | {"stream": True}, headers=headers), 422, "idempotency_key_reused")
+    third = server.http.post(path, json=body, headers=key())
+    assert third.json()["id"] != one.json()["id"]
+    assert server.get_session(session)["messages"] == 4
+
+
+def test_a_streamed_message_comes_at_once_the_second_time(server: Server) -> None:
+    session, headers = server.session()["id"], key()
+    path, body = f"/v1/sessions/{session}/messages", {"content": "Hello", "stream": True, **GREEDY}
+    one, two = (events(server.http.post(path, json=body, headers=headers)) for _ in range(2))
+    assert two[-1] == one[-1]
+    assert [event["type"] for event in two] == [
+        "response.created", "response.evidence", "response.output_text.delta", "response.completed",
+    ]  # fmt: skip
+    assert two[1] == one[1]
+    text = "".join(event["delta"] for event in one if event["type"] == "response.output_text.delta")
+    assert next(event for event in two if "delta" in event)["delta"] == text
+    assert two[0] == one[0]
+    assert server.get_session(session)["messages"] == 2
+
+
+def test_a_message_that_is_under_way(server: Server) -> None:
+    session, headers = server.session()["id"], key()
+    path = f"/v1/sessions/{session}/messages"
+    endless = {"content": "Talk", "stream": True, "ignore_eos": True, "max_tokens": 100_000}
+    with server.http.stream("POST", path, json=endless, headers=headers) as stream:
+        lines = stream.iter_lines()
+        assert next(lines)
+        refused = server.http.post(path, json=endless, headers=headers)
+        error = server.error(refused, 409, "idempotency_in_progress", "Idempotency-Key")
+        assert "running" in error["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+        server.error(server.http.post(path, json={"content": "Hi"}, headers=key()), 409, "session_busy")
+    # The caller has left: nothing has happened, and the key is free, for the same message.
+    from tests.process import wait_for
+
+    def over() -> httpx.Response | None:
+        with server.http.stream("POST", path, json=endless, headers=headers) as again:
+            return again if again.status_code == 200 else None
+
+    assert wait_for(over)
+    assert server.get_session(session)["messages"] == 0
+
+
+@pytest.mark.parametrize("bad", ["", "a b", "x" * 256, "é".encode()])
+def test_keys_that_are_none(server: Server, bad: str | bytes) -> None:
+    answer = server.http.post("/v1/sessions", json={}, headers=[("Idempotency-Key", bad)])
+    assert answer.status_code == 422
+    assert "dempotency" in answer.json()["error"]["param"]
+
+
+def orphan(server: Server, name: str) -> None:
+    """Makes the record what kill -9 leaves behind the effect and before the answer."""
+    for record in server.redis.scan_iter("{everlong}:attempt:*"):
+        if name.encode() in (server.redis.hget(record, "answer") or b""):
+            server.redis.hdel(record, "answer")
+            server.redis.hset(record, "owner", "dead|1")
+            return
+    raise AssertionError("no record has the answer")
+
+
+def test_killed_between_the_effect_and_the_answer(server: Server) -> None:
+    """Nothing is done twice, and who sends it again gets what was done."""
+    headers = {"content-type": "text/plain", **key()}
+    document = server.http.post("/v1/documents", content=b"some words", headers=headers).json()["id"]
+    orphan(server, document)
+    count = server.redis.zcard(keys.documents("default"))
+    server.error(
+        server.http.post("/v1/documents", content=b"other words", headers=headers), 422, "idempotency_key_reused"
+    )
+    again = server.http.post("/v1/documents", content=b"some words", headers=headers)
+    assert (again.status_code, again.json()["id"]) == (202, document)
+    assert server.redis.zcard(keys.documents("default")) == count
+    assert server.http.get(f"/v1/files/{document}/content").content == b"some words"
+
+    headers = key()
+    session = server.http.post("/v1/sessions", json={}, headers=headers).json()["id"]
+    orphan(server, session)
+    assert server.http.post("/v1/sessions", json={}, headers=headers).json()["id"] == session
+
+    headers, path = key(), f"/v1/sessions/{session}/messages"
+    one = server.http.post(path, json={"content": "Hello", **GREEDY}, headers=headers).json()
+    orphan(server, one["id"])
+    server.say(session, "Something else meanwhile.", **GREEDY)
+    two = server.http.post(path, json={"content": "Hello", **GREEDY}, headers=headers).json()
+    assert two == one
+    assert server.get_session(session)["messages"] == 4
+
+
+def test_kill_9(new_server: Callable[..., Server]) -> None:
+    server = new_server(lease_seconds=2).start()
+    upload, talk, headers = key(), key(), {"content-type": "text/plain"}
+    document = server.http.post("/v1/documents", content=b"some words", headers=headers | upload).json()
+    session = server.session()["id"]
+    path, endless = f"/v1/sessions/{session}/messages", {"content": "Talk", "ignore_eos": True, "max_tokens": 400}
+    with server.http.stream("POST", path, json=endless | {"stream": True}, headers=talk) as stream:
+        lines = stream.iter_lines()
+        assert next(lines)
+        server.kill9()
+    server.http.close()
+    server.http = httpx.Client(base_url=server.url, timeout=120)
+    server.start()
+    again = server.http.post("/v1/documents", content=b"some words", headers=headers | upload)
+    assert (again.status_code, again.json()) == (202, document)
+    said = [server.http.post(path, json=endless | {"stream": True}, headers=talk) for _ in range(2)]
+    one, two = (events(answer)[-1] for answer in said)
+    assert one["type"] == "response.completed"
+    assert one == two
+    assert server.get_session(session)["messages"] == 2

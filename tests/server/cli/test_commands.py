@@ -1,0 +1,130 @@
+"""`everlong serve --help`, `models`, `doctor`, `bench` as typed by a person."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+from everlong_server.doctor import examine
+from everlong_server.process.serving import serve_forever
+from everlong_server.settings import Settings
+from everlong_server.store.texts.passages import require_search
+from tests.process import everlong
+
+
+def test_serve_help_names_every_setting() -> None:
+    done = everlong("serve", "--help", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    for name in Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in done.stdout, name
+
+
+def test_serve_with_a_wrong_setting_ends_with_one_line() -> None:
+    done = everlong("serve", "--port", "99999")
+    assert done.returncode == 1
+    assert "--port (EVERLONG_PORT)" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_serve_with_a_wrong_model_ends_with_one_line(tmp_path: Path) -> None:
+    done = everlong("serve", "--port", "0", "--model", str(tmp_path), "--data-dir", str(tmp_path / "d"))
+    assert done.returncode == 1
+    assert "config.json" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_models_list_and_path(tiny_model: Path, tmp_path: Path) -> None:
+    done = everlong("models", "list", "--models-dir", str(tmp_path), COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    assert "smollm2-135m-reader (default)" in done.stdout
+    done = everlong("models", "path", str(tiny_model / "backbone"))
+    assert done.stdout.strip() == str(tiny_model / "backbone")
+    done = everlong("models", "path", "smollm2-135m-reader", "--models-dir", str(tmp_path))
+    assert (Path(done.stdout.strip()) / "everlong.json").is_file()
+    done = everlong("models", "path", "./nowhere.gguf")
+    assert done.returncode == 1
+    assert "no GGUF file" in done.stderr
+
+
+def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
+    fine = {
+        "EVERLONG_DATA_DIR": str(tmp_path),
+        "EVERLONG_MODELS_DIR": str(tmp_path),
+        "EVERLONG_PORT": "0",
+        "COLUMNS": "200",
+    }
+    done = everlong("doctor", **fine)
+    assert done.returncode == 0, done.stdout
+    done = everlong("doctor", **fine | {"EVERLONG_REDIS_URL": "redis://127.0.0.1:1/0"})
+    assert done.returncode == 1
+    assert "wrong" in done.stdout
+    done = everlong("doctor", **fine | {"EVERLONG_MODEL": "nobody/knows-it"})
+    assert done.returncode == 1
+    assert "everlong models pull nobody/knows-it" in done.stdout
+
+
+def test_a_python_whose_sqlite_cannot_search_is_told_so(tmp_path: Path, monkeypatch, capsys) -> None:
+    def without_search(*_: object) -> sqlite3.Connection:
+        connection = sqlite3.Connection(":memory:")
+        connection.set_authorizer(
+            lambda action, *_: sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_CREATE_VTABLE else sqlite3.SQLITE_OK
+        )
+        return connection
+
+    assert require_search() == sqlite3.sqlite_version
+    monkeypatch.setattr(sqlite3, "connect", without_search)
+    settings = Settings(data_dir=tmp_path, models_dir=tmp_path, port=0)
+    (finding,) = [finding for finding in examine(settings) if finding.name == "search"]
+    assert not finding.ok
+    assert "cannot index passages" in finding.detail
+    assert "FTS5" in finding.detail
+    assert serve_forever(settings) == 1
+    assert "FTS5" in capsys.readouterr().err
+
+
+def test_bench_flat_says_the_same_to_people_and_programs(tmp_path: Path) -> None:
+    file = tmp_path / "flat.json"
+    done = everlong("bench", "flat", "--quick", "--json", str(file), COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    assert document.keys() >= {"machine", "command", "rows", "targets"}
+    assert len(document["rows"]) >= 2
+    assert len({row["state_bytes"] for row in document["rows"]}) == 1
+    for target in document["targets"]:
+        assert target.keys() >= {"name", "value", "target", "met"}
+        assert target["name"] in done.stdout
+    assert everlong("bench", "nothing").returncode == 2
+
+
+def test_bench_chaos_names_what_there_is_not() -> None:
+    done = everlong("bench", "chaos", "--fault", "bad weather")
+    assert done.returncode == 1
+    assert "no fault 'bad weather'" in done.stderr
+    assert "clock of a replica jumps" in done.stderr
+    done = everlong("bench", "chaos", "--redis-program", "no-such-server")
+    assert done.returncode == 1
+    assert "no-such-server" in done.stderr
+    done = everlong("bench", "chaos", "--model", "/nonexistent")
+    assert (done.returncode, done.stderr) == (1, "error: --model /nonexistent: there is no such folder\n")
+
+
+def test_bench_chaos_without_a_replica_ends_with_one_line(tmp_path: Path) -> None:
+    done = everlong("bench", "chaos", "--model", str(tmp_path))  # where there is no model
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: a replica ended: ")
+    assert "config.json" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_server_opens_as_many_files_as_it_may() -> None:
+    """Each connection is one; what a shell allows at first is 1,024, or less."""
+    code = (
+        "import resource; from everlong_server.process.serving import _raise_files;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1000)); _raise_files();"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["1000", "1000"]

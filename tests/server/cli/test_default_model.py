@@ -1,0 +1,38 @@
+"""The default model for real: a newcomer's first question."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, find_packaged
+from everlong_server.settings import load_settings
+from tests.process import Server
+from tests.tinymodel import STORY
+
+DEFAULT = "smollm2-135m-reader"
+
+
+@pytest.mark.timeout(600)
+def test_a_question_whose_answer_stands_in_the_last_part(tmp_path: Path) -> None:
+    assert find_packaged() is not None, "the default model's weights are missing: make test installs them"
+    # Once a machine, and longer than a server is waited for.
+    find_backbone(DEFAULT_BACKBONE, models_dir=load_settings([]).models_dir)
+    text = STORY.read_text()[:11_000] + "\n\nThe White Queen told Alice the password. The password is “marmalade”.\n"
+    with Server(DEFAULT, tmp_path / "data", threads=2) as server:
+        server.http.timeout = 300
+        server.start()
+        log = server.log.read_text()
+        assert "It has no long-term memory" in log
+        assert "POST 'http://" in log
+        assert "ws://" in log
+        document = server.read(text)
+        assert 2500 <= document["tokens"] <= 3500
+        session = server.session(document["id"])
+        assert session["state_bytes"] <= 100_000
+        message = server.say(session["id"], "What is the password?", temperature=0, max_tokens=30)
+        assert "marmalade" in message["content"].lower(), message["content"]
+        assert message["finish_reason"] == "stop"
+        model = server.http.get("/v1/models").json()["data"][0]
+        assert (model["id"], model["memory"], model["memory_trained"]) == (DEFAULT, "window", None)

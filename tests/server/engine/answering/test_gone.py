@@ -1,0 +1,120 @@
+"""A caller who goes away before the first word: nothing of the answer goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from everlong_server.api import schemas
+from everlong_server.api.errors import CLIENT_CLOSED
+from everlong_server.api.native import sessions
+from everlong_server.api.openai import chat, responses
+from everlong_server.api.openai.chat import CreateChatCompletion
+from everlong_server.api.openai.response import CreateResponse
+from everlong_server.engine.answering.turn import Turn
+from everlong_server.errors import Overloaded
+
+
+class Slow:
+    """What takes long to begin: a search whose index is still to be made, say."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = asyncio.Event(), 0
+
+    async def begin(self, *_: Any, **__: Any) -> Any:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended += 1
+
+
+def leaving(slow: Slow) -> Request:
+    """Of a caller who leaves once it has begun."""
+
+    async def receive() -> dict[str, Any]:
+        await slow.begun.wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http", "method": "POST", "headers": []}, receive)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_message(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    slow, services = Slow(), Any
+    monkeypatch.setattr(sessions, "_events", slow.begin)
+    body = schemas.CreateMessage(content="Who?", stream=stream)
+    answer = await sessions.send("ses_1", body, leaving(slow), services)  # type: ignore[arg-type]
+    assert (answer.status_code, slow.ended) == (CLIENT_CLOSED, 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    slow = Slow()
+
+    async def asked(*_: Any) -> str:
+        return "response"
+
+    monkeypatch.setattr(responses, "asked", asked)
+    services: Any = SimpleNamespace(responding=SimpleNamespace(begin=slow.begin, keep=None))
+    answer = await responses.create(CreateResponse(input="Who?", stream=stream), leaving(slow), services)
+    assert (answer.status_code, slow.ended) == (CLIENT_CLOSED, 1)
+
+
+class Chats:
+    """Begins the first turn at once; `others` are how the rest of them begin."""
+
+    def __init__(self, others: Any) -> None:
+        self.others, self.asked, self.closed = others, 0, 0
+
+    async def answer(self, *_: Any) -> Turn:
+        self.asked += 1
+        if self.asked > 1:
+            await asyncio.sleep(0)
+            await self.others()
+        turn, events = Turn("msg_1"), SimpleNamespace(aclose=self.close)
+        turn.events = events  # type: ignore[assignment]
+        return turn
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def dialogue(*_: Any) -> tuple[list[str], list[str]]:
+        return [], []
+
+    monkeypatch.setattr(chat, "_dialogue", dialogue)
+    for name in ("require_model", "recall"):
+        monkeypatch.setattr(chat, name, lambda *_: None)
+
+
+def completion(stream: bool) -> CreateChatCompletion:
+    return CreateChatCompletion(model="tiny", messages=[{"role": "user", "content": "Who?"}], n=3, stream=stream)  # type: ignore[list-item]
+
+
+@pytest.mark.usefixtures("_plain")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_several_answers_of_a_chat(stream: bool) -> None:
+    slow = Slow()
+    chats = Chats(slow.begin)
+    services: Any = SimpleNamespace(dialogues=chats, model=None)
+    answer = await chat.create(completion(stream), leaving(slow), services)
+    assert (answer.status_code, slow.ended, chats.closed) == (CLIENT_CLOSED, 2, 1)
+
+
+@pytest.mark.usefixtures("_plain")
+async def test_if_one_is_refused_none_goes_on() -> None:
+    async def refuse() -> None:
+        raise Overloaded("full")
+
+    chats, slow = Chats(refuse), Slow()
+    services: Any = SimpleNamespace(dialogues=chats, model=None)
+    with pytest.raises(Overloaded, match="full"):
+        await chat.create(completion(False), leaving(slow), services)
+    assert (chats.asked, chats.closed) == (3, 1)

@@ -1,0 +1,205 @@
+"""What an answer is grounded on: the passages that are taken, and where they stand."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everlong_models import load_model
+from everlong_server.engine.answering.grounding import TEMPLATE, Recall, asks, choose, choose_in_window, lacks, words_of
+from everlong_server.engine.answering.turn import Place, Turns
+from everlong_server.store.records import Session
+from everlong_server.store.texts.passages import Passage, split
+from tests.tinymodel import NOVEL, STORY, make_model
+
+ALICE = STORY.read_text()
+
+QUESTION = "What would Dinah do with the black kitten's face?"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), segment_length=128)
+
+
+def passages_of(text: str) -> list[Passage]:
+    return [replace(p, document="doc", score=1.0, share=1.0) for p in split(io.BytesIO(text.encode()))]
+
+
+def test_neighbours_are_merged_and_offsets_are_exact() -> None:
+    text = "  " + " ".join(f"Ünïcödé 字 wörd {n}." for n in range(150))
+    a, b, c, d = passages_of(text)[:4]
+    evidence, before = choose([d, b, a], "", 100_000, len)
+    assert [(e.start, e.end) for e in evidence] == [
+        (2, b.end - 1),
+        (d.start, d.end - len(d.text) + len(d.text.rstrip())),
+    ]
+    for e in evidence:
+        assert text[e.start : e.end] == e.text
+        assert text.encode()[e.start_byte : e.end_byte].decode() == e.text
+        assert e.text in before
+    assert c.text not in before
+
+
+def test_the_best_passage_is_the_first_piece_of_evidence_and_stands_next_to_the_question() -> None:
+    a, b, c = (replace(p, score=score) for p, score in zip(passages_of(ALICE)[:5:2], (2.0, 3.0, 1.5), strict=True))
+    evidence, before = choose([b, a, c], "", 10_000, len)
+    assert [e.start for e in evidence] == [b.start, a.start, c.start]
+    assert before == TEMPLATE.before([c.text, a.text, b.text])
+
+
+def test_the_budget_holds_and_what_is_seen_is_not_repeated() -> None:
+    found = passages_of(ALICE)[:9:2]
+    for budget in (5, 60, 200, 700, 1500, 5000):
+        evidence, before = choose(found, "", budget, len)
+        assert len(before) <= budget
+        assert bool(evidence) == bool(before) == (budget >= 200)
+        for e in evidence:
+            assert ALICE[e.start : e.end] == e.text
+    evidence, before = choose(found, ALICE, 5000, len)
+    assert len(evidence) == 5, "it rests on them all the same"
+    assert before == ""
+
+
+def test_a_budget_that_holds_a_word_gives_it_and_a_smaller_one_nothing() -> None:
+    (first, *_) = passages_of(ALICE)
+    template = TEMPLATE.before([""])
+    word = first.text.split()[0]
+    evidence, before = choose([first], "", len(template) + len(word), len)
+    assert [e.text for e in evidence] == [word]
+    assert before == TEMPLATE.before([word])
+    assert choose([first], "", len(template) + len(word) - 1, len) == ([], "")
+    assert choose([], "", 10_000, len) == ([], "")
+
+
+def test_of_a_best_passage_that_is_too_long_there_is_its_beginning_and_no_shorter_one_instead() -> None:
+    long, short = passages_of("The submarine " + "sank " * 60 + "quickly. Yes. " + "And " * 80)[:2]
+    short = replace(short, text=short.text[:5], end=short.start + 5, end_byte=short.start_byte + 5)
+    room = len(TEMPLATE.before([long.text])) - 20
+    assert len(TEMPLATE.before([short.text])) < room
+    (only,), _ = choose([long, short], "", room, len)
+    assert only.start == 0
+    assert long.text.startswith(only.text)
+    assert room - len(TEMPLATE.before([only.text])) < len("quickly. ")
+
+
+@pytest.mark.parametrize(
+    ("message", "is_one"),
+    [
+        ("Who is the Red Queen?", True), ("Tell me about the Red Queen.", False), ("How are you today?", False),
+        ("What is the plot of the story?", False), ("Does that make sense?", False), ("Why?", False), ("?", False), ("孔子住在哪里?", True),
+    ],
+)  # fmt: skip
+def test_a_question_about_something_is_told_from_talk(message: str, is_one: bool) -> None:
+    assert asks(message) is is_one
+
+
+@pytest.mark.parametrize("tokens", [100, 128])
+def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, tokens: int) -> None:
+    """A memory of its kind keeps no tokens: what the end of a segment takes along cannot be quoted any more."""
+    served = load_model(str(model), models_dir=model.parent)
+    S, tokenizer = served.memory.segment_length, served.tokenizer
+    turns = Turns(SimpleNamespace(model=served), *[None] * 5, max_message_chars=100)  # type: ignore[arg-type]
+    found = [replace(p, score=9.0 - n) for n, p in enumerate(passages_of(ALICE)[4:16])]
+    state, filling, with_some = served.memory.initial_state(1), tokenizer.encode(NOVEL.read_text()[:2000]), 0
+    for messages in (0, 2):
+        for open in range(S):
+            fields = Session.fields("", "", "", ["doc"]) | {"messages": messages, "position": open + S}
+            session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
+            session = replace(session, open=tuple(filling[:open]))
+            place = Place(session, state, (), None, AsyncMock())
+            prompt, evidence, *_ = turns._prompt(place, QUESTION, found, Recall(16, tokens), lacking=False)
+            said = [*session.open, *prompt]
+            last = tokenizer.decode(said[(len(said) - 1) // S * S :], skip_special=False)
+            for e in evidence:
+                assert e.text in last, open
+                assert ALICE[e.start : e.end] == e.text
+                assert ALICE.encode()[e.start_byte : e.end_byte].decode() == e.text
+            with_some += bool(evidence)
+    assert with_some > 0.9 * 2 * S
+
+
+def test_that_a_text_lacks_an_answer_is_said_of_what_was_searched_for_well() -> None:
+    foreign, near = "Which submarine torpedoed Zanzibar?", [replace(passages_of(ALICE)[0], share=0.1)]
+    for talked in (False, True):
+        assert lacks(foreign, [], talked=talked)
+        assert lacks(foreign, near, talked=talked)
+        assert not lacks(foreign, [replace(near[0], share=0.9)], talked=talked)
+        for other in ("孔子住在哪里?", "Где живёт Алиса?", "Sounds good?", "Tell me about submarines."):
+            assert not lacks(other, [], talked=talked)
+    own = "Which submarine did I ask you about?"
+    assert lacks(own, [], talked=False)
+    assert not lacks(own, [], talked=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    budget=st.integers(0, 3000), window=st.integers(1, 2500), after=st.integers(0, 2600), kept=st.integers(0, 1200),
+    between=st.integers(0, 50),
+)  # fmt: skip
+def test_evidence_is_among_the_last_tokens_that_a_window_keeps(
+    budget: int, window: int, after: int, kept: int, between: int
+) -> None:
+    """Here a token is a character."""
+    found = [replace(p, score=9.0 - n) for n, p in enumerate(passages_of(ALICE)[:6:2])]
+    held = [*map(ord, ALICE[:kept])]
+    evidence, text = choose_in_window(
+        found, held, budget, len, lambda ids: "".join(map(chr, ids)), window=window, between=between, after=after
+    )
+    assert len(text) <= budget
+    seen = (ALICE[:kept] + "-" * between + text + "?" * after)[-window:]
+    for e in evidence:
+        assert e.text in seen
+        assert ALICE[e.start : e.end] == e.text
+    room = min(budget, window - after)
+    assert bool(evidence) or room < len(TEMPLATE.before([found[0].text]))
+
+
+def test_a_long_question_leaves_a_window_that_much_less_for_passages(tiny_model: Path, tmp_path: Path) -> None:
+    options = {"segment_length": 64, "sinks": 4, "window": 128}
+    served = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
+    memory, tokenizer = served.memory, served.tokenizer
+    turns = Turns(SimpleNamespace(model=served), *[None] * 5, max_message_chars=10_000)  # type: ignore[arg-type]
+    found, read = passages_of(ALICE)[4:9:2], tokenizer.encode(ALICE)[: 6 * 64]
+    state = memory.read(torch.tensor([read]), memory.initial_state(1))
+    for messages in (0, 2):
+        for asked, some in ((QUESTION, True), (QUESTION + " Indeed?" * 12, True), (QUESTION + " Indeed?" * 60, False)):
+            fields = Session.fields("", "", "", ["doc"]) | {"messages": messages, "position": len(read)}
+            session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
+            place = Place(session, state, (), None, AsyncMock())
+            for tokens in (96, 192):
+                prompt, evidence, *_ = turns._prompt(place, asked, found, Recall(4, tokens), lacking=False)
+                visible = tokenizer.decode(prompt[-128 - len(prompt) % 64 :], skip_special=False)
+                assert bool(evidence) is some, (messages, asked, tokens)
+                assert all(e.text in visible for e in evidence)
+    assert turns._prompt(place, asked, [], Recall(4, 192), lacking=True)[0] == prompt, (
+        "no room to say that it is not there"
+    )
+
+
+def test_everyday_words_of_a_long_question_are_left_out_first() -> None:
+    wordy = (
+        "Honestly, wow, this seems absolutely amazing, interesting, clever, lovely! Who torpedoed the aquarium in Zanzibar? "
+        "Really sounds crazy, weird, strange, stupid, boring, seriously, pretty terrible."
+    )
+    assert words_of(wordy, None) == {"torpedoed": 1.0, "aquarium": 1.0, "zanzibar": 1.0}
+    assert words_of(wordy.replace("torpedoed the aquarium in Zanzibar", "knew"), None) == {}
+
+
+def test_letters_with_a_thousand_accents_are_composed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composing takes the square of their number, and Python's lock."""
+    lengths, normalize = [], unicodedata.normalize
+    monkeypatch.setattr(unicodedata, "normalize", lambda form, text: lengths.append(len(text)) or normalize(form, text))
+    words = words_of("Which cafe\u0301 is a" + "\u0301\u0323" * 3000 + "?", None)
+    assert "caf\u00e9" in words
+    assert sum(lengths) > 6000
+    assert max(lengths) <= 256

@@ -1,0 +1,309 @@
+"""PDF, Word, EPUB and HTML become text with pages and sections; what cannot be read is refused with the reason."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from everlong_server.engine.documents import formats
+from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
+from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.marks import Mark, at
+from tests import files
+from tests.process import Server
+
+HTML = """<!DOCTYPE html><html><head><title>t</title><style>p { color: red }</style></head><body>
+<p>Before — it began.</p><h1>The <em>Müller</em></h1><p>He had a blue cat.</p><script>alert("no")</script>
+<ul><li>one<li>two</ul><h2>日本</h2><p>The cat left&hellip;</p></body></html>"""
+
+
+@pytest.fixture
+def converted(tmp_path: Path) -> Callable[..., tuple[str, str, list[Mark]]]:
+    """Converts bytes: their format, text and marks."""
+
+    def convert(data: bytes, limit: int = 1 << 20) -> tuple[str, str, list[Mark]]:
+        (tmp_path / "in").write_bytes(data)
+        kind = formats.recognised(data[:1024])
+        assert kind is not None
+        made_of, marks = formats.convert(tmp_path / "in", kind, tmp_path / "out", limit)
+        return made_of, (tmp_path / "out").read_text("utf-8"), marks
+
+    return convert
+
+
+def under(text: str, marks: list[Mark]) -> Iterator[tuple[int | str | None, str]]:
+    """Each mark's page or section, and the text up to the next."""
+    for mark, after in zip(marks, [*marks[1:], Mark(len(text))], strict=True):
+        yield mark.page or mark.section, text[mark.start : after.start].strip()
+
+
+def test_a_pdfs_pages(converted: Callable) -> None:
+    made_of, text, marks = converted(files.pdf(["The first page.", "", "The third page \\(last\\)."]))
+    assert made_of == "pdf"
+    assert text == "The first page.\n\nThe third page (last)."
+    assert list(under(text, marks)) == [(1, "The first page."), (3, "The third page (last).")]
+
+
+def test_a_word_files_headings_and_tables(converted: Callable) -> None:
+    data = files.word(
+        ("Title", "Größe"), ("Normal", "By nobody."), ("Heading 1", "One"), ("table", "a|b"), ("Normal", ""), ("Normal", "日本 end.")
+    )  # fmt: skip
+    made_of, text, marks = converted(data)
+    assert made_of == "docx"
+    assert text == "Größe\n\nBy nobody.\n\nOne\n\na\tb\n\n日本 end."
+    assert list(under(text, marks)) == [("Größe", "Größe\n\nBy nobody."), ("One", "One\n\na\tb\n\n日本 end.")]
+
+
+def run(text: str) -> str:
+    return f'<w:r><w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+def cell(*blocks: str, columns: int = 1) -> str:
+    return f'<w:tc><w:tcPr><w:gridSpan w:val="{columns}"/></w:tcPr>{"".join(blocks)}</w:tc>'
+
+
+def paragraph(*parts: str) -> str:
+    return f"<w:p>{''.join(parts)}</w:p>"
+
+
+def table(*rows: str) -> str:
+    return "<w:tbl><w:tblPr/><w:tblGrid/>" + "".join(f"<w:tr>{row}</w:tr>" for row in rows) + "</w:tbl>"
+
+
+HELD = {
+    "inserted": (paragraph(run("Paid "), f"<w:ins>{run('not ')}</w:ins>", run("yet.")), "Paid not yet."),
+    "moved": (paragraph(f"<w:moveTo>{run('here')}</w:moveTo><w:moveFrom>{run('there')}</w:moveFrom>"), "here"),
+    "deleted": (paragraph(run("Here."), "<w:del><w:r><w:delText>Gone.</w:delText></w:r></w:del>"), "Here."),
+    "control": (f"<w:sdt><w:sdtContent>{paragraph(run('In a box.'))}</w:sdtContent></w:sdt>", "In a box."),
+    "inline control": (paragraph(run("By "), f"<w:sdt><w:sdtContent>{run('Ada')}</w:sdtContent></w:sdt>"), "By Ada"),
+    "tag": (paragraph(f'<w:smartTag w:element="city">{run("Ulm")}</w:smartTag>', run(" burns.")), "Ulm burns."),
+    "field": (paragraph(run("Page "), f'<w:fldSimple w:instr="PAGE">{run("3")}</w:fldSimple>'), "Page 3"),
+    "signs": (
+        "<w:p><w:pPr><w:tabs><w:tab/></w:tabs></w:pPr><w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:br/><w:t>c</w:t></w:r></w:p>",
+        "a\tb\nc",
+    ),
+    "merged": (table(cell(paragraph(run("wide")), columns=3), cell(*[paragraph(run(c)) for c in "ab"])), "wide\na\nb"),
+    "nested": (table(cell(paragraph(run("a")), table(cell(paragraph(run("b"))) * 2), paragraph()) * 2), "a\nb\tb\ta\nb\tb"),
+    "inserted row": (table(f"<w:ins>{cell(paragraph(run('a')))}</w:ins>"), "a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "text"), HELD.values(), ids=HELD)
+def test_a_word_files_words_whatever_holds_them(converted: Callable, body: str, text: str) -> None:
+    assert (
+        converted(files.word_of(paragraph(run("One.")) + body + paragraph(run("Two."))))[1] == f"One.\n\n{text}\n\nTwo."
+    )
+
+
+def test_a_books_chapters_in_the_order_of_reading(converted: Callable) -> None:
+    made_of, text, marks = converted(
+        files.epub(["<h1>Zwölf</h1><p>Once upon a time.</p>", "<p>No heading — here.</p>"])
+    )
+    assert made_of == "epub"
+    assert text == "Zwölf\n\nOnce upon a time.\n\nNo heading — here."
+    assert list(under(text, marks)) == [("Zwölf", text)]
+
+
+def test_a_book_with_hidden_fonts_is_read(converted: Callable) -> None:
+    assert converted(files.epub(["<p>Here.</p>"], encrypted=["OEBPS/fonts/Minion.otf"]))[1] == "Here."
+
+
+def test_a_page_is_laid_out_and_its_scripts_and_styles_are_no_text(converted: Callable) -> None:
+    made_of, text, marks = converted(HTML.encode())
+    assert made_of == "html"
+    assert text.startswith("Before — it began.")
+    assert "alert" not in text
+    assert "color" not in text
+    assert "* one\n  * two" in text
+    (miller, under_him), (japan, last) = under(text, marks)
+    assert (miller, japan) == ("The Müller", "日本")
+    assert under_him.startswith("The Müller")
+    assert "blue cat" in under_him
+    assert last.endswith("The cat left…")
+
+
+PAGES = [
+    ("".join(f"<p><font color=red>Paragraph {i}.\n" for i in range(400)) + "<p>The end.", "Paragraph 399.", 1 << 20),
+    ("<div>" * 300 + "Inner words." + "</div>" * 300 + "<p>The end.</p>", "Inner words.", 1 << 20),
+    ("<h1>Log</h1><pre>" + "a line of a log\n" * 700_000 + "</pre><p>The end.</p>", "a line of a log", 1 << 25),
+]
+
+
+@pytest.mark.parametrize(("body", "words", "limit"), PAGES, ids=["unclosed", "deep", "long"])
+@pytest.mark.parametrize("made", [lambda body: f"<html><body>{body}".encode(), lambda body: files.epub([body])])
+def test_nothing_of_a_page_is_left_out(
+    converted: Callable, made: Callable[[str], bytes], body: str, words: str, limit: int
+) -> None:
+    _, text, _ = converted(made(body), limit)
+    assert words in text
+    assert text.endswith("The end.")
+
+
+def encoded(said: str, encoding: str) -> bytes:
+    return f"<html><head>{said}</head><body><p>Café “наш”</p></body></html>".encode(encoding, "xmlcharrefreplace")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded("", "utf-8"),
+        encoded('<script charset="utf-8" src="a.js"></script>', "utf-8"),
+        encoded("<title>What a charset is</title>", "utf-8"),
+        encoded("<meta charset=iso-8859-1>", "utf-8"),
+        encoded("<meta charset=iso-8859-1>", "windows-1252"),
+        encoded('<meta http-equiv="Content-Type" content="text/html; charset=windows-1251">', "windows-1251"),
+        encoded("<meta charset=iso-2022-jp>", "iso-2022-jp"),
+        b'<?xml version="1.0" encoding="windows-1251"?>' + encoded("", "windows-1251"),
+    ],
+)
+def test_a_page_is_read_in_its_encoding(converted: Callable, data: bytes) -> None:
+    assert converted(data)[1] == "Café “наш”"
+    assert converted(files.epub([data]))[1] == "Café “наш”"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_a_chapter_is_read_in_its_encoding(converted: Callable, encoding: str) -> None:
+    assert converted(files.epub([encoded("", encoding)]))[1] == "Café “наш”"
+
+
+def test_a_page_of_no_encoding_is_read_as_far_as_it_can_be(converted: Callable) -> None:
+    assert converted("<html><meta charset=none><p>日本 ".encode() + b"\xff!")[1] == "日本 �!"
+
+
+def test_a_page_that_is_nested_too_deep_is_refused(converted: Callable) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        converted(b"<html>" + b"<div>" * 5000 + b"words")
+
+
+def test_text_is_not_taken_for_a_page() -> None:
+    assert formats.recognised(b"<p>html, some would say</p>") is None
+    assert formats.recognised(b"How to write <html>") is None
+    assert formats.recognised(b'\xef\xbb\xbf\n<?xml version="1.0"?><html xmlns="x">') == "html"
+    assert formats.recognised(b'<?xml version="1.0"?><tei>') is None
+
+
+def test_a_place_is_in_the_last_part_that_began_before_it() -> None:
+    marks = [Mark(3, page=1), Mark(10, page=2)]
+    assert [mark and mark.page for mark in (at(marks, place) for place in (0, 3, 9, 10, 99))] == [None, 1, 1, 2, 2]
+
+
+def zipped(**entries: str) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as packed:
+        for name, content in entries.items():
+            packed.writestr(name, content)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        (files.pdf(["", ""]), InvalidRequest, "there is no text in it; pages that are pictures"),
+        (files.encrypted_pdf(), InvalidRequest, "encrypted"),
+        (files.pdf(["x"])[:60], InvalidRequest, "it is damaged"),
+        (files.epub(["<p>x</p>"], encrypted=["OEBPS/text/chapter%200.xhtml"]), InvalidRequest, "encrypted"),
+        (files.epub([]), InvalidRequest, "there is no text in it"),
+        (files.word(("Normal", "x"))[:-40], InvalidRequest, "damaged ZIP file"),
+        (
+            files.word(("Normal", "x")).replace(b"PK\1\2\x14\3\x14", b"PK\1\2\x14\3\x64"),
+            InvalidRequest,
+            "damaged ZIP file",
+        ),
+        (zipped(**{"word/document.xml": "<broken"}), InvalidRequest, "a Word file that cannot be read"),
+        (zipped(**{"a.txt": "x"}), UnsupportedMedia, "neither Word's nor an EPUB"),
+        (files.word(("Normal", "x" * 300)), TooLarge, "more than 200 bytes"),
+        (files.bomb(4 << 20), TooLarge, "more than 200 bytes"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_read_is_refused_with_the_reason(
+    converted: Callable, data: bytes, error: type[Exception], words: str
+) -> None:
+    assert len(data) < 100_000
+    with pytest.raises(error, match=words):
+        converted(data, limit=200)
+
+
+def test_nothing_that_a_file_refers_to_is_read(converted: Callable, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("password")
+    entity = f'<!DOCTYPE r [<!ENTITY e SYSTEM "file://{tmp_path}/secret">]>'
+    container = entity + '<container><rootfiles><rootfile full-path="&e;"/></rootfiles></container>'
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        converted(zipped(**{"META-INF/container.xml": container}))
+    page = f'<html>{entity}<body>&e; here <img src="file://{tmp_path}/secret"></body></html>'
+    assert "password" not in converted(b"<!doctype html>" + page.encode())[1]
+
+
+def test_a_zip_files_entries_are_read_by_the_process_that_has_limits(converted: Callable) -> None:
+    data = zipped(**{f"{n}": "" for n in range(20_000)})
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnsupportedMedia, match="neither Word's nor an EPUB"):
+            converted(data)
+        assert tracemalloc.get_traced_memory()[1] < len(data)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_conversion_has_limits(converted: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequest, match="damaged, or takes too much time or memory"):
+        converted(files.bomb(1 << 30), limit=1 << 40)
+    monkeypatch.setattr(formats, "SECONDS", 0)
+    with pytest.raises(InvalidRequest, match="takes too long"):
+        converted(files.pdf(["x"]))
+
+
+def test_without_the_libraries_it_is_said_how_to_get_them(converted: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedMedia, match=r"pip install 'everlong\[formats\]'"):
+        converted(files.pdf(["x"]))
+
+
+def test_evidence_names_the_page(new_server: Callable[..., Server]) -> None:
+    server = new_server()
+    server.start()
+    # Each page is a sentence, and as long as a passage.
+    pages = [
+        f"The {colour} lighthouse keeper mended nets" + " and nets" * 40 + "." for colour in ("red", "green", "blue")
+    ]
+    answer = server.http.post("/v1/documents", files={"file": ("keeper.pdf", files.pdf(pages), "application/pdf")})
+    document = server.wait_read(answer.json()["id"])
+    assert (document["format"], document["filename"]) == ("pdf", "keeper.pdf")
+    assert document["bytes"] == len("\n\n".join(pages))
+    session = server.http.post("/v1/sessions", json={"documents": [document["id"]]}).json()
+    question = {"content": "Who is the blue keeper?", "max_tokens": 1, "recall": {"passages": 1, "tokens": 60}}
+    message = server.http.post(f"/v1/sessions/{session['id']}/messages", json=question).json()
+    (passage,) = message["evidence"]
+    assert "blue" in passage["text"]
+    assert (passage["page"], passage.get("section")) == (3, None)
+    server.http.delete(f"/v1/documents/{document['id']}")
+    assert [path.name for path in (server.data / "documents").iterdir()] == [Blobs.WORD]
+
+
+def test_the_server_says_what_it_takes(server: Server) -> None:
+    """Each that it names is one that it reads."""
+    answer = server.http.get("/v1/formats").json()
+    samples = {
+        "text": b"Plain.", "pdf": files.pdf(["A page."]), "docx": files.word(("Normal", "A line.")),
+        "epub": files.epub(["<p>A chapter.</p>"]), "html": HTML.encode(),
+    }  # fmt: skip
+    assert [each["id"] for each in answer["data"]] == list(samples)
+    for each in answer["data"]:
+        for name in each["extensions"]:
+            got = server.http.post(
+                "/v1/documents", content=samples[each["id"]], params={"filename": f"a{name}"},
+                headers={"content-type": each["media_types"][0].replace("*", "plain")},
+            )  # fmt: skip
+            assert got.status_code == 202, got.text
+            assert got.json()["format"] == (None if each["id"] == "text" else each["id"])
+    assert answer["max_bytes"] == 4 << 30
+
+
+def test_without_the_packages_there_is_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name != "docx" else object())
+    assert [id for id, *_ in formats.accepted()] == ["text", "docx"]

@@ -1,0 +1,464 @@
+"""What counts as a try of a job and ends it after some: what fails in it, not what is away, and not what is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from everlong_models import MemoryState, load_model
+from everlong_server.engine.answering import background
+from everlong_server.engine.answering.background import Background
+from everlong_server.engine.device.engine import Engine
+from everlong_server.engine.documents import reading
+from everlong_server.engine.documents.reading import Reader, ReadingError
+from everlong_server.engine.documents.whereabouts import Whereabouts
+from everlong_server.errors import KeyMissing, Unavailable
+from everlong_server.observability.metrics import Metrics
+from everlong_server.observability.tracing import Tracing
+from everlong_server.store.documents import Claim, Documents
+from everlong_server.store.jobs import Job, Jobs
+from everlong_server.store.records import Cursor, Document, Reading, Said, new_id, now, reading_id
+from everlong_server.store.redis import keys, scripts
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.responses import Response, Responses
+from everlong_server.store.tenants.allowance import Allowance, Limits, Slots
+from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.passages import Passages
+
+MODEL = "m" * 64
+TEXT = b"Alice was beginning to get very tired."
+OUTAGE = 12
+"""So often something is away: more than there are tries."""
+
+
+@pytest.fixture
+async def redis(redis: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
+    for module in (reading, background):
+        monkeypatch.setattr(module, "_RETRY_SECONDS", 0.001)
+        monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.001)
+        monkeypatch.setattr(module, "_BACK_SECONDS", 0.001)
+    monkeypatch.setattr(scripts, "_COPY_MS", 1)
+    return redis
+
+
+def engine() -> Any:
+    return SimpleNamespace(alive=True, draining=False, model=SimpleNamespace(name="tiny", fingerprint=MODEL))
+
+
+async def replica(redis: Client, name: str = "a", stream: Callable[[str], str] = keys.jobs) -> Jobs:
+    jobs = Jobs(redis, MODEL, name, 60.0, stream)
+    await jobs.prepare(alone=False)
+    return jobs
+
+
+def documents(redis: Client, tenant: str | None = None) -> Documents:
+    return Documents(redis, tenant, Allowance(redis, tenant or "ann", Limits(), Slots(redis, "a")))
+
+
+class Read(Reader):
+    """A reader whose device takes no time. `doing`: what is done with a text that could be read."""
+
+    def __init__(self, redis: Client, blobs: Blobs, jobs: Jobs) -> None:
+        self.metrics = Metrics()
+        none: Any = None
+        super().__init__(engine(), documents(redis), blobs, none, none, jobs, self.metrics, Tracing(), 1.0, 1.0)
+        self.tries: list[int] = []
+
+    async def doing(self, what: Reading, claim: Claim) -> None:
+        """Nothing."""
+
+    async def _advance(self, what: Reading, claim: Claim) -> tuple[Cursor, bool]:
+        self.tries.append(claim.attempts)
+        document = await self._documents.get(what.documents[-1])
+        assert self._blobs.check(document.id, document.bytes, document.digest) is None
+        await self.doing(what, claim)
+        cursor = Cursor(offset=document.bytes, bytes=document.bytes)
+        await self._documents.checkpoint(what, claim, cursor, b"state", status="ready")
+        return cursor, True
+
+
+async def uploaded(redis: Client, blobs: Blobs, model: str = MODEL) -> Document:
+    """A document whose reading waits."""
+    document = Document(new_id("doc"), None, len(TEXT), 0, now(), hashlib.sha256(TEXT).hexdigest())
+    writer = await blobs.create(document.id)
+    await writer.write(TEXT)
+    await writer.commit()
+    await documents(redis, "ann").create(document, model)
+    return document
+
+
+async def taken(jobs: Jobs) -> Job:
+    job = await jobs.next(10)
+    assert job is not None
+    return job
+
+
+def failing(times: int, error: Exception, then: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """`then`, after it has failed so often."""
+    left = [times]
+
+    async def call(*args: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return await then(*args)
+
+    return call
+
+
+async def test_a_reading_whose_claims_have_no_copy_is_not_given_up(redis: Client, tmp_path: Path) -> None:
+    """Each of them is carried out, and refused since no replica of Redis has it."""
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    await uploaded(redis, blobs)
+    job, reader = await taken(jobs), Read(redis, blobs, jobs)
+    store, refused = reader._documents.claim, []
+
+    async def claim(id: str, by: str) -> Claim | None:
+        refused.append(by)
+        redis.copies = int(len(refused) <= OUTAGE)
+        return await store(id, by)
+
+    reader._documents.claim = claim  # type: ignore[method-assign]
+    await reader._do(job)
+    assert len(refused) == OUTAGE + 1
+    assert reader.tries == [1]
+    assert await redis.hget(keys.reading(job.id), "status") == b"ready"
+    assert await jobs.length() == 0
+
+
+async def test_what_fails_in_a_reading_is_counted(redis: Client, tmp_path: Path) -> None:
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    await uploaded(redis, blobs)
+    job, reader = await taken(jobs), Read(redis, blobs, jobs)
+    reader.doing = failing(OUTAGE, RuntimeError("out of memory"), reader.doing)  # type: ignore[method-assign]
+    await reader._do(job)
+    assert reader.tries == list(range(1, reading._MAX_ATTEMPTS + 1))
+    assert b"too_many_attempts" in await redis.hget(keys.reading(job.id), "error")
+
+
+async def test_a_reading_that_lacks_a_key_here_is_anothers(redis: Client, tmp_path: Path) -> None:
+    """However often it comes back here before, as no server with that key is there yet."""
+    jobs, other = [await replica(redis, name) for name in "ab"]
+    blobs = Blobs(f"file://{tmp_path}")
+    await uploaded(redis, blobs)
+    for _ in range(OUTAGE):
+        reader = Read(redis, blobs, jobs)
+        reader.doing = failing(1, KeyMissing("encrypted with the key 'two'"), reader.doing)  # type: ignore[method-assign]
+        await reader._do(await taken(jobs))
+    assert await jobs.length() == 1
+    reader, job = Read(redis, blobs, other), await taken(other)
+    await reader._do(job)
+    assert reader.tries == [1]
+    assert await redis.hget(keys.reading(job.id), "status") == b"ready"
+
+
+async def test_a_blob_store_that_is_away_is_waited_for(redis: Client, tmp_path: Path) -> None:
+    """A folder that is not mounted, and one that cannot be read."""
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}/texts")
+    blobs.set_word("word")
+    await uploaded(redis, blobs)
+    reader = Read(redis, blobs, jobs)
+    claim, claims = reader._documents.claim, []
+
+    async def back(id: str, by: str) -> Claim | None:
+        claims.append(by)
+        if len(claims) == OUTAGE:
+            (tmp_path / "away").rename(tmp_path / "texts")
+        return await claim(id, by)
+
+    (tmp_path / "texts").rename(tmp_path / "away")
+    reader._documents.claim = back  # type: ignore[method-assign]
+    reader.doing = failing(OUTAGE, OSError(5, "Input/output error"), reader.doing)  # type: ignore[method-assign]
+    while await jobs.length():
+        job = await taken(jobs)
+        await reader._do(job)
+    assert reader.tries == [1] * (2 * OUTAGE)
+    assert await redis.hget(keys.reading(job.id), "status") == b"ready"
+
+
+async def test_texts_that_cannot_be_read_do_not_stop_all_reading(redis: Client, tmp_path: Path) -> None:
+    """They kept their readers; so many of them, and nothing was read any more. They wait behind the others."""
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    broken = [await uploaded(redis, blobs) for _ in range(2)]
+    for document in broken:
+        (tmp_path / document.id).unlink()
+        (tmp_path / document.id).mkdir()
+    other = await uploaded(redis, blobs)
+    reader = Read(redis, blobs, jobs)
+    async with asyncio.timeout(30):
+        for _ in range(OUTAGE):
+            await reader._do(await taken(jobs))
+    assert reader.tries == [1] * OUTAGE
+    assert await redis.hget(keys.reading(reading_id(MODEL, (other.id,))), "status") == b"ready"
+    assert await jobs.length() == len(broken)
+
+
+async def test_a_text_that_is_gone_from_a_store_that_is_going_waits(redis: Client, tmp_path: Path) -> None:
+    """Whether the text alone is missing cannot be asked any more: that is no try."""
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    document = await uploaded(redis, blobs)
+    await blobs.delete(document.id)
+    (tmp_path / Blobs.WORD).mkdir()  # what reading it raises is an `OSError`, as everywhere
+    reader = Read(redis, blobs, jobs)
+    for _ in range(OUTAGE):
+        job = await taken(jobs)
+        await reader._do(job)
+    assert reader.tries == [1] * OUTAGE
+    assert await redis.hget(keys.reading(job.id), "status") != b"failed"
+    assert await jobs.length() == 1
+
+
+async def test_a_text_that_is_gone_fails_at_once(redis: Client, tmp_path: Path) -> None:
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    blobs.set_word("word")
+    document = await uploaded(redis, blobs)
+    await blobs.delete(document.id)
+    job, reader = await taken(jobs), Read(redis, blobs, jobs)
+    await reader._do(job)
+    assert reader.tries == [1]
+    assert b"reading_failed" in await redis.hget(keys.reading(job.id), "error")
+    assert await jobs.length() == 0
+
+
+async def test_an_index_that_cannot_be_written_is_a_blob_store_that_is_away(redis: Client, tmp_path: Path) -> None:
+    blobs = Blobs(f"file://{tmp_path}/texts")
+    document = await uploaded(redis, blobs)
+    (tmp_path / "texts").rename(tmp_path / "away")
+    with pytest.raises(OSError, match="cannot be written"):
+        await Passages(blobs, documents(redis)).ensure(document)
+
+
+async def test_a_failure_is_written_though_a_checkpoint_came_late(redis: Client, tmp_path: Path) -> None:
+    """It was cancelled, and Redis carried it out all the same: the failure was taken for that write, sent again."""
+    jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
+    await uploaded(redis, blobs)
+    job, reader = await taken(jobs), Read(redis, blobs, jobs)
+    store = reader._documents
+    current = store.reading
+    late: list[Claim] = []
+
+    async def fails(what: Reading, claim: Claim) -> None:
+        late[:] = [claim] if what.version == 0 else []
+        raise ReadingError("broken", "it cannot be read")
+
+    async def looked_up(id: str, **how: bool) -> Reading | None:
+        found = await current(id, **how)
+        if late and found is not None:
+            await store.checkpoint(found, late.pop(), Cursor(bytes=7), b"state")
+        return found
+
+    reader.doing = fails  # type: ignore[method-assign]
+    store.reading = looked_up  # type: ignore[method-assign]
+    await reader._do(job)
+    status, error, bytes = await redis.hmget(keys.reading(job.id), "status", "error", "bytes")
+    assert (status, bytes) == (b"failed", b"7")
+    assert b"broken" in error
+    assert len(reader.tries) == 2, "the late write is its own, and nobody else has the reading"
+    assert await jobs.length() == 0
+
+
+async def test_a_reader_that_was_fenced_off_leaves_one_entry_to_the_other(redis: Client, tmp_path: Path) -> None:
+    """Two entries of one reading, as servers of before could make them, at two replicas: each took it from the other."""
+    blobs = Blobs(f"file://{tmp_path}")
+    a, b = await replica(redis, "a"), await replica(redis, "b")
+    await uploaded(redis, blobs)
+    job = await taken(a)
+    await redis.xadd(keys.jobs(MODEL), dict(zip(job.fields[::2], job.fields[1::2], strict=True)))
+    other, reader = await taken(b), Read(redis, blobs, a)
+    assert other.id == job.id
+
+    async def claimed(what: Reading, claim: Claim) -> None:
+        await documents(redis).claim(job.id, other.claimant())
+
+    reader.doing = claimed  # type: ignore[method-assign]
+    await reader._do(job)
+    assert reader.tries == [1]
+    assert [entry for entry, _ in await redis.xrange(keys.jobs(MODEL))] == [other.entry.encode()]
+    assert await a.next(10) is None
+    assert 'everlong_lease_losses_total{of="reading"} 1.0' in reader.metrics.render().decode()
+
+
+async def test_large_states_are_not_the_event_loops_work(
+    redis: Client, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All answers would wait while a state of many megabytes is opened, or summed up."""
+    where: list[threading.Thread] = []
+
+    def noted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            where.append(threading.current_thread())
+            return call(*args)
+
+        return wrapped
+
+    monkeypatch.setattr(reading, "decode_state", noted(reading.decode_state))
+    monkeypatch.setattr(MemoryState, "digest", noted(MemoryState.digest))
+    model = load_model(str(tiny_model), models_dir=tmp_path)
+    engine = Engine(model, max_streams=1, max_queued=1, reading_share=0.5, max_stall=0.1)
+    jobs, blobs, store = Jobs(redis, model.fingerprint, "a", 60.0), Blobs(f"file://{tmp_path}"), documents(redis)
+    await jobs.prepare(alone=False)
+    document = await uploaded(redis, blobs, model.fingerprint)
+    whereabouts = Whereabouts(blobs, store, model.tokenizer)
+    reader = Reader(engine, store, blobs, None, whereabouts, jobs, Metrics(), Tracing(), 1.0, 1.0)
+    engine.start()
+    try:
+        await reader._do(await taken(jobs))
+    finally:
+        await engine.stop()
+    read = await store.reading(reading_id(model.fingerprint, (document.id,)), with_state=True)
+    assert read is not None
+    assert read.status == "ready"
+    await reader._begin(read)
+    await reader._begin(replace(read, state=None, documents=(document.id, "doc_next")))
+    assert len(where) == 3
+    assert threading.main_thread() not in where
+
+
+# In the background
+
+
+class Answered(Background):
+    """`doing`: what is done for an answer."""
+
+    def __init__(self, redis: Client, jobs: Jobs) -> None:
+        none: Any = None
+        self.device = engine()
+        super().__init__(self.device, none, Responses(redis, None, 60.0), jobs, Tracing(), Metrics(), 1)
+        self.tries: list[int] = []
+
+    async def doing(self, response: Response, claim: Claim) -> None:
+        """Answers it."""
+        await self._store.write(response.id, claim, {"status": "completed"})
+
+    async def _respond(self, response: Response, claim: Any) -> bool:
+        self.tries.append(claim.attempts)
+        await self.doing(response, claim)
+        return True
+
+    async def once(self, job: Job) -> None:
+        """As `run` does a job."""
+        await self._places.acquire()
+        await self._do(job)
+
+
+async def asked(redis: Client) -> Response:
+    """One that waits for its answer."""
+    request: dict[str, Any] = {}
+    said = (Said("user", "Who?"),)
+    response = Response(new_id("resp"), MODEL, now(), True, None, (), said, None, request, "queued", tenant="ann")
+    await Responses(redis, "ann", 60.0).queue(response)
+    return response
+
+
+async def test_an_answer_whose_claims_have_no_copy_is_not_given_up(redis: Client) -> None:
+    jobs, answered = await replica(redis, stream=keys.responses), await asked(redis)
+    job, work = await taken(jobs), Answered(redis, await replica(redis, stream=keys.responses))
+    store, refused = work._store.claim, []
+
+    async def claim(id: str, by: str) -> Any:
+        refused.append(by)
+        redis.copies = int(len(refused) <= OUTAGE)
+        return await store(id, by)
+
+    work._store.claim = claim  # type: ignore[method-assign]
+    await work.once(job)
+    assert len(refused) == OUTAGE + 1
+    assert work.tries == [1]
+    assert await redis.hget(keys.response(answered.id), "status") == b"completed"
+
+
+async def test_an_answer_waits_for_its_blob_store(redis: Client) -> None:
+    jobs, response = await replica(redis, stream=keys.responses), await asked(redis)
+    work = Answered(redis, jobs)
+    work.doing = failing(OUTAGE, OSError(5, "Input/output error"), work.doing)  # type: ignore[method-assign]
+    while await jobs.length():
+        await work.once(await taken(jobs))
+    assert work.tries == [1] * (OUTAGE + 1)
+    assert await redis.hget(keys.response(response.id), "status") == b"completed"
+    assert await jobs.length() == 0
+
+
+async def test_an_answer_whose_text_cannot_be_read_keeps_no_place(redis: Client) -> None:
+    jobs = await replica(redis, stream=keys.responses)
+    broken, other = await asked(redis), await asked(redis)
+    work = Answered(redis, jobs)
+    answer = work.doing
+
+    async def doing(response: Response, claim: Any) -> None:
+        if response.id == broken.id:
+            raise PermissionError(13, "Permission denied")
+        await answer(response, claim)
+
+    work.doing = doing  # type: ignore[method-assign]
+    async with asyncio.timeout(30):
+        for _ in range(OUTAGE):
+            await work.once(await taken(jobs))
+    assert work.tries == [1] * OUTAGE
+    assert await redis.hget(keys.response(other.id), "status") == b"completed"
+    assert await redis.hget(keys.response(broken.id), "status") == b"queued"
+    assert await jobs.length() == 1
+
+
+async def test_what_fails_in_an_answer_is_counted(redis: Client) -> None:
+    jobs, response = await replica(redis, stream=keys.responses), await asked(redis)
+    job, work = await taken(jobs), Answered(redis, jobs)
+    work.doing = failing(OUTAGE, RuntimeError("out of memory"), work.doing)  # type: ignore[method-assign]
+    await work.once(job)
+    assert work.tries == list(range(1, background._MAX_ATTEMPTS + 1))
+    assert b"too_many_attempts" in await redis.hget(keys.response(response.id), "error")
+
+
+async def test_an_answer_without_its_key_is_given_back(redis: Client) -> None:
+    """It stayed with a server that lives and cannot read it. Another one has the key."""
+    jobs, other = [await replica(redis, name, keys.responses) for name in "ab"]
+    response = await asked(redis)
+    for _ in range(OUTAGE):
+        work = Answered(redis, jobs)
+        work.doing = failing(1, KeyMissing("encrypted with the key 'two'"), work.doing)  # type: ignore[method-assign]
+        await work.once(await taken(jobs))
+    assert await jobs.length() == 1
+    work = Answered(redis, other)
+    await work.once(await taken(other))
+    assert work.tries == [1]
+    assert await redis.hget(keys.response(response.id), "status") == b"completed"
+
+
+async def test_a_server_that_ends_keeps_its_jobs_for_others(redis: Client) -> None:
+    jobs, other = [await replica(redis, name, keys.responses) for name in "ab"]
+    await asked(redis)
+    job, work = await taken(jobs), Answered(redis, jobs)
+    work.device.draining = True
+    work.doing = failing(1, Unavailable("the server is shutting down"), work.doing)  # type: ignore[method-assign]
+    await work.once(job)
+    assert await jobs.next(10) is None, "it is not tried here again"
+    await jobs.leave()
+    assert await other.next(10) == job
+
+
+async def test_an_answer_that_another_replica_has_taken_over_stays_its(redis: Client) -> None:
+    """The job went with the one that was stalled; if the other died, the response was in progress for ever."""
+    jobs, other = [await replica(redis, name, keys.responses) for name in "ab"]
+    response = await asked(redis)
+    job, work = await taken(jobs), Answered(redis, jobs)
+
+    async def stalled(_: Response, claim: Any) -> None:
+        await jobs.leave()
+        same = await taken(other)
+        assert same == job
+        assert await Responses(redis, None, 60.0).claim(response.id, same.claimant()) is not None
+        assert not await work._store.write(response.id, claim, {"status": "completed"})
+
+    work.doing = stalled  # type: ignore[method-assign]
+    await work.once(job)
+    assert await other.length() == 1
+    await other.leave()
+    third = await replica(redis, "c", keys.responses)
+    assert await taken(third) == job

@@ -1,0 +1,161 @@
+"""Where Redis is, and what its keys are called."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+import uvloop
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from everlong_server.settings import SettingsError, load_settings
+from everlong_server.store.documents import adopt
+from everlong_server.store.redis import keys, scripts
+from everlong_server.store.redis.connection import Address, Client, connect
+from everlong_server.store.redis.embedded import EmbeddedRedis
+from everlong_server.store.redis.scripts import Scripts
+
+
+def test_where_redis_is() -> None:
+    address = Address.of("rediss+sentinel://ann:p%40ss@a:1,[::1],b:3/main/2")
+    assert address.kind == "sentinel"
+    assert address.hosts == (("a", 1), ("::1", 26379), ("b", 3))
+    assert address.service == "main"
+    assert dict(address.options) == {"ssl": True, "username": "ann", "password": "p@ss", "db": 2}
+    assert Address.of("redis+cluster://:secret@a,b:7/") == Address(
+        "cluster", (("a", 6379), ("b", 7)), "", (("password", "secret"),)
+    )
+    assert Address.of("unix:///tmp/redis.sock").kind == "single"
+    assert [connect(f"redis+{rest}").copies for rest in ("sentinel://a/b", "cluster://a")] == [1, 1]
+    assert connect("redis://a").copies == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("http://secret@a", "redis://"),
+        ("redis+ring://:secret@a", "redis+ring"),
+        ("redis+sentinel://:secret@a:1", "names the service"),
+        ("redis+sentinel://:secret@a:1/main/first", "/SERVICE/NUMBER"),
+        ("redis+cluster://:secret@a:1/1", "one database"),
+        ("redis+cluster://:secret@,b", "HOST:PORT"),
+    ],
+)
+def test_what_is_no_address_is_refused_without_its_password(url: str, complaint: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(redis_url=url)
+    assert complaint in str(caught.value)
+    assert "EVERLONG_REDIS_URL" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_all_keys_are_in_one_slot_of_a_cluster() -> None:
+    tags = {re.search(r"\{(.+?)\}", kind.pattern).group(1) for kind in keys.KEYS}  # type: ignore[union-attr]
+    assert tags == {"everlong"}
+
+
+async def test_keys_of_before_get_their_names_of_today(redis_url: str) -> None:
+    redis = connect(redis_url)
+    await redis.flushall()
+    await redis.hset("everlong:session:ses_1", "id", "ses_1")
+    await redis.xadd("everlong:jobs:m", {"reading": "r"})
+    await redis.set("everlong:fence", 41)
+    await redis.set("somebody:elses", 1)
+    await asyncio.gather(adopt(redis), adopt(connect(redis_url)))
+    await adopt(redis)
+    assert {key async for key in redis.scan_iter("*")} == {
+        b"{everlong}:session:ses_1", b"{everlong}:jobs:m", b"{everlong}:fence", b"somebody:elses",
+    }  # fmt: skip
+    assert await redis.xlen("{everlong}:jobs:m") == 1
+    await redis.flushall()
+    await redis.aclose()
+
+
+async def test_a_write_that_has_no_copy_is_no_answer(redis_url: str) -> None:
+    redis = connect(redis_url, copies=1)
+    await redis.flushall()
+    with pytest.raises(RedisConnectionError, match="0 replicas of Redis have the write, and 1 should"):
+        await Scripts(redis).run(scripts.STORE, ["{everlong}:session:a"], ["", "", "", "id", "a"])
+    await redis.flushall()
+    await redis.aclose()
+
+
+@pytest.mark.parametrize("by", ["uvloop", "another task"])
+def test_a_connection_that_was_closed_meanwhile_is_made_anew(by: str) -> None:
+    """A RuntimeError of uvloop's, or an AttributeError, was an error of the server's own, 500, as a cluster failed over."""
+    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+        embedded = EmbeddedRedis(Path(folder))
+        embedded.start()
+
+        async def closed() -> None:
+            client = connect(embedded.url)
+            connection = await client.connection_pool.get_connection()
+            if by == "uvloop":
+                connection._writer.transport.abort()
+                await asyncio.sleep(0)
+            sending = asyncio.ensure_future(connection.send_command("PING"))
+            if by == "another task":
+                await asyncio.sleep(0)
+                await connection.disconnect(nowait=True)
+            with pytest.raises(RedisConnectionError, match="closed"):
+                await sending
+            await client.connection_pool.release(connection)
+            assert await client.ping()
+            await client.aclose()
+
+        try:
+            uvloop.run(closed())
+        finally:
+            embedded.stop()
+
+
+def test_a_task_that_is_cancelled_while_it_asks_redis_ends(redis_url: str) -> None:
+    """Whenever that is. On Python 3.11 some went on for ever: they had just sent their command."""
+    tasks_at_once, rounds = 20, 40
+
+    async def asks(client: Client) -> None:
+        while True:
+            await client.ping()
+
+    async def scenario() -> list[bool]:
+        client, ended = connect(redis_url), []
+        for number in range(rounds):
+            tasks = [asyncio.create_task(asks(client)) for _ in range(tasks_at_once)]
+            await asyncio.sleep(0.001 + 0.0003 * number)
+            for task in tasks:
+                task.cancel()
+            _, going_on = await asyncio.wait(tasks, timeout=30)
+            ended += [task.cancelled() for task in tasks]
+            for task in going_on:
+                while not task.done():
+                    task.cancel()
+                    await asyncio.sleep(0)
+            if going_on:
+                break
+        await client.aclose()
+        return ended
+
+    for run in (asyncio.run, uvloop.run):
+        ended = run(scenario())
+        assert all(ended), f"{ended.count(False)} of {len(ended)} went on"
+        assert len(ended) == rounds * tasks_at_once
+
+
+async def test_redis_is_asked_in_the_end_of_a_task_that_was_cancelled(redis_url: str) -> None:
+    client, said = connect(redis_url), []
+
+    async def works() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            said.append(await client.ping())
+
+    task = asyncio.create_task(works())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert said == [True]
+    await client.aclose()

@@ -1,0 +1,310 @@
+"""Redis goes away and comes back: 503 meanwhile, nothing lost, and all goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+from redis.asyncio.connection import AbstractConnection
+
+from everlong_lab.harness.ports import free_port
+from everlong_server.engine.answering.responses import Responding
+from everlong_server.errors import RateLimited
+from everlong_server.store.documents import Documents
+from everlong_server.store.jobs import Jobs
+from everlong_server.store.records import DEFAULT_TENANT, Document, Said, new_id, now
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import connect, every
+from everlong_server.store.redis.embedded import redis_server
+from everlong_server.store.responses import Response, Responses
+from everlong_server.store.tenants.allowance import Allowance, Limits, Slots
+from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.pairing import known, paired
+from tests.process import Server, wait_for
+from tests.tinymodel import STORY
+
+GREEDY = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+
+
+class OwnRedis:
+    """A Redis server of the test's own, on a port, with its append-only file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._command = [
+            redis_server(), "--port", str(self.port), "--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
+        ]  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+
+        def answers() -> bool:
+            with contextlib.suppress(redis.RedisError):
+                return bool(redis.Redis(port=self.port).ping())
+            return False
+
+        wait_for(answers)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
+    server = OwnRedis(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_redis_killed_and_restarted(new_server, own_redis: OwnRedis, server: Server) -> None:
+    text = STORY.read_text()
+    calm = server.upload(text)["id"]
+    other = new_server(redis_url=own_redis.url, checkpoint_seconds=0.05).start()
+    session = other.session()["id"]
+    first = other.say(session, "Hello.", **GREEDY)
+    before = other.get_session(session)
+    document = other.upload(text)["id"]
+    wait_for(lambda: (other.document(document)["progress"] or 0) > 0.2)
+
+    own_redis.kill()
+    other.error(other.http.get("/readyz"), 503, "store_unavailable")
+    assert other.http.get("/livez").status_code == 200
+    other.error(other.http.get(f"/v1/documents/{document}"), 503, "store_unavailable")
+    other.error(other.http.post(f"/v1/sessions/{session}/messages", json={"content": "?"}), 503, "store_unavailable")
+    stored = other.stored()
+    other.error(other.http.post("/v1/documents", content=b"some text"), 503, "store_unavailable")
+    assert other.stored() == stored, "a document that was not acknowledged left a file"
+
+    own_redis.start()
+    wait_for(lambda: other.http.get("/readyz").status_code == 200)
+    assert other.get_session(session) == before
+    assert other.http.get(f"/v1/sessions/{session}/messages").json()["data"][1]["content"] == first["content"]
+    assert other.say(session, "And on.", **GREEDY)["content"]
+    assert other.wait_read(document)["state_digest"] == server.wait_read(calm)["state_digest"]
+
+
+def test_a_server_that_starts_before_its_redis_waits_for_it(new_server, own_redis: OwnRedis) -> None:
+    own_redis.kill()
+    server = new_server(redis_url=own_redis.url)
+    server.launch()
+    wait_for(lambda: "redis is away" in server.log.read_text(), 60)
+    server.error(server.http.get("/readyz"), 503, "loading")
+    own_redis.start()
+    server.wait_ready()
+    assert server.read("some text")["status"] == "ready"
+
+
+def test_a_redis_that_is_full_refuses_and_keeps_what_it_has(new_server, own_redis: OwnRedis) -> None:
+    server = new_server(redis_url=own_redis.url).start()
+    document = server.read(STORY.read_text()[:2000])
+    client = redis.Redis(port=own_redis.port)
+    client.config_set("maxmemory-policy", "noeviction")
+    client.config_set("maxmemory", 1)
+    server.error(server.http.post("/v1/sessions", json={"documents": [document["id"]]}), 503, "store_full")
+    server.error(server.http.post("/v1/documents", content=b"more"), 503, "store_full")
+    client.config_set("maxmemory", 0)
+    assert server.document(document["id"]) == document
+    assert server.say(server.session(document["id"])["id"], "?", **GREEDY)["content"]
+
+
+def test_an_embedded_redis_that_ends_by_itself_is_started_again(new_server) -> None:
+    server = new_server().start()
+    document = server.read(STORY.read_text()[:2000])
+    session = server.session(document["id"])["id"]
+    said = server.say(session, "Hello.", **GREEDY)
+    psutil.Process(server.redis.info("server")["process_id"]).kill()
+    wait_for(lambda: "it is started again" in server.log.read_text())
+    wait_for(lambda: server.http.get("/readyz").status_code == 200)
+    assert server.document(document["id"]) == document
+    assert server.http.get(f"/v1/sessions/{session}/messages").json()["data"][1]["content"] == said["content"]
+    assert server.say(session, "And on.", **GREEDY)["content"]
+    # It does not end with a server that is killed: the next one takes it over.
+    server.kill9()
+    server.start()
+    assert server.document(document["id"]) == document
+    # And looks after it as after its own.
+    psutil.Process(server.redis.info("server")["process_id"]).kill()
+    wait_for(lambda: server.log.read_text().count("it is started again") == 2)
+    wait_for(lambda: server.http.get("/readyz").status_code == 200)
+    assert server.document(document["id"]) == document
+
+
+def test_an_empty_redis_does_not_cost_the_texts(new_server) -> None:
+    """Whoever lost it, or named the wrong one, finds them all once it is back."""
+    server = new_server().start()
+    document = server.read("Alice was beginning to get very tired.")
+    server.kill9()
+    wait_for(lambda: not redis_of(server))
+    folder = server.data / "redis"
+    folder.rename(server.data / "away")
+    server.start()
+    assert server.http.get(f"/v1/documents/{document['id']}").status_code == 404
+    assert "Redis does not know the blob store" in server.log.read_text()
+    server.kill9()
+    wait_for(lambda: not redis_of(server))
+    shutil.rmtree(folder)
+    (server.data / "away").rename(folder)
+    server.start()
+    assert (
+        server.http.get(f"/v1/documents/{document['id']}/text").json()["text"]
+        == "Alice was beginning to get very tired."
+    )
+
+
+def redis_of(server) -> bool:
+    """Whether one still answers on the server's socket."""
+    try:
+        return bool(server.redis.ping())
+    except redis.exceptions.RedisError:
+        return False
+
+
+class Restarting:
+    """Kills Redis and starts it again before something is sent to it for the `before`th time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, redis: OwnRedis) -> None:
+        self.before = 0
+        send: Any = AbstractConnection.send_packed_command
+
+        async def sent(*args: Any, **kwargs: Any) -> None:
+            self.before -= 1
+            if self.before == 0:
+                redis.kill()
+                redis.start()
+            await send(*args, **kwargs)
+
+        monkeypatch.setattr(AbstractConnection, "send_packed_command", sent)
+
+
+@pytest.fixture
+def restarting(monkeypatch: pytest.MonkeyPatch, own_redis: OwnRedis) -> Restarting:
+    """Redis has thousands of keys, so that a SCAN takes several calls."""
+    with redis.Redis(port=own_redis.port).pipeline(transaction=False) as pipe:
+        for _ in range(5_000):
+            pipe.hset(keys.session(new_id("ses")), "tenant", "default")
+        pipe.execute()
+    return Restarting(monkeypatch, own_redis)
+
+
+async def test_a_redis_that_starts_again_during_a_sweep_costs_no_text(
+    restarting: Restarting, own_redis: OwnRedis, tmp_path: Path
+) -> None:
+    client, blobs = connect(own_redis.url), Blobs(f"file://{tmp_path}/blobs")
+    assert await paired(client, blobs)
+    everybodys = Documents(client, None, Allowance(client, DEFAULT_TENANT, Limits(), Slots(client, "r")))
+    for number in range(8):
+        document = Document(new_id("doc"), None, 5, 0, now())
+        writer = await blobs.create(document.id)
+        await writer.write(b"hello")
+        await writer.commit()
+        assert await everybodys.of(f"tenant{number}").create(document, "model")
+    lost = await blobs.create(new_id("doc"))
+    await lost.write(b"nobody's")
+    await lost.commit()
+    there = set(blobs.names())
+    for before in range(1, 9):
+        restarting.before = before
+        there -= set(await blobs.sweep(partial(known, client)))
+        assert len(there) == 8
+    assert set(blobs.names()) == there
+    await client.aclose()
+
+
+async def test_a_redis_that_has_lost_its_data_meanwhile_knows_of_nothing(redis_url: str, tmp_path: Path) -> None:
+    client, blobs = connect(redis_url), Blobs(f"file://{tmp_path}/blobs")
+    await client.flushall()
+    assert await paired(client, blobs)
+    (tmp_path / "blobs" / new_id("doc")).write_text("hello")
+    await client.flushall()
+    with pytest.raises(redis.exceptions.ConnectionError, match="lost"):
+        await blobs.sweep(partial(known, client))
+    assert len(blobs.names()) == 1
+    await client.aclose()
+
+
+async def test_every_key_is_found_though_redis_starts_again(restarting: Restarting, own_redis: OwnRedis) -> None:
+    client = connect(own_redis.url)
+    for before in (2, 4, 6):
+        restarting.before = before
+        assert len(await every(client, keys.session("*"))) == 5_000
+    await client.aclose()
+
+
+@pytest.fixture
+async def full(own_redis: OwnRedis) -> AsyncIterator[tuple[Any, Callable[[int], Awaitable[Any]]]]:
+    """A client, and how to set Redis's most bytes: 1 is full, 0 is not."""
+    client = connect(own_redis.url)
+    await client.config_set("maxmemory-policy", "noeviction")
+    yield client, partial(client.config_set, "maxmemory")
+    await client.aclose()
+
+
+async def test_a_redis_that_is_full_counts_requests_and_knows_who_lives(full: Any) -> None:
+    """Else nothing could be deleted, and all replicas were dead."""
+    client, limit = full
+    jobs = Jobs(client, "model", "r1", 60.0)
+    await jobs.beat()
+    await limit(1)
+    allowance = Allowance(client, "ann", Limits(requests=3), Slots(client, "r1"))
+    left = [(await allowance.request())["x-ratelimit-remaining-requests"] for _ in range(3)]
+    assert left == ["2", "1", "0"]
+    with pytest.raises(RateLimited):
+        await allowance.request()
+    await client.pexpire(keys.replica("r1"), 1_000)
+    await jobs.beat()
+    assert await client.pttl(keys.replica("r1")) > 1_000
+    await limit(0)
+    await client.delete(keys.replica("r1"))
+    await jobs.beat()
+    assert await client.get(keys.replica("r1")) == b"model"
+
+
+async def test_a_redis_that_is_full_lets_go_of_what_is_counted(full: Any) -> None:
+    client, limit = full
+    allowance = Allowance(client, "ann", Limits(), Slots(client, "r1"))
+    for id in ("resp_1", "resp_2"):
+        await allowance.hold(id, 100, 60.0)
+    await limit(1)
+    with pytest.raises(redis.exceptions.ResponseError, match="maxmemory"):
+        await allowance.hold("resp_3", 100, 60.0)
+    await allowance.release("resp_1")
+    assert await client.get(keys.stored("ann")) == b"100"
+    assert await client.hgetall(keys.held_sizes("ann")) == {b"resp_2": b"100"}
+
+
+async def test_a_response_whose_bytes_cannot_be_released_can_be_deleted_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, none = connect(redis_url), Any
+    await client.flushall()
+    store, allowance = Responses(client, "ann", 60.0), Allowance(client, "ann", Limits(), Slots(client, "r1"))
+    said = (Said("user", "Who?"),)
+    response = Response(new_id("resp"), "model", 0.0, False, None, (), said, None, {}, "completed", tenant="ann")
+    responding = Responding(none, none, store, none, none, allowance)
+    await responding.keep(response)
+
+    async def away(_: str) -> None:
+        raise redis.exceptions.ConnectionError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(allowance, "release", away)
+        with pytest.raises(redis.exceptions.ConnectionError):
+            await responding.delete(response.id)
+    await responding.delete(response.id)
+    assert await client.get(keys.stored("ann")) == b"0"
+    assert not await client.exists(keys.response(response.id))
+    await client.aclose()

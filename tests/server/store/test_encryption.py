@@ -1,0 +1,557 @@
+"""Encryption at rest: nobody who has the disk or a dump of Redis can read what users said, and what was changed is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everlong_models import load_model
+from everlong_models.text.tokenizer import Tokenizer
+from everlong_server.errors import Damaged, KeyMissing
+from everlong_server.services import require_vault
+from everlong_server.settings import Settings
+from everlong_server.store.documents import Documents
+from everlong_server.store.jobs import Jobs
+from everlong_server.store.records import Document, new_id
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.scripts import Scripts
+from everlong_server.store.rotation import UNFINISHED, Rotated, anything
+from everlong_server.store.rotation import rotate as rotate_all
+from everlong_server.store.sessions import Sessions
+from everlong_server.store.tenants.allowance import Allowance, Limits, Slots
+from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.copies import Copies
+from everlong_server.store.vault import FIELDS, Vault, VaultError, new_key
+from tests.files import word
+from tests.process import START_SECONDS, Server, wait_for
+
+CHUNK = 1 << 16
+MARKER = "xylophage"
+"""A word that is in no other text."""
+TEXT = f"The {MARKER} lives in the valley and eats wood. " + "Nobody has seen it by day. " * 200
+
+
+def vault(*ids: str) -> Vault:
+    return Vault({id: id.encode().ljust(32, b"k") for id in ids or ("one",)})
+
+
+# What is sealed
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 7])
+def test_what_is_sealed_is_opened_whole_and_in_parts(size: int) -> None:
+    data, own = os.urandom(size), vault()
+    sealer = own.sealer("doc")
+    pieces = [sealer.update(data[at : at + 10_007]) for at in range(0, size, 10_007)]
+    sealed = b"".join(pieces) + sealer.final()
+    assert data not in sealed or size < 8
+    assert own.unseal(sealed, "doc") == data
+    for offset in {0, size // 2, CHUNK - 1, CHUNK, size}:
+        with own.reader(io.BytesIO(sealed), "doc") as file:
+            file.seek(offset)
+            assert file.read(100) == data[offset : offset + 100]
+
+
+@settings(deadline=None, max_examples=300, derandomize=True)
+@given(st.binary(max_size=200), st.data())
+def test_what_was_changed_or_cut_off_is_refused(data: bytes, draw: st.DataObject) -> None:
+    own = vault()
+    sealed = own.seal(data, "state")
+    assert isinstance(sealed, bytes)
+    at = draw.draw(st.integers(0, len(sealed) - 1))
+    changed = bytearray(sealed)
+    changed[at] ^= draw.draw(st.integers(1, 255))
+    for bad in (bytes(changed), sealed[:at], sealed + b"\0"):
+        with pytest.raises((Damaged, KeyMissing)):
+            own.unseal(bad, "state")
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_a_text_that_lost_whole_chunks_is_refused(chunks: int) -> None:
+    sealed = vault().seal(os.urandom(3 * CHUNK), "doc")
+    with pytest.raises(Damaged):
+        vault().unseal(sealed[: -chunks * (CHUNK + 16)], "doc")  # type: ignore[arg-type]
+
+
+def test_one_thing_is_not_taken_for_another() -> None:
+    sealed = vault().seal(b"words", "state")
+    with pytest.raises(Damaged):
+        vault().unseal(sealed, "open")  # type: ignore[arg-type]
+
+
+def test_the_same_words_never_look_the_same() -> None:
+    assert len({vault().seal(b"words", "state") for _ in range(100)}) == 100
+
+
+def test_who_has_no_key_or_another_is_told_which_one_is_missing() -> None:
+    sealed = vault("one").seal(b"words", "state")
+    assert isinstance(sealed, bytes)
+    for other in (Vault(), vault("two")):
+        with pytest.raises(KeyMissing, match="'one'"):
+            other.unseal(sealed, "state")
+    assert vault("two", "one").unseal(sealed, "state") == b"words"
+    with pytest.raises(Damaged):
+        Vault({"one": b"x" * 32}).unseal(sealed, "state")
+    with pytest.raises(Damaged, match="not encrypted"):
+        vault().unseal(b"words", "state")  # else whoever can write could put what they like in its place
+
+
+# The file of keys
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "no key in it"),
+        ("# only a remark\n", "no key in it"),
+        (f"one {'ab' * 31}", "line 1"),
+        (f"one {'xy' * 32}", "line 1"),
+        (f"# a remark\nOne {'ab' * 32}", "line 2"),
+        ("ab" * 32, "line 1"),
+        (f"one {'ab' * 32}\none {'cd' * 32}", "twice"),
+        ("é", "not ASCII"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_of_keys_that_cannot_be_used_says_why(tmp_path: Path, content: str | None, words: str) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(VaultError, match=words) as caught:
+        Vault.load(file)
+    assert "EVERLONG_ENCRYPTION_KEY_FILE" in str(caught.value)
+    assert "abab" not in str(caught.value)
+
+
+def test_the_first_key_of_the_file_seals_and_all_of_them_open(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    old, new = new_key(), new_key()
+    file.write_text(f"{old}\n")
+    sealed = Vault.load(file).seal(b"words", "state")
+    assert isinstance(sealed, bytes)
+    file.write_text(f"# the new one\n{new}\n\n{old}\n")
+    both = Vault.load(file)
+    assert both.first == new.split()[0]
+    assert both.unseal(sealed, "state") == b"words"
+
+
+# Blobs
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"file://{tmp_path}/blobs" if request.param == "file" else f"memory://encryption-{tmp_path.name}"
+
+
+async def test_copies_of_what_another_server_has_deleted_go(url: str, tmp_path: Path) -> None:
+    one, other = (Blobs(url, vault(), tmp_path / name) for name in ("one", "other"))
+    names = [f"doc_{letter * 32}.passages" for letter in "ab"]
+    for name in names:
+        with one.fill(name) as path:
+            path.write_text("swordfish")
+        with other.local(name) as path:
+            assert path.read_text() == "swordfish"
+
+    async def known(_: set[str]) -> set[str]:
+        return {"doc_" + "b" * 32}
+
+    await one.delete(names[0])
+    await other.sweep(known, untouched=3600)
+    copies = [path.name for path in (tmp_path / "other").rglob("*.passages")]
+    assert copies == [names[1]]
+    with pytest.raises(FileNotFoundError), other.local(names[0]):
+        pass
+
+
+async def test_blobs_are_sealed_wherever_they_are(url: str, tmp_path: Path) -> None:
+    blobs, name = Blobs(url, vault(), tmp_path / "private"), f"doc_{'a' * 32}"
+    data = TEXT.encode() * 40
+    assert len(data) > 3 * CHUNK
+    writer = await blobs.create(name)
+    for at in range(0, len(data), 100_003):
+        await writer.write(data[at : at + 100_003])
+    await writer.commit()
+    with blobs.fill(f"{name}.marks") as path:
+        path.write_bytes(TEXT.encode())
+    plain = Blobs(url)
+    for stored in (name, f"{name}.marks"):
+        with plain._fs.open(plain._path(stored), "rb") as file:
+            assert MARKER.encode() not in file.read()
+        with pytest.raises(KeyMissing):
+            plain.open(stored)
+    with blobs.open(name, 150_000) as file:
+        assert file.read(1000) == data[150_000:151_000]
+    for _ in range(2):
+        with blobs.local(f"{name}.marks") as path:
+            assert path.read_text() == TEXT
+            assert path.parent.parent == tmp_path / "private"
+            assert path.parent.stat().st_mode & 0o077 == 0
+    await blobs.delete(f"{name}.marks")
+    assert not path.exists()
+    assert not blobs.reseal(name)
+    rotated = Blobs(url, vault("two", "one"), tmp_path / "private")
+    assert rotated.reseal(name)
+    with Blobs(url, vault("two"), tmp_path / "private").open(name) as file:
+        assert file.read() == data
+    assert sorted(rotated.names()) == [name]
+
+
+def test_copies_make_room_for_others_unless_they_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everlong_server.store.texts.copies._MOST_BYTES", 250)
+    copies = Copies(tmp_path, secret=True)
+
+    def content() -> io.BytesIO:
+        return io.BytesIO(b"x" * 100)
+
+    def there() -> set[str]:
+        return {path.name for path in Path(copies._folder.name).iterdir()} - {"alive"}
+
+    with copies.of("a", content) as used:
+        for name in "bcde":
+            with copies.of(name, content):
+                pass
+        assert used.exists()
+        assert there() == {"a", "e"}
+    with copies.of("e", content), copies.of("f", content):
+        pass
+    assert there() == {"e", "f"}
+    assert not copies._readers
+
+
+def test_copies_of_who_was_killed_are_swept_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+    left = subprocess.run(
+        [sys.executable, "-c", f"""
+import os, signal, io
+from pathlib import Path
+from everlong_server.store.texts.copies import Copies
+copies = Copies(Path({str(tmp_path)!r}), secret=True)
+with copies.of("a", lambda: io.BytesIO(b"words")):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""], check=False,
+    )  # fmt: skip
+    assert left.returncode == -9
+    assert len(list(tmp_path.glob("*/a"))) == 1
+    living = Copies(tmp_path, secret=True)
+    with living.of("b", lambda: io.BytesIO(b"words")) as copy:
+        assert not list(tmp_path.glob("*/a"))
+        Copies(tmp_path, secret=True)
+        assert copy.exists()
+
+
+# A server
+
+
+def encrypted(new_server: Callable[..., Server], data: Path, *lines: str, **more: object) -> Server:
+    file = data.with_name("keys")
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return new_server(data=data, encryption_key_file=file, private_dir=data.with_name("private"), **more)
+
+
+def talk(server: Server) -> Callable[[Server], list[Any]]:
+    """Says the marker in every way that there is; what a server with these data answers, each time that it is asked."""
+    http = server.http
+    document = server.read(TEXT)["id"]
+    made = word(("Heading 1", f"Of the {MARKER}"), ("Normal", TEXT))
+    file = http.post("/v1/files", files={"file": (f"{MARKER}.docx", made)}, data={"purpose": "user_data"}).json()["id"]
+    server.wait_read(file)
+    session = server.session(document, file)["id"]
+    wait_for(lambda: server.get_session(session)["status"] == "ready")
+    said = {"content": f"Where does the {MARKER} live?", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+    said |= {"recall": {"passages": 4, "tokens": 60}}
+    answer = http.post(f"/v1/sessions/{session}/messages", json=said, headers={"Idempotency-Key": "once"}).json()
+    assert MARKER in str(answer["evidence"])
+    chat = {"model": "tiny-rmt", "max_tokens": 5, "messages": [{"role": "user", "content": f"A {MARKER}?"}]}
+    assert http.post("/v1/chat/completions", json=chat).status_code == 200
+    asked = {
+        "model": "tiny-rmt",
+        "input": f"What is a {MARKER}?",
+        "instructions": f"Say {MARKER}.",
+        "max_output_tokens": 16,
+    }
+    response = http.post("/v1/responses", json=asked | {"background": True}).json()["id"]
+    wait_for(lambda: http.get(f"/v1/responses/{response}").json()["status"] in ("completed", "incomplete"))
+    facts = {"bytes": len(TEXT), "filename": f"{MARKER}.txt", "mime_type": "text/plain", "purpose": "user_data"}
+    upload = http.post("/v1/uploads", json=facts).json()["id"]
+    assert http.post(f"/v1/uploads/{upload}/parts", files={"data": TEXT.encode()}).status_code == 200
+
+    def again(server: Server) -> list[Any]:
+        http = server.http
+        search = {"content": f"the {MARKER}", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+        search |= {"recall": said["recall"]}
+        fork = http.post(f"/v1/sessions/{session}/fork").json()["id"]
+        more = http.post(f"/v1/sessions/{fork}/messages", json=search).json()
+        on = http.post("/v1/responses", json={**asked, "temperature": 0, "previous_response_id": response}).json()
+        return [
+            http.get(f"/v1/documents/{document}/text", params={"start_byte": 0, "end_byte": 100}).json(),
+            http.get(f"/v1/files/{file}").json()["filename"],
+            http.get(f"/v1/sessions/{session}/messages").json(),
+            http.get(f"/v1/responses/{response}").json(),
+            http.post(f"/v1/sessions/{session}/messages", json=said, headers={"Idempotency-Key": "once"}).json(),
+            more["content"],
+            [(passage["text"], passage.get("section")) for passage in more["evidence"]],
+            on["output"][0]["content"],
+        ]
+
+    return again
+
+
+def stored(data: Path) -> bytes:
+    """All bytes of Redis' files and of the blobs."""
+    return b"".join(
+        path.read_bytes() for folder in ("documents", "redis") for path in (data / folder).rglob("*") if path.is_file()
+    )
+
+
+def dumped(server: Server) -> bytes:
+    """With a dump of Redis as it is now, beside the log of what was written."""
+    server.redis.save()
+    return stored(server.data)
+
+
+def traces(tokenizer: Tokenizer) -> list[bytes]:
+    """What tells of the marker: its letters, in any case and as the index folds them, and its tokens."""
+    tokens = [tokenizer.encode(f"{before}{MARKER}") for before in ("", " ", "The ")]
+    inner = [t[1:] if len(t) > 3 else t for t in tokens]
+    return [MARKER.encode(), MARKER[:-1].encode(), *(struct.pack(f"<{len(t)}I", *t) for t in inner)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Tokenizer:
+    return load_model(str(tiny_model), models_dir=tiny_model.parent).tokenizer
+
+
+def test_nothing_that_was_said_is_on_disk(
+    new_server: Callable[..., Server], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    line = new_key()
+    server = encrypted(new_server, tmp_path / "data", line, chat_seconds=600).start()
+    again = talk(server)
+    before = again(server)
+    everything = dumped(server)
+    for trace in traces(tokenizer):
+        assert trace not in everything, trace
+    redis = server.redis
+    fields = {field for key in redis.scan_iter("*") if redis.type(key) == b"hash" for field in redis.hkeys(key)}
+    assert {field.encode() for field in FIELDS - {"error"}} <= fields, "not all that is sealed was stored"
+    server.check_keys()
+    # It is all there for who has the key, also after a restart, and what was not sealed says the same.
+    server.kill9()
+    server.start()
+    assert again(server) == before
+    secret = bytes.fromhex(line.split()[1])
+    assert secret not in everything
+    assert line.split()[1] not in server.log.read_text()
+    server.terminate()
+    assert not list((tmp_path / "private").glob("*/*")), "copies are left"
+    assert "set EVERLONG_ENCRYPTION_KEY_FILE" in refuses(new_server(data=tmp_path / "data"))
+
+
+def rotate(server: Server) -> subprocess.CompletedProcess[str]:
+    code = "from everlong_server.cli.encryption import encryption; encryption(['rotate'])"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=server.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=START_SECONDS,
+    )
+
+
+def refuses(server: Server) -> str:
+    """What a server says that does not start."""
+    server.log.unlink(missing_ok=True)
+    server.launch()
+    assert server.process is not None
+    assert server.process.wait(START_SECONDS) == 1
+    server.process = None
+    log = server.log.read_text()
+    assert "Traceback" not in log
+    return " ".join(log.split())
+
+
+async def test_keys_are_those_of_what_is_stored(redis: Client, redis_url: str, tmp_path: Path) -> None:
+    one, two, other_one = "one " + "ab" * 32, "two " + "cd" * 32, "one " + "cd" * 32
+
+    def settings_of(*lines: str) -> Settings:
+        file = tmp_path / "keys"
+        file.write_text("".join(f"{line}\n" for line in lines))
+        return Settings(encryption_key_file=file if lines else None, data_dir=tmp_path)
+
+    def store(*lines: str) -> Documents:
+        loaded = Vault.load(settings_of(*lines).encryption_key_file)
+        return Documents(redis, "ann", Allowance(redis, "ann", Limits(), Slots(redis, "r1")), loaded)
+
+    async def rotation(*lines: str) -> Rotated:
+        loaded = Vault.load(settings_of(*lines).encryption_key_file)
+        return await rotate_all(redis, Blobs(settings_of().blobs, loaded), loaded)
+
+    async def refused(*lines: str) -> str:
+        with pytest.raises(VaultError) as caught:
+            await require_vault(settings_of(*lines), redis_url)
+        return str(caught.value)
+
+    await require_vault(settings_of(), redis_url)
+    assert await redis.get(keys.VAULT) is None
+    await require_vault(settings_of(one), redis_url)
+    await require_vault(settings_of(one), redis_url)
+    document = Document(new_id("doc"), MARKER, 10, 0, 0.0)
+    await store(one).create(document, "model")
+    assert "set EVERLONG_ENCRYPTION_KEY_FILE" in await refused()
+    assert "with the key 'one'; EVERLONG_ENCRYPTION_KEY_FILE has two" in await refused(two)
+    assert "is not the one of that name" in await refused(other_one)
+    # The new key first: what was there is read, and after a rotation the old one is not needed any more.
+    await require_vault(settings_of(two, one), redis_url)
+    assert await store(two, one).get(document.id) == document
+    done = await rotation(two, one)
+    assert done.values == 1
+    await require_vault(settings_of(two), redis_url)
+    assert await store(two).get(document.id) == document
+    with pytest.raises(KeyMissing):
+        await store(one).get(document.id)
+    assert await rotation(two) == Rotated(0, 0)
+    # A first rotation that broke off.
+    await redis.set(keys.VAULT, UNFINISHED)
+    for lines in ((), (two,)):
+        assert "it goes on where it broke off" in await refused(*lines)
+    await rotation(two)
+    await require_vault(settings_of(two), redis_url)
+    # What is not encrypted yet.
+    await redis.flushdb()
+    await store().create(document, "model")
+    assert "`everlong encryption rotate` encrypts it" in await refused(one)
+    assert (await rotation(one)).values == 1
+    await require_vault(settings_of(one), redis_url)
+    assert await store(one).get(document.id) == document
+
+
+async def test_a_rotation_changes_nothing_that_was_changed_meanwhile(redis: Client, tmp_path: Path) -> None:
+    """A server that writes while it goes on has the last word."""
+    blobs, both = Blobs(f"file://{tmp_path}/blobs", vault("two", "one")), vault("two", "one")
+    name = keys.session("ses_1")
+    await redis.hset(name, "state", vault("one").seal(b"old", "state"))
+    run = Scripts.run
+
+    async def late(self: Scripts, text: str, names: list[str], args: list[Any]) -> Any:
+        await redis.hset(name, "state", both.seal(b"new", "state"))
+        return await run(self, text, names, args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scripts, "run", late)
+        assert (await rotate_all(redis, blobs, both)).values == 0
+    assert vault("two").unseal(await redis.hget(name, "state"), "state") == b"new"
+
+
+async def test_what_is_copied_during_a_rotation_is_sealed_anew_too(redis: Client, tmp_path: Path) -> None:
+    """Sessions are forked: the copies may stand where the rotation has already looked."""
+
+    def sessions(*ids: str) -> Sessions:
+        return Sessions(redis, "ann", Allowance(redis, "ann", Limits(), Slots(redis, "r1")), "r1", 15.0, vault(*ids))
+
+    before, running, after = sessions("one"), sessions("two", "one"), sessions("two")
+    await redis.set(keys.VAULT, vault("one").mark())
+    made = []
+    for _ in range(60):
+        session = await before.create("model", "model", [])
+        lease = await before.acquire(session.id)
+        said = [{"id": "msg_1", "content": MARKER}]
+        state = {"state": b"state", "state_bytes": 5, "state_digest": "", "open": [1], "position": 1}
+        await before.commit(session, lease, **state, messages=said)
+        await before.release(lease)
+        made.append(session.id)
+    over = asyncio.Event()
+
+    async def fork() -> None:
+        for id in reversed(made[:]):
+            if not over.is_set():
+                made.append((await running.fork(id)).id)
+
+    forking = asyncio.create_task(fork())
+    both = vault("two", "one")
+    assert (await rotate_all(redis, Blobs(f"file://{tmp_path}/blobs", both), both)).values >= 180
+    over.set()
+    await forking
+    assert len(made) > 60
+    for id in made:
+        assert (await after.get(id, with_state=True)).state == b"state"
+        assert (await after.messages(id))[0]["content"] == MARKER
+
+
+async def test_a_rotation_seals_nothing_that_nobody_opens(redis: Client, tmp_path: Path) -> None:
+    """A tenant may be called as a field is that is sealed: its turn, which is a number in a hash of its own, is not."""
+    jobs = Jobs(redis, "model", "r1", 60.0)
+    await jobs.prepare(alone=False)
+    for _ in range(2):
+        await redis.xadd(keys.jobs("model"), {"reading": "reading", "tenant": "title"})
+        job = await jobs.next(10)
+        assert job is not None
+        await jobs.done(job)
+        assert not await anything(redis)
+        await rotate_all(redis, Blobs(f"file://{tmp_path}/blobs", vault()), vault())
+
+
+def test_what_was_not_encrypted_is_by_a_rotation(
+    new_server: Callable[..., Server], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    data, line = tmp_path / "data", new_key()
+    server = new_server(data=data).start()
+    again = talk(server)
+    before, everything = again(server), dumped(server)
+    for trace in traces(tokenizer)[:2]:  # what the tests look for is there
+        assert trace in everything
+    assert any(trace in everything for trace in traces(tokenizer)[2:])
+    server.terminate()
+    sealed = encrypted(new_server, data, line)
+    done = rotate(sealed)
+    assert done.returncode == 0, done.stderr
+    sealed.start()
+    # What Redis wrote before is in its log until that is written anew.
+    sealed.redis.bgrewriteaof()
+    wait_for(lambda: not sealed.redis.info("persistence")["aof_rewrite_in_progress"])
+    everything = dumped(sealed)
+    for trace in traces(tokenizer):
+        assert trace not in everything, trace
+    assert again(sealed) == before
+
+
+def test_what_was_changed_where_it_lies_is_refused(new_server: Callable[..., Server], tmp_path: Path) -> None:
+    server = encrypted(new_server, tmp_path / "data", new_key(), recall_passages=0).start()
+    document = server.read(TEXT)["id"]
+    session = server.session(document)["id"]
+    server.say(session, "Hi", max_tokens=2)
+    blob = server.data / "documents" / document
+    for damaged in (blob.read_bytes()[:-1], b"", TEXT.encode(), bytes(blob.read_bytes()[:-1]) + b"\0"):
+        blob.write_bytes(damaged)
+        server.error(server.http.get(f"/v1/documents/{document}/text"), 500, "stored_data_damaged")
+    # A document that is read anew says that it is damaged.
+    second = server.session(document, server.read("Another text.")["id"])["id"]
+    wait_for(lambda: server.get_session(second)["status"] == "ready")
+    server.redis.hset(keys.session(session), "state", b"EVLSTATE not sealed")
+    answer = server.http.post(f"/v1/sessions/{session}/messages", json={"content": "Hi"})
+    server.error(answer, 500, "stored_data_damaged")
+    # And one that comes back before it is read fails.
+    endless = [server.upload("word " * 200_000)["id"] for _ in range(3)]
+    victim = server.upload("what was uploaded")["id"]
+    path = server.data / "documents" / victim
+    path.write_bytes(path.read_bytes()[:-1])
+    for one in endless:
+        server.http.delete(f"/v1/documents/{one}")
+
+    def failed() -> dict[str, Any] | None:
+        found = server.document(victim)
+        assert found["status"] != "ready"
+        return found["error"] if found["status"] == "failed" else None
+
+    assert wait_for(failed)["code"] in ("document_damaged", "stored_data_damaged")

@@ -1,0 +1,41 @@
+"""A session's lease, where Redis does what it is asked and cannot say so."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as RedisAway
+
+from everlong_server.errors import SessionBusy
+from everlong_server.store import sessions as stored
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import connect
+from everlong_server.store.sessions import Sessions
+from everlong_server.store.tenants.allowance import Allowance, Limits, Slots
+
+
+@pytest.mark.parametrize("error", [RedisAway, asyncio.CancelledError])
+async def test_a_lease_that_nobody_was_told_of_is_given_back(redis_url: str, error: type[BaseException]) -> None:
+    redis = connect(redis_url)
+    await redis.flushdb()
+    await redis.set(keys.replica("r1"), 1, px=60_000)
+    sessions = Sessions(redis, "ann", Allowance(redis, "ann", Limits(), Slots(redis, "r1")), "r1", 60.0)
+    run = sessions._scripts.run
+
+    async def lost(text: str, *arguments: Any) -> Any:
+        done = await run(text, *arguments)
+        if text == stored._ACQUIRE_LEASE:
+            raise error
+        return done
+
+    sessions._scripts.run = lost  # type: ignore[method-assign]
+    with pytest.raises(error):
+        await sessions.acquire("ses_1")
+    sessions._scripts.run = run  # type: ignore[method-assign]
+    lease = await sessions.acquire("ses_1")
+    with pytest.raises(SessionBusy):
+        await sessions.acquire("ses_1")
+    assert await sessions.renew(lease), "only what was not acknowledged was given back"
+    await redis.aclose()

@@ -1,0 +1,225 @@
+"""Redis does what it is asked, and its answer is lost: redis-py asks again, and callers see that all is done, once."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from everlong_server import store
+from everlong_server.errors import RateLimited, Unauthenticated
+from everlong_server.store import documents, sessions
+from everlong_server.store.documents import Documents, adopt
+from everlong_server.store.records import DEFAULT_TENANT
+from everlong_server.store.redis import keys, scripts
+from everlong_server.store.redis.connection import connect
+from everlong_server.store.responses import Responses
+from everlong_server.store.tenants.allowance import Allowance, Limits, Slots, today
+from everlong_server.store.tenants.credentials import Caller, Credentials
+from tests.forgetful import Forgetful
+from tests.process import Server, everlong, wait_for
+from tests.server.api.openai.talk import begin_upload, over, respond, sdk
+from tests.server.store.redis.test_redis_away import OwnRedis
+from tests.tinymodel import STORY
+
+GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+TEXT = STORY.read_text()[:6_000]
+PARTS = {scripts.CLAIMING, sessions._START, documents.TAKE_OUT}
+"""Functions that scripts begin with."""
+SCRIPTS = {
+    hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(): f"{module.name}.{name}"
+    for module in pkgutil.iter_modules(store.__path__)
+    for name, text in vars(importlib.import_module(f"{store.__name__}.{module.name}")).items()
+    if isinstance(text, str) and "redis.call" in text and text not in PARTS
+}
+ELSEWHERE = {"sessions._DROP_LEASE", "documents._UNTRY_READING", "rotation._EXCHANGE"}
+"""What is only run when Redis is away for longer, or a key, or keys change: tests/server/store/test_leases.py, test_tries.py,
+test_encryption.py."""
+
+
+@pytest.fixture(scope="module")
+def way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forgetful]:
+    redis = OwnRedis(tmp_path_factory.mktemp("redis"))
+    redis.start()
+    with Forgetful(redis.port) as way:
+        yield way
+    redis.kill()
+
+
+@pytest.fixture(scope="module")
+def forgotten(way: Forgetful, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    limits = {"tenant_requests_per_minute": 100_000, "tenant_streams": 4, "tenant_bytes": 10_000_000}
+    with Server(tiny_model, tmp_path_factory.mktemp("data"), redis_url=way.url, recall_passages=0, **limits) as server:
+        yield server.start()
+
+
+def test_documents_and_sessions(forgotten: Server, server: Server) -> None:
+    there = [server.read(TEXT), forgotten.read(TEXT)]
+    assert there[0]["state_digest"] == there[1]["state_digest"]
+    said = []
+    for one, document in zip((server, forgotten), there, strict=True):
+        session = one.session(document["id"])["id"]
+        answers = [one.say(session, question, **GREEDY)["content"] for question in ("Who?", "And where?")]
+        fork = one.http.post(f"/v1/sessions/{session}/fork")
+        assert fork.status_code == 201, fork.text
+        answers.append(one.say(fork.json()["id"], "Why?", **GREEDY)["content"])
+        titled = one.http.patch(f"/v1/sessions/{session}", json={"title": "Alice"})
+        assert titled.json()["title"] == "Alice", titled.text
+        assert titled.json()["messages"] == 4
+        said.append(answers)
+        for path in (f"sessions/{session}", f"sessions/{fork.json()['id']}", f"documents/{document['id']}"):
+            gone = one.http.delete(f"/v1/{path}")
+            assert gone.status_code == 200, gone.text
+            assert one.http.delete(f"/v1/{path}").status_code == 404
+    assert said[0] == said[1]
+
+
+def test_a_request_with_a_key(forgotten: Server) -> None:
+    document = forgotten.upload(STORY.read_text())["id"]
+    key, body = {"Idempotency-Key": "one"}, {"documents": [document]}
+    first = forgotten.http.post("/v1/sessions", json=body, headers=key)
+    assert first.status_code == 201, first.text
+    assert forgotten.http.post("/v1/sessions", json=body, headers=key).json()["id"] == first.json()["id"]
+    session = first.json()["id"]
+    assert wait_for(lambda: (now := forgotten.get_session(session))["status"] == "ready" and now)["position"] > 0
+    said = [
+        forgotten.http.post(
+            f"/v1/sessions/{session}/messages", json={"content": "Who?", **GREEDY}, headers={"Idempotency-Key": "two"}
+        )
+        for _ in range(2)
+    ]
+    assert said[0].json() == said[1].json()
+    assert forgotten.get_session(session)["messages"] == 2
+    for path in (f"sessions/{session}", f"documents/{document}"):
+        assert forgotten.http.delete(f"/v1/{path}").status_code == 200
+
+
+def test_uploads(forgotten: Server) -> None:
+    with sdk(forgotten) as client:
+        whole = begin_upload(client, len(TEXT.encode()))
+        parts = [client.uploads.parts.create(whole.id, data=piece.encode()).id for piece in (TEXT[:2000], TEXT[2000:])]
+        done = client.uploads.complete(whole.id, part_ids=parts)
+        assert done.status == "completed"
+        assert client.files.content(done.file.id).text == TEXT
+        assert client.files.delete(done.file.id).deleted
+        cancelled = begin_upload(client, 100)
+        client.uploads.parts.create(cancelled.id, data=b"x" * 50)
+        assert client.uploads.cancel(cancelled.id).status == "cancelled"
+
+
+def test_responses(forgotten: Server) -> None:
+    with sdk(forgotten) as client:
+        first = respond(client, "Tell me of it.")
+        later = over(client, respond(client, "And?", previous_response_id=first.id, background=True).id)
+        other = respond(client, "And?", previous_response_id=first.id)
+        assert later.output_text == other.output_text
+        long = respond(client, "Talk.", background=True, max_output_tokens=1_000_000)
+        assert client.responses.cancel(long.id).status == "cancelled"
+        for response in (first, later, other, long):
+            client.responses.delete(response.id)
+
+
+def test_what_waits_for_its_document(forgotten: Server) -> None:
+    """It goes behind all others again and again, and stays one."""
+    with sdk(forgotten) as client:
+        file = client.files.create(file=("long.txt", STORY.read_bytes()), purpose="user_data").id
+        parts = [{"type": "input_file", "file_id": file}, {"type": "input_text", "text": "Who?"}]
+        response = over(client, respond(client, [{"role": "user", "content": parts}], background=True).id)
+        assert response.usage.input_tokens > forgotten.document(file)["tokens"]
+        client.files.delete(file)
+        client.responses.delete(response.id)
+
+
+async def test_a_try_counts_once(way: Forgetful) -> None:
+    client = connect(way.url)
+    redis = Redis(port=way.target)
+    redis.hset(keys.reading("r1"), mapping={"status": "queued", "version": 0, "fence": 0, "attempts": 0})
+    redis.hset(keys.response("r1"), mapping={"status": "queued"})
+    for claiming in (
+        Documents(client, None, Allowance(client, DEFAULT_TENANT, Limits(), Slots(client, "r"))),
+        Responses(client, None, 60.0),
+    ):
+        for by, tries in (("one", 1), ("one", 1), ("two", 2)):
+            claim = await claiming.claim("r1", by)
+            assert claim is not None
+            assert claim.attempts == tries
+        assert claim.token == int(redis.get(keys.FENCE))
+    redis.delete(keys.reading("r1"), keys.response("r1"))
+    await client.aclose()
+
+
+def test_keys(way: Forgetful, tmp_path: Path) -> None:
+    where = {"EVERLONG_REDIS_URL": way.url, "EVERLONG_DATA_DIR": str(tmp_path), "EVERLONG_LOG_FORMAT": "json"}
+    made = everlong("keys", "create", "--tenant", "ann", **where)
+    assert made.returncode == 0, made.stderr
+    listed = everlong("keys", "list", **where)
+    key = next(word for word in listed.stdout.split() if re.fullmatch("[0-9a-f]{16}", word))
+    revoked = [everlong("keys", "revoke", key, **where) for _ in range(2)]
+    assert [command.returncode for command in revoked] == [0, 0]
+    assert [command.stderr.count("key.revoked") for command in revoked] == [1, 0]
+
+
+async def test_a_ticket_is_good_once(way: Forgetful) -> None:
+    client = connect(way.url)
+    credentials = Credentials(client)
+    ticket, _ = await credentials.ticket(Caller("ann", frozenset({"read"})))
+    assert (await credentials.redeem(ticket)).tenant == "ann"
+    with pytest.raises(Unauthenticated):
+        await credentials.redeem(ticket)
+    await client.aclose()
+
+
+async def test_a_request_counts_once(way: Forgetful) -> None:
+    client = connect(way.url)
+    allowance = Allowance(client, "bob", Limits(requests=3), Slots(client, "r"))
+    assert [(await allowance.request())["x-ratelimit-remaining-requests"] for _ in range(3)] == ["2", "1", "0"]
+    with pytest.raises(RateLimited):
+        await allowance.request()
+    await client.aclose()
+
+
+async def test_an_answer_is_charged_once(way: Forgetful) -> None:
+    client = connect(way.url)
+    allowance = Allowance(client, "bob", Limits(tokens=100), Slots(client, "r"))
+    for before in (0, 60):
+        assert int(await client.get(keys.tokens("bob", today())) or 0) == before
+        async with allowance.stream(1.0) as spent:
+            spent.tokens = 60
+    with pytest.raises(RateLimited):
+        await allowance.require_tokens()
+    assert 86_400 < await client.ttl(keys.tokens("bob", today())) <= 2 * 86_400
+    await client.aclose()
+
+
+async def test_what_earlier_versions_have_stored_is_counted_once(way: Forgetful) -> None:
+    client = connect(way.url)
+    redis = Redis(port=way.target)
+    redis.zadd(f"{keys.PREFIX}documents", {"doc_1": 1})
+    redis.hset(keys.document("doc_1"), mapping={"bytes": 5_000_000_000, "text_offset": 3})
+    stored = keys.stored(DEFAULT_TENANT)
+    before = int(redis.get(stored) or 0)
+    await adopt(client)
+    assert int(redis.get(stored)) - before == 5_000_000_003
+    assert redis.zscore(keys.documents(DEFAULT_TENANT), "doc_1") == 1
+    redis.decrby(stored, 5_000_000_003)
+    redis.zrem(keys.documents(DEFAULT_TENANT), "doc_1")
+    redis.delete(keys.document("doc_1"))
+    await client.aclose()
+
+
+def test_nothing_was_counted_twice(forgotten: Server, way: Forgetful) -> None:
+    redis = Redis(port=way.target)
+    counts = [name for name in redis.scan_iter("{everlong}:stored:*") if redis.type(name) == b"string"]
+    assert counts
+    assert [redis.get(name) for name in counts] == [b"0"] * len(counts), "all was deleted"
+
+
+def test_every_script_was_sent_again(way: Forgetful) -> None:
+    """Else the tests above show nothing of it."""
+    assert {SCRIPTS[digest] for digest in way.lost} == set(SCRIPTS.values()) - ELSEWHERE

@@ -1,0 +1,138 @@
+"""The text of a document that is not made goes, and no other: not that of a server which has taken the request over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from everlong_server.api.native.documents import make
+from everlong_server.api.upload import Received, commit
+from everlong_server.engine.documents import formats
+from everlong_server.errors import InvalidRequest, RateLimited
+from everlong_server.store.attempts import Attempt, Attempts
+from everlong_server.store.documents import Documents
+from everlong_server.store.records import new_id
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.scripts import Scripts
+from everlong_server.store.tenants.allowance import Allowance, Limits, Slots
+from everlong_server.store.texts.blobs import Blobs
+
+WORDS = b"the text of the book"
+
+
+class Side:
+    """What one of several servers, with one Redis and one blob store, makes documents with."""
+
+    def __init__(self, redis: Client, folder: Path, replica: str, **limits: int) -> None:
+        self.blobs = Blobs(f"file://{folder}/blobs")
+        documents = Documents(redis, "ann", Allowance(redis, "ann", Limits(**limits), Slots(redis, replica)))
+        self.attempts = Attempts(redis, "ann", replica, 60.0, [])
+        self.services: Any = SimpleNamespace(
+            blobs=self.blobs,
+            documents=documents,
+            settings=SimpleNamespace(max_document_bytes=1 << 20),
+            model=SimpleNamespace(fingerprint="model"),
+        )
+
+    async def receive(self, document_id: str, format: str | None) -> Received:
+        received = Received(len(WORDS), 0, "", None, format)
+        writer = await self.blobs.create(document_id)
+        await writer.write(WORDS)
+        await commit(writer, received)
+        return received
+
+    async def make(self, attempt: Attempt | None, document_id: str, format: str | None = None) -> Any:
+        return await make(self.services, document_id, await self.receive(document_id, format), attempt)
+
+    def files(self) -> list[str]:
+        return sorted(self.blobs.names())
+
+
+async def test_what_a_stalled_server_could_not_convert_another_one_has(
+    redis: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Side(redis, tmp_path, "r1"), Side(redis, tmp_path, "r2")
+    stalled, going_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def convert(_: Path, kind: str, text: Path, __: int) -> tuple[str, list[Any]]:
+        if not stalled.is_set():
+            loop.call_soon_threadsafe(stalled.set)
+            going_on.wait()
+            raise InvalidRequest("it took more than 600 s")
+        text.write_bytes(WORDS)
+        return kind, []
+
+    monkeypatch.setattr(formats, "convert", convert)
+    slow = await first.attempts.begin("key")
+    document_id = f"doc_{slow.id}"
+    late = asyncio.create_task(first.make(slow, document_id, "pdf"))
+    await stalled.wait()
+    taken = await second.attempts.begin("key")  # the first one's key is not there: it is taken for dead
+    assert taken.id == slow.id
+    assert await second.make(taken, document_id, "pdf")
+    going_on.set()
+    with pytest.raises(InvalidRequest, match="600 s"):
+        await late
+    with second.blobs.open(document_id) as file:
+        assert file.read() == WORDS
+    assert not [name for name in first.files() if name.endswith(".upload")]
+
+
+async def test_what_one_server_is_refused_another_may_be_about_to_make(redis: Client, tmp_path: Path) -> None:
+    first, second = Side(redis, tmp_path, "r1", bytes=1), Side(redis, tmp_path, "r2")
+    slow = await first.attempts.begin("key")
+    taken = await second.attempts.begin("key")
+    received = await second.receive(document_id := f"doc_{slow.id}", None)
+    with pytest.raises(RateLimited):
+        await first.make(slow, document_id)
+    assert await make(second.services, document_id, received, taken)
+    assert first.files() == [document_id]
+
+
+async def test_a_document_that_is_refused_leaves_nothing(redis: Client, tmp_path: Path) -> None:
+    side = Side(redis, tmp_path, "r1", bytes=1)
+    for attempt in (None, await side.attempts.begin(None), await side.attempts.begin("key")):
+        with pytest.raises(RateLimited):
+            await side.make(attempt, new_id("doc"))
+    side = Side(redis, tmp_path, "r1")
+    received = await side.receive(document_id := new_id("doc"), None)
+    made = await make(side.services, document_id, received, None, upload=new_id("upload"))
+    assert made is None, "there is no such upload"
+    assert side.files() == []
+
+
+@pytest.mark.parametrize("how", ["away", "gone"])
+async def test_a_document_that_redis_makes_late_has_its_text(
+    redis: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Redis has been told, on a connection that broke, and does it when nobody waits any more."""
+    side, told = Side(redis, tmp_path, "r1"), asyncio.Event()
+    late: list[Any] = []
+    run = Scripts.run
+
+    async def unheard(self: Scripts, text: str, names: list[str], args: list[Any]) -> Any:
+        late.append(lambda: run(self, text, names, args))
+        told.set()
+        if how == "away":
+            raise RedisConnectionError("it broke")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Scripts, "run", unheard)
+    making = asyncio.create_task(side.make(None, document_id := new_id("doc")))
+    await told.wait()
+    if how == "gone":
+        making.cancel()
+    with contextlib.suppress(RedisConnectionError, asyncio.CancelledError):
+        await making
+    await late[0]()
+    assert await redis.exists(keys.document(document_id))
+    assert side.files() == [document_id]
