@@ -19,7 +19,7 @@ import httpx
 import psutil
 import redis
 
-from everlong_client.cli.cli import main
+from everlong_client.cli.main import main
 from everlong_lab.harness.ports import free_port
 from everlong_server.store.redis import keys
 

@@ -20,7 +20,7 @@ import typer
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from everlong_client.cli.cli import app
+from everlong_client.cli.main import app
 from everlong_lab.train.recipe import load_recipe
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.model import MEMORIES, memory_config

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from everlong_models.backbone.backbone import Backbone
     from everlong_models.backbone.cache import Cache, Slots
     from everlong_models.errors import EverlongModelError, GrammarError
+    from everlong_models.generate.cuda_graphs import CUDAGraphs, ReadGraphs, Recorded, StepGraphs
     from everlong_models.generate.grammar import Grammar, Grammars
-    from everlong_models.generate.graphs import CUDAGraphs, ReadGraphs, Recorded, StepGraphs
     from everlong_models.generate.sampling import Sampler, SamplingParams
-    from everlong_models.memories.memory import MemoryConfig, MemoryModel
+    from everlong_models.memories.base import MemoryConfig, MemoryModel
     from everlong_models.memories.state import MemoryState, decode_state, encode_state
     from everlong_models.memories.view import MemoryView
     from everlong_models.model import MEMORIES, Model, load_model
@@ -49,23 +49,23 @@ __all__ = [
 _MODULES = {
     "MEMORIES": "model",
     "Backbone": "backbone.backbone",
-    "CUDAGraphs": "generate.graphs",
+    "CUDAGraphs": "generate.cuda_graphs",
     "Cache": "backbone.cache",
     "EverlongModelError": "errors",
     "Grammar": "generate.grammar",
     "GrammarError": "errors",
     "Grammars": "generate.grammar",
-    "MemoryConfig": "memories.memory",
-    "MemoryModel": "memories.memory",
+    "MemoryConfig": "memories.base",
+    "MemoryModel": "memories.base",
     "MemoryState": "memories.state",
     "MemoryView": "memories.view",
     "Model": "model",
-    "ReadGraphs": "generate.graphs",
-    "Recorded": "generate.graphs",
+    "ReadGraphs": "generate.cuda_graphs",
+    "Recorded": "generate.cuda_graphs",
     "Sampler": "generate.sampling",
     "SamplingParams": "generate.sampling",
     "Slots": "backbone.cache",
-    "StepGraphs": "generate.graphs",
+    "StepGraphs": "generate.cuda_graphs",
     "Tokenizer": "text.tokenizer",
     "decode_state": "memories.state",
     "encode_state": "memories.state",

@@ -23,17 +23,17 @@ from everlong_models.backbone.loading import (
     usable,
 )
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
-from everlong_models.kernels.lowrank import merge
+from everlong_models.kernels.low_rank import merge
 from everlong_models.memories.armt import ARMT, ARMTConfig
-from everlong_models.memories.infinite.infinite import InfiniteConfig, InfiniteFormer
-from everlong_models.memories.infinite.infinite_scratch import InfiniteScratch, InfiniteScratchConfig
-from everlong_models.memories.memory import MemoryConfig, SegmentReader
+from everlong_models.memories.base import MemoryConfig, SegmentReader
+from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
+from everlong_models.memories.infinite.scratch import InfiniteScratch, InfiniteScratchConfig
 from everlong_models.memories.relative.compressive import Compressive, CompressiveConfig
 from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.window import Window, WindowConfig
-from everlong_models.text.chat import ChatFormat
+from everlong_models.text.chat_format import ChatFormat
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, load_weights, own_parameters, read_manifest
 

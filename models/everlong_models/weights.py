@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.errors import AdapterError
-from everlong_models.kernels.lowrank import attach
+from everlong_models.kernels.low_rank import attach
 
 MANIFEST = "everlong.json"
 WEIGHTS = "memory.safetensors"

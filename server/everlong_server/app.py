@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
-from everlong_server.api import access, errors, health, named, page
+from everlong_server.api import access, errors, health, page, request_context
 from everlong_server.api.native import documents, fetch, keys, sessions, stream, text, tickets
 from everlong_server.api.openai import chat, files, responses, responses_socket, uploads
 from everlong_server.errors import Unavailable
@@ -93,7 +93,7 @@ def create_app(
     )
     # Around all, what makes answers of errors too, which no middleware of the application's own is.
     stack = app.build_middleware_stack
-    app.build_middleware_stack = lambda: named.Named(stack(), traces)  # type: ignore[method-assign]
+    app.build_middleware_stack = lambda: request_context.Named(stack(), traces)  # type: ignore[method-assign]
     plain = app.openapi
     app.openapi = lambda: app.openapi_schema or access.describe(plain())  # type: ignore[method-assign]
     return app

@@ -17,21 +17,21 @@ from redis.exceptions import RedisError
 
 from everlong_models import Model
 from everlong_server.engine.answering.background import Background
-from everlong_server.engine.answering.conversation import Conversations
-from everlong_server.engine.answering.dialogue import Dialogues
+from everlong_server.engine.answering.chats import Dialogues
 from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.answering.memories import Memories
+from everlong_server.engine.answering.memory_view import Memories
 from everlong_server.engine.answering.responses import Responding
+from everlong_server.engine.answering.sessions import Conversations
 from everlong_server.engine.answering.turn import Turns
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.reading import Reader
-from everlong_server.engine.documents.whereabouts import Whereabouts
+from everlong_server.engine.documents.token_offsets import Whereabouts
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.settings import Settings
-from everlong_server.store.attempts import Attempts
 from everlong_server.store.chats import Chats
 from everlong_server.store.documents import Documents, adopt
+from everlong_server.store.idempotency import Attempts
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import DEFAULT_TENANT, now
 from everlong_server.store.redis import keys
@@ -39,8 +39,8 @@ from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.responses import Responses
 from everlong_server.store.rotation import anything
 from everlong_server.store.sessions import Sessions
-from everlong_server.store.tenants.allowance import Allowance, Limits, Slots
 from everlong_server.store.tenants.credentials import Credentials, KeyTaken, is_secret
+from everlong_server.store.tenants.quota import Allowance, Limits, Slots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.pairing import known, paired
 from everlong_server.store.texts.passages import Passages

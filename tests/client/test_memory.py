@@ -15,7 +15,7 @@ from matplotlib.image import imread
 from typer.testing import CliRunner, Result
 
 from everlong_client import Memory, MemoryDocument, MemoryLayer, MemoryPart, MemoryPhrase, NotFoundError, Quote
-from everlong_client.cli.cli import app
+from everlong_client.cli.main import app
 from tests.client.fake_server import Fake, FakeServer
 
 CONTRACT = json.loads((Path(__file__).parents[2] / "clients" / "openapi.json").read_text())
@@ -193,7 +193,7 @@ def test_without_matplotlib_it_says_how_to_get_it(server: FakeServer, tmp_path: 
     """In a process of its own; the table needs none."""
     server.fake.session([])
     server.fake.memory = RMT
-    code = "import sys; sys.modules['matplotlib'] = None; from everlong_client.cli.cli import main; main()"
+    code = "import sys; sys.modules['matplotlib'] = None; from everlong_client.cli.main import main; main()"
     command = [sys.executable, "-c", code, "memory", "ses_1", "--url", server.url]
     table = subprocess.run(command, check=True, capture_output=True, text=True)
     assert table.stdout.startswith("rmt: 1,200 tokens read")

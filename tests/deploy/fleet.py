@@ -63,9 +63,9 @@ def main(commands: list[list[str]]) -> None:
     """Forks, prints the pids, then the pid of each that has ended; tells all to end when stdin is closed."""
     import torch
 
-    from everlong_models.kernels.cpu import dense, drawing, grids, kernels
-    from everlong_models.kernels.cpu.quantized import fits
-    from everlong_models.kernels.cpu.team import prepare
+    from everlong_models.kernels.cpu import decode_step, prefill, quantise, sampling_kernel
+    from everlong_models.kernels.cpu.quantised_matrix import fits
+    from everlong_models.kernels.cpu.thread_pool import prepare
     from everlong_models.kernels.linear import has_dense
     from everlong_server.process import listening  # noqa: F401 - what a server imports late
     from everlong_server.process.serving import serve_forever
@@ -74,9 +74,9 @@ def main(commands: list[list[str]]) -> None:
     # What each would compile by itself (`decoding`, `sampling`, `llama`), where the processor can.
     weight = torch.zeros(1, 1024)
     if fits(weight):
-        prepare(grids.onto_grids, kernels.step, kernels.multiply, drawing.draw)
+        prepare(quantise.onto_grids, decode_step.step, decode_step.multiply, sampling_kernel.draw)
     if has_dense(weight):
-        prepare(dense.product, dense.norm, dense.rotate, dense.attend)
+        prepare(prefill.product, prefill.norm, prefill.rotate, prefill.attend)
     running = []
     for flags in commands:
         pid = os.fork()

@@ -18,7 +18,7 @@ from everlong_lab.tasks.greedy import answer
 from everlong_models.backbone.cache import Cache, Slots
 from everlong_models.errors import StateNotFinite, StateShape, TokenError
 from everlong_models.kernels.pause import pausing
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 from everlong_models.memories.state import MemoryState, decode_state, encode_state
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

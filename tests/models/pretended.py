@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from everlong_models.generate.graphs import CUDAGraphs
+from everlong_models.generate.cuda_graphs import CUDAGraphs
 from tests.models.tape import T, record
 
 DEVICE = torch.device("cuda", 0)

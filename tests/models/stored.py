@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from everlong_models.kernels.cpu.lanes import GROUP
+from everlong_models.kernels.cpu.simd import GROUP
 
 
 def stored(rows: int, columns: int, size: float = 1.0) -> torch.Tensor:

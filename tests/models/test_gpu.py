@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from everlong_models.backbone.cache import Cache, Slots
-from everlong_models.generate.graphs import ReadGraphs, Recorded, StepGraphs, _uncollected
+from everlong_models.generate.cuda_graphs import ReadGraphs, Recorded, StepGraphs, _uncollected
 from everlong_models.generate.sampling import Sampler, SamplingParams, by_operations, choose, drawn
 from everlong_models.memories.state import MemoryState
 from everlong_models.model import MEMORIES, memory_config

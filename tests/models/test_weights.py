@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from everlong_models.errors import AdapterError
-from everlong_models.kernels.lowrank import merge
+from everlong_models.kernels.low_rank import merge
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.weights import (
     MANIFEST,

@@ -13,9 +13,9 @@ import pytest
 
 from everlong_server import services
 from everlong_server.pools import Pool
-from everlong_server.store.texts import beside as beside_module
-from everlong_server.store.texts.beside import Beside
+from everlong_server.store.texts import sidecar
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.sidecar import Beside
 
 
 async def test_it_takes_no_thread_from_others_and_keeps_the_context() -> None:
@@ -48,14 +48,14 @@ async def test_whoever_leaves_while_it_stands_in_line_does_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is being made for others goes on; what was begun for the one who leaves has ended when he is gone."""
-    monkeypatch.setattr(beside_module, "_MAKERS", Pool("test", 1))
+    monkeypatch.setattr(sidecar, "_MAKERS", Pool("test", 1))
     beside, begun, made = Beside(Blobs(f"file://{tmp_path}"), Known()), threading.Event(), []
 
     def make(path: Path, stop: threading.Event) -> None:
         begun.set()
         assert stop.wait(30)
         made.append(path.name)
-        raise beside_module.Stopped
+        raise sidecar.Stopped
 
     def ensure(name: str) -> asyncio.Task[None]:
         document: Any = SimpleNamespace(id=name, bytes=1 << 21)
@@ -64,7 +64,7 @@ async def test_whoever_leaves_while_it_stands_in_line_does_not_wait(
     first = ensure("doc_1")
     assert await asyncio.to_thread(begun.wait, 30)
     second = ensure("doc_2")
-    while "doc_2.x" not in beside_module._MAKING or not beside_module._MAKING["doc_2.x"].locked():
+    while "doc_2.x" not in sidecar._MAKING or not sidecar._MAKING["doc_2.x"].locked():
         await asyncio.sleep(0.01)
     second.cancel()
     await asyncio.wait([second], timeout=30)

@@ -1,5 +1,5 @@
 """`python -m everlong_client` is `everlong`."""
 
-from everlong_client.cli.cli import main
+from everlong_client.cli.main import main
 
 main()

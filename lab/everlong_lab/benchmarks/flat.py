@@ -16,7 +16,7 @@ from everlong_models import CUDAGraphs, MemoryState, ReadGraphs, Recorded, Sampl
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.generate.sampling import choose, drawn
-from everlong_models.memories.memory import SegmentReader
+from everlong_models.memories.base import SegmentReader
 from everlong_models.model import MEMORIES
 from everlong_server.settings import load_settings
 

@@ -23,12 +23,12 @@ import httpx
 import psutil
 import torch
 
-from everlong_lab.benchmarks.positions import with_positions
+from everlong_lab.benchmarks.gguf_positions import with_positions
 from everlong_lab.corpora.text import packaged
 from everlong_lab.harness.generate import WRITTEN, asked, generate
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
-from everlong_lab.harness.streamed import Streamed, longest
+from everlong_lab.harness.sse_timing import Streamed, longest
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, find_packaged, load_tokenizer
 from everlong_server.settings import load_settings
 

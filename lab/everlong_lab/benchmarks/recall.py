@@ -17,10 +17,10 @@ from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, lo
 from everlong_models.errors import DataError
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_server.engine.answering.grounding import words_of
-from everlong_server.engine.documents.pieces import pieces
+from everlong_server.engine.documents.token_stream import pieces
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.shelf import Shelf
+from everlong_server.store.texts.search_only import Shelf
 
 PASSAGES = 16
 """Of each question, as the server asks for them."""

@@ -6,6 +6,6 @@ three and reports.
 
 from everlong_lab.chaos.campaign import Plan, run
 from everlong_lab.chaos.faults import FAULTS
-from everlong_lab.chaos.world import Gone
+from everlong_lab.chaos.processes import Gone
 
 __all__ = ["FAULTS", "Gone", "Plan", "run"]

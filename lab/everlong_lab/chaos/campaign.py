@@ -18,8 +18,8 @@ from typing import Any
 from everlong_lab.chaos import clock
 from everlong_lab.chaos.faults import FAULTS, Scene
 from everlong_lab.chaos.load import Load
+from everlong_lab.chaos.processes import Gone, World, until, world
 from everlong_lab.chaos.soak import Sample, Sampling
-from everlong_lab.chaos.world import Gone, World, until, world
 from everlong_lab.harness.report import Report, Target
 from everlong_lab.harness.tiny import save_tiny
 from everlong_server.store.texts.blobs import Blobs

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from everlong_lab.chaos.clock import Clock
 from everlong_lab.chaos.load import Load
-from everlong_lab.chaos.world import LEASE_SECONDS, Replica, World
+from everlong_lab.chaos.processes import LEASE_SECONDS, Replica, World
 
 _WAIT_SECONDS = 5.0
 _CLOCK_SECONDS = 3600.0

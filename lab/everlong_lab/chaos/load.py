@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from everlong_lab.chaos.world import Replica
+from everlong_lab.chaos.processes import Replica
 
 STUCK_SECONDS = 180.0
 _AGAIN_SECONDS = 0.1

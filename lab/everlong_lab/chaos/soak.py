@@ -13,7 +13,7 @@ from typing import Self
 import psutil
 from redis.exceptions import RedisError
 
-from everlong_lab.chaos.world import World
+from everlong_lab.chaos.processes import World
 
 _EVERY_SECONDS = 2.0
 

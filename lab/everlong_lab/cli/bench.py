@@ -57,7 +57,7 @@ def read(
     quick: Quick = False,
 ) -> None:
     """Reading, against what the matrix units can do."""
-    from everlong_lab.benchmarks import read
+    from everlong_lab.benchmarks import prefill as read
 
     numbers = _numbers("--documents", documents, 1)
     _on(device)
@@ -156,7 +156,7 @@ def crowd(
     quick: Quick = False,
 ) -> None:
     """An answer alone, and beside many idle connections and uploads."""
-    from everlong_lab.benchmarks import crowd
+    from everlong_lab.benchmarks import many_clients as crowd
 
     if not sockets + uploads:
         raise fail("--sockets and --uploads: 0 of both are no crowd")

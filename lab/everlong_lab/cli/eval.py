@@ -14,7 +14,7 @@ from everlong_lab.cli.common import DataDir, Output, Threads, command, load, nam
 from everlong_server.cli.common import ModelsDir, err, fail, out
 
 if TYPE_CHECKING:
-    from everlong_lab.eval.measured import Measured
+    from everlong_lab.eval.progress import Measured
     from everlong_lab.eval.seeds import Seed
     from everlong_models.model import Model
     from everlong_server.engine.answering.grounding import Recall
@@ -267,7 +267,7 @@ def babilong(
     models_dir: ModelsDir = None,
 ) -> None:
     """BABILong: questions about facts hidden in books, qa1 to qa5, beside published rows."""
-    from everlong_lab.eval.measured import measure_babilong
+    from everlong_lab.eval.progress import measure_babilong
     from everlong_lab.tasks.babi import LABELS
     from everlong_models import EverlongModelError
 
@@ -312,7 +312,7 @@ def dialogue(
 ) -> None:
     """CMU-DoG: responses in a dialogue about a document that was read before it, beside published rows."""
     from everlong_lab.eval.dialogue import WAYS
-    from everlong_lab.eval.measured import measure_dialogue
+    from everlong_lab.eval.progress import measure_dialogue
     from everlong_models import EverlongModelError
 
     chosen = None if ways is None else names_of(ways, WAYS, "--ways")

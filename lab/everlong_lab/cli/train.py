@@ -32,8 +32,8 @@ def _train(
     """Train a memory by a recipe."""
     import torch
 
+    from everlong_lab.train.console import train as run
     from everlong_lab.train.recipe import load_recipe, recipe_names
-    from everlong_lab.train.training import train as run
     from everlong_models import EverlongModelError
 
     if recipe is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from everlong_lab.corpora import text
-from everlong_lab.corpora.stored import checked, csv_rows, files, json_file, json_lines
+from everlong_lab.corpora.datasets import checked, csv_rows, files, json_file, json_lines
 from everlong_models.errors import DataError
 
 Part = Literal["train", "validation", "test"]

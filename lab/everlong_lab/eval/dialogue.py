@@ -7,14 +7,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from everlong_lab.eval.answer_scores import wording
 from everlong_lab.eval.babilong import in_window, limit
-from everlong_lab.eval.wording import wording
 from everlong_lab.tasks import greedy
 from everlong_lab.tasks.dialogue import Dialogue, perplexity, told
 from everlong_lab.tasks.exchange import Exchange
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.errors import ConfigError
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 from everlong_models.text.tokenizer import Tokenizer
 
 Way = Literal["none", "window", "dialogue", "memory"]

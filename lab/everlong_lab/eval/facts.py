@@ -9,7 +9,7 @@ from typing import Any
 from everlong_lab.eval.plot import Line, draw
 from everlong_lab.tasks import Setting
 from everlong_lab.tasks.facts import Facts, FactsConfig, Kind
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 from everlong_models.text.tokenizer import Tokenizer
 
 PAPER: Mapping[Kind, Mapping[int, float]] = {

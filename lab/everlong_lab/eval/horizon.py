@@ -28,7 +28,7 @@ from torch import Tensor
 from everlong_lab.eval.plot import save
 from everlong_models.errors import ConfigError
 from everlong_models.memories.infinite import sticky
-from everlong_models.memories.infinite.continuous import Basis, Regression, operators, ridge, spread
+from everlong_models.memories.infinite.continuous_attention import Basis, Regression, operators, ridge, spread
 from everlong_models.memories.infinite.long_term import LongTermConfig
 
 

@@ -13,7 +13,7 @@ from everlong_lab.eval.plot import Line, draw
 from everlong_lab.eval.seeds import Seed, by_name, together
 from everlong_lab.tasks.language import encode, measure, measured, runs, shares
 from everlong_models.errors import ConfigError
-from everlong_models.memories.memory import SegmentReader
+from everlong_models.memories.base import SegmentReader
 
 
 def language(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from everlong_models.errors import RunError
-from everlong_models.memories.memory import SegmentReader
+from everlong_models.memories.base import SegmentReader
 from everlong_models.text.tokenizer import Tokenizer
 
 

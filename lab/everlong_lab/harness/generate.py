@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from everlong_lab.harness.streamed import longest
+from everlong_lab.harness.sse_timing import longest
 
 WRITTEN = 32
 """Tokens of an answer."""

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.memories.memory import SegmentReader
+from everlong_models.memories.base import SegmentReader
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.model import MEMORIES
 from everlong_models.weights import Manifest, save_weights

@@ -19,13 +19,13 @@ from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import text, vocabulary
-from everlong_lab.corpora.hidden import Hidden, hide
+from everlong_lab.corpora.haystack import Hidden, hide
 from everlong_lab.tasks import babi, greedy
 from everlong_lab.tasks.babi import LABELS, BabiQuestion, BabiTask
 from everlong_lab.tasks.exchange import Exchange, stacked
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import TokenError
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 
 ANSWER = 16
 """Tokens that an answer may take; answers are one word."""

@@ -20,7 +20,7 @@ from everlong_lab.tasks import language
 from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.exchange import Line
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 
 
 class ContinuationConfig(TaskConfig):

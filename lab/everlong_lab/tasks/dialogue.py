@@ -23,12 +23,12 @@ from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import text, vocabulary
-from everlong_lab.corpora.stored import checked, files, json_file
+from everlong_lab.corpora.datasets import checked, files, json_file
 from everlong_lab.tasks.exchange import Exchange, Line, stacked
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_lab.tasks.unroll import unroll
 from everlong_models.errors import DataError
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 
 Split = Literal["train", "valid", "test"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from everlong_lab.tasks.task import Batch
-from everlong_models.text.chat import ChatFormat
+from everlong_models.text.chat_format import ChatFormat
 from everlong_models.text.tokenizer import Tokenizer
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from everlong_models.errors import TokenError
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 from everlong_models.memories.state import MemoryState
 
 _BLOCK = 16_384

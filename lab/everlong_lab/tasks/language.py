@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from everlong_lab.corpora import text, vocabulary
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import ConfigError, DataError
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 from everlong_models.memories.state import MemoryState
 from everlong_models.text.tokenizer import Tokenizer
 

@@ -26,7 +26,7 @@ from everlong_lab.tasks.prompts import Prompts, PromptsConfig
 from everlong_lab.tasks.reading import Reading, ReadingConfig
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import ConfigError
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 
 PartChoice = BabilongConfig | ContinuationConfig | DialogueConfig | FactsConfig | PromptsConfig | ReadingConfig
 PARTS: dict[str, type[Task]] = {

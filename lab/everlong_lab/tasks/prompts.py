@@ -18,12 +18,12 @@ from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import vocabulary
-from everlong_lab.corpora.stored import checked, json_lines
+from everlong_lab.corpora.datasets import checked, json_lines
 from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.exchange import Exchange, Line, stacked
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import DataError, TokenError
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 
 _HELD_OUT = 20
 """Of one source in so many nothing is learnt."""

@@ -18,13 +18,13 @@ from pydantic import Field, field_validator
 from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import text, vocabulary
-from everlong_lab.corpora.hidden import hide
+from everlong_lab.corpora.haystack import hide
 from everlong_lab.corpora.sources import SOURCES, Asked, Source, read
 from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.exchange import Exchange, Line, stacked
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import TokenError
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 
 REFUSAL = "The text does not say."
 """As the server asks for it where it finds nothing about a question."""

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from everlong_models.errors import BackboneError, ConfigError, TokenError
-from everlong_models.memories.memory import MemoryConfig, check_input
+from everlong_models.memories.base import MemoryConfig, check_input
 from everlong_models.memories.state import MemoryState
 
 

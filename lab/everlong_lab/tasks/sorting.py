@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerBase
 from everlong_lab.corpora import vocabulary
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import ConfigError
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 
 Ints = NDArray[np.int64]
 

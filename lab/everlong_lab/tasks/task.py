@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 from everlong_models.text.tokenizer import Tokenizer
 
 

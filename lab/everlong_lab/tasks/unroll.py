@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from everlong_models.errors import ConfigError, TokenError
-from everlong_models.memories.memory import MemoryModel
+from everlong_models.memories.base import MemoryModel
 from everlong_models.memories.state import MemoryState
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from everlong_models.memories.memory import SegmentReader
+from everlong_models.memories.base import SegmentReader
 
 
 def flops_per_token(memory: SegmentReader) -> int:

@@ -21,13 +21,13 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from everlong_models.backbone import rotary
-from everlong_models.kernels.cpu import dense, team
-from everlong_models.kernels.cpu.decoding import CACHED, Decoding
-from everlong_models.kernels.cpu.lanes import PANEL
-from everlong_models.kernels.cpu.quantized import Quantized, fits
-from everlong_models.kernels.gpu import fused
+from everlong_models.kernels.cpu import prefill, thread_pool
+from everlong_models.kernels.cpu.decode_layers import CACHED, Decoding
+from everlong_models.kernels.cpu.quantised_matrix import Quantized, fits
+from everlong_models.kernels.cpu.simd import PANEL
+from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.kernels.linear import Linear, has_dense, has_onednn, matmul
-from everlong_models.kernels.lowrank import apart, detach
+from everlong_models.kernels.low_rank import apart, detach
 from everlong_models.kernels.pause import pause
 
 FAMILY = ("llama", "mistral", "qwen2")
@@ -105,13 +105,13 @@ class Llama:
         )
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "eps": self.eps}
         if has_dense(weight):
-            team.prepare(dense.product, dense.norm, dense.rotate, dense.attend)
+            thread_pool.prepare(prefill.product, prefill.norm, prefill.rotate, prefill.attend)
         self._decoding = Decoding(base.layers, self.norm, **sizes) if quantize else None
         self._turns: tuple[Tensor, ...] = (torch.empty(0), torch.empty(0))
         """For decoding: `_rotation` of all positions, so far."""
         self.cached: torch.dtype = CACHED if quantize else head.weight.dtype
         first = base.layers[0]
-        self._fused = fused.available(
+        self._fused = layer_kernels.available(
             head.weight,
             heads=self.heads + 2 * self.kv_heads,
             turning=self.heads + self.kv_heads,
@@ -180,7 +180,7 @@ def _matrices(layer: Any) -> list[Any]:
     return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
-def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | fused.Fused:
+def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | layer_kernels.Fused:
     matrices = _matrices(layer)
     q, k, v, o, gate, up, down = matrices
     before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
@@ -198,9 +198,9 @@ def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | fuse
 
     qkv = folded(torch.cat([q.weight * scale, k.weight, v.weight]), before)
     qkv_bias = bias(q, k, v, first=scale)
-    taken: Layer | fused.Fused
+    taken: Layer | layer_kernels.Fused
     if fuse:
-        taken = fused.Fused(
+        taken = layer_kernels.Fused(
             qkv=(qkv, qkv_bias),
             o=(o.weight, o.bias),
             both=(folded(torch.cat([gate.weight, up.weight]), between), bias(gate, up)),
@@ -242,13 +242,13 @@ def _rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _normed(x: Tensor, eps: float) -> Tensor:
-    return team.norm(x, eps) if has_dense(x) else F.rms_norm(x, x.shape[-1:], None, eps)
+    return thread_pool.norm(x, eps) if has_dense(x) else F.rms_norm(x, x.shape[-1:], None, eps)
 
 
 def _rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
     """Gives the first `count` of `heads` (B, T, heads, d) their rotary positions, in place."""
     if has_dense(heads):
-        team.rotate(heads, count, cos, sin)
+        thread_pool.rotate(heads, count, cos, sin)
         return
     x = heads[:, :, :count]
     turned = x.roll(x.shape[-1] // 2, dims=-1)
@@ -279,7 +279,7 @@ def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     B, n, G, R, d = queries.shape
     T = keys.shape[2]
     if has_dense(queries) and d % PANEL == 0:
-        return team.attend(queries, keys, values)
+        return thread_pool.attend(queries, keys, values)
     if T <= SHORT or not has_onednn(queries):
         mask = None if n == T else torch.ones(n, T, dtype=torch.bool, device=keys.device).tril_(T - n)
         mixed = F.scaled_dot_product_attention(

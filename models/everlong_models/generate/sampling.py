@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from everlong_models.generate.grammar import Grammar
-from everlong_models.kernels.cpu import team
+from everlong_models.kernels.cpu import thread_pool
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256
@@ -144,7 +144,7 @@ def choose(samplers: Sequence[Sampler], scores: Tensor, draw: Draw | None = None
     if scores.device.type != "cpu":
         return by_operations(samplers, scores, draw)
     how = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in (s.params for s in samplers)]
-    found, *_ = team.draw(scores, np.array(how), np.array([(s.seed, s.drawn) for s in samplers]))
+    found, *_ = thread_pool.draw(scores, np.array(how), np.array([(s.seed, s.drawn) for s in samplers]))
     return found[:, 0].tolist()
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everlong_models.kernels.cpu import team
-from everlong_models.kernels.cpu.dense import Then
-from everlong_models.kernels.cpu.lanes import PANEL
+from everlong_models.kernels.cpu import thread_pool
+from everlong_models.kernels.cpu.prefill import Then
+from everlong_models.kernels.cpu.simd import PANEL
 
 # The layout is chosen for so many rows at once; any other number gives the same result, and few rows are fast too.
 ROWS = 512
@@ -40,7 +40,7 @@ class Linear:
         self.bias = None if bias is None else bias.detach().to(self.dtype)
         self.weight: Tensor = weight.detach().to(self.dtype)
         if self.dense:
-            self.weight = team.packed(self.weight)
+            self.weight = thread_pool.packed(self.weight)
         elif self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS)
 
@@ -56,7 +56,7 @@ class Linear:
             then = (
                 Then.SILU if silu else Then.PLUS if plus is not None else Then.NOTHING if times is None else Then.TIMES
             )
-            return team.product(x, self.weight, self.bias, then, times if plus is None else plus)
+            return thread_pool.product(x, self.weight, self.bias, then, times if plus is None else plus)
         if self.packed:
             op = torch.ops.mkldnn._linear_pointwise
             if times is not None:
@@ -78,7 +78,7 @@ class Linear:
 
 
 def has_dense(x: Tensor) -> bool:
-    """Whether `team` has products of `x`, and quick ones: their vectors are as wide as AVX2's."""
+    """Whether `thread_pool` has products of `x`, and quick ones: their vectors are as wide as AVX2's."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and _AVX2
 
 

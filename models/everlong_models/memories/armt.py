@@ -41,7 +41,7 @@ from everlong_models.backbone.layers import Layers
 from everlong_models.backbone.precision import in_full, under_autocast
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.pause import pause
-from everlong_models.memories.memory import MemoryConfig, SegmentReader
+from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import Part, effective_rank, relative_change
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
 from everlong_models.errors import ConfigError, TokenError
-from everlong_models.memories.memory import MemoryConfig, SegmentReader
+from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import Part
 

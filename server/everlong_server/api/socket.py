@@ -13,7 +13,7 @@ from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from everlong_server.api.errors import as_server_error
-from everlong_server.api.events import error_event
+from everlong_server.api.sse import error_event
 from everlong_server.errors import InvalidRequest, Overloaded, ServerError, Unavailable
 
 # RFC 6455 and the IANA registry.

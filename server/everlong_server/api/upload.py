@@ -19,7 +19,7 @@ from starlette.requests import Request
 from everlong_server.engine.documents import formats
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 from everlong_server.pools import Pool
-from everlong_server.store.texts import marks
+from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs, BlobWriter
 
 _MAGIC = {
@@ -221,7 +221,7 @@ async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> 
     def convert() -> Received:
         with blobs.fill(name) as text, blobs.local(name + received.suffix) as uploaded:
             made_of, found = formats.convert(uploaded, kind, text, limit)
-            marks.save(blobs, name, found)
+            outline.save(blobs, name, found)
             with text.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             return replace(received, bytes=text.stat().st_size, text_offset=0, digest=digest, format=made_of)

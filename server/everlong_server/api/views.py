@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 
 from everlong_models.memories.view import LayerView
 from everlong_server.api import schemas
-from everlong_server.engine.answering.memories import SessionMemory
+from everlong_server.engine.answering.memory_view import SessionMemory
 from everlong_server.engine.documents import formats
 from everlong_server.errors import RateLimited, Unavailable
 from everlong_server.services import Services

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, Progress
-from everlong_models.kernels.cpu import drawing, team
+from everlong_models.kernels.cpu import sampling_kernel, thread_pool
 from everlong_models.model import DEFAULT_MODEL, Model, load_model
 from everlong_server.settings import Settings
 
@@ -28,5 +28,5 @@ def load(settings: Settings, progress: Progress) -> Model:
         progress=progress,
     )
     if device == "cpu":
-        team.prepare(drawing.draw)  # or the first answer waits for it
+        thread_pool.prepare(sampling_kernel.draw)  # or the first answer waits for it
     return model

@@ -25,7 +25,7 @@ from everlong_server.store.records import (
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, every
 from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
-from everlong_server.store.tenants.allowance import MISSING_QUEUE, MISSING_ROOM, Allowance, today
+from everlong_server.store.tenants.quota import MISSING_QUEUE, MISSING_ROOM, Allowance, today
 from everlong_server.store.vault import Vault
 
 # KEYS: document, documents, document_readings, reading, jobs, stored, queued, and the upload and its parts that it is

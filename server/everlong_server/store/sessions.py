@@ -28,7 +28,7 @@ from everlong_server.store.records import (
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts, flat
-from everlong_server.store.tenants.allowance import Allowance
+from everlong_server.store.tenants.quota import Allowance
 from everlong_server.store.vault import MESSAGES, Vault
 
 _START = """

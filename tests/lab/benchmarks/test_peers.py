@@ -15,7 +15,7 @@ import torch
 from gguf import GGUFReader, GGUFWriter
 
 from everlong_lab.benchmarks import peers
-from everlong_lab.benchmarks.positions import with_positions
+from everlong_lab.benchmarks.gguf_positions import with_positions
 from everlong_lab.harness import generate
 from everlong_lab.harness.process import Process
 from tests.process import everlong

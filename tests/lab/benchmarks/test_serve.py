@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from everlong_lab.benchmarks import serve
 from everlong_lab.cli.bench import bench
 from everlong_lab.harness.process import Process
-from everlong_server.engine.device.items import Finished
+from everlong_server.engine.device.requests import Finished
 from tests.process import Server
 
 

@@ -12,7 +12,7 @@ from everlong_lab.chaos import clock
 from everlong_lab.chaos.campaign import Outcome, Plan, campaign, report
 from everlong_lab.chaos.faults import FAULTS
 from everlong_lab.chaos.load import PASSING
-from everlong_lab.chaos.world import RedisProcess
+from everlong_lab.chaos.processes import RedisProcess
 from everlong_server.store.redis.embedded import redis_servers
 
 

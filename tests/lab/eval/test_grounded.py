@@ -15,17 +15,17 @@ import pytest
 from typer.testing import CliRunner
 
 from everlong_lab.cli.eval import eval as command
+from everlong_lab.eval.answer_scores import squad
 from everlong_lab.eval.grounded import grounded, prompts
 from everlong_lab.eval.grounded.grounded import Cell
 from everlong_lab.eval.grounded.hiding import Asked, Hidden, Novels, books, documents, rank, stated
 from everlong_lab.eval.grounded.questions import Question, Text, texts
 from everlong_lab.eval.grounded.scores import Mean, declines, holds, mean, ratio
-from everlong_lab.eval.wording import squad
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models import load_model
 from everlong_server.engine.answering.grounding import TEMPLATE
 from everlong_server.settings import Settings
-from everlong_server.store.texts.shelf import Shelf
+from everlong_server.store.texts.search_only import Shelf
 
 FACTS = [
     ("Harbours", "The lighthouse of Brimsund was painted green by Oda Kvist in 1911.", "Who painted Brimsund's lighthouse?", "Oda Kvist"),

@@ -15,7 +15,7 @@ from everlong_lab.tasks.language import Language, LanguageConfig
 from everlong_lab.tasks.sorting import Sorting, SortingConfig
 from everlong_models.errors import ConfigError, DataError, RunError
 from everlong_models.memories.armt import ARMTConfig
-from everlong_models.memories.infinite.infinite_scratch import InfiniteScratch, InfiniteScratchConfig
+from everlong_models.memories.infinite.scratch import InfiniteScratch, InfiniteScratchConfig
 from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
 from everlong_models.text.tokenizer import Tokenizer

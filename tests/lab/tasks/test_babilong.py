@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from everlong_lab.corpora import text
-from everlong_lab.corpora.hidden import hide
+from everlong_lab.corpora.haystack import hide
 from everlong_lab.eval.babilong import babilong, in_window, table, tokens_of
 from everlong_lab.eval.interval import wilson
 from everlong_lab.tasks import Setting, babi, greedy

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
+from everlong_lab.eval.answer_scores import wording
 from everlong_lab.eval.babilong import in_window
 from everlong_lab.eval.dialogue import dialogue, sample, table
-from everlong_lab.eval.wording import wording
 from everlong_lab.tasks import Setting
 from everlong_lab.tasks.dialogue import DialogueConfig, DialogueTask, Turn, dialogues, perplexity, told
 from everlong_lab.tasks.exchange import Exchange

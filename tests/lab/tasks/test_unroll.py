@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from everlong_lab.tasks.unroll import document_loss, unroll
 from everlong_models.errors import ConfigError, TokenError
 from everlong_models.memories.armt import ARMT, ARMTConfig
-from everlong_models.memories.infinite.infinite_scratch import InfiniteScratch, InfiniteScratchConfig
-from everlong_models.memories.memory import MemoryModel, SegmentReader
+from everlong_models.memories.base import MemoryModel, SegmentReader
+from everlong_models.memories.infinite.scratch import InfiniteScratch, InfiniteScratchConfig
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.state import MemoryState
 from tests.models.laws import CLOSE, assert_same_state, tokens

@@ -11,7 +11,7 @@ from torch import Tensor
 from everlong_lab.tasks.greedy import answer
 from everlong_models.backbone.precision import in_full, under_autocast
 from everlong_models.memories.armt import Projections, memorise, recall
-from everlong_models.memories.memory import SegmentReader
+from everlong_models.memories.base import SegmentReader
 from everlong_models.model import MEMORIES, memory_config
 from tests.models.tiny import VOCAB, llama
 

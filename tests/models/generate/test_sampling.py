@@ -23,7 +23,7 @@ from everlong_models.generate.sampling import (
     choose,
 )
 from everlong_models.generate.sampling import StopStrings as Stops
-from everlong_models.kernels.cpu import team
+from everlong_models.kernels.cpu import thread_pool
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
 
@@ -55,7 +55,7 @@ def left(way: str, scores: torch.Tensor, **params: object) -> torch.Tensor:
         assert known.tolist() == [True]
         return none.index_add(0, ids[0], probabilities[0])
     how = np.array([[p.temperature, p.top_k, p.top_p, p.min_p]])
-    ((_, count),), against_likeliest, ids = team.draw(scores[None], how, np.array([[0, 0]]))
+    ((_, count),), against_likeliest, ids = thread_pool.draw(scores[None], how, np.array([[0, 0]]))
     likeliest = torch.softmax(scores.double() / max(p.temperature, 1e-37), dim=-1).max()
     return none.index_add(0, ids[0, :count], against_likeliest[0, :count].double() * likeliest)
 
@@ -242,7 +242,7 @@ class TestDraw:
     def test_what_cannot_be_drawn_of(self, scores, how, seeds):
         """Addresses tell nothing of either."""
         with pytest.raises(ValueError, match=r"scores are torch\.float"):
-            team.draw(scores, np.ones(how), np.zeros(seeds))
+            thread_pool.draw(scores, np.ones(how), np.zeros(seeds))
 
     def test_numbers_are_those_of_splitmix64(self):
         """Its authors' generator from the state 1234567: its first outputs, as published."""

@@ -7,8 +7,8 @@ import torch
 
 from everlong_models.memories.armt import ARMT, ARMTConfig
 from everlong_models.memories.infinite import sticky
-from everlong_models.memories.infinite.infinite import InfiniteConfig, InfiniteFormer
-from everlong_models.memories.infinite.infinite_scratch import InfiniteScratch, InfiniteScratchConfig
+from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
+from everlong_models.memories.infinite.scratch import InfiniteScratch, InfiniteScratchConfig
 from everlong_models.memories.relative.compressive import Compressive, CompressiveConfig
 from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig

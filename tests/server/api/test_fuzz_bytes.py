@@ -23,7 +23,7 @@ from everlong_server.api.native.stream import _Conversation
 from everlong_server.api.openai.responses_socket import _Responses
 from everlong_server.api.upload import Nowhere, receive
 from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.documents.pieces import pieces
+from everlong_server.engine.documents.token_stream import pieces
 from everlong_server.errors import Damaged, InvalidRequest, KeyMissing, ServerError
 from everlong_server.settings import Settings
 from everlong_server.store.vault import Vault

@@ -15,8 +15,8 @@ import pytest
 from redis.exceptions import ConnectionError as RedisAway
 
 from everlong_server.errors import Conflict, InvalidRequest, NotFound
-from everlong_server.store import attempts as stored
-from everlong_server.store.attempts import Attempt, Attempts
+from everlong_server.store import idempotency as stored
+from everlong_server.store.idempotency import Attempt, Attempts
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from tests.process import Server

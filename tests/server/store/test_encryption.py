@@ -30,9 +30,9 @@ from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.rotation import UNFINISHED, Rotated, anything
 from everlong_server.store.rotation import rotate as rotate_all
 from everlong_server.store.sessions import Sessions
-from everlong_server.store.tenants.allowance import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Allowance, Limits, Slots
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.copies import Copies
+from everlong_server.store.texts.local_copies import Copies
 from everlong_server.store.vault import FIELDS, Vault, VaultError, new_key
 from tests.files import word
 from tests.process import START_SECONDS, Server, wait_for
@@ -209,7 +209,7 @@ async def test_blobs_are_sealed_wherever_they_are(url: str, tmp_path: Path) -> N
 
 
 def test_copies_make_room_for_others_unless_they_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everlong_server.store.texts.copies._MOST_BYTES", 250)
+    monkeypatch.setattr("everlong_server.store.texts.local_copies._MOST_BYTES", 250)
     copies = Copies(tmp_path, secret=True)
 
     def content() -> io.BytesIO:
@@ -235,7 +235,7 @@ def test_copies_of_who_was_killed_are_swept_and_those_of_the_living_are_not(tmp_
         [sys.executable, "-c", f"""
 import os, signal, io
 from pathlib import Path
-from everlong_server.store.texts.copies import Copies
+from everlong_server.store.texts.local_copies import Copies
 copies = Copies(Path({str(tmp_path)!r}), secret=True)
 with copies.of("a", lambda: io.BytesIO(b"words")):
     os.kill(os.getpid(), signal.SIGKILL)

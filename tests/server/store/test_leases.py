@@ -13,7 +13,7 @@ from everlong_server.store import sessions as stored
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect
 from everlong_server.store.sessions import Sessions
-from everlong_server.store.tenants.allowance import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Allowance, Limits, Slots
 
 
 @pytest.mark.parametrize("error", [RedisAway, asyncio.CancelledError])

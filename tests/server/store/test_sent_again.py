@@ -20,8 +20,8 @@ from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import connect
 from everlong_server.store.responses import Responses
-from everlong_server.store.tenants.allowance import Allowance, Limits, Slots, today
 from everlong_server.store.tenants.credentials import Caller, Credentials
+from everlong_server.store.tenants.quota import Allowance, Limits, Slots, today
 from tests.forgetful import Forgetful
 from tests.process import Server, everlong, wait_for
 from tests.server.api.openai.talk import begin_upload, over, respond, sdk

@@ -17,16 +17,16 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from everlong_lab.eval.answer_scores import squad
 from everlong_lab.eval.grounded.floor import Floor
 from everlong_lab.eval.grounded.hiding import Asked, Hidden, Novels, books, documents, rank, stated
 from everlong_lab.eval.grounded.questions import SETS, Span, Split, Text, texts
 from everlong_lab.eval.grounded.scores import Mean, declines, holds, mean, ratio
-from everlong_lab.eval.wording import squad
 from everlong_lab.harness.report import Report, Target
 from everlong_models import Model, SamplingParams
 from everlong_models.errors import DataError
-from everlong_server.engine.answering.conversation import Conversations
 from everlong_server.engine.answering.grounding import TEMPLATE, Recall, Template, asks, choose, words_of
+from everlong_server.engine.answering.sessions import Conversations
 from everlong_server.engine.answering.turn import Turns
 from everlong_server.errors import DocumentFailed
 from everlong_server.observability.metrics import Metrics
@@ -35,7 +35,7 @@ from everlong_server.services import Services, running
 from everlong_server.settings import Settings
 from everlong_server.store.records import Document, reading_id
 from everlong_server.store.redis.embedded import EmbeddedRedis
-from everlong_server.store.texts.shelf import Shelf
+from everlong_server.store.texts.search_only import Shelf
 
 WAYS = {
     "neither": "the question alone",

@@ -25,7 +25,7 @@ from everlong_models.errors import DataError
 from everlong_server.engine.answering.grounding import TEMPLATE, choose, words_of
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.shelf import Shelf
+from everlong_server.store.texts.search_only import Shelf
 
 _PASSAGES = 16
 _LINES = 10

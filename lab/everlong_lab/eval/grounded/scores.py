@@ -1,4 +1,4 @@
-"""What is counted beside SQuAD's F1 and exact match (`everlong_lab.eval.wording`); means with intervals."""
+"""What is counted beside SQuAD's F1 and exact match (`everlong_lab.eval.answer_scores`); means with intervals."""
 
 from __future__ import annotations
 

@@ -31,10 +31,16 @@ from torch.nn import functional as F
 
 from everlong_models.backbone.precision import in_full
 from everlong_models.errors import ConfigError
+from everlong_models.memories.base import MemoryConfig
 from everlong_models.memories.infinite import sticky
-from everlong_models.memories.infinite.continuous import Basis, Regression, divergence, expectation, stored_operators
-from everlong_models.memories.infinite.space import Space, interpolate, sampled
-from everlong_models.memories.memory import MemoryConfig
+from everlong_models.memories.infinite.continuous_attention import (
+    Basis,
+    Regression,
+    divergence,
+    expectation,
+    stored_operators,
+)
+from everlong_models.memories.infinite.voronoi import Space, interpolate, sampled
 
 Contraction = float | Literal["k/(k+1)"]
 P = ParamSpec("P")

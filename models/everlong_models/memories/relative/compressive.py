@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everlong_models.errors import ConfigError
-from everlong_models.memories.memory import TrainingSegment
+from everlong_models.memories.base import TrainingSegment
 from everlong_models.memories.relative.scratch import Block, InputsReader, ScratchConfig, detached, filled, newest
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import Part

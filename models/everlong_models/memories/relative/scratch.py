@@ -21,11 +21,11 @@ from torch.nn import functional as F
 
 from everlong_models.backbone.cache import Cache
 from everlong_models.errors import ConfigError
-from everlong_models.kernels.gpu import fused
-from everlong_models.kernels.gpu.attended import attended
+from everlong_models.kernels.gpu import layer_kernels
+from everlong_models.kernels.gpu.attention_kernel import attended
 from everlong_models.kernels.pause import pause
-from everlong_models.memories.memory import MemoryConfig, SegmentReader
-from everlong_models.memories.relative.relative import INITIAL_STD, PositionForm, RelativeAttention, RelativePositions
+from everlong_models.memories.base import MemoryConfig, SegmentReader
+from everlong_models.memories.relative.attention import INITIAL_STD, PositionForm, RelativeAttention, RelativePositions
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import Part
 
@@ -149,7 +149,7 @@ class ScratchReader(SegmentReader):
             self.step(cache, token[0])
 
         self._fused = True
-        self._fused = fused.compiles(self._weight, run)
+        self._fused = layer_kernels.compiles(self._weight, run)
 
     @abstractmethod
     def _held(self, past: Mapping[str, Tensor]) -> Tensor:

@@ -13,15 +13,15 @@ from sse_starlette import EventSourceResponse
 
 from everlong_server.api import schemas
 from everlong_server.api.errors import RESPONSES
-from everlong_server.api.events import event_stream
-from everlong_server.api.once import Key
+from everlong_server.api.idempotency import Key
+from everlong_server.api.sse import event_stream
 from everlong_server.api.upload import Form, Nowhere, Received, Source, converted, receive
 from everlong_server.api.views import Served, document_view
 from everlong_server.errors import NotFound, ServerError, Unavailable
 from everlong_server.services import Services
-from everlong_server.store.attempts import Attempt
+from everlong_server.store.idempotency import Attempt
 from everlong_server.store.records import Document, is_id, now
-from everlong_server.store.texts import marks
+from everlong_server.store.texts import outline
 
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=RESPONSES)
 
@@ -134,7 +134,7 @@ async def _drop_text(services: Services, document_id: str, attempt: Attempt | No
     """Deletes the text of a document that was not made. If that cannot be known, or another server is at it, the text stays."""
     with contextlib.suppress(RedisError):
         if (attempt is None or await attempt.mine()) and not await services.documents.exists(document_id):
-            for blob in (document_id, marks.name(document_id)):
+            for blob in (document_id, outline.name(document_id)):
                 await services.blobs.delete(blob)
 
 
@@ -170,7 +170,7 @@ async def delete(document_id: str, services: Served) -> schemas.Deleted:
         await services.chats.forget(document_id)
         await services.passages.delete(document_id)
         await services.whereabouts.delete(document_id)
-        for blob in (marks.name(document_id), document_id):
+        for blob in (outline.name(document_id), document_id):
             await services.blobs.delete(blob)
     if missing is not None:
         raise missing

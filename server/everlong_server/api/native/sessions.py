@@ -14,12 +14,12 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from everlong_models import SamplingParams
 from everlong_server.api import schemas
+from everlong_server.api.disconnect import unless_gone
 from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
-from everlong_server.api.events import event_stream
+from everlong_server.api.idempotency import Event, Key, again, finishing, once
 from everlong_server.api.native.documents import After, Limit
-from everlong_server.api.once import Event, Key, again, finishing, once
+from everlong_server.api.sse import event_stream
 from everlong_server.api.views import Served, memory_view, session_view
-from everlong_server.api.waiting import unless_gone
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services

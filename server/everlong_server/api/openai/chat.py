@@ -10,11 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from everlong_server.api.disconnect import unless_gone
 from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
-from everlong_server.api.events import data_stream
 from everlong_server.api.native.sessions import recall, sampling
-from everlong_server.api.openai.dialogue import Dialogue, require_model
-from everlong_server.api.openai.formats import JsonObjectFormat, require_schema
+from everlong_server.api.openai.messages import Dialogue, require_model
 from everlong_server.api.openai.schemas import (
     ChatCompletion,
     ChatMessage,
@@ -23,8 +22,9 @@ from everlong_server.api.openai.schemas import (
     FilePart,
     JsonSchemaFormat,
 )
+from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
+from everlong_server.api.sse import data_stream
 from everlong_server.api.views import Served
-from everlong_server.api.waiting import unless_gone
 from everlong_server.engine.answering.turn import Event, Turn
 from everlong_server.services import Services
 from everlong_server.store.records import Said, new_id, now

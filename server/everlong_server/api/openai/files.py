@@ -12,8 +12,8 @@ from fastapi.responses import StreamingResponse
 
 from everlong_server.api import schemas
 from everlong_server.api.errors import RESPONSES
+from everlong_server.api.idempotency import Key
 from everlong_server.api.native import documents
-from everlong_server.api.once import Key
 from everlong_server.api.openai.schemas import File, FileDeleted, FileList
 from everlong_server.api.views import Served, document_view
 from everlong_server.errors import NotFound

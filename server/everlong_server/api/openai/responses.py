@@ -10,12 +10,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as Answer
 
+from everlong_server.api.disconnect import unless_gone
 from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES, as_server_error
-from everlong_server.api.events import event_stream
 from everlong_server.api.native.sessions import recall, sampling
-from everlong_server.api.openai.dialogue import Dialogue, require_length, require_model
-from everlong_server.api.openai.formats import JsonObjectFormat, require_schema
-from everlong_server.api.openai.response import (
+from everlong_server.api.openai.messages import Dialogue, require_length, require_model
+from everlong_server.api.openai.response_schemas import (
     CreateResponse,
     InputFile,
     InputItem,
@@ -27,8 +26,9 @@ from everlong_server.api.openai.response import (
     Response,
     ResponseDeleted,
 )
+from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
+from everlong_server.api.sse import event_stream
 from everlong_server.api.views import Served
-from everlong_server.api.waiting import unless_gone
 from everlong_server.engine.answering.responses import Answering
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services

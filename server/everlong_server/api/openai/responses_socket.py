@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
 from everlong_server.api.errors import as_server_error, headers_of
-from everlong_server.api.events import error_event
-from everlong_server.api.openai.response import CreateResponse
+from everlong_server.api.openai.response_schemas import CreateResponse
 from everlong_server.api.openai.responses import asked, events
 from everlong_server.api.socket import Socket, refuse
+from everlong_server.api.sse import error_event
 from everlong_server.api.views import get_services
 from everlong_server.errors import Conflict, InvalidRequest, Unauthenticated, Unavailable
 from everlong_server.services import Services

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from everlong_models import SamplingParams
-from everlong_server.api.openai.formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
+from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
 from everlong_server.api.schemas import Evidence, Recall, Wire
 
 MAX_MESSAGES = 2048

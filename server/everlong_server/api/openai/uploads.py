@@ -16,8 +16,8 @@ from pydantic import Field
 from everlong_server.api.errors import RESPONSES
 from everlong_server.api.native.documents import make
 from everlong_server.api.openai import files
-from everlong_server.api.openai.formats import Nullable
 from everlong_server.api.openai.schemas import File
+from everlong_server.api.openai.text_formats import Nullable
 from everlong_server.api.schemas import Wire
 from everlong_server.api.upload import (
     Arriving,

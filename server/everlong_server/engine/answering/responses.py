@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everlong_models import SamplingParams
-from everlong_server.engine.answering.dialogue import Dialogues, Stood
+from everlong_server.engine.answering.chats import Dialogues, Stood
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.turn import Event, Turn, load_state
 from everlong_server.engine.device.engine import Engine
@@ -19,7 +19,7 @@ from everlong_server.store.chats import Chats
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import Said, Session, new_id, now
 from everlong_server.store.responses import OPEN, Response, Responses
-from everlong_server.store.tenants.allowance import Allowance
+from everlong_server.store.tenants.quota import Allowance
 
 log = logging.getLogger(__name__)
 

@@ -36,13 +36,13 @@ from everlong_server.engine.answering.grounding import (
     words_of,
 )
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.device.items import Answer, Finished
-from everlong_server.engine.documents.whereabouts import Whereabouts
+from everlong_server.engine.device.requests import Answer, Finished
+from everlong_server.engine.documents.token_offsets import Whereabouts
 from everlong_server.errors import InvalidRequest, StateUnusable, TooLarge
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.records import Said, Session, new_id, now
-from everlong_server.store.tenants.allowance import Allowance
+from everlong_server.store.tenants.quota import Allowance
 from everlong_server.store.texts.passages import Passage, Passages
 
 Event = dict[str, Any]

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from everlong_models import Grammar, Grammars, MemoryState, MemoryView, Model
-from everlong_server.engine.device.items import Answer, Delta, Failed, Finished, Look, Read
-from everlong_server.engine.device.post import Post
+from everlong_server.engine.device.event_loop_bridge import Post
+from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Look, Read
 from everlong_server.engine.device.runner import Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
 from everlong_server.pools import Pool

@@ -21,12 +21,12 @@ from torch import Tensor
 from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, Recorded, Sampler, StepGraphs
 from everlong_models.generate.sampling import choose, drawn
 from everlong_models.kernels.pause import pausing
-from everlong_server.engine.device.batch import Batch
-from everlong_server.engine.device.items import Answer, Delta, Failed, Finished, Item, Look, Read
-from everlong_server.engine.device.post import Post
+from everlong_server.engine.device.decode_batch import Batch
+from everlong_server.engine.device.detokeniser import Wording, logprobs
+from everlong_server.engine.device.event_loop_bridge import Post
+from everlong_server.engine.device.prefill_batch import Segments
+from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Item, Look, Read
 from everlong_server.engine.device.scheduler import Scheduler, Work
-from everlong_server.engine.device.segments import Segments
-from everlong_server.engine.device.wording import Wording, logprobs
 
 log = logging.getLogger(__name__)
 

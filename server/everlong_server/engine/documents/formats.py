@@ -24,7 +24,7 @@ from typing import IO, Any
 from urllib.parse import unquote
 
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
-from everlong_server.store.texts.marks import Mark
+from everlong_server.store.texts.outline import Mark
 
 SECONDS = 120
 MEMORY = 2 << 30

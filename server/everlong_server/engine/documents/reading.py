@@ -24,8 +24,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.documents.pieces import pieces
-from everlong_server.engine.documents.whereabouts import Whereabouts
+from everlong_server.engine.documents.token_offsets import Whereabouts
+from everlong_server.engine.documents.token_stream import pieces
 from everlong_server.errors import Damaged, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing

@@ -18,7 +18,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from everlong_server.errors import Damaged
-from everlong_server.store.texts.copies import Copies
+from everlong_server.store.texts.local_copies import Copies
 from everlong_server.store.vault import Sealer, Vault
 
 _OURS = re.compile(r"\.?((?:doc|upload)_[0-9a-f]{32})(\.[\w.]+)?")

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.store.records import Document
-from everlong_server.store.texts import marks
-from everlong_server.store.texts.beside import Beside, Catalogue, Stopped
+from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.texts.sidecar import Beside, Catalogue, Stopped
 
 log = logging.getLogger(__name__)
 
@@ -174,14 +174,14 @@ class Passages:
 
     async def placed(self, passages: Sequence[Passage]) -> list[Passage]:
         """`passages` with the page and the section that each begins in, where its document has these."""
-        there: dict[str, list[marks.Mark]] = {}
+        there: dict[str, list[outline.Mark]] = {}
         for document_id in {passage.document for passage in passages}:
             with contextlib.suppress(NotFound):
                 document = await self._documents.get(document_id)
                 there[document_id] = (
-                    await asyncio.to_thread(marks.load, self._blobs, document_id) if document.format else []
+                    await asyncio.to_thread(outline.load, self._blobs, document_id) if document.format else []
                 )
-        found = [(passage, marks.at(there.get(passage.document, ()), passage.start)) for passage in passages]
+        found = [(passage, outline.at(there.get(passage.document, ()), passage.start)) for passage in passages]
         return [replace(passage, page=mark.page, section=mark.section) if mark else passage for passage, mark in found]
 
     async def complete(self, documents: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ from everlong_server.api.openai import uploads
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import Document, new_id
 from everlong_server.store.redis.connection import connect
-from everlong_server.store.tenants.allowance import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Allowance, Limits, Slots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.uploads import Part, Upload, Uploads
 from tests.process import Server

@@ -14,7 +14,7 @@ from everlong_server.api.errors import CLIENT_CLOSED
 from everlong_server.api.native import sessions
 from everlong_server.api.openai import chat, responses
 from everlong_server.api.openai.chat import CreateChatCompletion
-from everlong_server.api.openai.response import CreateResponse
+from everlong_server.api.openai.response_schemas import CreateResponse
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import Overloaded
 

@@ -17,10 +17,10 @@ import pytest
 
 from everlong_models.backbone.loading import load_tokenizer
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.engine.answering.memories import Memories
+from everlong_server.engine.answering.memory_view import Memories
 from everlong_server.store.records import Document, reading_id
 from tests.process import Server, wait_for
-from tests.server.engine.answering.test_memories import folder_of
+from tests.server.engine.answering.test_every_memory import folder_of
 from tests.tinymodel import STORY, make_tokenizer
 
 TEXT = STORY.read_text()[:8_000]
@@ -131,7 +131,7 @@ def test_words_are_looked_for_while_the_look_is_admitted(monkeypatch: pytest.Mon
         SimpleNamespace(passages=passages),  # type: ignore[arg-type]
         SimpleNamespace(stream=lambda usual: contextlib.nullcontext(), tenant="ann"),  # type: ignore[arg-type]
     )
-    monkeypatch.setattr("everlong_server.engine.answering.memories.load_state", lambda *_: None)
+    monkeypatch.setattr("everlong_server.engine.answering.memory_view.load_state", lambda *_: None)
     asyncio.run(memories.look("ses_1"))
     assert looked == [("doc_a", [(1, 3)]), ("doc_c", [(1, 3)])]
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from everlong_lab.benchmarks import flat, read
+from everlong_lab.benchmarks import flat
+from everlong_lab.benchmarks import prefill as read
 from everlong_models import MEMORIES, Grammars, Model, SamplingParams, load_model
 from everlong_server.engine.device import runner as running
-from everlong_server.engine.device.items import Answer, Delta, Failed, Finished, Look, Read
+from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Look, Read
 from everlong_server.engine.device.runner import Runner
 from tests.models.pretended import DEVICE, GPU, REAL, Graphs, gpu
 

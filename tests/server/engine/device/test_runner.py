@@ -20,8 +20,8 @@ from everlong_models.backbone.cache import Cache
 from everlong_models.errors import StateNotFinite
 from everlong_models.kernels.pause import pause
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.device.items import Answer, Delta, Failed, Finished, Read
-from everlong_server.engine.device.post import Post
+from everlong_server.engine.device.event_loop_bridge import Post
+from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Read
 from everlong_server.engine.device.runner import Runner
 from everlong_server.errors import Overloaded
 

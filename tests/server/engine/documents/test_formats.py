@@ -13,7 +13,7 @@ import pytest
 from everlong_server.engine.documents import formats
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.marks import Mark, at
+from everlong_server.store.texts.outline import Mark, at
 from tests import files
 from tests.process import Server
 

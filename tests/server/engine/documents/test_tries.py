@@ -19,7 +19,7 @@ from everlong_server.engine.answering.background import Background
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents import reading
 from everlong_server.engine.documents.reading import Reader, ReadingError
-from everlong_server.engine.documents.whereabouts import Whereabouts
+from everlong_server.engine.documents.token_offsets import Whereabouts
 from everlong_server.errors import KeyMissing, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
@@ -29,7 +29,7 @@ from everlong_server.store.records import Cursor, Document, Reading, Said, new_i
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.responses import Response, Responses
-from everlong_server.store.tenants.allowance import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Allowance, Limits, Slots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passages
 

@@ -25,7 +25,7 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect, every
 from everlong_server.store.redis.embedded import redis_server
 from everlong_server.store.responses import Response, Responses
-from everlong_server.store.tenants.allowance import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Allowance, Limits, Slots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.pairing import known, paired
 from tests.process import Server, wait_for

@@ -24,8 +24,8 @@ from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.sessions import Sessions
-from everlong_server.store.tenants.allowance import Allowance, Limits, Slots, today
 from everlong_server.store.tenants.credentials import Credentials
+from everlong_server.store.tenants.quota import Allowance, Limits, Slots, today
 from tests.process import Server, wait_for
 
 MODEL = "fingerprint"

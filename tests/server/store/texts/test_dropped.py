@@ -16,13 +16,13 @@ from everlong_server.api.native.documents import make
 from everlong_server.api.upload import Received, commit
 from everlong_server.engine.documents import formats
 from everlong_server.errors import InvalidRequest, RateLimited
-from everlong_server.store.attempts import Attempt, Attempts
 from everlong_server.store.documents import Documents
+from everlong_server.store.idempotency import Attempt, Attempts
 from everlong_server.store.records import new_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts
-from everlong_server.store.tenants.allowance import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Allowance, Limits, Slots
 from everlong_server.store.texts.blobs import Blobs
 
 WORDS = b"the text of the book"

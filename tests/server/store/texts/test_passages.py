@@ -22,7 +22,7 @@ from everlong_server.api.errors import as_server_error
 from everlong_server.engine.answering.grounding import choose, words_of
 from everlong_server.errors import NotFound
 from everlong_server.store.records import Document, new_id
-from everlong_server.store.texts import marks
+from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passage, Passages, opened, split
 from tests.lab.train.conftest import full_disk
@@ -326,7 +326,7 @@ def test_a_passage_stands_on_the_page_that_it_begins_on(tmp_path: Path) -> None:
     shelf = Shelf(f"file://{tmp_path}")
     document = shelf.add(ALICE[:3000])
     shelf.documents[document] = replace(shelf.documents[document], format="pdf")
-    marks.save(shelf.blobs, document, [marks.Mark(0, page=1), marks.Mark(120, page=2)])
+    outline.save(shelf.blobs, document, [outline.Mark(0, page=1), outline.Mark(120, page=2)])
     first = next(split(io.BytesIO(ALICE.encode()), document))
     pieces = [first, replace(first, start=119), replace(first, start=120), replace(first, document="doc_gone")]
     placed = asyncio.run(shelf.passages.placed(pieces))

@@ -1,0 +1,145 @@
+"""The command `everlong`: `ingest`, `chat` and `memory`, and whatever other distributions add to it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from everlong_client.cli.chat import Chat
+from everlong_client.cli.ingest import ingest_files
+from everlong_client.cli.plugins import Commands
+from everlong_client.cli.table import table
+from everlong_client.cli.terminal import fail, note, opened, write
+from everlong_client.client import Everlong
+from everlong_client.transport.wire import DEFAULT_URL, VERSION
+from everlong_client.types.message import Sampling
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(name="everlong", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+
+Url = Annotated[str, typer.Option("--url", envvar="EVERLONG_URL", help="Where the server is.")]
+ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="EVERLONG_API_KEY", help="The server's key.")]
+
+
+def main() -> None:
+    """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an answer may hold characters that the terminal does not know
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        server = version("everlong")
+    except PackageNotFoundError:
+        server = "not installed"
+    typer.echo(f"everlong-client {VERSION}, server {server}")
+    raise typer.Exit
+
+
+def _not_empty(session: str | None) -> str | None:
+    if session == "":  # a variable of a script that was never set, most likely
+        fail("the id of a session must not be empty")
+    return session
+
+
+@app.callback()
+def everlong(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it and exit.")
+    ] = False,
+) -> None:
+    """Read documents of any length and ask about them."""
+
+
+@app.command()
+def ingest(
+    files: Annotated[list[Path], typer.Argument(help="Text files; - is standard input.", metavar="FILE")],
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Whether to wait until they are read.")] = True,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Upload texts for the server to read, and print their documents' ids."""
+    opened(sys.stdout, "standard output")  # else their ids would be lost
+    failed = False
+    with _client(url, api_key) as client:
+        for document in ingest_files(client, files, wait=wait):
+            failed |= document is None
+            if document is not None:
+                write(f"{document.id}\n")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def chat(
+    *,
+    file: Annotated[Path | None, typer.Argument(help="A text file to read first.")] = None,
+    documents: Annotated[list[str] | None, typer.Option("--document", help="A document's id; may be repeated.")] = None,
+    session: Annotated[str | None, typer.Option(help="The id of a session to continue.", callback=_not_empty)] = None,
+    model: Annotated[str | None, typer.Option(help="The model to ask, of those that the server offers.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="The most tokens of an answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed samples the same answer.")] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Ask about documents: in a dialogue, or, through a pipe, one question a line."""
+    opened(sys.stdin, "standard input")
+    opened(sys.stdout, "standard output")
+    if session is not None and (file or documents or model):
+        fail("--session continues on its own documents and model: name no others")
+    sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    with _client(url, api_key) as client:
+        if session is not None:
+            begun = client.sessions.get(session)
+        else:
+            ids = list(documents or [])
+            for document in list(ingest_files(client, [file] if file else [])):
+                if document is None:
+                    raise typer.Exit(1)
+                ids.append(document.id)
+            begun = client.sessions.create(ids, model=model)
+        dialogue = Chat(client, begun, sampling)
+        try:
+            dialogue.run()
+        finally:
+            where = "" if url == DEFAULT_URL else f" --url {url}"
+            note(f"to go on: everlong chat --session {dialogue.session.id}{where}")
+
+
+@app.command()
+def memory(
+    session: Annotated[str, typer.Argument(help="The session's id.", metavar="SESSION", callback=_not_empty)],
+    png: Annotated[Path | None, typer.Option(help="Draw it into this file.", metavar="FILE")] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Show what a session's memory holds, how full it is, and what it gives attention and space to."""
+    if png is None:
+        with _client(url, api_key) as client:
+            write(table(client.sessions.memory(session)))
+        return
+    try:
+        from everlong_client.cli.picture import draw
+    except ImportError as error:
+        fail(f"--png needs matplotlib: pip install 'everlong-client[plot]' ({error})")
+    with _client(url, api_key) as client:
+        png.write_bytes(draw(client.sessions.memory(session)))
+    note(f"drawn into {png}")
+
+
+def _client(url: str, api_key: str | None) -> Everlong:
+    try:
+        return Everlong(url, api_key=api_key)
+    except ValueError as error:
+        fail(str(error))

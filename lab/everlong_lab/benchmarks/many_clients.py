@@ -1,0 +1,106 @@
+"""`everlong bench crowd`: does an answer come as fast while many others hang on to the server, and upload?"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from websockets.asyncio.client import connect
+
+from everlong_lab.harness.process import Process
+from everlong_lab.harness.report import Report, Target
+from everlong_lab.harness.sse_timing import Streamed
+from everlong_lab.harness.tiny import save_tiny
+
+_ROUNDS = 3
+_PIECE = b"All in the golden afternoon full leisurely we glide. " * 300
+_PAUSE = 0.25
+"""Seconds between two pieces of an upload."""
+_AWAY = 20.0
+"""Seconds that connections and uploads may take to stand."""
+
+
+def run(*, sockets: int, uploads: int, written: int, quick: bool, progress: Callable[[str], None]) -> Report:
+    """`sockets` WebSockets that say nothing, and `uploads` that go on and on, each about 60 kB a second. `written`: tokens
+    of an answer. `quick`: with a tiny random model, not the default one."""
+    with tempfile.TemporaryDirectory(prefix="evl") as folder:
+        model = ["--model", str(save_tiny(Path(folder) / "model"))] if quick else []
+        server = Process.everlong(Path(folder) / "data", *model)
+        try:
+            progress("starting a server")
+            server.start()
+            rows = asyncio.run(_measure(str(server.http.base_url), sockets, uploads, written, progress))
+        finally:
+            server.kill()
+    alone, crowded = (
+        statistics.median(row["ms_per_token"] for row in rows if bool(row["sockets"]) == c) for c in (0, 1)
+    )
+    targets = [Target("time per token with all of them ÷ without", crowded / alone, 1.1, at_most=True)]
+    notes = [
+        f"ms per token: of an answer of {written} tokens, streamed; medians of {_ROUNDS} answers each, taken in turns",
+        f"{sockets} WebSockets, each of a session of its own; {uploads} uploads of {len(_PIECE):,} bytes every {_PAUSE:g} s",
+        "who asks and uploads runs on the same machine and takes its share of it",
+    ]
+    return Report("crowd", rows, targets, notes)
+
+
+async def _measure(
+    url: str, sockets: int, uploads: int, written: int, progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    rows = []
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as http:
+        await _answer(http, written)  # a server's first passes are slow
+        for _ in range(_ROUNDS):
+            progress("alone")
+            rows.append({"sockets": 0, "uploads": 0, "ms_per_token": await _answer(http, written)})
+            progress(f"beside {sockets} WebSockets and {uploads} uploads")
+            async with _crowd(http, url, sockets, uploads):
+                rows.append({"sockets": sockets, "uploads": uploads, "ms_per_token": await _answer(http, written)})
+    return rows
+
+
+@contextlib.asynccontextmanager
+async def _crowd(http: httpx.AsyncClient, url: str, sockets: int, uploads: int) -> AsyncIterator[None]:
+    """Others, all there within it."""
+    begun = [asyncio.Event() for _ in range(uploads)]
+
+    async def pieces(there: asyncio.Event) -> AsyncIterator[bytes]:
+        while True:
+            yield _PIECE
+            there.set()
+            await asyncio.sleep(_PAUSE)
+
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(sockets):
+            session = (await http.post("/v1/sessions", json={})).raise_for_status().json()["id"]
+            address = f"{url.replace('http', 'ws', 1)}/v1/sessions/{session}/stream"
+            await stack.enter_async_context(connect(address, open_timeout=_AWAY))
+        sending = [asyncio.create_task(http.post("/v1/documents", content=pieces(there))) for there in begun]
+        try:
+            async with asyncio.timeout(_AWAY):
+                await asyncio.gather(*(there.wait() for there in begun))
+            yield
+            if ended := [task for task in sending if task.done()]:
+                raise RuntimeError(f"{len(ended)} uploads ended while they were to go on")
+        finally:
+            for task in sending:
+                task.cancel()
+            await asyncio.gather(*sending, return_exceptions=True)
+
+
+async def _answer(http: httpx.AsyncClient, written: int) -> float:
+    """Milliseconds per token of an answer, after its first one."""
+    session = (await http.post("/v1/sessions", json={})).raise_for_status().json()["id"]
+    body = {"content": "Tell me a story.", "stream": True, "max_tokens": written, "ignore_eos": True, "temperature": 0}
+    streamed = Streamed()
+    async with http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
+        async for line in response.aiter_lines():
+            streamed.feed(line)
+    return streamed.each * 1e3

@@ -1,0 +1,145 @@
+"""`everlong eval babilong | dialogue`: measured with a progress bar; tables for people, figures for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from everlong_lab.eval.answer_scores import wording
+from everlong_lab.eval.babilong import babilong, limit, table, tokens_of
+from everlong_lab.eval.dialogue import Way, dialogue, sample, usual
+from everlong_lab.eval.dialogue import table as of_dialogue
+from everlong_lab.tasks.babi import BabiTask
+from everlong_lab.tasks.dialogue import dialogues
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.errors import ConfigError
+from everlong_models.model import Model
+
+
+class Measured(NamedTuple):
+    """`rows`: the table. `notes`: what a reader must know. `figures`: all there is, for programs."""
+
+    title: str
+    rows: list[dict[str, Any]]
+    notes: list[str]
+    figures: dict[str, Any]
+
+
+def measure_babilong(
+    model: Model,
+    *,
+    plain: bool,
+    tasks: Sequence[BabiTask],
+    lengths: Sequence[str],
+    samples: int,
+    prompt: Literal["auto", "few-shot", "bare"],
+    seed: int,
+    rows: int | None,
+    data: Path,
+    console: Console,
+) -> Measured:
+    """`plain`: the model's backbone alone. Raises what `babilong` does."""
+    run, notes = list(lengths), []
+    if plain:
+        holds = limit(backbone_of(model))
+        run = [length for length in lengths if (tokens_of(length) or 0) <= holds]
+        if not run:
+            raise ConfigError("lengths", ",".join(lengths), f"the backbone's window holds {holds:,} tokens")
+        if left := [length for length in lengths if length not in run]:
+            notes.append(f"not run: {', '.join(left)}; the backbone's window holds {holds:,} tokens")
+    # A memory that was trained here has learnt from the bare form; what was not trained here must be told the task.
+    used = prompt if prompt != "auto" else "bare" if model.trained and not plain else "few-shot"
+    cells = []
+    with _bar(console) as bar:
+        shown = bar.add_task("", total=len(tasks) * len(run) * samples)
+        for cell in babilong(
+            backbone_of(model) if plain else model.memory,
+            model.tokenizer,
+            data=data,
+            tasks=tasks,
+            lengths=run,
+            samples=samples,
+            prompt=used,
+            seed=seed,
+            rows=rows,
+            progress=lambda task, length: bar.update(shown, advance=1, description=f"{task} {length}"),
+        ):
+            cells.append(cell)
+    name = f"{model.name}, {'its own window' if plain else model.memory_name}"
+    notes.append(
+        f"{samples} questions a cell, {used} prompt, seed {seed}; 95 % intervals (Wilson). Right: the expected word and "
+        "no other of the task's answers in the first sentence"
+    )
+    figures = {"model": name, "fingerprint": model.fingerprint, "prompt": used, "seed": seed}
+    return Measured(
+        f"everlong eval babilong: {name}",
+        table(name, cells, lengths),
+        notes,
+        figures | {"notes": notes, "cells": [asdict(cell) for cell in cells]},
+    )
+
+
+def measure_dialogue(
+    model: Model,
+    *,
+    ways: Sequence[Way] | None,
+    samples: int,
+    written: int,
+    seed: int,
+    data: Path,
+    console: Console,
+) -> Measured:
+    """`ways`: default the `usual` ones. Raises what `dialogue` does."""
+    wording(["a"], ["a"])  # what it needs is there, before an hour is spent
+    sampled = sample(dialogues(data, "test"), responses=samples, written=written, seed=seed)
+    own = getattr(model.memory, "backbone", None)
+    backbone = own if isinstance(own, Backbone) else None
+    ways = ways or usual(backbone, model.tokenizer, sampled)
+    found = []
+    with _bar(console) as bar:
+        shown = bar.add_task("", total=len(ways) * len(sampled.written))
+        for row in dialogue(
+            model.memory,
+            backbone,
+            model.tokenizer,
+            sampled=sampled,
+            ways=ways,
+            progress=lambda way: bar.update(shown, advance=1, description=way),
+        ):
+            found.append(row)
+    name = f"{model.name}, {model.memory_name}"
+    notes = [
+        f"perplexity of a token over {found[0].responses} responses in {found[0].dialogues} dialogues of the test split, "
+        f"seed {seed}; the rest over {found[0].written} of them, written greedily; METEOR without WordNet's synonyms"
+    ]
+    figures = {"model": name, "fingerprint": model.fingerprint, "seed": seed, "notes": notes}
+    return Measured(
+        f"everlong eval dialogue: {name}",
+        of_dialogue(model.name, found),
+        notes,
+        figures | {"ways": [one._asdict() for one in found]},
+    )
+
+
+def backbone_of(model: Model) -> Backbone:
+    """Raises `ConfigError` for a model from scratch, which has none."""
+    backbone = getattr(model.memory, "backbone", None)
+    if not isinstance(backbone, Backbone):
+        raise ConfigError("model", model.name, f"{model.memory_name} has no backbone that could be asked without it")
+    return backbone
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )

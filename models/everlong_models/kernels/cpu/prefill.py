@@ -1,0 +1,247 @@
+"""What prompts and documents are encoded with on a CPU in float32, for numba to compile: products of many rows, and causal attention.
+
+On processors with AVX2 oneDNN and MKL multiply at three quarters of what these reach, and attention by products of single
+heads waits for threads more than it computes (docs/lab-notes.md). All is made of one product in registers, `lanes.tile_6`,
+and shared out as in `kernels`: an output is computed by one thread, in one order of summation, whatever rows there are
+beside it or, of finite numbers, behind it. B rows, n queries, T keys, G groups of R query heads that share keys of dimension d.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numba import carray
+
+from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, _compiled, _dot, _floats, _wait, _weigh
+from everlong_models.kernels.cpu.simd import LANES, PANEL, silu, take, tile_1, tile_2, tile_4, tile_6
+
+ROWS = 96
+"""Rows of a part: with what they are multiplied by they stay in a core's second cache."""
+COLUMNS = 6 * PANEL
+"""Columns of a part."""
+QUERIES = 24
+"""Queries of a part: the scores of a group's heads stay in the second cache, too, up to some 1,500 keys."""
+
+
+class Then(IntEnum):
+    """What is done with a product while it is in the cache."""
+
+    NOTHING = 0
+    SILU = 1
+    TIMES = 2
+    PLUS = 3
+
+
+class Dense(IntEnum):
+    """What a product, or attention, is of: sizes, addresses of float32, strides in float32. `OWN`, `OWN_SIZE` and `COUNTERS` as
+    in `kernels.Job`."""
+
+    ROWS = 0
+    OWN = 2
+    OWN_SIZE = 3
+    COUNTERS = 4
+    X = 5  # (B, K)
+    W = 6  # (N / PANEL, K, PANEL)
+    BIAS = 7  # (N,), or 0
+    OTHER = 8  # (B, N), as `THEN` has it
+    Y = 9  # (B, N)
+    K = 10
+    N = 11
+    THEN = 12
+    QUERIES = 13  # (B, n, G R, d), heads one behind the other
+    QUERY_ROW = 14
+    QUERY_POSITION = 15
+    KEYS = 16  # (B, G, T, d), positions one behind the other, as values
+    VALUES = 17
+    KEY_ROW = 18
+    KEY_GROUP = 19
+    MIXED = 20  # (B, n, G R d)
+    PANELS = 21  # room: (B, G, T / PANEL, d, PANEL)
+    ASKED = 22  # n
+    KNOWN = 23  # T
+    GROUPS = 24
+    HEADS = 25  # R
+    HEAD_DIM = 26
+    EPS = 27  # (1,)
+    COS = 28  # (1 or B, n, d)
+    SIN = 29  # the same, the first half negative; `QUERY_ROW` is 0 where there is one
+
+
+@_compiled
+def _multiply(x, w, y, rows, count, x_stride, w_stride, y_stride):
+    """y (rows, PANEL) ← x (rows, count) w (count, PANEL)."""
+    m = 0
+    while m < rows:
+        to = (x + 4 * m * x_stride, w, y + 4 * m * y_stride)
+        left = rows - m
+        if left >= 6:
+            tile_6(*to, count, x_stride, w_stride, y_stride)
+            m += 6
+        elif left >= 4:
+            tile_4(*to, count, x_stride, w_stride, y_stride)
+            m += 4
+        elif left >= 2:
+            tile_2(*to, count, x_stride, w_stride, y_stride)
+            m += 2
+        else:
+            tile_1(*to, count, x_stride, w_stride, y_stride)
+            m += 1
+
+
+@_compiled
+def _finish(job, y, first, last, start, end):
+    """Bias, and `Then`, of the rows first … last and the columns start … end."""
+    B, N, then = job[Dense.ROWS], job[Dense.N], job[Dense.THEN]
+    if job[Dense.BIAS]:
+        bias = _floats(job[Dense.BIAS], 1, N)[0]
+        for m in range(first, last):
+            for n in range(start, end):
+                y[m, n] += bias[n]
+    if then == Then.SILU:
+        for m in range(first, last):
+            silu(job[Dense.Y] + 4 * (m * N + start), (end - start) // LANES)
+    elif then == Then.TIMES:
+        other = _floats(job[Dense.OTHER], B, N)
+        for m in range(first, last):
+            for n in range(start, end):
+                y[m, n] *= other[m, n]
+    elif then == Then.PLUS:
+        other = _floats(job[Dense.OTHER], B, N)
+        for m in range(first, last):
+            for n in range(start, end):
+                y[m, n] += other[m, n]
+
+
+def product(data):
+    """y ← x Wᵀ + b, and then what `Then` says."""
+    job = carray(data, FIELDS)
+    take(job[Dense.COUNTERS])
+    B, K, N, x, w = job[Dense.ROWS], job[Dense.K], job[Dense.N], job[Dense.X], job[Dense.W]
+    y = _floats(job[Dense.Y], B, N)
+    blocks = (B + ROWS - 1) // ROWS
+    size = (B + blocks - 1) // blocks  # of one size, but for the last, and whole tiles
+    size += -size % 6
+    while True:
+        part = take(job[Dense.COUNTERS] + LINE)
+        first, start = part % blocks * size, part // blocks * COLUMNS  # what lies together is taken one after the other
+        if start >= N:
+            break
+        last, end = min(B, first + size), min(N, start + COLUMNS)
+        if first < last:
+            for n in range(start, end, PANEL):
+                to = job[Dense.Y] + 4 * (first * N + n)
+                _multiply(x + 4 * first * K, w + 4 * n * K, to, last - first, K, K, PANEL, N)
+            _finish(job, y, first, last, start, end)
+
+
+def norm(data):
+    """y (B, K) ← x / √(mean x² + ε), the RMS norm without a weight."""
+    job = carray(data, FIELDS)
+    take(job[Dense.COUNTERS])
+    B, K = job[Dense.ROWS], job[Dense.K]
+    x, y, eps = _floats(job[Dense.X], B, K), _floats(job[Dense.Y], B, K), _floats(job[Dense.EPS], 1, 1)[0, 0]
+    while True:
+        first = take(job[Dense.COUNTERS] + LINE) * QUERIES
+        if first >= B:
+            break
+        for m in range(first, min(B, first + QUERIES)):
+            scale = np.float32(1) / np.sqrt(_dot(x[m], x[m]) / np.float32(K) + eps)
+            for i in range(K):
+                y[m, i] = x[m, i] * scale
+
+
+@_compiled
+def _rotate(x, cos, sin):
+    """One head's rotary positions, in place."""
+    half = len(x) // 2
+    for i in range(half):
+        a, b = x[i], x[i + half]
+        x[i] = a * cos[i] + b * sin[i]
+        x[i + half] = b * cos[i + half] + a * sin[i + half]
+
+
+def rotate(data):
+    """Gives the first `HEADS` of the heads at x (B, n, K / d, d) their rotary positions, in place."""
+    job = carray(data, FIELDS)
+    take(job[Dense.COUNTERS])
+    B, n, d, wide = job[Dense.ROWS], job[Dense.ASKED], job[Dense.HEAD_DIM], job[Dense.K]
+    while True:
+        first = take(job[Dense.COUNTERS] + LINE) * QUERIES
+        if first >= B * n:
+            break
+        for m in range(first, min(B * n, first + QUERIES)):
+            at = 4 * (m // n * job[Dense.QUERY_ROW] + m % n * d)
+            cos, sin = _floats(job[Dense.COS] + at, 1, d)[0], _floats(job[Dense.SIN] + at, 1, d)[0]
+            heads = _floats(job[Dense.X] + 4 * m * wide, wide // d, d)
+            for head in range(job[Dense.HEADS]):
+                _rotate(heads[head], cos, sin)
+
+
+@_compiled
+def _turn(keys, panel, count, d):
+    """panel (d, PANEL) ← keys (count, d)ᵀ, zeros behind them."""
+    for i in range(d):
+        for n in range(count):
+            panel[i, n] = keys[n, i]
+        for n in range(count, PANEL):
+            panel[i, n] = np.float32(0)
+
+
+@_compiled
+def _mix(job, scores, b, g, first, size):
+    """What `size` queries of a group's heads see, from the query `first` on."""
+    G, R, d, n, T = job[Dense.GROUPS], job[Dense.HEADS], job[Dense.HEAD_DIM], job[Dense.ASKED], job[Dense.KNOWN]
+    position, wide, panels = job[Dense.QUERY_POSITION], G * R * d, (T + PANEL - 1) // PANEL
+    seen = T - n + first + size
+    stride = seen + -seen % PANEL
+    rows, sums = _floats(scores, R * QUERIES, stride), _floats(scores + 4 * R * QUERIES * stride, R, QUERIES)
+    values = job[Dense.VALUES] + 4 * (b * job[Dense.KEY_ROW] + g * job[Dense.KEY_GROUP])
+    for r in range(R):
+        query = job[Dense.QUERIES] + 4 * (b * job[Dense.QUERY_ROW] + first * position + (g * R + r) * d)
+        own = scores + 4 * r * QUERIES * stride
+        for p in range(stride // PANEL):
+            panel = job[Dense.PANELS] + 4 * ((b * G + g) * panels + p) * d * PANEL
+            _multiply(query, panel, own + 4 * p * PANEL, size, d, position, PANEL, stride)
+        for i in range(size):
+            weights, until = rows[r * QUERIES + i], seen - size + i + 1
+            sums[r, i] = _weigh(weights, until)
+            for j in range(until, seen):
+                weights[j] = np.float32(0)
+    for r in range(R):  # behind all scores: values take their place in the cache
+        own, to = scores + 4 * r * QUERIES * stride, job[Dense.MIXED] + 4 * ((b * n + first) * wide + (g * R + r) * d)
+        for c in range(0, d, PANEL):
+            _multiply(own, values + 4 * c, to + 4 * c, size, seen, stride, d, wide)
+        for i in range(size):
+            out = _floats(to + 4 * i * wide, 1, d)[0]
+            for j in range(d):
+                out[j] /= sums[r, i]
+
+
+def attend(data):
+    """Causal attention of the last n queries over T keys and values, whose scale is in the queries."""
+    job = carray(data, FIELDS)
+    scores = job[Dense.OWN] + 4 * take(job[Dense.COUNTERS]) * job[Dense.OWN_SIZE]
+    B, G, d, n, T = job[Dense.ROWS], job[Dense.GROUPS], job[Dense.HEAD_DIM], job[Dense.ASKED], job[Dense.KNOWN]
+    panels, blocks = (T + PANEL - 1) // PANEL, (n + QUERIES - 1) // QUERIES
+    next, done = job[Dense.COUNTERS] + LINE, job[Dense.COUNTERS] + 2 * LINE
+    while True:  # keys as columns, once for all queries
+        part = take(next)
+        if part >= B * G * panels:
+            break
+        b, g, at = part // panels // G, part // panels % G, part % panels * PANEL
+        keys, count = (
+            job[Dense.KEYS] + 4 * (b * job[Dense.KEY_ROW] + g * job[Dense.KEY_GROUP] + at * d),
+            min(PANEL, T - at),
+        )
+        _turn(_floats(keys, count, d), _floats(job[Dense.PANELS] + 4 * part * d * PANEL, d, PANEL), count, d)
+        take(done)
+    _wait(done, B * G * panels)
+    next = next + 2 * LINE
+    while True:
+        part = take(next)
+        if part >= B * G * blocks:
+            break
+        # The last queries first: they look at most, and whoever takes them ends last.
+        first = (blocks - 1 - part // (B * G)) * QUERIES
+        _mix(job, scores, part % (B * G) // G, part % G, first, min(QUERIES, n - first))

@@ -1,0 +1,292 @@
+"""∞-former (Martins et al. 2022) around a pretrained decoder.
+
+Every layer has a continuous long-term memory of the hidden states that entered it (`long_term`). Within a segment the
+layer attends to the segment, causally, and to its memory, and the two contexts are summed (Eq. 12):
+
+    Z = Z_T + Z_LTM
+
+with the same queries for both (Eq. 2, 9). The memory is fixed within a segment; at its end it takes in the segment's
+layer inputs, detached (Eq. 13-15, 18). Queries and memory know no positions: a Llama's queries are taken before their
+rotation.
+
+The signal of a plain memory is a linear recurrence, and needs of a segment no more than what enters the layer. So a
+long document is read layer by layer: the first layer's inputs of all segments are known at once, from these all of its
+memories, from these its outputs for all segments, which enter the second layer. Sticky memories sample by attention,
+and are read one segment after the other.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.cache import Cache
+from everlong_models.backbone.decoder import decoder_of
+from everlong_models.errors import ConfigError
+from everlong_models.kernels.pause import pause
+from everlong_models.memories.base import SegmentReader, TrainingSegment
+from everlong_models.memories.infinite import sticky
+from everlong_models.memories.infinite.long_term import Density, LongTermConfig, LongTermMemory, Look
+from everlong_models.memories.state import MemoryState
+from everlong_models.memories.view import LayerView, Part
+
+BINS = 128
+"""Of a view's histograms."""
+PHRASES, PHRASE = 5, 8
+"""How many phrases of a layer a view names, and how many tokens they have."""
+
+
+class InfiniteConfig(LongTermConfig):
+    """`parallel_tokens`: how many tokens of a row a plain memory reads at once, in segments side by side."""
+
+    parallel_tokens: int = 1024
+
+
+class Trace(NamedTuple):
+    """What one pass over a segment leaves."""
+
+    hidden: Tensor  # (B, T, D): final hidden states
+    entering: Tensor  # (B, layers, T, D): each layer's input, for its memory
+    densities: list[Density]  # of each layer
+
+
+class LongTermReader(SegmentReader):
+    """A transformer whose layers have long-term memories: all but how its layers run.
+
+    `memory`: the layers' memories. A model derives from this and writes `_pass`, `_update`, `_logits` and `_new_kv`.
+    """
+
+    memory: LongTermMemory
+
+    @abstractmethod
+    def _pass(
+        self,
+        tokens: Tensor,
+        state: Mapping[str, Tensor],
+        look: Callable[[int], Look],
+        kv: Tensor | None = None,
+        at: Tensor | None = None,
+    ) -> Trace:
+        """`tokens` (B, T) through all layers, each looking at its memory by `look`.
+
+        Without `at` they start a segment, and their keys and values are stored in `kv`, if one is given. With `at` (B,)
+        each row continues its segment there.
+        """
+
+    @abstractmethod
+    def _update(self, state: Mapping[str, Tensor], entering: Tensor, attention: Tensor | None) -> MemoryState:
+        """The state after a segment with layer inputs `entering`, which gave `attention` (see `LongTermMemory`)."""
+
+    @abstractmethod
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Vocabulary scores (…, V) of final hidden states (…, D)."""
+
+    @abstractmethod
+    def _new_kv(self, rows: int) -> Tensor:
+        """An empty key/value tensor (rows, layers, 2, kv heads, C, head dim) for one segment."""
+
+    def initial_state(self, rows: int = 1) -> MemoryState:
+        """Empty memories."""
+        return MemoryState(self.memory.empty(rows))
+
+    def _taken(self, state: MemoryState, read: int) -> int:
+        """How many of the `read` tokens are in the signals of a `state` of one row."""
+        return read
+
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+        """The signals, which are all of the same tokens; their slots are the basis functions."""
+        basis, taken = self.memory.config.basis, self._taken(state, read)
+        return [Part("signal", 0, taken, basis, min(basis, taken), tokens.shape[1])]
+
+    def _layer_views(self, state: MemoryState, tokens: Tensor, read: int) -> list[LayerView]:
+        """Bins and phrases of every layer, and what the queries of the open segment attend to."""
+        spaces = self.memory.spaces(state.tensors, self._taken(state, read))
+        masses: list[list[float]] | None = None
+        if spaces and tokens.shape[1]:
+            densities = self._pass_from(tokens, state).densities
+            mass = torch.cat([sticky.histogram(p.mean.double(), p.variance.double(), BINS) for p in densities])
+            masses = (mass / mass.sum(dim=-1, keepdim=True)).tolist()
+        borders = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)
+        return [
+            LayerView(
+                layer,
+                edges=tuple(space.before(borders).tolist()),
+                attention=None if masses is None else tuple(masses[layer]),
+                phrases=tuple(space.largest(PHRASES, PHRASE)),
+            )
+            for layer, space in enumerate(spaces)
+        ]
+
+    def _pass_from(self, tokens: Tensor, state: MemoryState) -> Trace:
+        return self._pass(tokens, state.tensors, lambda layer: self.memory.look(state.tensors, layer))
+
+    def _attention(self, trace: Trace, state: Mapping[str, Tensor]) -> Tensor | None:
+        return self.memory.histogram(trace.densities, state["segments"]) if self.memory.is_sticky else None
+
+    def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        with torch.no_grad():  # what enters a memory is detached anyway; its gate is not
+            trace = self._pass_from(tokens, state)
+        return self._update(state.tensors, trace.entering, self._attention(trace, state.tensors))
+
+    def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
+        """Logits (B, T, V) of one segment."""
+        self.check_segment(tokens, state)
+        return self._logits(self._pass_from(tokens, state).hidden)
+
+    def training_segment(self, tokens: Tensor, state: MemoryState, lengths: Tensor | None = None) -> TrainingSegment:
+        """`segment` in one pass, over 1 ≤ T ≤ S `tokens` (B, T); the auxiliary loss is L_KL of Eq. 21.
+
+        The paper weighs it by λ_KL = 1e-6 for GPT-2, 1e-5 from scratch. The state carries the graph of its gates; detach
+        it where back-propagation through time is to end.
+        """
+        self.check_segment(tokens, state)
+        trace = self._pass_from(tokens, state)
+        after = self._update(state.tensors, trace.entering, self._attention(trace, state.tensors))
+        T = tokens.shape[1]
+        counts = torch.full((state.rows,), T, device=tokens.device) if lengths is None else lengths
+        divergence = self.memory.divergence(trace.densities, state["segments"], counts)
+        return TrainingSegment(self._logits(trace.hidden), after, divergence)
+
+    def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
+        """Prefills `tokens`; the cache keeps the state, what queries need of it, and what the memory will take in."""
+        self.check_segment(tokens, state)
+        B, T = tokens.shape
+        looks = [self.memory.look(state.tensors, layer) for layer in range(len(self.memory))]
+        kv = self._new_kv(B)
+        trace = self._pass(tokens, state.tensors, looks.__getitem__, kv)
+        entering = trace.entering.new_zeros(B, len(self.memory), self.segment_length, self.memory.width)
+        entering[:, :, :T] = trace.entering
+        tensors = {
+            **state.tensors,
+            "kv": kv,
+            "entering": entering,
+            "values": torch.stack([look.values for look in looks], dim=1),
+            "directions": torch.stack([look.directions for look in looks], dim=1),
+        }
+        attention = self._attention(trace, state.tensors)
+        if attention is not None:
+            tensors["attention"] = attention
+        return Cache(tensors, torch.full((B,), T, device=tokens.device)), self._logits(trace.hidden[:, -1])
+
+    def step(self, cache: Cache, tokens: Tensor) -> Tensor:
+        """One token a row."""
+        trace = self._pass(
+            tokens[:, None],
+            cache.tensors,
+            lambda layer: Look(cache["values"][:, layer], cache["directions"][:, layer]),
+            cache["kv"],
+            cache.lengths,
+        )
+        rows = torch.arange(cache.rows, device=tokens.device)
+        cache["entering"][rows, :, cache.lengths] = trace.entering[:, :, 0]
+        attention = self._attention(trace, cache.tensors)
+        if attention is not None:
+            cache["attention"].add_(attention)
+        cache.lengths += 1
+        return self._logits(trace.hidden[:, -1])
+
+    def close(self, cache: Cache) -> MemoryState:
+        """The state after each row's open segment; one that is not full gets as much of the signal as a full one."""
+        rows = []
+        for row, length in enumerate(cache.lengths.tolist()):
+            one = {name: tensor[row : row + 1] for name, tensor in cache.tensors.items()}
+            rows.append(self._update(one, one["entering"][:, :, :length], one.get("attention")))
+        return MemoryState.stack(rows)
+
+
+class InfiniteFormer(LongTermReader):
+    """∞-former around `backbone`. State: see `LongTermMemory`; a session's size is layers · N · D numbers.
+
+    Raises `ConfigError` for settings that cannot work, `BackboneError` for a backbone whose layers cannot be driven.
+    """
+
+    def __init__(self, config: InfiniteConfig, backbone: Backbone) -> None:
+        super().__init__()
+        S = config.segment_length
+        if backbone.max_positions < S:
+            raise ConfigError("segment_length", S, f"exceeds the backbone's {backbone.max_positions} positions")
+        if config.parallel_tokens < 1:
+            raise ConfigError("parallel_tokens", config.parallel_tokens, "must be at least 1")
+        self.config = config
+        self.backbone = backbone
+        self.decoder = decoder_of(backbone)
+        self.segment_length = S
+        self.vocab_size = backbone.vocab_size
+        self.memory = LongTermMemory(
+            config,
+            layers=backbone.layers,
+            width=backbone.width,
+            heads=backbone.heads,
+            head_dim=backbone.head_dim,
+            dtype=backbone.dtype,
+            device=backbone.device,
+        )
+
+    def _pass(
+        self,
+        tokens: Tensor,
+        state: Mapping[str, Tensor],
+        look: Callable[[int], Look],
+        kv: Tensor | None = None,
+        at: Tensor | None = None,
+    ) -> Trace:
+        x, call = self.decoder.begin(self.backbone.embed(tokens), kv, at)
+        entering, densities = [], []
+        for layer in range(len(self.memory)):
+            pause()
+            normed = self.decoder.norm(layer, x)
+            queries, context = self.decoder.attend(layer, normed, call)
+            recalled, density = self.memory[layer].attend(look(layer), queries)
+            entering.append(self._entering(x, normed))
+            densities.append(density)
+            x = self.decoder.feed_forward(layer, x + context + recalled)
+        return Trace(self.decoder.end(x), torch.stack(entering, dim=1), densities)
+
+    def _entering(self, x: Tensor, normed: Tensor) -> Tensor:
+        return x if self.config.source == "raw" else normed
+
+    def _update(self, state: Mapping[str, Tensor], entering: Tensor, attention: Tensor | None) -> MemoryState:
+        return MemoryState(self.memory.update(state, entering, attention))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.backbone.logits(hidden)
+
+    def _new_kv(self, rows: int) -> Tensor:
+        return self.backbone.new_kv(rows, self.segment_length)
+
+    def _read_segments(self, segments: Sequence[Tensor], state: MemoryState) -> MemoryState:
+        if self.memory.is_sticky:
+            return super()._read_segments(segments, state)
+        at_once = max(1, self.config.parallel_tokens // self.segment_length)
+        for start in range(0, len(segments), at_once):
+            state = self._read_in_parallel(torch.cat(list(segments[start : start + at_once]), dim=1), state)
+        return state
+
+    def _read_in_parallel(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        """The memory after n segments (B, n·S), layer by layer. The last layer's outputs are nobody's inputs."""
+        B, S, layers = tokens.shape[0], self.segment_length, len(self.memory)
+        n = tokens.shape[1] // S
+        counts = state["segments"].tolist()
+        after = []
+        with torch.no_grad():
+            x, call = self.decoder.begin(self.backbone.embed(tokens.reshape(B * n, S)))
+        for layer in range(layers):
+            pause()
+            memory = self.memory[layer]
+            with torch.no_grad():
+                normed = self.decoder.norm(layer, x)
+            entering = self._entering(x, normed).view(B, n, S, -1)
+            before, last = memory.scan(state["coefficients"][:, layer], entering, counts)
+            after.append(last)
+            if layer + 1 == layers:
+                break
+            with torch.no_grad():
+                queries, context = self.decoder.attend(layer, normed, call)
+                recalled, _ = memory.attend(memory.look(before.flatten(0, 1)), queries)
+                x = self.decoder.feed_forward(layer, x + context + recalled)
+        return MemoryState({"coefficients": torch.stack(after, dim=1), "segments": state["segments"] + n})

@@ -1,0 +1,179 @@
+"""`dense` is the formula, whatever the sizes, and a row is the same to the bit whatever stands beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from everlong_models.kernels.cpu import thread_pool
+from everlong_models.kernels.cpu.prefill import COLUMNS, QUERIES, ROWS, Then
+from everlong_models.kernels.cpu.simd import PANEL
+
+SIZES = [(1, 1, PANEL), (2, 7, PANEL), (5, 64, COLUMNS + PANEL), (ROWS, 33, COLUMNS), (3 * ROWS + 11, 40, 2 * COLUMNS)]
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("rows", "K", "N"), SIZES)
+def test_products(threads, rows, K, N):
+    torch.manual_seed(0)
+    x, weight, bias, other = (torch.randn(shape) for shape in ((rows, K), (N, K), (N,), (rows, N)))
+    y, packed = F.linear(x.double(), weight.double()), thread_pool.packed(weight)
+    for then, given, expected in (
+        (Then.NOTHING, None, y),
+        (Then.SILU, None, F.silu(y)),
+        (Then.TIMES, other, y * other),
+        (Then.PLUS, other, y + other),
+    ):
+        found = thread_pool.product(x, packed, None, then, given)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    found = thread_pool.product(x, packed, bias, Then.SILU, None)
+    torch.testing.assert_close(found.double(), F.silu(y + bias), rtol=1e-5, atol=1e-5)
+
+
+def test_silu_everywhere():
+    x = torch.cat([torch.linspace(-200, 200, 4000), torch.tensor([-1e30, -87.0, -88.0, 0.0, 1e-30, 1e30])])
+    x = F.pad(x, (0, -len(x) % PANEL))
+    found = thread_pool.product(torch.ones(1, 1), thread_pool.packed(x[:, None]), None, Then.SILU, None)[0]
+    torch.testing.assert_close(found.double(), F.silu(x.double()), rtol=1e-6, atol=1e-30)
+    wrong = torch.full((PANEL, 1), torch.nan)
+    assert thread_pool.product(torch.ones(1, 1), thread_pool.packed(wrong), None, Then.SILU, None).isnan().all()
+
+
+def test_a_row_does_not_depend_on_the_others(threads):
+    torch.manual_seed(1)
+    x, weight = torch.randn(2 * ROWS + 5, 96), torch.randn(COLUMNS + 2 * PANEL, 96)
+    packed = thread_pool.packed(weight)
+    whole = thread_pool.product(x, packed, None, Then.SILU, None)
+    for start, end in ((0, 1), (3, 10), (ROWS, 2 * ROWS + 5), (7, ROWS + 9)):
+        assert torch.equal(thread_pool.product(x[start:end], packed, None, Then.SILU, None), whole[start:end])
+
+
+def test_no_rows():
+    assert thread_pool.product(
+        torch.empty(2, 0, 8), thread_pool.packed(torch.randn(PANEL, 8)), None, Then.SILU, None
+    ).shape == (
+        2,
+        0,
+        PANEL,
+    )
+    assert thread_pool.norm(torch.empty(0, 8), 1e-5).shape == (0, 8)
+    assert thread_pool.attend(*parts(0, 3, 3, 1, 2, 16)).shape == (0, 3, 32)
+
+
+def test_what_does_not_fit_is_refused():
+    x, packed, other = torch.randn(3, 8), thread_pool.packed(torch.randn(PANEL, 8)), torch.randn(3, PANEL)
+    for wrong, beside in ((x[:, :7], None), (x.double(), None), (x, other[:2]), (x, other.double())):
+        with pytest.raises(ValueError, match="not float32"):
+            thread_pool.product(wrong, packed, None, Then.PLUS, beside)
+
+
+def attention(queries, keys, values):
+    """As the formula has it, in float64."""
+    n, T, R = queries.shape[1], keys.shape[2], queries.shape[3]
+    q, k, v = (
+        queries.double().flatten(2, 3).transpose(1, 2),
+        *(e.double().repeat_interleave(R, 1) for e in (keys, values)),
+    )
+    hidden = torch.ones(n, T, dtype=torch.bool).triu(T - n + 1)
+    return ((q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def parts(B, n, T, G, R, d, room=0):
+    """Queries, keys and values as `Llama.hidden` has them: parts of larger tensors."""
+    heads, kv = torch.randn(B, n, G * R + 2 * G, d), torch.full((B, 2, 2, G, T + room, d), torch.nan)
+    kv[..., :T, :] = torch.randn(B, 2, 2, G, T, d)
+    return heads[:, :, : G * R].unflatten(2, (G, -1)), *kv[:, 1, :, :, :T].unbind(1)
+
+
+@pytest.mark.parametrize(
+    ("B", "n", "T", "G", "R", "d", "room"),
+    [
+        (1, 1, 1, 1, 1, 16, 0),
+        (1, 1, 50, 2, 3, 16, 3),
+        (2, 5, 5, 1, 4, 32, 9),
+        (3, QUERIES, QUERIES + 1, 3, 1, 64, 0),
+        (1, 2 * QUERIES + 7, 200, 2, 2, 48, 1),
+        (2, 150, 150, 3, 3, 64, 100),
+    ],
+)
+def test_attention(threads, B, n, T, G, R, d, room):
+    torch.manual_seed(2)
+    queries, keys, values = parts(B, n, T, G, R, d, room)
+    found = thread_pool.attend(queries, keys, values)
+    torch.testing.assert_close(found.double(), attention(queries, keys, values), rtol=1e-5, atol=1e-5)
+
+
+def test_attention_of_large_scores_and_of_what_is_no_number():
+    queries, keys, values = parts(1, 40, 40, 1, 2, 16)
+    queries *= 40
+    keys *= 40
+    torch.testing.assert_close(
+        thread_pool.attend(queries, keys, values).double(), attention(queries, keys, values), rtol=1e-4, atol=1e-4
+    )
+    keys[0, 0, 17, 3] = torch.nan
+    found = thread_pool.attend(queries, keys, values)[0]
+    assert found[17:].isnan().all()
+    assert not found[:17].isnan().any()
+
+
+def test_what_a_position_sees_does_not_depend_on_what_comes_behind(threads):
+    torch.manual_seed(3)
+    queries, keys, values = parts(1, 100, 100, 3, 3, 64)
+    whole = thread_pool.attend(queries, keys, values)
+    for T in (1, 30, QUERIES, 77):
+        assert torch.equal(thread_pool.attend(queries[:, :T], keys[:, :, :T], values[:, :, :T]), whole[:, :T])
+        assert torch.equal(thread_pool.attend(queries[:, T:], keys, values), whole[:, T:])
+
+
+def test_attention_of_what_lies_otherwise_is_refused():
+    queries, keys, values = parts(1, 8, 8, 1, 2, 16)
+    for wrong in (
+        (queries.double(), keys, values),
+        (queries, keys[..., :8], values),
+        (queries, keys.mT.contiguous().mT, values),
+        (queries[..., :8], keys[..., :8], values[..., :8]),
+        (queries, keys[:, :, :5], values[:, :, :5]),
+        (queries.transpose(2, 3), keys, values),
+    ):
+        with pytest.raises(ValueError, match="no attention"):
+            thread_pool.attend(*wrong)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 5), (2, QUERIES, 64), (3, 41, 576)])
+def test_norms(threads, shape):
+    x = torch.randn(shape)
+    torch.testing.assert_close(thread_pool.norm(x, 1e-5), F.rms_norm(x, shape[-1:], None, 1e-5), rtol=1e-6, atol=1e-6)
+    assert torch.equal(thread_pool.norm(x[:, -1:], 1e-5), thread_pool.norm(x, 1e-5)[:, -1:])
+
+
+def test_norms_and_positions_of_what_lies_otherwise_are_refused():
+    heads, table = torch.randn(2, 5, 3, 16), torch.randn(1, 5, 1, 16)
+    with pytest.raises(ValueError, match="not float32"):
+        thread_pool.norm(heads.double(), 1e-5)
+    for wrong in (
+        (heads.double(), 2, table, table),
+        (heads, 4, table, table),
+        (heads[:, :, :2], 2, table, table),
+        (heads, 2, table[:, :4], table),
+        (heads, 2, table.expand(3, -1, -1, -1), table.expand(3, -1, -1, -1)),
+    ):
+        with pytest.raises(ValueError, match="can be turned"):
+            thread_pool.rotate(*wrong)
+
+
+@pytest.mark.parametrize(("B", "tables"), [(1, 1), (3, 1), (3, 3)])
+def test_rotary_positions(threads, B, tables):
+    heads, angles = torch.randn(B, 30, 5, 32), torch.randn(tables, 30, 1, 16)
+    cos, sin = angles.cos().repeat(1, 1, 1, 2), torch.cat([-angles.sin(), angles.sin()], dim=-1)
+    expected = heads.clone()
+    expected[:, :, :4] = heads[:, :, :4] * cos + heads[:, :, :4].roll(16, dims=-1) * sin
+    thread_pool.rotate(heads, 4, cos, sin)
+    torch.testing.assert_close(heads, expected, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,217 @@
+"""A layer as a GPU computes it equals transformers' forward, its naive twin. Without a GPU, Triton interprets the kernels."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from everlong_models.backbone.backbone import Backbone
+from everlong_models.backbone.cache import Slots
+from everlong_models.generate.cuda_graphs import CUDAGraphs, ReadGraphs, StepGraphs
+from everlong_models.kernels.gpu import layer_kernels
+from everlong_models.memories.rmt import RMT, RMTConfig
+from tests.models.backbone.test_llama import build, embeddings
+from tests.models.pretended import DEVICE, REAL
+from tests.models.tiny import llama
+
+pytest.importorskip("triton")
+LAYER = {"heads": 4, "turning": 3, "head_dim": 8, "width": 16, "inner": 32, "biases": (True, False)}
+CLOSE = {"rtol": 2e-4, "atol": 2e-4}
+WHERE = "cuda" if REAL else "cpu"
+
+
+@pytest.fixture
+def fuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are fused, whatever the device."""
+    monkeypatch.setattr(layer_kernels, "available", lambda weight, **_: True)
+
+
+def twins(name: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, Backbone]:
+    """The plain backbone and the optimized one, whose layers are fused."""
+    naive, fast = build(name, dtype), build(name, dtype)
+    naive.model.to(WHERE), fast.model.to(WHERE)
+    assert fast.optimize() is None
+    assert {type(layer).__name__ for layer in fast._lean.layers} == {"Fused"}
+    return naive, fast
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "biases", "no-groups", "head-dim", "qwen2"])  # what the kernels tell apart
+def test_it_computes_what_transformers_computes(fuses: None, name: str) -> None:
+    """Read, the last positions alone, prefilled, and gone on with at each row's own position."""
+    naive, fast = twins(name)
+    x = embeddings(naive, 3, 6).to(WHERE)
+    before = x.clone()
+    torch.testing.assert_close(fast.hidden(x), naive.hidden(x), **CLOSE)
+    torch.testing.assert_close(fast.hidden(x, keep=2), naive.hidden(x, keep=2), **CLOSE)
+    torch.testing.assert_close(fast.hidden(x, keep=6), naive.hidden(x, keep=6), **CLOSE)
+    caches = [backbone.new_kv(3, 30) for backbone in (naive, fast)]
+    results = [b.hidden(x, kv=kv, keep=2) for b, kv in zip((naive, fast), caches, strict=True)]
+    torch.testing.assert_close(results[1], results[0], **CLOSE)
+    assert torch.equal(x, before)
+    for at, count, keep in (([6, 5, 3], 1, None), ([7, 6, 4], 2, None), ([9, 8, 27], 3, 2)):
+        x = embeddings(naive, 3, count, seed=at[0]).to(WHERE)
+        places = torch.tensor(at, device=WHERE)
+        results = [b.hidden(x, kv=kv, at=places, keep=keep) for b, kv in zip((naive, fast), caches, strict=True)]
+        torch.testing.assert_close(results[1], results[0], **CLOSE)
+        torch.testing.assert_close(caches[1], caches[0], **CLOSE)
+
+
+@torch.no_grad()
+def test_rows_of_many_blocks(fuses: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is wider than what is looked at together."""
+    monkeypatch.setattr(layer_kernels, "_WIDEST", 16)
+    naive, fast = twins("biases")
+    x = embeddings(naive, 2, 5).to(WHERE)
+    torch.testing.assert_close(fast.hidden(x), naive.hidden(x), **CLOSE)
+
+
+@torch.no_grad()
+def test_bfloat16_is_no_further_from_float32_than_pytorchs_operations(
+    fuses: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the same weights: what is normed is not rounded before it is multiplied."""
+    exact, (_, fast) = build("qwen2", torch.float32), twins("qwen2", torch.bfloat16)
+    monkeypatch.setattr(layer_kernels, "available", lambda weight, **_: False)
+    apart = build("qwen2", torch.bfloat16)
+    exact.model.to(WHERE), apart.model.to(WHERE)
+    assert apart.optimize() is None
+    errors = torch.zeros(2)
+    for seed in range(6):
+        x = embeddings(exact, 2, 6, seed=seed).to(WHERE)
+        expected = exact.hidden(x)
+        errors += torch.tensor(
+            [float((b.hidden(x.bfloat16()).float() - expected).norm() / expected.norm()) for b in (apart, fast)]
+        )
+    assert 0.01 < errors[1] < errors[0]
+
+
+@torch.no_grad()
+def test_a_row_does_not_depend_on_others(fuses: None) -> None:
+    _, fast = twins("qwen2")
+    x = embeddings(fast, 3, 6).to(WHERE)
+    together = fast.hidden(x)
+    for row in range(3):
+        torch.testing.assert_close(fast.hidden(x[row : row + 1]), together[row : row + 1], rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_memory_reads_with_it(fuses: None) -> None:
+    models = []
+    for optimized in (False, True):
+        backbone = Backbone(llama().model.float().to(WHERE))
+        if optimized:
+            assert backbone.optimize() is None
+        models.append(RMT(RMTConfig(segment_length=12, memory_tokens=3), backbone).eval())
+    tokens = torch.randint(0, 60, (2, 24), generator=torch.Generator().manual_seed(0)).to(WHERE)
+    plain, fast = (model.read(tokens, model.initial_state(2)) for model in models)
+    for name, tensor in plain.tensors.items():
+        torch.testing.assert_close(fast[name], tensor, **CLOSE)
+
+
+def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """For an H100, in bfloat16: what is interpreted may be more than the compiler takes. Elsewhere, as it is interpreted here."""
+    assert compiled_by(COMPILE, tmp_path) == ["_turn", "_gate"]
+
+
+def compiled_by(script: str, cache: Path) -> list[str]:
+    """What `script` names of what it compiled, without the interpreter and what was compiled before."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from everlong_models import fused
+
+SIZES = {"width": 576, "count": 15, "turning": 12, "half": 32, "inner": 1536, "has_bias": True,
+         "width_block": 1024, "count_block": 16, "half_block": 32, "block": 2048}
+NUMBERS = {"eps": "fp32", "positions": "i32", "cos_row": "i32"}
+for kernel in (layer_kernels._turn, layer_kernels._gate):
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in SIZES else NUMBERS.get(name, "*bf16") for name in names}
+    sizes = {(place,): SIZES[name] for place, name in enumerate(names) if name in SIZES}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=sizes)
+    assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+    print(kernel.__name__)
+"""
+
+
+@pytest.mark.skipif(REAL, reason="there is a GPU")
+def test_without_a_gpu_nothing_is_fused() -> None:
+    assert not layer_kernels.available(torch.zeros(2, 2), **LAYER)
+    assert not layer_kernels.available(torch.zeros(2, 2, device="meta"), **LAYER)
+
+
+@pytest.mark.skipif(not REAL, reason="no GPU is here")
+@torch.inference_mode()
+def test_recorded_it_is_what_it_is_without() -> None:
+    """Three rows, so that a place behind them is computed as well."""
+    backbone = Backbone(llama().model.float().to(WHERE))
+    assert backbone.optimize() is None
+    assert backbone._lean._fused
+    memory = RMT(RMTConfig(segment_length=12, memory_tokens=3), backbone).eval()
+    tokens = torch.randint(0, 60, (3, 24), generator=torch.Generator().manual_seed(0)).to(WHERE)
+    read, state = ReadGraphs(memory, CUDAGraphs(DEVICE)), memory.initial_state(3)
+    for segment in tokens.split(12, dim=1):
+        expected = memory.read(segment, state)
+        state = read(segment, state)
+        torch.testing.assert_close(state["memory"], expected["memory"], **CLOSE)
+    assert all(read._read._kept.values())
+    slots, step = Slots(kept=True), StepGraphs(memory.step, CUDAGraphs(DEVICE))
+    twins = Slots()
+    for row, one in enumerate(state.split()):
+        slots.add(memory.open(one, tokens[row : row + 1, :4])[0])
+        twins.add(memory.open(one, tokens[row : row + 1, :4])[0])
+    for at in range(4, 12):
+        expected = memory.step(twins.rows, tokens[:, at])
+        torch.testing.assert_close(step(slots, tokens[:, at]), expected, **CLOSE)
+    assert all(step._graphs.values())
+
+
+def test_it_is_compiled_for_the_models_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At load, on a GPU: what no request then waits for."""
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        layer_kernels,
+        "turned",
+        lambda heads, count, h, bias, *_: asked.append((*heads.shape, count, *h.shape, bias is not None)),
+    )
+    monkeypatch.setattr(
+        layer_kernels, "gated", lambda both, h, bias, eps: asked.append((*both.shape, *h.shape, bias is not None))
+    )
+    assert layer_kernels.available(There(), **LAYER)
+    assert asked == [(1, 1, 4, 8, 3, 1, 1, 16, True), (1, 1, 64, 1, 1, 16, False)]
+
+
+class There:
+    """Weights of a GPU."""
+
+    device, dtype = torch.device("cuda"), torch.bfloat16
+
+    def new_zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape)
+
+
+def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    def refuses(*_: object) -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(layer_kernels, "turned", refuses)
+
+    with caplog.at_level(logging.WARNING):
+        assert not layer_kernels.available(There(), **LAYER)
+    assert "Failed to find C compiler" in caplog.text
