@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from everlong_models.backbone.backbone import Backbone
-    from everlong_models.backbone.cache import Cache, Slots
+    from everlong_models.backbone.cache import Cache, CacheSlots
     from everlong_models.errors import EverlongModelError, GrammarError
     from everlong_models.generate.cuda_graphs import CUDAGraphs, ReadGraphs, Recorded, StepGraphs
     from everlong_models.generate.grammar import Grammar, Grammars
@@ -25,6 +25,7 @@ __all__ = [
     "Backbone",
     "CUDAGraphs",
     "Cache",
+    "CacheSlots",
     "EverlongModelError",
     "Grammar",
     "GrammarError",
@@ -38,7 +39,6 @@ __all__ = [
     "Recorded",
     "Sampler",
     "SamplingParams",
-    "Slots",
     "StepGraphs",
     "Tokenizer",
     "decode_state",
@@ -64,7 +64,7 @@ _MODULES = {
     "Recorded": "generate.cuda_graphs",
     "Sampler": "generate.sampling",
     "SamplingParams": "generate.sampling",
-    "Slots": "backbone.cache",
+    "CacheSlots": "backbone.cache",
     "StepGraphs": "generate.cuda_graphs",
     "Tokenizer": "text.tokenizer",
     "decode_state": "memories.state",

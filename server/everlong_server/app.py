@@ -93,7 +93,7 @@ def create_app(
     )
     # Around all, what makes answers of errors too, which no middleware of the application's own is.
     stack = app.build_middleware_stack
-    app.build_middleware_stack = lambda: request_context.Named(stack(), traces)  # type: ignore[method-assign]
+    app.build_middleware_stack = lambda: request_context.RequestContext(stack(), traces)  # type: ignore[method-assign]
     plain = app.openapi
     app.openapi = lambda: app.openapi_schema or access.describe(plain())  # type: ignore[method-assign]
     return app

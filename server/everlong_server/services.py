@@ -16,22 +16,22 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from everlong_models import Model
-from everlong_server.engine.answering.background import Background
-from everlong_server.engine.answering.chats import Dialogues
+from everlong_server.engine.answering.background import BackgroundResponses
+from everlong_server.engine.answering.chats import ChatTurns
 from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.answering.memory_view import Memories
-from everlong_server.engine.answering.responses import Responding
-from everlong_server.engine.answering.sessions import Conversations
-from everlong_server.engine.answering.turn import Turns
+from everlong_server.engine.answering.memory_view import MemoryViews
+from everlong_server.engine.answering.responses import ResponseTurns
+from everlong_server.engine.answering.sessions import SessionTurns
+from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.reading import Reader
-from everlong_server.engine.documents.token_offsets import Whereabouts
+from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.settings import Settings
 from everlong_server.store.chats import Chats
 from everlong_server.store.documents import Documents, adopt
-from everlong_server.store.idempotency import Attempts
+from everlong_server.store.idempotency import IdempotencyRecords
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import DEFAULT_TENANT, now
 from everlong_server.store.redis import keys
@@ -40,7 +40,7 @@ from everlong_server.store.responses import Responses
 from everlong_server.store.rotation import anything
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.credentials import Credentials, KeyTaken, is_secret
-from everlong_server.store.tenants.quota import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.pairing import known, paired
 from everlong_server.store.texts.passages import Passages
@@ -65,8 +65,8 @@ class Services:
     model: Model
     redis: Client
     credentials: Credentials
-    allowance: Allowance
-    attempts: Attempts
+    quota: Quota
+    attempts: IdempotencyRecords
     blobs: Blobs
     documents: Documents
     passages: Passages
@@ -77,11 +77,11 @@ class Services:
     unwatched: Jobs
     """Responses that are answered in the background."""
     engine: Engine
-    whereabouts: Whereabouts
-    conversations: Conversations
-    dialogues: Dialogues
-    responding: Responding
-    memories: Memories
+    token_offsets: TokenOffsets
+    session_turns: SessionTurns
+    chat_turns: ChatTurns
+    response_turns: ResponseTurns
+    memory_views: MemoryViews
     metrics: Metrics
     tracing: Tracing
     began: float
@@ -91,15 +91,15 @@ class Services:
     def of(self, tenant: str) -> Services:
         """The same for another tenant. Cheap: what is heavy is shared."""
         documents, sessions, chats = self.documents.of(tenant), self.sessions.of(tenant), self.chats.of(tenant)
-        allowance, responses = self.allowance.of(tenant), self.responses.of(tenant)
-        passages, conversations, dialogues, responding, memories = _around(
-            self.settings, self.engine, self.metrics, self.tracing, allowance, self.blobs, documents, sessions, chats, responses,
-            self.unwatched, self.whereabouts,
+        quota, responses = self.quota.of(tenant), self.responses.of(tenant)
+        passages, session_turns, chat_turns, response_turns, memory_views = _around(
+            self.settings, self.engine, self.metrics, self.tracing, quota, self.blobs, documents, sessions, chats, responses,
+            self.unwatched, self.token_offsets,
         )  # fmt: skip
         return replace(
-            self, tenant=tenant, allowance=allowance, attempts=self.attempts.of(tenant), documents=documents,
+            self, tenant=tenant, quota=quota, attempts=self.attempts.of(tenant), documents=documents,
             sessions=sessions, chats=chats, uploads=self.uploads.of(tenant), responses=responses, passages=passages,
-            conversations=conversations, dialogues=dialogues, responding=responding, memories=memories,
+            session_turns=session_turns, chat_turns=chat_turns, response_turns=response_turns, memory_views=memory_views,
         )  # fmt: skip
 
     @property
@@ -202,25 +202,25 @@ def _around(
     engine: Engine,
     metrics: Metrics,
     tracing: Tracing,
-    allowance: Allowance,
+    quota: Quota,
     blobs: Blobs,
     documents: Documents,
     sessions: Sessions,
     chats: Chats,
     responses: Responses,
     unwatched: Jobs,
-    whereabouts: Whereabouts,
-) -> tuple[Passages, Conversations, Dialogues, Responding, Memories]:
+    token_offsets: TokenOffsets,
+) -> tuple[Passages, SessionTurns, ChatTurns, ResponseTurns, MemoryViews]:
     """What works on one tenant's stores."""
     passages = Passages(blobs, documents)
-    turns = Turns(
-        engine, passages, whereabouts, metrics, tracing, allowance, max_message_chars=settings.max_message_chars
+    turns = TurnRunner(
+        engine, passages, token_offsets, metrics, tracing, quota, max_message_chars=settings.max_message_chars
     )  # fmt: skip
-    conversations = Conversations(turns, engine, sessions, documents, metrics, lease_seconds=settings.lease_seconds)
-    dialogues = Dialogues(turns, engine, chats, documents)
-    responding = Responding(dialogues, engine, responses, chats, unwatched, allowance)
-    memories = Memories(engine, conversations, sessions, documents, whereabouts, allowance)
-    return passages, conversations, dialogues, responding, memories
+    session_turns = SessionTurns(turns, engine, sessions, documents, metrics, lease_seconds=settings.lease_seconds)
+    chat_turns = ChatTurns(turns, engine, chats, documents)
+    response_turns = ResponseTurns(chat_turns, engine, responses, chats, unwatched, quota)
+    memory_views = MemoryViews(engine, session_turns, sessions, documents, token_offsets, quota)
+    return passages, session_turns, chat_turns, response_turns, memory_views
 
 
 @asynccontextmanager
@@ -235,12 +235,12 @@ async def running(
         stack.push_async_callback(redis.aclose)
         jobs = Jobs(redis, model.fingerprint, replica, settings.lease_seconds)
         unwatched = Jobs(redis, model.fingerprint, replica, settings.lease_seconds, keys.responses)
-        slots = Slots(redis, replica)
-        attempts = Attempts(redis, DEFAULT_TENANT, replica, settings.idempotency_seconds, [], vault)
-        allowance = Allowance(redis, DEFAULT_TENANT, limits_of(settings), slots)
-        everybodys = Documents(redis, None, allowance, vault)
+        slots = StreamSlots(redis, replica)
+        attempts = IdempotencyRecords(redis, DEFAULT_TENANT, replica, settings.idempotency_seconds, [], vault)
+        quota = Quota(redis, DEFAULT_TENANT, limits_of(settings), slots)
+        everybodys = Documents(redis, None, quota, vault)
         documents = everybodys.of(DEFAULT_TENANT)
-        sessions = Sessions(redis, DEFAULT_TENANT, allowance, replica, settings.lease_seconds, vault)
+        sessions = Sessions(redis, DEFAULT_TENANT, quota, replica, settings.lease_seconds, vault)
         chats = Chats(redis, DEFAULT_TENANT, settings.chat_seconds, vault)
         uploads = Uploads(redis, None, vault)
         responses = Responses(redis, None, settings.response_seconds, vault)
@@ -271,29 +271,29 @@ async def running(
         engine.start()
         stack.push_async_callback(engine.stop)
         metrics.follow(lambda: engine.answering, lambda: engine.rows, model.state_bytes)
-        whereabouts = Whereabouts(blobs, everybodys, model.tokenizer)
-        searched, conversations, dialogues, responding, memories = _around(
+        token_offsets = TokenOffsets(blobs, everybodys, model.tokenizer)
+        searched, session_turns, chat_turns, response_turns, memory_views = _around(
             settings,
             engine,
             metrics,
             tracing,
-            allowance,
+            quota,
             blobs,
             documents,
             sessions,
             chats,
             responses.of(DEFAULT_TENANT),
             unwatched,
-            whereabouts,
+            token_offsets,
         )
         services = Services(
-            settings, model, redis, Credentials(redis), allowance, attempts, blobs, documents, searched, sessions, chats,
-            uploads.of(DEFAULT_TENANT), responses.of(DEFAULT_TENANT), unwatched, engine, whereabouts, conversations, dialogues,
-            responding, memories, metrics, tracing, now(),
+            settings, model, redis, Credentials(redis), quota, attempts, blobs, documents, searched, sessions, chats,
+            uploads.of(DEFAULT_TENANT), responses.of(DEFAULT_TENANT), unwatched, engine, token_offsets, session_turns, chat_turns,
+            response_turns, memory_views, metrics, tracing, now(),
         )  # fmt: skip
-        background = Background(
+        background = BackgroundResponses(
             engine,
-            lambda tenant: services.of(tenant).responding,
+            lambda tenant: services.of(tenant).response_turns,
             responses,
             unwatched,
             tracing,
@@ -304,7 +304,7 @@ async def running(
         def reader() -> Reader:
             passages = Passages(blobs, everybodys) if settings.recall_passages else None
             return Reader(
-                engine, everybodys, blobs, passages, whereabouts, jobs, metrics, tracing, settings.checkpoint_seconds,
+                engine, everybodys, blobs, passages, token_offsets, jobs, metrics, tracing, settings.checkpoint_seconds,
                 settings.turn_seconds,
             )  # fmt: skip
 
@@ -345,8 +345,8 @@ async def _beat(
     redis: Client,
     jobs: Jobs,
     unwatched: Jobs,
-    slots: Slots,
-    attempts: Attempts,
+    slots: StreamSlots,
+    attempts: IdempotencyRecords,
     metrics: Metrics,
     seconds: float,
 ) -> None:

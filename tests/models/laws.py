@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from everlong_lab.tasks.greedy import answer
-from everlong_models.backbone.cache import Cache, Slots
+from everlong_models.backbone.cache import Cache, CacheSlots
 from everlong_models.errors import StateNotFinite, StateShape, TokenError
 from everlong_models.kernels.pause import pausing
 from everlong_models.memories.base import MemoryModel
@@ -179,7 +179,7 @@ class Laws:
         segment = tokens(model, 1, S, 5)
         starts = (1, S // 2, S - 2)
         opened = [model.open(past, segment[:, :n]) for past, n in zip(pasts, starts, strict=True)]
-        slots = Slots()
+        slots = CacheSlots()
         for cache, _ in opened:
             slots.add(cache)
         logits = model.step(slots.rows, segment[0, list(starts)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everlong_models.backbone.cache import Cache, Slots
+from everlong_models.backbone.cache import Cache, CacheSlots
 from everlong_models.generate.cuda_graphs import ReadGraphs, Recorded, StepGraphs, _uncollected
 from everlong_models.generate.sampling import Sampler, SamplingParams, by_operations, choose, drawn
 from everlong_models.memories.state import MemoryState
@@ -54,7 +54,7 @@ def script(memory, text: Tensor) -> dict[str, Tensor]:
     with torch.inference_mode():
         state = memory.read(read, memory.initial_state(2))
         keep("read", state)
-        slots = Slots()
+        slots = CacheSlots()
         for row in state.split():
             cache, logits = memory.open(row, rest[:1, :5])
             slots.add(cache)
@@ -142,7 +142,7 @@ def test_steps_are_recorded() -> None:
     text, logits = tokens(memory, 3, S), {}
     for device in ("cpu", DEVICE):
         with gpu(), torch.inference_mode():
-            memory, slots = built("rmt", device, lean=True), Slots(kept=True)
+            memory, slots = built("rmt", device, lean=True), CacheSlots(kept=True)
             step = StepGraphs(memory.step, Graphs(DEVICE)) if device == DEVICE else None
             for row in text:
                 slots.add(memory.open(memory.initial_state(), row[None, :2].to(device))[0])
@@ -232,9 +232,9 @@ class TestPretended:
 
 @pytest.mark.skipif(REAL, reason="a real one does not count")
 def test_rows_come_and_go_without_waiting() -> None:
-    """Slots that come and go, where lengths are not asked for."""
+    """CacheSlots that come and go, where lengths are not asked for."""
     with gpu(), torch.inference_mode():
-        memory, slots = built("rmt", DEVICE), Slots(kept=True)
+        memory, slots = built("rmt", DEVICE), CacheSlots(kept=True)
         text = tokens(memory, 1, S).to(DEVICE)
         rows: list[Cache] = [memory.open(memory.initial_state(), text[:, :length])[0] for length in (1, 4, 7)]
         before = GPU.waits

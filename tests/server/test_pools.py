@@ -15,7 +15,7 @@ from everlong_server import services
 from everlong_server.pools import Pool
 from everlong_server.store.texts import sidecar
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.sidecar import Beside
+from everlong_server.store.texts.sidecar import Sidecar
 
 
 async def test_it_takes_no_thread_from_others_and_keeps_the_context() -> None:
@@ -49,7 +49,7 @@ async def test_whoever_leaves_while_it_stands_in_line_does_not_wait(
 ) -> None:
     """What is being made for others goes on; what was begun for the one who leaves has ended when he is gone."""
     monkeypatch.setattr(sidecar, "_MAKERS", Pool("test", 1))
-    beside, begun, made = Beside(Blobs(f"file://{tmp_path}"), Known()), threading.Event(), []
+    beside, begun, made = Sidecar(Blobs(f"file://{tmp_path}"), Known()), threading.Event(), []
 
     def make(path: Path, stop: threading.Event) -> None:
         begun.set()

@@ -12,7 +12,16 @@ import torch
 
 from everlong_lab.harness.report import Report, Target
 from everlong_lab.harness.tiny import SEGMENT, tiny_backbone, tiny_memory
-from everlong_models import CUDAGraphs, MemoryState, ReadGraphs, Recorded, Sampler, SamplingParams, Slots, StepGraphs
+from everlong_models import (
+    CacheSlots,
+    CUDAGraphs,
+    MemoryState,
+    ReadGraphs,
+    Recorded,
+    Sampler,
+    SamplingParams,
+    StepGraphs,
+)
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.generate.sampling import choose, drawn
@@ -156,7 +165,7 @@ class _Generation:
         self._memory, self._device = memory, device
         self._graphs = StepGraphs(memory.step, CUDAGraphs(device)) if device.type == "cuda" else None
         self._draw = Recorded(drawn, CUDAGraphs(device), "a draw") if device.type == "cuda" else None
-        self._slots = Slots(kept=True)
+        self._slots = CacheSlots(kept=True)
 
     def __call__(self, state: MemoryState) -> float:
         """Seconds per token of one turn, in which every row gets one at each step."""

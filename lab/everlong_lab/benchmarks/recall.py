@@ -20,7 +20,7 @@ from everlong_server.engine.answering.grounding import words_of
 from everlong_server.engine.documents.token_stream import pieces
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.search_only import Shelf
+from everlong_server.store.texts.search_only import SearchOnlyTexts
 
 PASSAGES = 16
 """Of each question, as the server asks for them."""
@@ -41,7 +41,9 @@ def run(
     whole = whole_text(texts, int(megabytes * 1e6))
     tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=models_dir, progress=progress))
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
-        return asyncio.run(_measure(Shelf(Blobs(f"file://{folder}")), tokenizer, whole, questions, rounds, progress))
+        return asyncio.run(
+            _measure(SearchOnlyTexts(Blobs(f"file://{folder}")), tokenizer, whole, questions, rounds, progress)
+        )
 
 
 def whole_text(folder: Path | None, size: int) -> str:
@@ -57,7 +59,12 @@ def whole_text(folder: Path | None, size: int) -> str:
 
 
 async def _measure(
-    shelf: Shelf, tokenizer: Tokenizer, whole: str, questions: int, rounds: int, progress: Callable[[str], None]
+    shelf: SearchOnlyTexts,
+    tokenizer: Tokenizer,
+    whole: str,
+    questions: int,
+    rounds: int,
+    progress: Callable[[str], None],
 ) -> Report:
     document = await shelf.put(whole)
     encoding, indexing = [], []
@@ -98,12 +105,12 @@ def _cpu(work: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
-def _encode(shelf: Shelf, tokenizer: Tokenizer, document: Document) -> int:
+def _encode(shelf: SearchOnlyTexts, tokenizer: Tokenizer, document: Document) -> int:
     with shelf.blobs.open(document.id, 0) as file:
         return sum(len(piece.tokens) for piece in pieces(file, tokenizer, 0))
 
 
-async def _search(shelf: Shelf, document: Document, question: str) -> float:
+async def _search(shelf: SearchOnlyTexts, document: Document, question: str) -> float:
     """CPU seconds, from the words to the passages."""
     begin = 0.0
     for _ in range(2):  # the first one reads the file

@@ -1,6 +1,6 @@
 """`Cache`: the open segment while it is being decoded. Named tensors, batch first, of fixed size.
 
-Its rows come and go with the sessions that are generating: `Slots` has a place for each. Only `step` writes into a cache,
+Its rows come and go with the sessions that are generating: `CacheSlots` has a place for each. Only `step` writes into a cache,
 where it is; everything that outlives a generation is a `MemoryState`.
 """
 
@@ -74,7 +74,7 @@ def _copy(to: Cache, of: Cache) -> None:
             to[name].copy_(tensor)
 
 
-class Slots:
+class CacheSlots:
     """The rows of caches of one kind, one behind the other: who comes or goes is copied, the others stay where they are."""
 
     def __init__(self, *, kept: bool = False) -> None:

@@ -2,7 +2,7 @@
 hundreds of kernels.
 
 A GPU is done with a small model's kernels sooner than Python launches them. What a step launches depends on nothing but how
-many rows there are, and rows have fixed places (`Slots`); so it is recorded once for each size of a batch, with the
+many rows there are, and rows have fixed places (`CacheSlots`); so it is recorded once for each size of a batch, with the
 addresses that it works at, and launched as a whole from then on. A step of any memory can be: it asks the device nothing
 (a law of all of them, tests/models/laws.py).
 
@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from everlong_models.backbone.cache import Cache, Slots
+from everlong_models.backbone.cache import Cache, CacheSlots
 from everlong_models.kernels.pause import pausing
 from everlong_models.memories.base import SegmentReader
 from everlong_models.memories.state import MemoryState
@@ -89,7 +89,7 @@ def _uncollected() -> Iterator[None]:
 
 
 class StepGraphs:
-    """Stands for `step` of a memory, for the rows of one `Slots` whose places stay (`kept`)."""
+    """Stands for `step` of a memory, for the rows of one `CacheSlots` whose places stay (`kept`)."""
 
     def __init__(self, step: Step, record: Record) -> None:
         self._step = step
@@ -98,7 +98,7 @@ class StepGraphs:
         self._graphs: dict[int, _Graph | None] = {}
         """By the number of rows, of `_places`; None: this many cannot be recorded."""
 
-    def __call__(self, slots: Slots, tokens: Tensor) -> Tensor:
+    def __call__(self, slots: CacheSlots, tokens: Tensor) -> Tensor:
         """One token a row, `tokens` (B,); the logits (B, V) after it, which the next call overwrites.
 
         What cannot be recorded (for want of memory, say) is said in the log once, and done as it would be without graphs.

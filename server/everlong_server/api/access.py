@@ -57,7 +57,7 @@ class Access:
                 caller = await self._caller(HTTPConnection(scope), needed)
                 scope.setdefault("state", {})["caller"] = caller
                 if self._settings.tenant_requests_per_minute is not None:
-                    headers = await whole(HTTPConnection(scope)).allowance.of(caller.tenant).request()
+                    headers = await whole(HTTPConnection(scope)).quota.of(caller.tenant).request()
         except Exception as error:
             response, known = answer(error)
             self._metrics.rejections.labels(known.code).inc()

@@ -10,7 +10,7 @@ from fastapi import Header
 from pydantic import BaseModel
 
 from everlong_server.services import Services
-from everlong_server.store.idempotency import Attempt
+from everlong_server.store.idempotency import IdempotencyRecord
 
 T = TypeVar("T", bound=BaseModel)
 Event = dict[str, Any]
@@ -43,7 +43,7 @@ async def once(
         return made
 
 
-async def finishing(attempt: Attempt, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+async def finishing(attempt: IdempotencyRecord, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
     """The `events` of an answer; the attempt is finished before its end is told, and given up if it has none."""
     async with attempt, contextlib.aclosing(events):
         async for event in events:

@@ -1,4 +1,4 @@
-"""`Named`: each request has an id, in its answer's `x-request-id` and in what is logged of it, and a span in traces."""
+"""`RequestContext`: each request has an id, in its answer's `x-request-id` and in what is logged of it, and a span in traces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everlong_server.observability.tracing import Tracing
 _GIVEN = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
-class Named:
+class RequestContext:
     """Takes the id that a proxy or a caller has given it (`x-request-id`), if it is at most 64 of `A-Z a-z 0-9 . _ : -`.
 
     Its place in a trace is W3C's: a `traceparent` says what it is a part of.

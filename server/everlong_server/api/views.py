@@ -6,10 +6,10 @@ import contextlib
 from dataclasses import asdict
 from typing import Annotated
 
+from everlong_models.memories.view import LayerView
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
-from everlong_models.memories.view import LayerView
 from everlong_server.api import schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
 from everlong_server.engine.documents import formats
@@ -75,7 +75,7 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
         title=session.title,
         documents=list(session.documents),
         model=session.model_name,
-        status=await services.conversations.state_of(session),
+        status=await services.session_turns.state_of(session),
         position=session.position,
         messages=session.messages,
         recall=schemas.Recall(**session.recall) if session.recall else session.recall,

@@ -1,4 +1,4 @@
-"""`Chats`: where dialogues stood that their callers keep themselves, found again by what was said.
+"""`Chats`: where chat_turns stood that their callers keep themselves, found again by what was said.
 
 A cache: what it has forgotten is read anew. A chat is never changed, only continued under another digest, so that any
 number of callers may go on from the same point, and none has to wait for another.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from everlong_server.errors import Damaged, KeyMissing
-from everlong_server.store.records import Said, Session
+from everlong_server.store.records import Message, Session
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, every
 from everlong_server.store.redis.scripts import Scripts, flat
@@ -33,7 +33,7 @@ return 1
 """
 
 
-def digests(model: str, documents: Sequence[str], said: Sequence[Said], after: str | None = None) -> list[str]:
+def digests(model: str, documents: Sequence[str], said: Sequence[Message], after: str | None = None) -> list[str]:
     """For each message the digest of the dialogue up to and with it. How answers are drawn has no part in it.
 
     `after`: the digest of what was said before, if anything was.

@@ -25,7 +25,7 @@ from everlong_server.store.records import (
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, every
 from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
-from everlong_server.store.tenants.quota import MISSING_QUEUE, MISSING_ROOM, Allowance, today
+from everlong_server.store.tenants.quota import MISSING_QUEUE, MISSING_ROOM, Quota, today
 from everlong_server.store.vault import Vault
 
 # KEYS: document, documents, document_readings, reading, jobs, stored, queued, and the upload and its parts that it is
@@ -187,16 +187,16 @@ class Documents:
     `tenant` None: everybody's, for those who read and keep what others have uploaded.
     """
 
-    def __init__(self, redis: Client, tenant: str | None, allowance: Allowance, vault: Vault | None = None) -> None:
+    def __init__(self, redis: Client, tenant: str | None, quota: Quota, vault: Vault | None = None) -> None:
         self._redis = redis
         self._vault = vault or Vault()
         self._scripts = Scripts(redis)
         self._tenant = tenant
-        self._allowance = allowance
+        self._quota = quota
 
     def of(self, tenant: str) -> Documents:
         """The same for another tenant."""
-        return Documents(self._redis, tenant, self._allowance.of(tenant), self._vault)
+        return Documents(self._redis, tenant, self._quota.of(tenant), self._vault)
 
     async def create(self, document: Document, model: str, *, upload: str | None = None, held: int = 0) -> bool:
         """Stores the document and queues its reading by `model`, at once. Then it is acknowledged.
@@ -208,9 +208,9 @@ class Documents:
         fields = flat(self._vault.sealed(document.fields()) | {"tenant": self._tenant})
         reading, limits = (
             Reading.fields(model, [document.id], self._tenant, current().traceparent),
-            self._allowance.limits,
+            self._quota.limits,
         )
-        await self._allowance.require_tokens()
+        await self._quota.require_tokens()
         done = await self._scripts.run(
             _CREATE,
             [
@@ -225,9 +225,9 @@ class Documents:
             ],
         )  # fmt: skip
         if done == MISSING_ROOM:
-            raise self._allowance.no_room()
+            raise self._quota.no_room()
         if done == MISSING_QUEUE:
-            raise await self._allowance.queue_full(model)
+            raise await self._quota.queue_full(model)
         return int(done) >= 0
 
     async def get(self, document_id: str) -> Document:
@@ -275,7 +275,7 @@ class Documents:
         Raises `NotFound` naming the document that is not there, and `RateLimited`.
         """
         assert self._tenant is not None, "a reading belongs to somebody"
-        most = _or_any(self._allowance.limits.queued)
+        most = _or_any(self._quota.limits.queued)
         for document_id in documents:
             there = is_id("doc", document_id)
             if not there or self._foreign(await self._redis.hget(keys.document(document_id), "tenant")):
@@ -293,7 +293,7 @@ class Documents:
                 [fields["id"], most, n, *flat(fields)],
             )  # fmt: skip
             if done == MISSING_QUEUE:
-                raise await self._allowance.queue_full(model)
+                raise await self._quota.queue_full(model)
             if done == 1:
                 most = ""  # what follows waits for this one: they are read one after the other
             if done < 0:
@@ -350,7 +350,7 @@ class Documents:
             ],
             [
                 claim.token, reading.version, int("status" in more),
-                "" if self._allowance.limits.tokens is None else cursor.tokens, uuid.uuid4().hex,
+                "" if self._quota.limits.tokens is None else cursor.tokens, uuid.uuid4().hex,
                 *flat(self._vault.sealed(fields)),
             ],
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`Attempts`: requests with an `Idempotency-Key`, so that one that is sent again is not done again.
+"""`IdempotencyRecords`: requests with an `Idempotency-Key`, so that one that is sent again is not done again.
 
 A record is made before anything is done, with the id that the document, session or message is going to have. Whoever
 takes a request up again, after its server was killed, finds by this id what was done: there is no step between an
@@ -50,11 +50,17 @@ return 1
 """
 
 
-class Attempts:
+class IdempotencyRecords:
     """Of one tenant. `replica`: this process's id; `seconds`: how long an answer is kept."""
 
     def __init__(
-        self, redis: Client, tenant: str, replica: str, seconds: float, left: list[Attempt], vault: Vault | None = None
+        self,
+        redis: Client,
+        tenant: str,
+        replica: str,
+        seconds: float,
+        left: list[IdempotencyRecord],
+        vault: Vault | None = None,
     ) -> None:
         self._vault = vault or Vault()
         self._scripts = Scripts(redis)
@@ -64,14 +70,14 @@ class Attempts:
         self._seconds = seconds
         self._left = left
 
-    def of(self, tenant: str) -> Attempts:
+    def of(self, tenant: str) -> IdempotencyRecords:
         """The same for another tenant."""
-        return Attempts(self._redis, tenant, self._replica, self._seconds, self._left, self._vault)
+        return IdempotencyRecords(self._redis, tenant, self._replica, self._seconds, self._left, self._vault)
 
-    async def begin(self, key: str | None) -> Attempt:
+    async def begin(self, key: str | None) -> IdempotencyRecord:
         """An attempt at what the caller names `key`; None is a request that is made once. Raises `Conflict`: it is under way."""
         if key is None:
-            return Attempt(self, None, "", uuid.uuid4().hex, "", None, first=True)
+            return IdempotencyRecord(self, None, "", uuid.uuid4().hex, "", None, first=True)
         record = keys.attempt(self._tenant, hashlib.sha256(key.encode()).hexdigest())
         owner = f"{self._replica}|{uuid.uuid4().hex}"
         try:
@@ -79,7 +85,7 @@ class Attempts:
                 _BEGIN, [record], [owner, uuid.uuid4().hex, int(self._seconds * 1000), keys.REPLICA]
             )
         except (RedisError, asyncio.CancelledError):  # Redis may have it down all the same
-            await self.free(Attempt(self, record, owner, "", "", None, first=True))
+            await self.free(IdempotencyRecord(self, record, owner, "", "", None, first=True))
             raise
         if not found:
             raise Conflict(
@@ -88,18 +94,20 @@ class Attempts:
             )  # fmt: skip
         kind, made, fingerprint = (part.decode() for part in found[:3])
         answer = self._vault.unseal(found[3], "answer") if found[3] else b""
-        return Attempt(self, record, owner, made, fingerprint, json.loads(answer or b"null"), first=kind == "first")
+        return IdempotencyRecord(
+            self, record, owner, made, fingerprint, json.loads(answer or b"null"), first=kind == "first"
+        )
 
-    async def write(self, attempt: Attempt, what: str, value: str) -> bool:
+    async def write(self, attempt: IdempotencyRecord, what: str, value: str) -> bool:
         """Changes the record, if it is still the attempt's."""
         args = [attempt.owner, what, self._vault.sealed({what: value})[what], int(self._seconds * 1000)]
         return bool(await self._scripts.run(_END, [attempt.record or ""], args))
 
-    async def has(self, attempt: Attempt) -> bool:
+    async def has(self, attempt: IdempotencyRecord) -> bool:
         """Whether the record is still the attempt's."""
         return bool(await self._redis.hget(attempt.record, "owner") == attempt.owner.encode())
 
-    async def free(self, attempt: Attempt) -> None:
+    async def free(self, attempt: IdempotencyRecord) -> None:
         """Leaves the attempt to whoever tries next; if Redis is away, as soon as it is back."""
         self._left.append(attempt)
         with contextlib.suppress(RedisError):
@@ -114,14 +122,22 @@ class Attempts:
                 self._left.remove(attempt)
 
 
-class Attempt:
+class IdempotencyRecord:
     """One request. As a context it gives up what was not finished in it.
 
     `id`: of what is made, behind its prefix. `first`: nobody has tried before. `answer`: it is done, with this.
     """
 
     def __init__(
-        self, attempts: Attempts, record: str | None, owner: str, id: str, fingerprint: str, answer: Any, *, first: bool
+        self,
+        attempts: IdempotencyRecords,
+        record: str | None,
+        owner: str,
+        id: str,
+        fingerprint: str,
+        answer: Any,
+        *,
+        first: bool,
     ) -> None:
         self._attempts = attempts
         self.record = record

@@ -183,7 +183,7 @@ _TITLE = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Message:
     """A message of a dialogue. The first of it may be the system's; then user and assistant take turns."""
 
     role: Literal["system", "user", "assistant"]

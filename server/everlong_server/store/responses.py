@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from everlong_server.errors import NotFound
-from everlong_server.store.records import DEFAULT_TENANT, Hash, Said, Session, belongs, is_id, now
+from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, belongs, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import CLAIMING, STORE, Scripts, flat
@@ -76,7 +76,7 @@ class Response:
     background: bool
     previous: str | None
     documents: tuple[str, ...]
-    said: tuple[Said, ...]
+    said: tuple[Message, ...]
     instructions: str | None
     request: dict[str, Any]
     status: str = "in_progress"
@@ -121,7 +121,7 @@ class Response:
     def of(stored: Hash) -> Response:
         """From a hash, with or without its state."""
         facts = json.loads(stored[b"response"])
-        facts |= {"documents": tuple(facts["documents"]), "said": tuple(Said(**said) for said in facts["said"])}
+        facts |= {"documents": tuple(facts["documents"]), "said": tuple(Message(**said) for said in facts["said"])}
 
         def given(field: bytes) -> Any:
             return json.loads(stored[field]) if field in stored else None

@@ -28,7 +28,7 @@ from everlong_server.store.records import (
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts, flat
-from everlong_server.store.tenants.quota import Allowance
+from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.vault import MESSAGES, Vault
 
 _START = """
@@ -158,7 +158,7 @@ class Sessions:
         self,
         redis: Client,
         tenant: str,
-        allowance: Allowance,
+        quota: Quota,
         replica: str,
         lease_seconds: float,
         vault: Vault | None = None,
@@ -167,21 +167,19 @@ class Sessions:
         self._vault = vault or Vault()
         self._scripts = Scripts(redis)
         self._tenant = tenant
-        self._allowance = allowance
+        self._quota = quota
         self._replica = replica
         self._lease_seconds = lease_seconds
         self._lease_ms = int(lease_seconds * 1000)
 
     def of(self, tenant: str) -> Sessions:
         """The same for another tenant."""
-        return Sessions(
-            self._redis, tenant, self._allowance.of(tenant), self._replica, self._lease_seconds, self._vault
-        )
+        return Sessions(self._redis, tenant, self._quota.of(tenant), self._replica, self._lease_seconds, self._vault)
 
     @property
     def _most(self) -> int | str:
         """How many sessions there may be, as scripts have it."""
-        return "" if self._allowance.limits.sessions is None else self._allowance.limits.sessions
+        return "" if self._quota.limits.sessions is None else self._quota.limits.sessions
 
     async def create(
         self,
@@ -210,7 +208,7 @@ class Sessions:
             [session_id, fields["created_at"], self._most, *flat(fields)],
         )
         if done < 0:
-            raise self._allowance.too_many_sessions()
+            raise self._quota.too_many_sessions()
         return await self.get(session_id)
 
     async def get(self, session_id: str, *, with_state: bool = False) -> Session:
@@ -263,7 +261,7 @@ class Sessions:
             [fork_id, now(), self._most],
         )  # fmt: skip
         if done < 0:
-            raise self._allowance.too_many_sessions()
+            raise self._quota.too_many_sessions()
         if not done:
             raise _no_session(session_id)
         return await self.get(fork_id)

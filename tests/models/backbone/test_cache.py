@@ -1,4 +1,4 @@
-"""Slots: rows come and go without the others being moved."""
+"""CacheSlots: rows come and go without the others being moved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlong_models.backbone.cache import Cache, Slots, zeros
+from everlong_models.backbone.cache import Cache, CacheSlots, zeros
 
 
 def row(number: int) -> Cache:
@@ -20,7 +20,7 @@ def row(number: int) -> Cache:
 @given(st.lists(st.integers(-4, 1), max_size=60))
 def test_rows_are_those_that_came_and_did_not_leave(moves: list[int]) -> None:
     """Below 0: that row leaves, from the end; otherwise one comes."""
-    slots, expected = Slots(), []
+    slots, expected = CacheSlots(), []
     for number, move in enumerate(moves):
         if move >= 0:
             slots.add(row(number))
@@ -42,7 +42,7 @@ def test_rows_are_those_that_came_and_did_not_leave(moves: list[int]) -> None:
 
 
 def test_what_is_written_stays_and_who_comes_is_a_copy() -> None:
-    slots, came = Slots(), row(7)
+    slots, came = CacheSlots(), row(7)
     slots.add(came)
     slots.rows["kv"].fill_(8)
     slots.rows.lengths.add_(1)
@@ -53,7 +53,7 @@ def test_what_is_written_stays_and_who_comes_is_a_copy() -> None:
 
 
 def test_others_stay_where_they_are() -> None:
-    slots = Slots()
+    slots = CacheSlots()
     for number in range(4):
         slots.add(row(number))
     place = slots.rows["kv"].data_ptr()
@@ -66,7 +66,7 @@ def test_others_stay_where_they_are() -> None:
 
 
 def test_without_memory_for_more_all_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    slots = Slots()
+    slots = CacheSlots()
     slots.add(row(1))
 
     def full(*args: object, **options: object) -> torch.Tensor:
@@ -82,7 +82,7 @@ def test_without_memory_for_more_all_is_as_it_was(monkeypatch: pytest.MonkeyPatc
 
 
 def test_places_that_are_kept_stay_without_rows() -> None:
-    slots = Slots(kept=True)
+    slots = CacheSlots(kept=True)
     with pytest.raises(IndexError, match="ever taken"):
         slots.places  # noqa: B018
     slots.add(row(1))
@@ -107,7 +107,7 @@ def test_of_keys_and_values_what_a_row_has_is_copied() -> None:
         kv[..., : before + length, :] = torch.randn(1, 1, 2, 1, before + length, 2)
         return Cache({"kv": kv, "before": torch.tensor([before])}, torch.tensor([length]))
 
-    slots, came = Slots(), [opened(2, 3), opened(0, 4), opened(5, 3), opened(1, 1)]
+    slots, came = CacheSlots(), [opened(2, 3), opened(0, 4), opened(5, 3), opened(1, 1)]
     for cache in came:
         slots.add(cache)
     slots.remove(0)

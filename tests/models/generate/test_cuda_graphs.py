@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everlong_models.backbone.cache import Cache, Slots
+from everlong_models.backbone.cache import Cache, CacheSlots
 from everlong_models.errors import StateNotFinite, TokenError
 from everlong_models.generate import cuda_graphs as graphs
 from everlong_models.generate.cuda_graphs import ReadGraphs, StepGraphs
@@ -64,7 +64,7 @@ def written(cache: Cache, name: str) -> list[torch.Tensor]:
 def test_a_recorded_step_is_the_step(memory, moves: list[int]) -> None:
     """Above 0: a row with so many tokens comes; below: that one leaves, from the end; 0, and whenever one is full: a step."""
     with torch.no_grad():
-        recorded, plain = Slots(kept=True), Slots()
+        recorded, plain = CacheSlots(kept=True), CacheSlots()
         step, texts = StepGraphs(memory.step, record), iter(range(10**6))
         for move in [*moves, 0, 0]:
             if move > 0:
@@ -89,12 +89,12 @@ def test_a_recorded_step_is_the_step(memory, moves: list[int]) -> None:
                     plain.remove(row)
 
 
-def add(memory, slots: Slots, length: int = 2) -> None:
+def add(memory, slots: CacheSlots, length: int = 2) -> None:
     slots.add(memory.open(memory.initial_state(), tokens(memory, 1, length, length))[0])
 
 
 def test_it_is_recorded_once_for_each_size_and_again_where_rows_have_moved(memory) -> None:
-    slots, sizes = Slots(kept=True), []
+    slots, sizes = CacheSlots(kept=True), []
 
     def counted(run):
         replay, logits = record(run)
@@ -123,7 +123,7 @@ def test_what_cannot_be_recorded_is_done_without_and_said_once(memory, caplog: p
     def refuses(run):
         raise torch.OutOfMemoryError("no room for a graph")
 
-    slots, plain = Slots(kept=True), Slots()
+    slots, plain = CacheSlots(kept=True), CacheSlots()
     step = StepGraphs(memory.step, refuses)
     with torch.no_grad(), caplog.at_level(logging.WARNING):
         for each in (slots, plain):
@@ -138,7 +138,7 @@ def test_what_cannot_be_recorded_is_done_without_and_said_once(memory, caplog: p
 
 def test_what_was_a_row_does_not_write_behind_its_segment(memory) -> None:
     """A place that was left with a full segment is stepped again, beside others, many times."""
-    slots = Slots(kept=True)
+    slots = CacheSlots(kept=True)
     step = StepGraphs(memory.step, record)
     with torch.no_grad():
         for length in (2, 2, 2, S):
@@ -261,7 +261,7 @@ def test_nothing_is_collected_while_something_is_recorded(collecting: bool) -> N
     was = gc.isenabled()
     (gc.enable if collecting else gc.disable)()
     try:
-        slots = Slots(kept=True)
+        slots = CacheSlots(kept=True)
         with torch.inference_mode():
             slots.add(memory.open(memory.initial_state(1), tokens(memory, 1, 3))[0])
             StepGraphs(memory.step, fails)(slots, torch.tensor([1]))

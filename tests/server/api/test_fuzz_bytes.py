@@ -270,8 +270,8 @@ def frames(count: int) -> dict[str, int]:
 
     services: Any = SimpleNamespace(
         settings=Settings(),
-        credentials=SimpleNamespace(check=fine), allowance=SimpleNamespace(request=fine), recall=Recall(1, 10),
-        conversations=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), responding=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, ask=lambda *_, **__: SimpleNamespace(documents=())),
+        credentials=SimpleNamespace(check=fine), quota=SimpleNamespace(request=fine), recall=Recall(1, 10),
+        session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, ask=lambda *_, **__: SimpleNamespace(documents=())),
         model=SimpleNamespace(name="m", memory=SimpleNamespace(vocab_size=100, sight=100)),
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisAway
 
 from everlong_server.errors import Conflict, InvalidRequest, NotFound
 from everlong_server.store import idempotency as stored
-from everlong_server.store.idempotency import Attempt, Attempts
+from everlong_server.store.idempotency import IdempotencyRecord, IdempotencyRecords
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from tests.process import Server
@@ -40,8 +40,10 @@ async def redis(redis: Client) -> AsyncIterator[Client]:
         assert 0 < await redis.pttl(name) <= 60_000
 
 
-def attempts(redis: Client, tenant: str = "ann", replica: str = "r1", left: list[Attempt] | None = None) -> Attempts:
-    return Attempts(redis, tenant, replica, 60.0, [] if left is None else left)
+def attempts(
+    redis: Client, tenant: str = "ann", replica: str = "r1", left: list[IdempotencyRecord] | None = None
+) -> IdempotencyRecords:
+    return IdempotencyRecords(redis, tenant, replica, 60.0, [] if left is None else left)
 
 
 async def test_an_answer_is_given_again(redis: Client) -> None:
@@ -95,7 +97,7 @@ async def test_what_was_refused_can_be_mended_and_what_failed_keeps_its_id(redis
 async def test_a_record_that_could_not_be_freed_is_when_redis_is_back(
     redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left: list[Attempt] = []
+    left: list[IdempotencyRecord] = []
     store = attempts(redis, left=left)
     first = await store.begin("k")
 
@@ -117,7 +119,7 @@ async def test_a_beginning_whose_answer_got_lost_does_not_hold_the_key(
     redis: Client, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """It was "still running" until the record ended, by default a day, as long as the replica lived."""
-    left: list[Attempt] = []
+    left: list[IdempotencyRecord] = []
     store = attempts(redis, left=left)
     run = store._scripts.run
 

@@ -30,9 +30,9 @@ from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.rotation import UNFINISHED, Rotated, anything
 from everlong_server.store.rotation import rotate as rotate_all
 from everlong_server.store.sessions import Sessions
-from everlong_server.store.tenants.quota import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.local_copies import Copies
+from everlong_server.store.texts.local_copies import LocalCopies
 from everlong_server.store.vault import FIELDS, Vault, VaultError, new_key
 from tests.files import word
 from tests.process import START_SECONDS, Server, wait_for
@@ -210,7 +210,7 @@ async def test_blobs_are_sealed_wherever_they_are(url: str, tmp_path: Path) -> N
 
 def test_copies_make_room_for_others_unless_they_are_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everlong_server.store.texts.local_copies._MOST_BYTES", 250)
-    copies = Copies(tmp_path, secret=True)
+    copies = LocalCopies(tmp_path, secret=True)
 
     def content() -> io.BytesIO:
         return io.BytesIO(b"x" * 100)
@@ -235,18 +235,18 @@ def test_copies_of_who_was_killed_are_swept_and_those_of_the_living_are_not(tmp_
         [sys.executable, "-c", f"""
 import os, signal, io
 from pathlib import Path
-from everlong_server.store.texts.local_copies import Copies
-copies = Copies(Path({str(tmp_path)!r}), secret=True)
+from everlong_server.store.texts.local_copies import LocalCopies
+copies = LocalCopies(Path({str(tmp_path)!r}), secret=True)
 with copies.of("a", lambda: io.BytesIO(b"words")):
     os.kill(os.getpid(), signal.SIGKILL)
 """], check=False,
     )  # fmt: skip
     assert left.returncode == -9
     assert len(list(tmp_path.glob("*/a"))) == 1
-    living = Copies(tmp_path, secret=True)
+    living = LocalCopies(tmp_path, secret=True)
     with living.of("b", lambda: io.BytesIO(b"words")) as copy:
         assert not list(tmp_path.glob("*/a"))
-        Copies(tmp_path, secret=True)
+        LocalCopies(tmp_path, secret=True)
         assert copy.exists()
 
 
@@ -392,7 +392,7 @@ async def test_keys_are_those_of_what_is_stored(redis: Client, redis_url: str, t
 
     def store(*lines: str) -> Documents:
         loaded = Vault.load(settings_of(*lines).encryption_key_file)
-        return Documents(redis, "ann", Allowance(redis, "ann", Limits(), Slots(redis, "r1")), loaded)
+        return Documents(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), loaded)
 
     async def rotation(*lines: str) -> Rotated:
         loaded = Vault.load(settings_of(*lines).encryption_key_file)
@@ -458,7 +458,7 @@ async def test_what_is_copied_during_a_rotation_is_sealed_anew_too(redis: Client
     """Sessions are forked: the copies may stand where the rotation has already looked."""
 
     def sessions(*ids: str) -> Sessions:
-        return Sessions(redis, "ann", Allowance(redis, "ann", Limits(), Slots(redis, "r1")), "r1", 15.0, vault(*ids))
+        return Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 15.0, vault(*ids))
 
     before, running, after = sessions("one"), sessions("two", "one"), sessions("two")
     await redis.set(keys.VAULT, vault("one").mark())

@@ -13,7 +13,7 @@ from everlong_server.store import sessions as stored
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect
 from everlong_server.store.sessions import Sessions
-from everlong_server.store.tenants.quota import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 
 
 @pytest.mark.parametrize("error", [RedisAway, asyncio.CancelledError])
@@ -21,7 +21,7 @@ async def test_a_lease_that_nobody_was_told_of_is_given_back(redis_url: str, err
     redis = connect(redis_url)
     await redis.flushdb()
     await redis.set(keys.replica("r1"), 1, px=60_000)
-    sessions = Sessions(redis, "ann", Allowance(redis, "ann", Limits(), Slots(redis, "r1")), "r1", 60.0)
+    sessions = Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 60.0)
     run = sessions._scripts.run
 
     async def lost(text: str, *arguments: Any) -> Any:

@@ -21,7 +21,7 @@ from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import connect
 from everlong_server.store.responses import Responses
 from everlong_server.store.tenants.credentials import Caller, Credentials
-from everlong_server.store.tenants.quota import Allowance, Limits, Slots, today
+from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots, today
 from tests.forgetful import Forgetful
 from tests.process import Server, everlong, wait_for
 from tests.server.api.openai.talk import begin_upload, over, respond, sdk
@@ -142,7 +142,7 @@ async def test_a_try_counts_once(way: Forgetful) -> None:
     redis.hset(keys.reading("r1"), mapping={"status": "queued", "version": 0, "fence": 0, "attempts": 0})
     redis.hset(keys.response("r1"), mapping={"status": "queued"})
     for claiming in (
-        Documents(client, None, Allowance(client, DEFAULT_TENANT, Limits(), Slots(client, "r"))),
+        Documents(client, None, Quota(client, DEFAULT_TENANT, Limits(), StreamSlots(client, "r"))),
         Responses(client, None, 60.0),
     ):
         for by, tries in (("one", 1), ("one", 1), ("two", 2)):
@@ -177,22 +177,22 @@ async def test_a_ticket_is_good_once(way: Forgetful) -> None:
 
 async def test_a_request_counts_once(way: Forgetful) -> None:
     client = connect(way.url)
-    allowance = Allowance(client, "bob", Limits(requests=3), Slots(client, "r"))
-    assert [(await allowance.request())["x-ratelimit-remaining-requests"] for _ in range(3)] == ["2", "1", "0"]
+    quota = Quota(client, "bob", Limits(requests=3), StreamSlots(client, "r"))
+    assert [(await quota.request())["x-ratelimit-remaining-requests"] for _ in range(3)] == ["2", "1", "0"]
     with pytest.raises(RateLimited):
-        await allowance.request()
+        await quota.request()
     await client.aclose()
 
 
 async def test_an_answer_is_charged_once(way: Forgetful) -> None:
     client = connect(way.url)
-    allowance = Allowance(client, "bob", Limits(tokens=100), Slots(client, "r"))
+    quota = Quota(client, "bob", Limits(tokens=100), StreamSlots(client, "r"))
     for before in (0, 60):
         assert int(await client.get(keys.tokens("bob", today())) or 0) == before
-        async with allowance.stream(1.0) as spent:
+        async with quota.stream(1.0) as spent:
             spent.tokens = 60
     with pytest.raises(RateLimited):
-        await allowance.require_tokens()
+        await quota.require_tokens()
     assert 86_400 < await client.ttl(keys.tokens("bob", today())) <= 2 * 86_400
     await client.aclose()
 

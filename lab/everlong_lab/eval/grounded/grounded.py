@@ -26,8 +26,8 @@ from everlong_lab.harness.report import Report, Target
 from everlong_models import Model, SamplingParams
 from everlong_models.errors import DataError
 from everlong_server.engine.answering.grounding import TEMPLATE, Recall, Template, asks, choose, words_of
-from everlong_server.engine.answering.sessions import Conversations
-from everlong_server.engine.answering.turn import Turns
+from everlong_server.engine.answering.sessions import SessionTurns
+from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.errors import DocumentFailed
 from everlong_server.observability.metrics import Metrics
 from everlong_server.process.loading import load
@@ -35,7 +35,7 @@ from everlong_server.services import Services, running
 from everlong_server.settings import Settings
 from everlong_server.store.records import Document, reading_id
 from everlong_server.store.redis.embedded import EmbeddedRedis
-from everlong_server.store.texts.search_only import Shelf
+from everlong_server.store.texts.search_only import SearchOnlyTexts
 
 WAYS = {
     "neither": "the question alone",
@@ -177,7 +177,7 @@ async def _served(settings: Settings, model: Model) -> AsyncIterator[Services]:
 async def _measure(
     services: Services, plan: Plan, cell: Cell, of: Sequence[Text], novels: Novels, tell: Callable[[float], None]
 ) -> None:
-    recall, shelf, template = plan.recall or services.recall, Shelf(services.blobs), TEMPLATES[plan.template]
+    recall, shelf, template = plan.recall or services.recall, SearchOnlyTexts(services.blobs), TEMPLATES[plan.template]
     answers = _Answers(services, plan, recall)
     wanted = max(plan.samples if plan.ways else 0, plan.searches)
 
@@ -246,11 +246,11 @@ class _Answers:
         settings = services.settings
         self._services, self._plan, self._recall = services, plan, recall
         self._template = TEMPLATES[plan.template]
-        turns = Turns(
-            services.engine, services.passages, services.whereabouts, services.metrics, services.tracing, services.allowance,
+        turns = TurnRunner(
+            services.engine, services.passages, services.token_offsets, services.metrics, services.tracing, services.quota,
             max_message_chars=settings.max_message_chars, template=self._template,
         )  # fmt: skip
-        self._conversations = Conversations(
+        self._session_turns = SessionTurns(
             turns,
             services.engine,
             services.sessions,
@@ -316,7 +316,7 @@ class _Answers:
             remember=remember or not read,
         )
         async with self._places:
-            turn = await self._conversations.send(session.id, content, self._sampling, recall)
+            turn = await self._session_turns.send(session.id, content, self._sampling, recall)
             message: dict[str, Any] = {}
             async with contextlib.aclosing(turn.events) as events:
                 async for event in events:

@@ -21,7 +21,7 @@ import torch
 from numba import cfunc
 from torch import Tensor
 
-from everlong_models.kernels.cpu import decode_step, prefill, quantise, sampling_kernel
+from everlong_models.kernels.cpu import decode_step, prefill, quantise, sampling_kernel, simd
 from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, Job, Matrix
 from everlong_models.kernels.cpu.prefill import Dense, Then
 from everlong_models.kernels.cpu.quantise import Grid

@@ -19,7 +19,7 @@ from everlong_server.api.upload import Form, Nowhere, Received, Source, converte
 from everlong_server.api.views import Served, document_view
 from everlong_server.errors import NotFound, ServerError, Unavailable
 from everlong_server.services import Services
-from everlong_server.store.idempotency import Attempt
+from everlong_server.store.idempotency import IdempotencyRecord
 from everlong_server.store.records import Document, is_id, now
 from everlong_server.store.texts import outline
 
@@ -64,7 +64,7 @@ async def upload(
         return view
 
 
-async def stored(source: Source, services: Services, attempt: Attempt, form: Form | None = None) -> Document:
+async def stored(source: Source, services: Services, attempt: IdempotencyRecord, form: Form | None = None) -> Document:
     """The document that comes from `source`, acknowledged: its text and facts are on disk and its reading is queued.
 
     Of an attempt that was done before, what comes is only compared with what came then.
@@ -76,7 +76,7 @@ async def stored(source: Source, services: Services, attempt: Attempt, form: For
     there = attempt.answer is not None or (not attempt.first and await services.documents.exists(document_id))
     length = source.headers.get("content-length", "")
     if not there:
-        await services.allowance.require_room(int(length) if length.isdigit() else 0, services.model.fingerprint)
+        await services.quota.require_room(int(length) if length.isdigit() else 0, services.model.fingerprint)
     writer = Nowhere() if there else await services.blobs.create(document_id)
 
     async def allow(received: Received) -> None:
@@ -106,7 +106,7 @@ async def make(
     services: Services,
     document_id: str,
     received: Received,
-    attempt: Attempt | None,
+    attempt: IdempotencyRecord | None,
     *,
     upload: str | None = None,
     held: int = 0,
@@ -130,7 +130,7 @@ async def make(
     return None
 
 
-async def _drop_text(services: Services, document_id: str, attempt: Attempt | None) -> None:
+async def _drop_text(services: Services, document_id: str, attempt: IdempotencyRecord | None) -> None:
     """Deletes the text of a document that was not made. If that cannot be known, or another server is at it, the text stays."""
     with contextlib.suppress(RedisError):
         if (attempt is None or await attempt.mine()) and not await services.documents.exists(document_id):
@@ -169,7 +169,7 @@ async def delete(document_id: str, services: Served) -> schemas.Deleted:
     if not await services.documents.exists(document_id):  # else it is another tenant's
         await services.chats.forget(document_id)
         await services.passages.delete(document_id)
-        await services.whereabouts.delete(document_id)
+        await services.token_offsets.delete(document_id)
         for blob in (outline.name(document_id), document_id):
             await services.blobs.delete(blob)
     if missing is not None:

@@ -106,7 +106,7 @@ async def memory(session_id: str, services: Served) -> schemas.SessionMemory:
 
     Of the session as it was last committed; a message under way is not waited for.
     """
-    return memory_view(services, await services.memories.look(session_id))
+    return memory_view(services, await services.memory_views.look(session_id))
 
 
 @router.get("/{session_id}/messages", response_model_exclude_none=True)
@@ -152,7 +152,7 @@ async def _events(
         if message is None and not attempt.first:  # its server was killed, perhaps behind the commit
             message = await services.sessions.message(session_id, message_id)
         if message is None:
-            turn = await services.conversations.send(session_id, *said(services, body, session), id=message_id)
+            turn = await services.session_turns.send(session_id, *said(services, body, session), id=message_id)
             return finishing(attempt, turn.events)
         message = {"session": session_id, **message}
         await attempt.finish(message)

@@ -89,9 +89,9 @@ class _Conversation(Socket):
         try:
             # A key that was good when the socket was opened may have been revoked since.
             await self._services.credentials.check(self.socket.state.caller)
-            await self._services.allowance.request()
+            await self._services.quota.request()
             session = await self._services.sessions.get(self._session_id)
-            turn = await self._services.conversations.send(self._session_id, *said(self._services, body, session))
+            turn = await self._services.session_turns.send(self._session_id, *said(self._services, body, session))
             self._turn = turn
             if self._cancel_asked:
                 turn.cancel()

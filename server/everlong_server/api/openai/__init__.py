@@ -1,1 +1,1 @@
-"""OpenAI's API, for its own SDKs: a translation onto documents and conversations."""
+"""OpenAI's API, for its own SDKs: a translation onto documents and session_turns."""

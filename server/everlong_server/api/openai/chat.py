@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from everlong_server.api.disconnect import unless_gone
 from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
 from everlong_server.api.native.sessions import recall, sampling
-from everlong_server.api.openai.messages import Dialogue, require_model
+from everlong_server.api.openai.messages import ParsedMessages, require_model
 from everlong_server.api.openai.schemas import (
     ChatCompletion,
     ChatMessage,
@@ -27,7 +27,7 @@ from everlong_server.api.sse import data_stream
 from everlong_server.api.views import Served
 from everlong_server.engine.answering.turn import Event, Turn
 from everlong_server.services import Services
-from everlong_server.store.records import Said, new_id, now
+from everlong_server.store.records import Message, new_id, now
 
 router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=RESPONSES)
 
@@ -62,9 +62,9 @@ async def create(body: CreateChatCompletion, request: Request, services: Served)
     return JSONResponse({**head, "choices": choices, "usage": _usage(messages)})
 
 
-async def _dialogue(services: Services, messages: Sequence[ChatMessage]) -> tuple[list[str], list[Said]]:
+async def _dialogue(services: Services, messages: Sequence[ChatMessage]) -> tuple[list[str], list[Message]]:
     """The documents that `messages` are about, and what is said. Raises what is wrong with them."""
-    dialogue = Dialogue(services)
+    dialogue = ParsedMessages(services)
     for number, message in enumerate(messages):
         name, texts = f"messages.{number}.content", list[str]()
         for place, part in enumerate([] if isinstance(message.content, str) else message.content):
@@ -78,7 +78,7 @@ async def _dialogue(services: Services, messages: Sequence[ChatMessage]) -> tupl
 
 
 async def _begun(
-    services: Services, body: CreateChatCompletion, documents: Sequence[str], said: Sequence[Said]
+    services: Services, body: CreateChatCompletion, documents: Sequence[str], said: Sequence[Message]
 ) -> list[Turn]:
     """All `n` turns, admitted. Raises why one was refused; then none goes on."""
     grounds, how = recall(services, body.recall), sampling(body, "max_completion_tokens")
@@ -92,7 +92,7 @@ async def _begun(
         how if how.seed is None else how.model_copy(update={"seed": (how.seed + index) % 2**63})
         for index in range(body.n)
     ]
-    begun = [asyncio.create_task(services.dialogues.answer(documents, said, params, grounds)) for params in every]
+    begun = [asyncio.create_task(services.chat_turns.answer(documents, said, params, grounds)) for params in every]
     try:
         return await asyncio.gather(*begun)
     except BaseException:

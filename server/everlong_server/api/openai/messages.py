@@ -1,4 +1,4 @@
-"""`Dialogue`: what a caller says in messages of several shapes, as documents and as what is said."""
+"""`ParsedMessages`: what a caller says in messages of several shapes, as documents and as what is said."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from everlong_server.errors import InvalidRequest, NotFound, TooLarge
 from everlong_server.services import Services
-from everlong_server.store.records import Said
+from everlong_server.store.records import Message
 
 _SAME_ROLE = "\n\n"
 """Between messages of one role that follow each other: to the model they are one."""
@@ -32,12 +32,12 @@ def require_length(services: Services, text: str, name: str) -> None:
         )
 
 
-class Dialogue:
+class ParsedMessages:
     """Takes messages one by one. Every error names the request's field."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._said: list[Said] = []
+        self._said: list[Message] = []
         self._documents: dict[str, str] = {}
         self._last = ""
 
@@ -56,15 +56,15 @@ class Dialogue:
         if before is not None and before.role == who:
             content = _SAME_ROLE.join(part for part in (before.content, text) if part)
             require_length(self._services, content, f"{name}.content")
-            said[-1] = Said(who, content)
+            said[-1] = Message(who, content)
         elif before is not None and who == "system":
             raise InvalidRequest(f"{name}.role: instructions stand before everything else", param=f"{name}.role")
         elif who == "assistant" and (before is None or before.role == "system"):
             raise InvalidRequest(f"{name}.role: a dialogue begins with the user", param=f"{name}.role")
         else:
-            said.append(Said(who, text))
+            said.append(Message(who, text))
 
-    async def whole(self, name: str) -> tuple[list[str], list[Said]]:
+    async def whole(self, name: str) -> tuple[list[str], list[Message]]:
         """The documents in the order in which they were named, and what was said, in the field `name` of the request."""
         last, limit = self._last, self._services.settings.max_session_documents
         if self._said[-1].role != "user":

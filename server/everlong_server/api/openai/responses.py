@@ -13,7 +13,7 @@ from fastapi.responses import Response as Answer
 from everlong_server.api.disconnect import unless_gone
 from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES, as_server_error
 from everlong_server.api.native.sessions import recall, sampling
-from everlong_server.api.openai.messages import Dialogue, require_length, require_model
+from everlong_server.api.openai.messages import ParsedMessages, require_length, require_model
 from everlong_server.api.openai.response_schemas import (
     CreateResponse,
     InputFile,
@@ -29,11 +29,11 @@ from everlong_server.api.openai.response_schemas import (
 from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
 from everlong_server.api.sse import event_stream
 from everlong_server.api.views import Served
-from everlong_server.engine.answering.responses import Answering
+from everlong_server.engine.answering.responses import ResponseTurn
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
 from everlong_server.store import responses as store
-from everlong_server.store.records import Said, new_id
+from everlong_server.store.records import Message, new_id
 
 router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=RESPONSES)
 
@@ -49,16 +49,16 @@ async def create(body: CreateResponse, request: Request, services: Served) -> An
     With `previous_response_id` it goes on from there: nothing of it is read again, and
     `usage.input_tokens_details.cached_tokens` says how much that is. Instructions of earlier responses stay in the memory.
     """
-    previous = await services.responding.previous(body.previous_response_id) if body.previous_response_id else None
+    previous = await services.response_turns.previous(body.previous_response_id) if body.previous_response_id else None
     response = await asked(services, body, previous)
     if body.background:
         if body.stream or not body.store:
             name = "stream" if body.stream else "store"
             raise InvalidRequest(f"{name}: a background response is stored and not streamed", param=name)
-        await services.responding.queue(response)
+        await services.response_turns.queue(response)
         return JSONResponse(view(response))
-    keep = services.responding.keep if body.store else None
-    answering = await unless_gone(request, services.responding.begin(response, previous, keep))
+    keep = services.response_turns.keep if body.store else None
+    answering = await unless_gone(request, services.response_turns.begin(response, previous, keep))
     if answering is None:
         return Answer(status_code=CLIENT_CLOSED)
     if body.stream:
@@ -75,20 +75,20 @@ async def get(
     """A stored response; one in the background is over once `status` is neither "queued" nor "in_progress"."""
     if stream:
         raise InvalidRequest("stream: a response is streamed as it is made, not later", param="stream")
-    return JSONResponse(view(await services.responding.get(response_id)))
+    return JSONResponse(view(await services.response_turns.get(response_id)))
 
 
 @router.delete("/{response_id}")
 async def delete(response_id: str, services: Served) -> ResponseDeleted:
     """Deletes it and what its memory holds; cancels it. Responses that went on from it keep the memory that they have."""
-    await services.responding.delete(response_id)
+    await services.response_turns.delete(response_id)
     return ResponseDeleted(id=response_id)
 
 
 @router.post("/{response_id}/cancel", response_model=Response)
 async def cancel(response_id: str, services: Served) -> JSONResponse:
     """Cancels a background response; one that is over stays as it is."""
-    return JSONResponse(view(await services.responding.cancel(response_id)))
+    return JSONResponse(view(await services.response_turns.cancel(response_id)))
 
 
 @router.get("/{response_id}/input_items", response_model_exclude_none=True)
@@ -100,7 +100,7 @@ async def input_items(
     after: Annotated[str | None, Query(max_length=128, description="the last id of the page before")] = None,
 ) -> InputItemList:
     """What was said to the response itself, without what was said before it."""
-    response = await services.responding.get(response_id)
+    response = await services.response_turns.get(response_id)
     items = [InputItem.model_validate(item) for item in response.request["items"]]
     if order == "desc":
         items.reverse()
@@ -128,7 +128,7 @@ async def asked(services: Services, body: CreateResponse, previous: store.Respon
         case JsonSchemaFormat(schema_=schema):
             schema = await require_schema(services, schema, "text.format.schema")
             params = params.model_copy(update={"json_schema": schema})
-    response = services.responding.ask(
+    response = services.response_turns.ask(
         previous, documents, said, instructions, params, recall(services, body.recall),
         background=body.background, items=items, model=services.model.name,
         **body.model_dump(include={"metadata", "store", "text", "truncation"}, by_alias=True),
@@ -141,9 +141,9 @@ async def asked(services: Services, body: CreateResponse, previous: store.Respon
 
 async def _input(
     services: Services, given: str | list[InputMessage]
-) -> tuple[list[str], list[Said], list[dict[str, Any]]]:
+) -> tuple[list[str], list[Message], list[dict[str, Any]]]:
     """The documents that an input is about, what is said in it, and its items as they are shown again."""
-    dialogue, items = Dialogue(services), []
+    dialogue, items = ParsedMessages(services), []
     messages = [InputMessage(role="user", content=given)] if isinstance(given, str) else given
     for number, message in enumerate(messages):
         name, texts = f"input.{number}", list[str]()
@@ -211,14 +211,14 @@ def _text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-async def _whole(answering: Answering) -> bool:
+async def _whole(answering: ResponseTurn) -> bool:
     async with contextlib.aclosing(answering.events) as turn:
         async for _ in turn:
             pass
     return True
 
 
-async def events(answering: Answering) -> AsyncGenerator[dict[str, Any], None]:
+async def events(answering: ResponseTurn) -> AsyncGenerator[dict[str, Any], None]:
     """The response piece by piece, as OpenAI's events. Evidence comes with its item, before the first word.
 
     An answer that breaks off ends with `response.failed`.
@@ -241,7 +241,7 @@ async def events(answering: Answering) -> AsyncGenerator[dict[str, Any], None]:
         yield event("response.failed", response=before | {"status": "failed", "error": failure})
 
 
-async def _pieces(answering: Answering) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+async def _pieces(answering: ResponseTurn) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
     item, evidence = answering.turn.id, list[dict[str, Any]]()
     at = {"item_id": item, "output_index": 0, "content_index": 0}
     begun = False

@@ -68,18 +68,18 @@ class _Responses(Socket):
         self.answering = asyncio.create_task(self._answer(body))
 
     async def _answer(self, body: CreateResponse) -> None:
-        responding = self._services.responding
+        response_turns = self._services.response_turns
         try:
             # A key that was good when the socket was opened may have been revoked since.
             await self._services.credentials.check(self.socket.state.caller)
-            await self._services.allowance.request()
+            await self._services.quota.request()
             previous = None
             if self._last is not None and self._last.session and body.previous_response_id == self._last.id:
                 previous = self._last
             elif body.previous_response_id:
-                previous = await responding.previous(body.previous_response_id)
+                previous = await response_turns.previous(body.previous_response_id)
             response = await asked(self._services, body, previous)
-            answering = await responding.begin(response, previous, responding.keep if body.store else None)
+            answering = await response_turns.begin(response, previous, response_turns.keep if body.store else None)
             async with contextlib.aclosing(events(answering)) as pieces:
                 async for event in pieces:
                     if event.get("response", {}).get("status", "in_progress") != "in_progress":

@@ -110,7 +110,7 @@ async def create(body: CreateUpload, services: Served) -> Upload:
         raise error
     if (filename := name_of(body.filename)) is None:
         raise InvalidRequest("filename: it is a path, and not a file's name", param="filename")
-    await services.allowance.require_room(0, services.model.fingerprint)
+    await services.quota.require_room(0, services.model.fingerprint)
     moment = await services.uploads.moment()
     upload = store.Upload(
         new_id("upload"),
@@ -120,7 +120,7 @@ async def create(body: CreateUpload, services: Served) -> Upload:
         moment,
         moment + services.settings.upload_seconds,
     )
-    await services.allowance.hold(upload.id, upload.bytes, services.settings.upload_seconds)
+    await services.quota.hold(upload.id, upload.bytes, services.settings.upload_seconds)
     await services.uploads.create(upload)
     return await _view(services, upload)
 
@@ -145,7 +145,7 @@ async def add(upload_id: str, request: Request, services: Served) -> UploadPart:
         part = store.Part(part_id, upload.id, piece.size, moment)
         size = part.bytes + sum(one.bytes for one in (await services.uploads.parts(upload.id)).values())
         if size > upload.bytes:  # a part came twice
-            await services.allowance.hold(upload.id, size, upload.expires_at - moment)
+            await services.quota.hold(upload.id, size, upload.expires_at - moment)
         added = await services.uploads.add(part, 2 * upload.bytes, MAX_PARTS)
     except FileNotFoundError:  # what was received was thrown away meanwhile, with the upload
         log.info("part %s has lost its upload", part_id)
@@ -173,7 +173,7 @@ async def complete(upload_id: str, body: CompleteUpload, services: Served) -> Up
         if upload.status != "completed":
             raise refused or _not_pending(upload)
     await services.blobs.delete_parts(upload.id)
-    await services.allowance.release(upload.id)
+    await services.quota.release(upload.id)
     return await _view(services, upload)
 
 
@@ -187,7 +187,7 @@ async def cancel(upload_id: str, services: Served) -> Upload:
     if upload.status == "completed":
         _pending(upload)
     await services.blobs.delete_parts(upload.id)
-    await services.allowance.release(upload.id)
+    await services.quota.release(upload.id)
     return await _view(services, upload)
 
 

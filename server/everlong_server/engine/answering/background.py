@@ -1,4 +1,4 @@
-"""`Background`: answers responses that nobody waits for. Whoever dies over one leaves it to another, who begins anew."""
+"""`BackgroundResponses`: answers responses that nobody waits for. Whoever dies over one leaves it to another, who begins anew."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 
 from redis.exceptions import RedisError, ResponseError
 
-from everlong_server.engine.answering.responses import Answering, Keep, Responding
+from everlong_server.engine.answering.responses import Keep, ResponseTurn, ResponseTurns
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import Conflict, DocumentNotReady, Overloaded, RateLimited, ServerError, Unavailable
 from everlong_server.observability.metrics import Metrics
@@ -30,16 +30,16 @@ _LOOK_SECONDS = 0.2
 """How often an answer under way looks whether it is still wanted."""
 
 
-class Background:
-    """Takes jobs until it is stopped. `responding`: of a tenant. `store`: everybody's responses. `at_once`: so many
+class BackgroundResponses:
+    """Takes jobs until it is stopped. `response_turns`: of a tenant. `store`: everybody's responses. `at_once`: so many
     are answered, or wait for their documents."""
 
     def __init__(
-        self, engine: Engine, responding: Callable[[str], Responding], store: Responses, jobs: Jobs, tracing: Tracing, metrics: Metrics,
+        self, engine: Engine, response_turns: Callable[[str], ResponseTurns], store: Responses, jobs: Jobs, tracing: Tracing, metrics: Metrics,
         at_once: int,
     ) -> None:  # fmt: skip
         self._engine = engine
-        self._responding = responding
+        self._responding = response_turns
         self._store = store
         self._jobs = jobs
         self._tracing = tracing
@@ -122,10 +122,10 @@ class Background:
         return True
 
     async def _respond(self, response: Response, claim: Claim) -> bool:
-        responding = self._responding(response.tenant)
-        previous = await responding.previous(response.previous) if response.previous else None
+        response_turns = self._responding(response.tenant)
+        previous = await response_turns.previous(response.previous) if response.previous else None
         try:
-            answering = await responding.begin(response, previous, self._keep(responding, claim))
+            answering = await response_turns.begin(response, previous, self._keep(response_turns, claim))
         except (Overloaded, RateLimited, DocumentNotReady) as error:
             if isinstance(error, RateLimited) and error.code != "streams_limit":
                 raise  # what is used up for a day, say
@@ -139,16 +139,16 @@ class Background:
         await asyncio.sleep(seconds)
         return False
 
-    def _keep(self, responding: Responding, claim: Claim) -> Keep:
+    def _keep(self, response_turns: ResponseTurns, claim: Claim) -> Keep:
         async def keep(done: Response) -> None:
-            await responding.count(done)
+            await response_turns.count(done)
             if not await self._store.write(done.id, claim, done.end()):
-                await responding.recount(done.id)  # its answer is not stored
+                await response_turns.recount(done.id)  # its answer is not stored
                 raise _Unwanted(f"response {done.id!r} is not wanted any more")
 
         return keep
 
-    async def _through(self, answering: Answering, claim: Claim) -> None:
+    async def _through(self, answering: ResponseTurn, claim: Claim) -> None:
         """To the end of the answer, or until it is not wanted any more."""
         wanted = asyncio.create_task(self._wanted(answering.response.id, claim))
         events = answering.events

@@ -1,4 +1,4 @@
-"""`Dialogues`: what callers say in full each time. An answer goes on from where the dialogue is known to have stood."""
+"""`ChatTurns`: what callers say in full each time. An answer goes on from where the dialogue is known to have stood."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from redis.exceptions import RedisError
 from everlong_models import MemoryState, SamplingParams
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.sessions import unread
-from everlong_server.engine.answering.turn import Event, Place, Turn, Turns, Written, load_state
+from everlong_server.engine.answering.turn import Event, Turn, TurnContext, TurnRunner, Written, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import StateUnusable
 from everlong_server.store.chats import Chats, digests
 from everlong_server.store.documents import Documents
-from everlong_server.store.records import Said, Session
+from everlong_server.store.records import Message, Session
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Stood:
+class ChatCheckpoint:
     """Where a dialogue stood after an answer: its `session` under its digest, whose memory is `state`. `asked`: the
     question of that answer."""
 
@@ -33,10 +33,10 @@ class Stood:
     asked: str | None
 
 
-class Dialogues:
-    """Answers the last message of dialogues that their callers keep."""
+class ChatTurns:
+    """Answers the last message of chat_turns that their callers keep."""
 
-    def __init__(self, turns: Turns, engine: Engine, chats: Chats, documents: Documents) -> None:
+    def __init__(self, turns: TurnRunner, engine: Engine, chats: Chats, documents: Documents) -> None:
         self._turns = turns
         self._engine = engine
         self._chats = chats
@@ -45,11 +45,11 @@ class Dialogues:
     async def answer(
         self,
         documents: Sequence[str],
-        said: Sequence[Said],
+        said: Sequence[Message],
         params: SamplingParams,
         recall: Recall,
         *,
-        behind: Stood | None = None,
+        behind: ChatCheckpoint | None = None,
         kept: Callable[[Event, Session], Awaitable[None]] | None = None,
     ) -> Turn:
         """A turn for the last message of a dialogue about `documents`, all of which is `said` by the caller; or all
@@ -66,10 +66,10 @@ class Dialogues:
     async def _place(
         self,
         documents: Sequence[str],
-        said: Sequence[Said],
-        behind: Stood | None,
+        said: Sequence[Message],
+        behind: ChatCheckpoint | None,
         kept: Callable[[Event, Session], Awaitable[None]] | None,
-    ) -> AsyncIterator[Place]:
+    ) -> AsyncIterator[TurnContext]:
         """The dialogue up to the last answer after which it is known how it stood, or its documents."""
         fingerprint = self._engine.model.fingerprint
         asked = next((message.content for message in reversed(said[:-1]) if message.role == "user"), None)
@@ -84,7 +84,7 @@ class Dialogues:
             session, state, heard = await self._known(points, said) or await self._fresh(documents)
 
         async def keep(message: Event, written: Written) -> None:
-            point = digests(fingerprint, documents, [*said, Said("assistant", message["content"])], after)[-1]
+            point = digests(fingerprint, documents, [*said, Message("assistant", message["content"])], after)[-1]
             stands = session.behind(point, session.messages + len(said) - heard + 1, **written)
             try:
                 await self._chats.keep(stands)
@@ -93,9 +93,9 @@ class Dialogues:
             if kept is not None:
                 await kept(message, stands)
 
-        yield Place(session, state, said[heard:-1], asked, keep)
+        yield TurnContext(session, state, said[heard:-1], asked, keep)
 
-    async def _known(self, points: Sequence[str], said: Sequence[Said]) -> tuple[Session, MemoryState, int] | None:
+    async def _known(self, points: Sequence[str], said: Sequence[Message]) -> tuple[Session, MemoryState, int] | None:
         """Where the dialogue stood after the last answer of which that is known, and how many messages that was after."""
         answered = [n for n in reversed(range(len(said) - 1)) if said[n].role == "assistant"]
         while answered and (found := await self._chats.find([points[n] for n in answered])) is not None:

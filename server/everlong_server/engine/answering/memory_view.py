@@ -1,4 +1,4 @@
-"""`Memories`: what a session's memory holds, how full it is and what it attends to, in words of its documents.
+"""`MemoryViews`: what a session's memory holds, how full it is and what it attends to, in words of its documents.
 
 A look changes nothing and needs no lease: it is of the session as it was last committed.
 """
@@ -10,15 +10,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from everlong_models import MemoryView
-from everlong_server.engine.answering.sessions import Conversations
+from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import load_state
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.documents.token_offsets import Span, Whereabouts
+from everlong_server.engine.documents.token_offsets import Span, TokenOffsets
 from everlong_server.errors import NotFound
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import Session, reading_id
 from everlong_server.store.sessions import Sessions
-from everlong_server.store.tenants.quota import Allowance
+from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.texts.passages import Passage
 
 
@@ -41,37 +41,37 @@ class SessionMemory:
     passages: dict[Span, Passage]
 
 
-class Memories:
+class MemoryViews:
     """Looks at the memories of sessions."""
 
     def __init__(
         self,
         engine: Engine,
-        conversations: Conversations,
+        session_turns: SessionTurns,
         sessions: Sessions,
         documents: Documents,
-        whereabouts: Whereabouts,
-        allowance: Allowance,
+        token_offsets: TokenOffsets,
+        quota: Quota,
     ) -> None:
         self._engine = engine
-        self._conversations = conversations
+        self._session_turns = session_turns
         self._sessions = sessions
         self._documents = documents
-        self._whereabouts = whereabouts
-        self._allowance = allowance
+        self._token_offsets = token_offsets
+        self._quota = quota
 
     async def look(self, session_id: str) -> SessionMemory:
         """Raises `NotFound`, and whatever a message to the session would be refused with, but for its being busy."""
         with self._engine.admit():
-            async with self._allowance.stream(self._engine.usual_seconds):
+            async with self._quota.stream(self._engine.usual_seconds):
                 return await self._look(session_id)
 
     async def _look(self, session_id: str) -> SessionMemory:
         session = await self._sessions.get(session_id, with_state=True)
-        await self._conversations.require_ready(session)
+        await self._session_turns.require_ready(session)
         state = await asyncio.to_thread(load_state, session, self._engine.model)
         view = await self._engine.look(
-            state, list(session.open), session.position - len(session.open), self._allowance.tenant
+            state, list(session.open), session.position - len(session.open), self._quota.tenant
         )
         extents = await self._extents(session)
         spans = {(phrase.start, phrase.end) for layer in view.layers for phrase in layer.phrases}
@@ -98,7 +98,7 @@ class Memories:
                 document = await self._documents.get(extent.document)
             except NotFound:  # deleted since
                 continue
-            found = await self._whereabouts.passages(document, list(inside.values()))
+            found = await self._token_offsets.passages(document, list(inside.values()))
             # A phrase that reaches into two documents is the later one's, which has its end.
             passages |= {span: found[own] for span, own in inside.items() if own in found}
         return passages

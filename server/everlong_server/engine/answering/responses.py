@@ -1,4 +1,4 @@
-"""`Responding`: answers under an id, each of which any number of others can go on from."""
+"""`ResponseTurns`: answers under an id, each of which any number of others can go on from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everlong_models import SamplingParams
-from everlong_server.engine.answering.chats import Dialogues, Stood
+from everlong_server.engine.answering.chats import ChatCheckpoint, ChatTurns
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.turn import Event, Turn, load_state
 from everlong_server.engine.device.engine import Engine
@@ -17,9 +17,9 @@ from everlong_server.errors import Conflict, NotFound, StateUnusable, Unavailabl
 from everlong_server.observability.tracing import current
 from everlong_server.store.chats import Chats
 from everlong_server.store.jobs import Jobs
-from everlong_server.store.records import Said, Session, new_id, now
+from everlong_server.store.records import Message, Session, new_id, now
 from everlong_server.store.responses import OPEN, Response, Responses
-from everlong_server.store.tenants.quota import Allowance
+from everlong_server.store.tenants.quota import Quota
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ Keep = Callable[[Response], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class Answering:
+class ResponseTurn:
     """A response under way. `response` has its answer once the turn's last event is there."""
 
     response: Response
@@ -39,15 +39,15 @@ class Answering:
         return self.turn.events
 
 
-class Responding:
+class ResponseTurns:
     """Makes responses: each is the next answer of a dialogue."""
 
     def __init__(
-        self, dialogues: Dialogues, engine: Engine, store: Responses, chats: Chats, jobs: Jobs, allowance: Allowance
+        self, chat_turns: ChatTurns, engine: Engine, store: Responses, chats: Chats, jobs: Jobs, quota: Quota
     ) -> None:
         """`jobs`: those of the background."""
-        self._allowance = allowance
-        self._dialogues = dialogues
+        self._quota = quota
+        self._chat_turns = chat_turns
         self._engine = engine
         self._store = store
         self._chats = chats
@@ -62,14 +62,14 @@ class Responding:
                 param="previous_response_id",
                 code="response_not_complete",
             )
-        await self._allowance.hold_on(previous.id, self._store.seconds)
+        await self._quota.hold_on(previous.id, self._store.seconds)
         return previous
 
     def ask(
         self,
         previous: Response | None,
         documents: Sequence[str],
-        said: Sequence[Said],
+        said: Sequence[Message],
         instructions: str | None,
         params: SamplingParams,
         recall: Recall,
@@ -85,9 +85,9 @@ class Responding:
         if instructions is not None and instructions != before:
             first, *rest = said
             if first.role == "system":
-                said = [Said("system", f"{instructions}\n\n{first.content}"), *rest]
+                said = [Message("system", f"{instructions}\n\n{first.content}"), *rest]
             else:
-                said = [Said("system", instructions), *said]
+                said = [Message("system", instructions), *said]
         known = previous.documents if previous is not None else ()
         return Response(
             id=new_id("resp"),
@@ -107,16 +107,16 @@ class Responding:
             trace=current().traceparent if background else "",
         )  # fmt: skip
 
-    async def begin(self, response: Response, previous: Response | None, keep: Keep | None) -> Answering:
+    async def begin(self, response: Response, previous: Response | None, keep: Keep | None) -> ResponseTurn:
         """The response under way, admitted: its first event is at hand. `keep` stores it once it has its answer.
 
         Raises `RateLimited` if there is no room for it; one in the background has its room since it was queued.
         """
         if keep is not None and not response.background:
-            await self._allowance.require_bytes(self._expected(response))
+            await self._quota.require_bytes(self._expected(response))
         params = SamplingParams.model_validate(response.request["params"])
         recall = Recall(*response.request["recall"])
-        answering: Answering | None = None
+        answering: ResponseTurn | None = None
 
         async def kept(message: Event, stands: Session) -> None:
             assert answering is not None
@@ -129,11 +129,11 @@ class Responding:
         behind = await self._stood(response, previous)
         if behind is None and previous is not None:
             said = (*await self._dialogue(previous), *said)
-        turn = await self._dialogues.answer(documents, said, params, recall, behind=behind, kept=kept)
-        answering = Answering(response, turn)
+        turn = await self._chat_turns.answer(documents, said, params, recall, behind=behind, kept=kept)
+        answering = ResponseTurn(response, turn)
         return answering
 
-    async def _stood(self, response: Response, previous: Response | None) -> Stood | None:
+    async def _stood(self, response: Response, previous: Response | None) -> ChatCheckpoint | None:
         """Where `response` goes on; None if all that was said before must be read again: it is about more documents, or
         the model is another."""
         if previous is None or previous.session is None or previous.documents != response.documents:
@@ -143,11 +143,11 @@ class Responding:
         except StateUnusable as error:
             log.info("what was said before %s is read again: %s", response.id, error)
             return None
-        return Stood(previous.session, state, previous.question)
+        return ChatCheckpoint(previous.session, state, previous.question)
 
-    async def _dialogue(self, last: Response) -> list[Said]:
+    async def _dialogue(self, last: Response) -> list[Message]:
         """All that was said up to the answer of `last`. Raises `Conflict` if a part of it was deleted."""
-        links: list[list[Said]] = []
+        links: list[list[Message]] = []
         before: str | None = last.id
         while before is not None:
             try:
@@ -159,7 +159,7 @@ class Responding:
                     code="response_deleted",
                 ) from None
             assert at.message is not None
-            links.append([*at.said, Said("assistant", at.message["content"])])
+            links.append([*at.said, Message("assistant", at.message["content"])])
             before = at.previous
         return [said for link in reversed(links) for said in link]
 
@@ -186,21 +186,21 @@ class Responding:
 
     async def count(self, response: Response) -> None:
         """Counts the bytes of one that has its answer, in place of those that were expected."""
-        await self._allowance.hold(response.id, response.stored_bytes, self._store.seconds, limited=False)
+        await self._quota.hold(response.id, response.stored_bytes, self._store.seconds, limited=False)
 
     async def recount(self, response_id: str) -> None:
         """Counts the bytes of one as it is stored now: none, if it is gone."""
         try:
             await self.count(await self._store.get(response_id))
         except NotFound:
-            await self._allowance.release(response_id)
+            await self._quota.release(response_id)
 
     async def queue(self, response: Response) -> None:
         """Stores it; it is answered in the background, here or by another replica. Raises `Unavailable`, and `RateLimited` if
         there is no room for it."""
         if self._engine.draining:
             raise Unavailable("the server is shutting down", code="draining", retry_after=5)
-        await self._allowance.hold(response.id, self._expected(response), self._store.seconds)
+        await self._quota.hold(response.id, self._expected(response), self._store.seconds)
         await self._store.queue(response)
 
     async def cancel(self, response_id: str) -> Response:
@@ -220,7 +220,7 @@ class Responding:
         """Deletes it and where the dialogue stood behind it. Raises `NotFound`."""
         response = await self._store.get(response_id)
         # First: if the rest breaks off, there is something to be deleted again.
-        await self._allowance.release(response_id)
+        await self._quota.release(response_id)
         await self._store.delete(response_id)
         if response.session is not None:
             await self._chats.drop(response.session.id)

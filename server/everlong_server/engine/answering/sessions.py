@@ -1,4 +1,4 @@
-"""`Conversations`: messages to sessions, one writer at a time."""
+"""`SessionTurns`: messages to sessions, one writer at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.answering.turn import Event, Place, Turn, Turns, Written, load_state
+from everlong_server.engine.answering.turn import Event, Turn, TurnContext, TurnRunner, Written, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import DocumentFailed, DocumentNotReady, ServerError, StateUnusable
 from everlong_server.observability.metrics import Metrics
@@ -21,12 +21,12 @@ from everlong_server.store.records import Reading, Session, new_id
 from everlong_server.store.sessions import Lease, Sessions, unchanged
 
 
-class Conversations:
+class SessionTurns:
     """Sends messages to sessions."""
 
     def __init__(
         self,
-        turns: Turns,
+        turns: TurnRunner,
         engine: Engine,
         sessions: Sessions,
         documents: Documents,
@@ -74,7 +74,7 @@ class Conversations:
         )
 
     @asynccontextmanager
-    async def _place(self, turn: Turn, session_id: str, content: str) -> AsyncIterator[Place]:
+    async def _place(self, turn: Turn, session_id: str, content: str) -> AsyncIterator[TurnContext]:
         """The session, ours as long as the context lasts."""
         # A session that cannot be talked to says why before it says that it is busy.
         await self.require_ready(await self._sessions.get(session_id))
@@ -93,7 +93,7 @@ class Conversations:
                 answer = {key: value for key, value in message.items() if key not in ("logprobs", "session")}
                 await self._sessions.commit(session, lease, **written, messages=[question, answer])
 
-            yield Place(session, state, (), before[0]["content"] if before else None, keep)
+            yield TurnContext(session, state, (), before[0]["content"] if before else None, keep)
 
     @asynccontextmanager
     async def _lease(self, turn: Turn, session_id: str) -> AsyncIterator[Lease]:

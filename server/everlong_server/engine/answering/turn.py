@@ -1,4 +1,4 @@
-"""`Turns`: a message and its answer, from admission to what is kept. A turn is a transaction.
+"""`TurnRunner`: a message and its answer, from admission to what is kept. A turn is a transaction.
 
 Either the answer is complete, and what it was said in contains it before the caller is told so; or all is as it was
 before. A caller that goes away in the middle, a lost lease, a killed server: all is as it was.
@@ -37,12 +37,12 @@ from everlong_server.engine.answering.grounding import (
 )
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.requests import Answer, Finished
-from everlong_server.engine.documents.token_offsets import Whereabouts
+from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import InvalidRequest, StateUnusable, TooLarge
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.records import Said, Session, new_id, now
-from everlong_server.store.tenants.quota import Allowance
+from everlong_server.store.records import Message, Session, new_id, now
+from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.texts.passages import Passage, Passages
 
 Event = dict[str, Any]
@@ -79,7 +79,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TurnContext:
     """Where a message goes: to `session` as it stands, whose memory is `state`, behind `earlier` messages that it has
     not read yet.
 
@@ -88,7 +88,7 @@ class Place:
 
     session: Session
     state: MemoryState
-    earlier: Sequence[Said]
+    earlier: Sequence[Message]
     asked: str | None
     keep: Callable[[Event, Written], Awaitable[None]]
 
@@ -103,25 +103,25 @@ def load_state(session: Session, model: Model) -> MemoryState:
         raise StateUnusable(f"the stored state of session {session.id!r} is damaged: {error}") from error
 
 
-class Turns:
+class TurnRunner:
     """Begins turns."""
 
     def __init__(
         self,
         engine: Engine,
         passages: Passages,
-        whereabouts: Whereabouts,
+        token_offsets: TokenOffsets,
         metrics: Metrics,
         tracing: Tracing,
-        allowance: Allowance,
+        quota: Quota,
         *,
         max_message_chars: int,
         template: Template = TEMPLATE,
     ) -> None:
         self._engine = engine
-        self._allowance = allowance
+        self._quota = quota
         self._passages = passages
-        self._whereabouts = whereabouts
+        self._token_offsets = token_offsets
         self._metrics = metrics
         self._tracing = tracing
         self._max_message_chars = max_message_chars
@@ -129,7 +129,7 @@ class Turns:
 
     async def begin(
         self,
-        enter: Callable[[Turn], AbstractAsyncContextManager[Place]],
+        enter: Callable[[Turn], AbstractAsyncContextManager[TurnContext]],
         content: str,
         params: SamplingParams,
         recall: Recall,
@@ -156,7 +156,7 @@ class Turns:
     async def _turn(
         self,
         turn: Turn,
-        entered: AbstractAsyncContextManager[Place],
+        entered: AbstractAsyncContextManager[TurnContext],
         content: str,
         params: SamplingParams,
         recall: Recall,
@@ -166,7 +166,7 @@ class Turns:
         async with AsyncExitStack() as stack:
             span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
             stack.enter_context(self._engine.admit())
-            spent = await stack.enter_async_context(self._allowance.stream(self._engine.usual_seconds))
+            spent = await stack.enter_async_context(self._quota.stream(self._engine.usual_seconds))
             grammar = await self._grammar(params)
             place = await stack.enter_async_context(entered)
             session = place.session
@@ -175,7 +175,7 @@ class Turns:
             prompt, rests, newest, alone = await asyncio.to_thread(
                 self._prompt, place, content, found, recall, lacking=lacking
             )
-            rests = await self._passages.placed(await self._whereabouts.placed(rests))
+            rests = await self._passages.placed(await self._token_offsets.placed(rests))
             evidence = [evidence_view(passage) for passage in rests]
             seed = params.seed if params.seed is not None else secrets.randbits(53)
             answer = Answer(
@@ -188,7 +188,7 @@ class Turns:
                 newest,
                 alone,
                 grammar,
-                self._allowance.tenant,
+                self._quota.tenant,
             )
             turn.begun(answer, self._engine)
             message: dict[str, Any] = {
@@ -265,7 +265,7 @@ class Turns:
         except GrammarError as error:
             raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
 
-    async def _recall(self, place: Place, content: str, recall: Recall) -> tuple[list[Passage], bool]:
+    async def _recall(self, place: TurnContext, content: str, recall: Recall) -> tuple[list[Passage], bool]:
         """The passages of the session's documents that a question is about, the best first; and whether these documents
         lack what is asked for."""
         documents, talked = place.session.documents, bool(place.session.messages or place.earlier)
@@ -277,7 +277,7 @@ class Turns:
         return found, bool(words) and lacking and await self._passages.complete(documents)
 
     def _prompt(
-        self, place: Place, content: str, found: list[Passage], recall: Recall, *, lacking: bool
+        self, place: TurnContext, content: str, found: list[Passage], recall: Recall, *, lacking: bool
     ) -> tuple[list[int], list[Passage], int | None, bool]:
         """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`Answer.newest`,
         `Answer.alone`)."""
@@ -310,7 +310,7 @@ class Turns:
         newest = BESIDE if evidence or text else None
         return prompt, evidence, newest, alone
 
-    def _before(self, place: Place, *, anew: bool) -> list[int]:
+    def _before(self, place: TurnContext, *, anew: bool) -> list[int]:
         """What stands between all that the session has read and the words of the question; `anew`: as if it were nothing."""
         chat, encode = self._engine.model.chat, self._engine.model.tokenizer.encode
         begins = anew or not place.session.position

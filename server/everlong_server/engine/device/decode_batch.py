@@ -1,4 +1,4 @@
-"""`Batch`: the answers that are being generated, a row of one cache each."""
+"""`DecodeBatch`: the answers that are being generated, a row of one cache each."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import torch
 
-from everlong_models import Slots, StepGraphs
+from everlong_models import CacheSlots, StepGraphs
 from everlong_models.memories.base import SegmentReader
 from everlong_server.engine.device.requests import Answer
 
 
-class Batch:
+class DecodeBatch:
     """Answers in the order of their rows. Each row holds the answer's open segment; what lies before is in its state."""
 
     def __init__(self, memory: SegmentReader, device: torch.device, graphs: StepGraphs | None = None) -> None:
@@ -19,7 +19,7 @@ class Batch:
         self._memory = memory
         self._device = device
         self._graphs = graphs
-        self._slots = Slots(kept=graphs is not None)
+        self._slots = CacheSlots(kept=graphs is not None)
         self.rows: list[Answer] = []
 
     def enter(self, item: Answer) -> None:
@@ -64,4 +64,4 @@ class Batch:
 
     def clear(self) -> None:
         """Without any row."""
-        self.rows, self._slots = [], Slots(kept=self._graphs is not None)
+        self.rows, self._slots = [], CacheSlots(kept=self._graphs is not None)

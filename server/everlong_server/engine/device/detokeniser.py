@@ -1,4 +1,4 @@
-"""`Wording`: what an answer says, out of its tokens, up to a stop string; and how likely each token was."""
+"""`Detokeniser`: what an answer says, out of its tokens, up to a stop string; and how likely each token was."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everlong_models.generate.sampling import StopStrings
 from everlong_models.text.tokenizer import Tokenizer
 
 
-class Wording:
+class Detokeniser:
     """Text that grows by a token at a time."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:

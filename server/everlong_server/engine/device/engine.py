@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from everlong_models import Grammar, Grammars, MemoryState, MemoryView, Model
-from everlong_server.engine.device.event_loop_bridge import Post
+from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Look, Read
 from everlong_server.engine.device.runner import Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
@@ -43,10 +43,10 @@ class Engine:
         step of the answers, which share of the places was taken."""
         self.model = model
         self._grammars = Grammars(model.tokenizer, model.memory.vocab_size)
-        self._post = Post()
+        self._bridge = EventLoopBridge()
         self._runner = Runner(
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
-            graphs=graphs, on_step=on_step, post=self._post,
+            graphs=graphs, on_step=on_step, post=self._bridge,
         )  # fmt: skip
         self._max_queued = max_queued
         self._admitted = 0
@@ -140,7 +140,7 @@ class Engine:
             else:
                 future.set_result(result)
 
-        work = make(lambda result: self._post.put(loop, settle, result))
+        work = make(lambda result: self._bridge.put(loop, settle, result))
         self._runner.submit(work)
         try:
             return await future
@@ -155,7 +155,7 @@ class Engine:
         """
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Delta | Finished | Failed] = asyncio.Queue()
-        answer.sink = lambda event: self._post.put(loop, events.put_nowait, event)
+        answer.sink = lambda event: self._bridge.put(loop, events.put_nowait, event)
         self._runner.submit(answer)
         self._answers.add(events)
         try:

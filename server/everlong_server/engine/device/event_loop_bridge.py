@@ -1,4 +1,4 @@
-"""`Post`: what the device's thread has to say to the event loop."""
+"""`EventLoopBridge`: what the device's thread has to say to the event loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 Letter = tuple[Callable[[Any], None], Any]
 
 
-class Post:
+class EventLoopBridge:
     """Thread-safe. What is put in comes to its loop in that order: at once, or, while it is `held`, together."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`Segments`: the next segments of documents and of long prompts, read side by side as far as the device has room."""
+"""`PrefillBatch`: the next segments of documents and of long prompts, read side by side as far as the device has room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 Reading = Read | Answer
 
 
-class Segments:
+class PrefillBatch:
     """Of one memory on one device. `rows`: how many are read in one pass at most; fewer once that had no room. `graphs`: of the
     memory's reading, where it is to be recorded."""
 

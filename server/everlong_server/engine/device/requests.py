@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from everlong_models import Grammar, MemoryState, MemoryView, Sampler, SamplingParams
-from everlong_server.engine.device.detokeniser import Wording
+from everlong_server.engine.device.detokeniser import Detokeniser
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Answer:
     logits: Tensor | None = None
     """(V,), for the token to come."""
     generated: int = 0
-    wording: Wording | None = None
+    wording: Detokeniser | None = None
 
     def remember(self, state: MemoryState, segment: int) -> None:
         """Its open segment, of `segment` tokens, has gone into `state`."""

@@ -21,10 +21,10 @@ from torch import Tensor
 from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, Recorded, Sampler, StepGraphs
 from everlong_models.generate.sampling import choose, drawn
 from everlong_models.kernels.pause import pausing
-from everlong_server.engine.device.decode_batch import Batch
-from everlong_server.engine.device.detokeniser import Wording, logprobs
-from everlong_server.engine.device.event_loop_bridge import Post
-from everlong_server.engine.device.prefill_batch import Segments
+from everlong_server.engine.device.decode_batch import DecodeBatch
+from everlong_server.engine.device.detokeniser import Detokeniser, logprobs
+from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
+from everlong_server.engine.device.prefill_batch import PrefillBatch
 from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Item, Look, Read
 from everlong_server.engine.device.scheduler import Scheduler, Work
 
@@ -44,25 +44,25 @@ class Runner:
         reading_rows: int | None = None,
         graphs: bool = True,
         on_step: Callable[[float], None] = lambda fill: None,
-        post: Post | None = None,
+        post: EventLoopBridge | None = None,
     ) -> None:
         """`max_streams`: answers generated at once. None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
         read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64. `graphs`: on a GPU, steps,
         the reading of segments and drawing are CUDA graphs. `post`: what sinks go through, if anything; it is held while a step is made ready."""
         self._model = model
-        self._on_step, self._post = on_step, post or Post()
+        self._on_step, self._bridge = on_step, post or EventLoopBridge()
         self._memory = model.memory
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
         rows = reading_rows or (1 if self.on_cpu else 64)
         recorded = graphs and self._device.type == "cuda"
-        self._segments = Segments(
+        self._segments = PrefillBatch(
             model.memory, self._device, rows, ReadGraphs(model.memory, CUDAGraphs(self._device)) if recorded else None
         )
         self.max_streams = max_streams or (8 if self.on_cpu else 64)
         self._scheduler = Scheduler(self.max_streams, reading_share, max_stall, rows)
         self._inbox: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._work: dict[int, Item] = {}
-        self._batch = Batch(
+        self._batch = DecodeBatch(
             model.memory, self._device, StepGraphs(model.memory.step, CUDAGraphs(self._device)) if recorded else None
         )
         self._draw = Recorded(drawn, CUDAGraphs(self._device), "a draw") if recorded else None
@@ -226,7 +226,7 @@ class Runner:
         self._end_cancelled()
         start = time.perf_counter()
         try:
-            with self._post.held():
+            with self._bridge.held():
                 self._step()
         except torch.AcceleratorError:
             raise
@@ -303,7 +303,7 @@ class Runner:
         item.state = item.state.to(self._device)
         item.open, item.at = item.open + item.prompt[item.at :], len(item.prompt)
         item.sampler = Sampler(item.params, item.seed, item.context, self._memory.vocab_size, item.grammar)
-        item.wording = Wording(self._model.tokenizer, item.params.stop)
+        item.wording = Detokeniser(self._model.tokenizer, item.params.stop)
         self._batch.enter(item)
         self._scheduler.opened(item.id)
 
@@ -345,7 +345,7 @@ class Runner:
                 if not went_on:
                     self._set_aside(item, partial(self._begin_segment, token=drawn.pop(item.id)))
         self._on_step(len(drawn) / self.max_streams)
-        with pausing(self._post.deliver):
+        with pausing(self._bridge.deliver):
             self._batch.step(drawn)
 
     def _set_aside(self, item: Answer, go_on: Callable[[Answer], None]) -> None:

@@ -24,7 +24,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class Turns:
+class FairQueue:
     """Ids in a queue of their owners, who take turns; an owner's own ids do so, too, or are served as they came."""
 
     _ids: dict[str, deque[int]] = field(default_factory=dict)
@@ -78,9 +78,9 @@ class Scheduler:
     reading_share: float
     max_stall: float
     reading_rows: int = 1
-    prompts: Turns = field(default_factory=Turns)
+    prompts: FairQueue = field(default_factory=FairQueue)
     streams: set[int] = field(default_factory=set)
-    documents: Turns = field(default_factory=Turns)
+    documents: FairQueue = field(default_factory=FairQueue)
     _reading_debt: float = 0.0
     """Seconds of answering that are still owed for the reading done since the answers came. Below zero reading is owed some."""
 

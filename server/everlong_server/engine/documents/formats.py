@@ -24,7 +24,7 @@ from typing import IO, Any
 from urllib.parse import unquote
 
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
-from everlong_server.store.texts.outline import Mark
+from everlong_server.store.texts.outline import OutlineEntry
 
 SECONDS = 120
 MEMORY = 2 << 30
@@ -67,7 +67,7 @@ def recognised(head: bytes) -> str | None:
     return "html" if start.startswith((b"<!doctype html", b"<html", b"<?xml")) and b"<html" in head.lower() else None
 
 
-def convert(file: Path, kind: str, text: Path, limit: int) -> tuple[str, list[Mark]]:
+def convert(file: Path, kind: str, text: Path, limit: int) -> tuple[str, list[OutlineEntry]]:
     """Writes the text of `file`, of a `kind` that was `recognised`, to `text` as UTF-8; at most `limit` bytes. Its format
     (of `FORMATS`) and its marks. Blocks.
 
@@ -88,7 +88,7 @@ def convert(file: Path, kind: str, text: Path, limit: int) -> tuple[str, list[Ma
         )
     match done.returncode:
         case 0:
-            return kind, [Mark(*mark) for mark in json.loads(said)]
+            return kind, [OutlineEntry(*mark) for mark in json.loads(said)]
         case _End.TOO_LARGE:
             raise TooLarge(
                 f"the document's text has more than {limit} bytes, the limit (EVERLONG_MAX_DOCUMENT_BYTES)",
@@ -294,9 +294,9 @@ def accepted() -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
             yield id, made.name, made.extensions, made.media_types
 
 
-def _write(pieces: Iterator[Piece], text: IO[str], limit: int) -> list[Mark]:
+def _write(pieces: Iterator[Piece], text: IO[str], limit: int) -> list[OutlineEntry]:
     """The pieces, a blank line between them, and where their pages and sections begin."""
-    marks: list[Mark] = []
+    marks: list[OutlineEntry] = []
     at = size = 0
     for piece, page, section in pieces:
         if not piece:
@@ -304,7 +304,7 @@ def _write(pieces: Iterator[Piece], text: IO[str], limit: int) -> list[Mark]:
         # Half of a surrogate pair is no character; NUL is none that a text may have.
         clean = ("\n\n" if at else "") + piece.encode("utf-8", "replace").decode().replace("\0", "")
         if page is not None or section is not None:
-            marks.append(Mark(at + (2 if at else 0), page, section[:200] if section else None))
+            marks.append(OutlineEntry(at + (2 if at else 0), page, section[:200] if section else None))
         text.write(clean)
         at, size = at + len(clean), size + len(clean.encode())
         if size > limit:

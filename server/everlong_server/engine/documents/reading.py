@@ -24,7 +24,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.documents.token_offsets import Whereabouts
+from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.engine.documents.token_stream import pieces
 from everlong_server.errors import Damaged, Unavailable
 from everlong_server.observability.metrics import Metrics
@@ -58,7 +58,7 @@ class Reader:
         documents: Documents,
         blobs: Blobs,
         passages: Passages | None,
-        whereabouts: Whereabouts,
+        token_offsets: TokenOffsets,
         jobs: Jobs,
         metrics: Metrics,
         tracing: Tracing,
@@ -71,7 +71,7 @@ class Reader:
         self._documents = documents
         self._blobs = blobs
         self._passages = passages
-        self._whereabouts = whereabouts
+        self._token_offsets = token_offsets
         self._jobs = jobs
         self._metrics = metrics
         self._tracing = tracing
@@ -274,7 +274,7 @@ class Reader:
                                 return cursor, False
                 await checkpoints.written()
                 await index
-                await self._whereabouts.keep(document, places if offset == document.text_offset else None)
+                await self._token_offsets.keep(document, places if offset == document.text_offset else None)
             finally:
                 upcoming.cancel()
                 await asyncio.gather(upcoming, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""`Whereabouts`: where a tokenizer's tokens stand in the texts of documents, in characters and bytes, and the other way round.
+"""`TokenOffsets`: where a tokenizer's tokens stand in the texts of documents, in characters and bytes, and the other way round.
 
 A table beside a text has a place every 128 tokens from which encoding can be resumed. So what is asked for costs encoding
 it, and as much as is between two places; of the rest of the text only the table is looked at, 24 bytes a place.
@@ -28,7 +28,7 @@ from everlong_server.errors import Damaged, NotFound
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passage
-from everlong_server.store.texts.sidecar import Beside, Catalogue, Stopped
+from everlong_server.store.texts.sidecar import Catalogue, Sidecar, Stopped
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class _Stretch:
         return self.placed(Passage(document, begin, begin + len(text), byte, byte + len(text.encode()), text))
 
 
-class Whereabouts:
+class TokenOffsets:
     """Of the tokens of one tokenizer, in the documents of all tenants.
 
     One that cannot be resumed (`Tokenizer.streams`) encodes the whole text for each answer; of the last two documents
@@ -86,7 +86,7 @@ class Whereabouts:
         self._blobs = blobs
         self._documents = documents
         self._tokenizer = tokenizer
-        self._beside = Beside(blobs, documents)
+        self._beside = Sidecar(blobs, documents)
         self._digest = tokenizer.digest()[:16]
         self._whole = lru_cache(maxsize=2)(self._encoded)
 

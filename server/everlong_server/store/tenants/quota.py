@@ -1,4 +1,4 @@
-"""`Allowance`: what a tenant may use, counted in Redis, so that all replicas agree.
+"""`Quota`: what a tenant may use, counted in Redis, so that all replicas agree.
 
 Own scripts rather than a library: rates have good ones, yet slots that a dead replica gives back, and bytes that are
 counted in the step that stores them, have not; and one way of counting is enough.
@@ -145,7 +145,7 @@ class Spent:
     tokens: int = 0
 
 
-class Slots:
+class StreamSlots:
     """This replica's share of all tenants' running answers. What could not be given back is, when Redis is there again."""
 
     def __init__(self, redis: Client, replica: str) -> None:
@@ -190,19 +190,19 @@ class Slots:
                     del self._running[tenant]
 
 
-class Allowance:
+class Quota:
     """One tenant's."""
 
-    def __init__(self, redis: Client, tenant: str, limits: Limits, slots: Slots) -> None:
+    def __init__(self, redis: Client, tenant: str, limits: Limits, slots: StreamSlots) -> None:
         self._redis = redis
         self._scripts = Scripts(redis)
         self.tenant = tenant
         self._slots = slots
         self.limits = limits
 
-    def of(self, tenant: str) -> Allowance:
+    def of(self, tenant: str) -> Quota:
         """The same for another tenant."""
-        return Allowance(self._redis, tenant, self.limits, self._slots)
+        return Quota(self._redis, tenant, self.limits, self._slots)
 
     async def request(self) -> dict[str, str]:
         """Counts a request; headers that say how many there may be. Raises `RateLimited`."""

@@ -18,7 +18,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from everlong_server.errors import Damaged
-from everlong_server.store.texts.local_copies import Copies
+from everlong_server.store.texts.local_copies import LocalCopies
 from everlong_server.store.vault import Sealer, Vault
 
 _OURS = re.compile(r"\.?((?:doc|upload)_[0-9a-f]{32})(\.[\w.]+)?")
@@ -30,7 +30,7 @@ class Blobs:
     """Files under one fsspec URL, sealed by `vault`. Methods that are no coroutines block: they are for threads. A store that is
     away is an `OSError`.
 
-    `private_dir`: where copies lie that are not sealed; None: as `Copies` chooses.
+    `private_dir`: where copies lie that are not sealed; None: as `LocalCopies` chooses.
     """
 
     WORD = "everlong.store"
@@ -46,7 +46,7 @@ class Blobs:
         self._fs: Any = fs if self._local else _Elsewhere(fs)
         self._fs.makedirs(self._root, exist_ok=True)
         self._vault = vault or Vault()
-        self._copies = None if self._local and not self._vault else Copies(private_dir, secret=bool(self._vault))
+        self._copies = None if self._local and not self._vault else LocalCopies(private_dir, secret=bool(self._vault))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"

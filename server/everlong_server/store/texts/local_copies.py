@@ -1,4 +1,4 @@
-"""`Copies`: blobs as local files, for what can only read or write these, in a folder that only this process can read."""
+"""`LocalCopies`: blobs as local files, for what can only read or write these, in a folder that only this process can read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PREFIX, _LOCK = "everlong-copies-", "alive"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own in it
 
 
-class Copies:
+class LocalCopies:
     """At most 1 GiB of them, beside those in use: the ones that were not used for longest go.
 
     `folder`: None is the system's for temporary files; if they are `secret`, one in memory if there is one.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # a process that converts one file needs none of it
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class OutlineEntry:
     """From the character `start` of a text on, it stands on `page`, counted from 1, or in the section of that heading."""
 
     start: int
@@ -21,22 +21,22 @@ class Mark:
     section: str | None = None
 
 
-def save(blobs: Blobs, document_id: str, marks: Sequence[Mark]) -> None:
+def save(blobs: Blobs, document_id: str, marks: Sequence[OutlineEntry]) -> None:
     """Keeps the document's marks, which are in the order of the text; durable. Blocks."""
     with blobs.fill(name(document_id)) as path:
         path.write_text(json.dumps([astuple(mark) for mark in marks]))
 
 
-def load(blobs: Blobs, document_id: str) -> list[Mark]:
+def load(blobs: Blobs, document_id: str) -> list[OutlineEntry]:
     """The document's marks; none if it has none, or is gone. Blocks."""
     try:
         with blobs.open(name(document_id)) as file:
-            return [Mark(*mark) for mark in json.load(file)]
+            return [OutlineEntry(*mark) for mark in json.load(file)]
     except FileNotFoundError:
         return []
 
 
-def at(marks: Sequence[Mark], place: int) -> Mark | None:
+def at(marks: Sequence[OutlineEntry], place: int) -> OutlineEntry | None:
     """The mark that holds for the character `place`."""
     before = bisect_right(marks, place, key=lambda mark: mark.start)
     return marks[before - 1] if before else None

@@ -32,7 +32,7 @@ from everlong_server.errors import Damaged, NotFound
 from everlong_server.store.records import Document
 from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.sidecar import Beside, Catalogue, Stopped
+from everlong_server.store.texts.sidecar import Catalogue, Sidecar, Stopped
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Passage:
     """A piece of a document. `start`, `end`: characters of the text; `start_byte`, `end_byte`: of its UTF-8.
 
     `start_token`, `end_token`: tokens of the text that any of its characters are in, as a model counts them; None until
-    `engine.whereabouts` has told. `score`: BM25. `share`: how much of what was asked for it has, 0 … 1, rare words weighing more. `page`, `section`: where
+    `engine.token_offsets` has told. `score`: BM25. `share`: how much of what was asked for it has, 0 … 1, rare words weighing more. `page`, `section`: where
     it begins, in a document that has these.
     """
 
@@ -141,7 +141,7 @@ class Passages:
     def __init__(self, blobs: Blobs, documents: Catalogue) -> None:
         self._blobs = blobs
         self._documents = documents
-        self._beside = Beside(blobs, documents)
+        self._beside = Sidecar(blobs, documents)
 
     async def ensure(self, document: Document) -> None:
         """Makes the document's index unless it is there, or the document is not. Cancelling ends it soon."""
@@ -174,7 +174,7 @@ class Passages:
 
     async def placed(self, passages: Sequence[Passage]) -> list[Passage]:
         """`passages` with the page and the section that each begins in, where its document has these."""
-        there: dict[str, list[outline.Mark]] = {}
+        there: dict[str, list[outline.OutlineEntry]] = {}
         for document_id in {passage.document for passage in passages}:
             with contextlib.suppress(NotFound):
                 document = await self._documents.get(document_id)

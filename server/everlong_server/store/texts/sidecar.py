@@ -1,4 +1,4 @@
-"""`Beside`: what is made of a document's text and kept beside it. It is there when it is complete, and goes with the
+"""`Sidecar`: what is made of a document's text and kept beside it. It is there when it is complete, and goes with the
 document; whoever finds none makes it."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Stopped(Exception):
     """What was being made is no longer wanted."""
 
 
-class Beside:
+class Sidecar:
     """Blobs whose names begin with a document's."""
 
     def __init__(self, blobs: Blobs, documents: Catalogue) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from everlong_lab.benchmarks import flat
-from everlong_models.backbone.cache import Slots
+from everlong_models.backbone.cache import CacheSlots
 from everlong_models.generate.cuda_graphs import CUDAGraphs, StepGraphs
 from everlong_models.kernels.gpu import attention_kernel as kernels
 from everlong_models.kernels.gpu import layer_kernels
@@ -69,7 +69,7 @@ def test_a_step_is_what_pytorch_computes(compiles: None, monkeypatch: pytest.Mon
     text = tokens(plain, 3, 4 * S).to(WHERE)
     results = []
     for model in (plain, fast):
-        slots = Slots()
+        slots = CacheSlots()
         for row, (segments, at) in enumerate([(0, 1), (1, S // 2), (3, S - 2)]):
             state = plain.read(text[row : row + 1, : segments * S], plain.initial_state(1))
             slots.add(plain.open(state, text[row : row + 1, -at:])[0])
@@ -230,7 +230,7 @@ def test_recorded_it_is_what_it_is_without(monkeypatch: pytest.MonkeyPatch, name
     compiled = [len(kernel.device_caches[DEVICE.index][0]) for kernel in (kernels._look, kernels._join)]
     calls, step = counted(monkeypatch), StepGraphs(fast.step, CUDAGraphs(DEVICE))
     text = tokens(plain, 3, 2 * plain.segment_length).to(WHERE)
-    slots, twins = Slots(kept=True), Slots()
+    slots, twins = CacheSlots(kept=True), CacheSlots()
     for row in range(3):
         state = plain.read(text[row : row + 1, : plain.segment_length], plain.initial_state(1))
         for rows in (slots, twins):

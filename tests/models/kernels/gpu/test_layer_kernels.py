@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.backbone.cache import Slots
+from everlong_models.backbone.cache import CacheSlots
 from everlong_models.generate.cuda_graphs import CUDAGraphs, ReadGraphs, StepGraphs
 from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.memories.rmt import RMT, RMTConfig
@@ -169,8 +169,8 @@ def test_recorded_it_is_what_it_is_without() -> None:
         state = read(segment, state)
         torch.testing.assert_close(state["memory"], expected["memory"], **CLOSE)
     assert all(read._read._kept.values())
-    slots, step = Slots(kept=True), StepGraphs(memory.step, CUDAGraphs(DEVICE))
-    twins = Slots()
+    slots, step = CacheSlots(kept=True), StepGraphs(memory.step, CUDAGraphs(DEVICE))
+    twins = CacheSlots()
     for row, one in enumerate(state.split()):
         slots.add(memory.open(one, tokens[row : row + 1, :4])[0])
         twins.add(memory.open(one, tokens[row : row + 1, :4])[0])

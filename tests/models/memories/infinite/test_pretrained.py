@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everlong_models.backbone.cache import Slots
+from everlong_models.backbone.cache import CacheSlots
 from everlong_models.errors import ConfigError
 from everlong_models.memories.infinite.long_term import LayerMemory
 from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
@@ -213,7 +213,7 @@ def test_segments_of_any_length_close_side_by_side():
     text = tokens(model, 2, 36)
     state = MemoryState.stack([model.initial_state(), model.read(text[1:, :24], model.initial_state())])
     rows, lengths = state.split(), (3, 7)
-    slots = Slots()
+    slots = CacheSlots()
     for row, n in enumerate(lengths):
         slots.add(model.open(rows[row], text[row : row + 1, 24 : 24 + n])[0])
     cache = slots.rows

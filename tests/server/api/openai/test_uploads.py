@@ -19,7 +19,7 @@ from everlong_server.api.openai import uploads
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import Document, new_id
 from everlong_server.store.redis.connection import connect
-from everlong_server.store.tenants.quota import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.uploads import Part, Upload, Uploads
 from tests.process import Server
@@ -193,7 +193,7 @@ async def test_a_text_whose_document_may_be_there_stays(redis_url: str, tmp_path
     """Redis has made the document of the parts, and its answer got lost; the caller asks again."""
     redis = connect(redis_url)
     await redis.flushdb()
-    tenant = Allowance(redis, "ann", Limits(), Slots(redis, "r1"))
+    tenant = Quota(redis, "ann", Limits(), StreamSlots(redis, "r1"))
     files, made = Documents(redis, "ann", tenant), []
 
     class Lost:
@@ -209,7 +209,7 @@ async def test_a_text_whose_document_may_be_there_stays(redis_url: str, tmp_path
     services = SimpleNamespace(
         engine=SimpleNamespace(draining=False), model=SimpleNamespace(fingerprint="f"), documents=Lost(),
         settings=SimpleNamespace(max_document_bytes=1000, upload_seconds=60), blobs=Blobs(f"file://{tmp_path}"),
-        uploads=Uploads(redis, "ann"), allowance=tenant,
+        uploads=Uploads(redis, "ann"), quota=tenant,
     )  # fmt: skip
     upload = Upload(new_id("upload"), 5, "a.txt", "user_data", await services.uploads.moment(), time.time() + 60)
     await services.uploads.create(upload)

@@ -60,7 +60,7 @@ async def test_a_response(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None
         return "response"
 
     monkeypatch.setattr(responses, "asked", asked)
-    services: Any = SimpleNamespace(responding=SimpleNamespace(begin=slow.begin, keep=None))
+    services: Any = SimpleNamespace(response_turns=SimpleNamespace(begin=slow.begin, keep=None))
     answer = await responses.create(CreateResponse(input="Who?", stream=stream), leaving(slow), services)
     assert (answer.status_code, slow.ended) == (CLIENT_CLOSED, 1)
 
@@ -103,7 +103,7 @@ def completion(stream: bool) -> CreateChatCompletion:
 async def test_several_answers_of_a_chat(stream: bool) -> None:
     slow = Slow()
     chats = Chats(slow.begin)
-    services: Any = SimpleNamespace(dialogues=chats, model=None)
+    services: Any = SimpleNamespace(chat_turns=chats, model=None)
     answer = await chat.create(completion(stream), leaving(slow), services)
     assert (answer.status_code, slow.ended, chats.closed) == (CLIENT_CLOSED, 2, 1)
 
@@ -114,7 +114,7 @@ async def test_if_one_is_refused_none_goes_on() -> None:
         raise Overloaded("full")
 
     chats, slow = Chats(refuse), Slow()
-    services: Any = SimpleNamespace(dialogues=chats, model=None)
+    services: Any = SimpleNamespace(chat_turns=chats, model=None)
     with pytest.raises(Overloaded, match="full"):
         await chat.create(completion(False), leaving(slow), services)
     assert (chats.asked, chats.closed) == (3, 1)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from everlong_models import load_model
 from everlong_server.engine.answering.grounding import TEMPLATE, Recall, asks, choose, choose_in_window, lacks, words_of
-from everlong_server.engine.answering.turn import Place, Turns
+from everlong_server.engine.answering.turn import Place, TurnRunner
 from everlong_server.store.records import Session
 from everlong_server.store.texts.passages import Passage, split
 from tests.tinymodel import NOVEL, STORY, make_model
@@ -108,7 +108,7 @@ def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, t
     """A memory of its kind keeps no tokens: what the end of a segment takes along cannot be quoted any more."""
     served = load_model(str(model), models_dir=model.parent)
     S, tokenizer = served.memory.segment_length, served.tokenizer
-    turns = Turns(SimpleNamespace(model=served), *[None] * 5, max_message_chars=100)  # type: ignore[arg-type]
+    turns = TurnRunner(SimpleNamespace(model=served), *[None] * 5, max_message_chars=100)  # type: ignore[arg-type]
     found = [replace(p, score=9.0 - n) for n, p in enumerate(passages_of(ALICE)[4:16])]
     state, filling, with_some = served.memory.initial_state(1), tokenizer.encode(NOVEL.read_text()[:2000]), 0
     for messages in (0, 2):
@@ -168,7 +168,7 @@ def test_a_long_question_leaves_a_window_that_much_less_for_passages(tiny_model:
     options = {"segment_length": 64, "sinks": 4, "window": 128}
     served = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
     memory, tokenizer = served.memory, served.tokenizer
-    turns = Turns(SimpleNamespace(model=served), *[None] * 5, max_message_chars=10_000)  # type: ignore[arg-type]
+    turns = TurnRunner(SimpleNamespace(model=served), *[None] * 5, max_message_chars=10_000)  # type: ignore[arg-type]
     found, read = passages_of(ALICE)[4:9:2], tokenizer.encode(ALICE)[: 6 * 64]
     state = memory.read(torch.tensor([read]), memory.initial_state(1))
     for messages in (0, 2):

@@ -17,7 +17,7 @@ import pytest
 
 from everlong_models.backbone.loading import load_tokenizer
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.engine.answering.memory_view import Memories
+from everlong_server.engine.answering.memory_view import MemoryViews
 from everlong_server.store.records import Document, reading_id
 from tests.process import Server, wait_for
 from tests.server.engine.answering.test_every_memory import folder_of
@@ -123,7 +123,7 @@ def test_words_are_looked_for_while_the_look_is_admitted(monkeypatch: pytest.Mon
     session = SimpleNamespace(model="m", documents=documents, open=(), position=30)
     phrases = [SimpleNamespace(start=n, end=n + 2) for n in (1, 21)]
     view = SimpleNamespace(layers=[SimpleNamespace(phrases=phrases)])
-    memories: Any = Memories(
+    memories: Any = MemoryViews(
         SimpleNamespace(admit=admit, model=None, usual_seconds=1.0, look=AsyncMock(return_value=view)),  # type: ignore[arg-type]
         AsyncMock(),
         AsyncMock(get=AsyncMock(return_value=session)),

@@ -6,18 +6,18 @@ import asyncio
 import threading
 from typing import Any
 
-from everlong_server.engine.device.event_loop_bridge import Post
+from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 
 
 async def come(came: list[Any], count: int) -> None:
-    """Turns of the loop until so many have come."""
+    """TurnRunner of the loop until so many have come."""
     async with asyncio.timeout(30):
         while len(came) < count:
             await asyncio.sleep(0)
 
 
 async def test_what_is_put_in_comes_in_its_order():
-    post, loop, came = Post(), asyncio.get_running_loop(), []
+    post, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
     for n in range(5):
         post.put(loop, came.append, n)
     await come(came, 5)
@@ -25,7 +25,7 @@ async def test_what_is_put_in_comes_in_its_order():
 
 
 async def test_what_is_held_comes_with_the_rest_or_when_it_is_delivered():
-    post, loop, came = Post(), asyncio.get_running_loop(), []
+    post, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
     with post.held():
         post.put(loop, came.append, 0)
         await asyncio.sleep(0)
@@ -40,7 +40,7 @@ async def test_what_is_held_comes_with_the_rest_or_when_it_is_delivered():
 
 
 async def test_what_was_held_comes_though_it_ends_with_an_error():
-    post, loop, came = Post(), asyncio.get_running_loop(), []
+    post, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
     try:
         with post.held():
             post.put(loop, came.append, 0)
@@ -54,7 +54,7 @@ async def test_what_was_held_comes_though_it_ends_with_an_error():
 async def test_a_loop_that_has_closed_does_not_keep_others_from_theirs():
     closed = asyncio.new_event_loop()
     closed.close()
-    post, loop, came = Post(), asyncio.get_running_loop(), []
+    post, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
     with post.held():
         for to in (loop, closed, loop):
             post.put(to, came.append, to)
@@ -63,7 +63,7 @@ async def test_a_loop_that_has_closed_does_not_keep_others_from_theirs():
 
 
 async def test_a_call_that_fails_keeps_no_other_from_its_own():
-    post, loop, came, failed = Post(), asyncio.get_running_loop(), [], []
+    post, loop, came, failed = EventLoopBridge(), asyncio.get_running_loop(), [], []
     loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
     with post.held():
         for call in (came.append, [].remove, came.append):
@@ -74,7 +74,7 @@ async def test_a_call_that_fails_keeps_no_other_from_its_own():
 
 
 async def test_several_threads_deliver_what_one_puts_in_in_its_order():
-    post, loop, came, done = Post(), asyncio.get_running_loop(), [], threading.Event()
+    post, loop, came, done = EventLoopBridge(), asyncio.get_running_loop(), [], threading.Event()
 
     def deliver() -> None:
         while not done.is_set():

@@ -20,7 +20,7 @@ from everlong_models.backbone.cache import Cache
 from everlong_models.errors import StateNotFinite
 from everlong_models.kernels.pause import pause
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.device.event_loop_bridge import Post
+from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Read
 from everlong_server.engine.device.runner import Runner
 from everlong_server.errors import Overloaded
@@ -118,7 +118,7 @@ def test_where_segments_have_no_room_side_by_side_fewer_are_read(model, monkeypa
 
 
 class Loop:
-    """What `Post` wants of an event loop, on the thread that wakes it."""
+    """What `EventLoopBridge` wants of an event loop, on the thread that wakes it."""
 
     def __init__(self) -> None:
         self.came: list[list[Any]] = []
@@ -134,7 +134,7 @@ class Loop:
 
 
 def test_what_a_step_says_is_posted_together_once_it_computes(model, monkeypatch) -> None:
-    post, loop, real, rows = Post(), Loop(), model.memory.step, []
+    post, loop, real, rows = EventLoopBridge(), Loop(), model.memory.step, []
 
     def step(cache: Cache, tokens: torch.Tensor) -> torch.Tensor:
         before = len(loop.came)

@@ -13,7 +13,7 @@ import pytest
 from everlong_server.engine.documents import formats
 from everlong_server.errors import InvalidRequest, TooLarge, UnsupportedMedia
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.outline import Mark, at
+from everlong_server.store.texts.outline import OutlineEntry, at
 from tests import files
 from tests.process import Server
 
@@ -23,10 +23,10 @@ HTML = """<!DOCTYPE html><html><head><title>t</title><style>p { color: red }</st
 
 
 @pytest.fixture
-def converted(tmp_path: Path) -> Callable[..., tuple[str, str, list[Mark]]]:
+def converted(tmp_path: Path) -> Callable[..., tuple[str, str, list[OutlineEntry]]]:
     """Converts bytes: their format, text and marks."""
 
-    def convert(data: bytes, limit: int = 1 << 20) -> tuple[str, str, list[Mark]]:
+    def convert(data: bytes, limit: int = 1 << 20) -> tuple[str, str, list[OutlineEntry]]:
         (tmp_path / "in").write_bytes(data)
         kind = formats.recognised(data[:1024])
         assert kind is not None
@@ -36,9 +36,9 @@ def converted(tmp_path: Path) -> Callable[..., tuple[str, str, list[Mark]]]:
     return convert
 
 
-def under(text: str, marks: list[Mark]) -> Iterator[tuple[int | str | None, str]]:
+def under(text: str, marks: list[OutlineEntry]) -> Iterator[tuple[int | str | None, str]]:
     """Each mark's page or section, and the text up to the next."""
-    for mark, after in zip(marks, [*marks[1:], Mark(len(text))], strict=True):
+    for mark, after in zip(marks, [*marks[1:], OutlineEntry(len(text))], strict=True):
         yield mark.page or mark.section, text[mark.start : after.start].strip()
 
 
@@ -188,7 +188,7 @@ def test_text_is_not_taken_for_a_page() -> None:
 
 
 def test_a_place_is_in_the_last_part_that_began_before_it() -> None:
-    marks = [Mark(3, page=1), Mark(10, page=2)]
+    marks = [OutlineEntry(3, page=1), OutlineEntry(10, page=2)]
     assert [mark and mark.page for mark in (at(marks, place) for place in (0, 3, 9, 10, 99))] == [None, 1, 1, 2, 2]
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import everlong_models.text.tokenizer as module
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.engine.documents.token_offsets import Whereabouts
+from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.engine.documents.token_stream import pieces
 from everlong_server.errors import KeyMissing, NotFound
 from everlong_server.store.records import Document, new_id
@@ -40,7 +40,7 @@ class Texts:
         self.blobs = Blobs(url or f"memory://{uuid.uuid4().hex}", vault)
         self.documents: dict[str, Document] = {}
         self.tokenizer = tokenizer
-        self.whereabouts = Whereabouts(self.blobs, self, tokenizer)
+        self.token_offsets = TokenOffsets(self.blobs, self, tokenizer)
 
     async def get(self, id: str) -> Document:
         if id not in self.documents:
@@ -57,7 +57,7 @@ class Texts:
     def placed(self, document: Document, text: str, *spans: tuple[int, int]) -> list[tuple[int | None, int | None]]:
         """The tokens of characters of the document, whose text is `text`."""
         passages = [passage_of(document, text, *span) for span in spans]
-        placed = asyncio.run(self.whereabouts.placed(passages))
+        placed = asyncio.run(self.token_offsets.placed(passages))
         assert [(p.start, p.end, p.text) for p in placed] == [(p.start, p.end, p.text) for p in passages]
         return [(p.start_token, p.end_token) for p in placed]
 
@@ -126,7 +126,7 @@ def test_any_characters_are_in_the_tokens_that_the_whole_text_says(
     ]
     assert texts.placed(document, text, *spans) == [naive(texts.tokenizer, text, *span) for span in spans]
     asyncio.run(texts.blobs.delete(document.id))
-    asyncio.run(texts.whereabouts.delete(document.id))
+    asyncio.run(texts.token_offsets.delete(document.id))
     assert not texts.blobs.names()
 
 
@@ -179,15 +179,15 @@ def test_what_reading_hands_over_is_what_a_pass_over_the_text_finds(tokenizer: T
     assert places[0] == (0, 0, 0)
     assert len(tokens) > len(tokenizer.encode(MIXED)) / 180
     assert {128 <= b - a < 150 for a, b in itertools.pairwise(tokens)} == {True}
-    asyncio.run(read.whereabouts.keep(there, array("q", itertools.chain.from_iterable(places))))
-    asyncio.run(passed.whereabouts.keep(later))
+    asyncio.run(read.token_offsets.keep(there, array("q", itertools.chain.from_iterable(places))))
+    asyncio.run(passed.token_offsets.keep(later))
     tables = []
     for texts in (read, passed):
         (name,) = texts.tables()
         with texts.blobs.open(name) as file:
             tables.append(file.read())
     assert tables[0] == tables[1]
-    asyncio.run(read.whereabouts.keep(there, array("q", [0, 0, 0])))
+    asyncio.run(read.token_offsets.keep(there, array("q", [0, 0, 0])))
     with read.blobs.open(read.tables()[0]) as file:
         assert file.read() == tables[0], "what is there stays"
 
@@ -219,11 +219,11 @@ def test_tables_of_several_tokenizers_go_with_their_document(tokenizer: Tokenize
         assert each.placed(document, MIXED, (5000, 5100)) == [naive(each.tokenizer, MIXED, 5000, 5100)]
         each.placed(stays, MIXED[:500], (0, 10))
     assert len(texts.tables()) == 4
-    asyncio.run(texts.whereabouts.delete(document.id))
+    asyncio.run(texts.token_offsets.delete(document.id))
     assert {name.split(".")[0] for name in texts.tables()} == {stays.id}
     del texts.documents[document.id]
     assert texts.placed(document, MIXED, (5000, 5100)) == [(None, None)]
-    asyncio.run(texts.whereabouts.keep(document))
+    asyncio.run(texts.token_offsets.keep(document))
     assert len(texts.tables()) == 2, "of one that was deleted meanwhile there is none"
 
 
@@ -264,11 +264,11 @@ def test_a_passage_costs_the_same_in_a_long_text(tokenizer: Tokenizer) -> None:
         document = texts.add(text)
         with texts.blobs.open(document.id, len(MARK)) as file:
             passages = list(split(file, document.id))
-        table = asyncio.run(texts.whereabouts._table(document))
+        table = asyncio.run(texts.token_offsets._table(document))
         seconds = []
         for passage in random.Random(1).sample(passages, 50):
             start = time.process_time()
-            texts.whereabouts._placed(document, table, [passage])
+            texts.token_offsets._placed(document, table, [passage])
             seconds.append(time.process_time() - start)
         medians.append(sorted(seconds)[25])
     assert medians[1] < 3 * medians[0], medians
@@ -280,7 +280,7 @@ def test_tokens_are_found_in_the_text_that_they_are_of(tokenizer: Tokenizer) -> 
     document, ids = texts.add(MIXED), tokenizer.encode(MIXED)
     starts = sorted(draw.randrange(len(ids) - 30) for _ in range(60))
     spans = [(start, start + draw.randrange(1, 30)) for start in starts] + [(0, 3), (len(ids) - 4, len(ids))]
-    found = asyncio.run(texts.whereabouts.passages(document, spans))
+    found = asyncio.run(texts.token_offsets.passages(document, spans))
     assert found.keys() == set(spans)
     for (start, end), passage in found.items():
         assert MIXED[passage.start : passage.end] == passage.text == passage.text.strip()
@@ -294,6 +294,6 @@ def test_tokens_are_found_in_the_text_that_they_are_of(tokenizer: Tokenizer) -> 
         for at in (passage.start, passage.end):  # no word is cut
             assert not re.fullmatch(r"\w\w", MIXED[at - 1 : at + 1]) or len(re.findall(r"\w+", passage.text)[0]) > 32
     short = texts.add("short")
-    assert asyncio.run(texts.whereabouts.passages(short, [(0, 900)])) == {}
+    assert asyncio.run(texts.token_offsets.passages(short, [(0, 900)])) == {}
     asyncio.run(texts.blobs.delete(short.id))
-    assert asyncio.run(texts.whereabouts.passages(short, [(0, 1)])) == {}
+    assert asyncio.run(texts.token_offsets.passages(short, [(0, 1)])) == {}

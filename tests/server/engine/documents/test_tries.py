@@ -15,21 +15,21 @@ import pytest
 
 from everlong_models import MemoryState, load_model
 from everlong_server.engine.answering import background
-from everlong_server.engine.answering.background import Background
+from everlong_server.engine.answering.background import BackgroundResponses
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents import reading
 from everlong_server.engine.documents.reading import Reader, ReadingError
-from everlong_server.engine.documents.token_offsets import Whereabouts
+from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import KeyMissing, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.documents import Claim, Documents
 from everlong_server.store.jobs import Job, Jobs
-from everlong_server.store.records import Cursor, Document, Reading, Said, new_id, now, reading_id
+from everlong_server.store.records import Cursor, Document, Message, Reading, new_id, now, reading_id
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.responses import Response, Responses
-from everlong_server.store.tenants.quota import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passages
 
@@ -60,7 +60,7 @@ async def replica(redis: Client, name: str = "a", stream: Callable[[str], str] =
 
 
 def documents(redis: Client, tenant: str | None = None) -> Documents:
-    return Documents(redis, tenant, Allowance(redis, tenant or "ann", Limits(), Slots(redis, "a")))
+    return Documents(redis, tenant, Quota(redis, tenant or "ann", Limits(), StreamSlots(redis, "a")))
 
 
 class Read(Reader):
@@ -306,8 +306,8 @@ async def test_large_states_are_not_the_event_loops_work(
     jobs, blobs, store = Jobs(redis, model.fingerprint, "a", 60.0), Blobs(f"file://{tmp_path}"), documents(redis)
     await jobs.prepare(alone=False)
     document = await uploaded(redis, blobs, model.fingerprint)
-    whereabouts = Whereabouts(blobs, store, model.tokenizer)
-    reader = Reader(engine, store, blobs, None, whereabouts, jobs, Metrics(), Tracing(), 1.0, 1.0)
+    token_offsets = TokenOffsets(blobs, store, model.tokenizer)
+    reader = Reader(engine, store, blobs, None, token_offsets, jobs, Metrics(), Tracing(), 1.0, 1.0)
     engine.start()
     try:
         await reader._do(await taken(jobs))
@@ -325,7 +325,7 @@ async def test_large_states_are_not_the_event_loops_work(
 # In the background
 
 
-class Answered(Background):
+class Answered(BackgroundResponses):
     """`doing`: what is done for an answer."""
 
     def __init__(self, redis: Client, jobs: Jobs) -> None:
@@ -352,7 +352,7 @@ class Answered(Background):
 async def asked(redis: Client) -> Response:
     """One that waits for its answer."""
     request: dict[str, Any] = {}
-    said = (Said("user", "Who?"),)
+    said = (Message("user", "Who?"),)
     response = Response(new_id("resp"), MODEL, now(), True, None, (), said, None, request, "queued", tenant="ann")
     await Responses(redis, "ann", 60.0).queue(response)
     return response

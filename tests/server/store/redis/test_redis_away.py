@@ -16,16 +16,16 @@ import redis
 from redis.asyncio.connection import AbstractConnection
 
 from everlong_lab.harness.ports import free_port
-from everlong_server.engine.answering.responses import Responding
+from everlong_server.engine.answering.responses import ResponseTurns
 from everlong_server.errors import RateLimited
 from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Jobs
-from everlong_server.store.records import DEFAULT_TENANT, Document, Said, new_id, now
+from everlong_server.store.records import DEFAULT_TENANT, Document, Message, new_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect, every
 from everlong_server.store.redis.embedded import redis_server
 from everlong_server.store.responses import Response, Responses
-from everlong_server.store.tenants.quota import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.pairing import known, paired
 from tests.process import Server, wait_for
@@ -205,7 +205,7 @@ async def test_a_redis_that_starts_again_during_a_sweep_costs_no_text(
 ) -> None:
     client, blobs = connect(own_redis.url), Blobs(f"file://{tmp_path}/blobs")
     assert await paired(client, blobs)
-    everybodys = Documents(client, None, Allowance(client, DEFAULT_TENANT, Limits(), Slots(client, "r")))
+    everybodys = Documents(client, None, Quota(client, DEFAULT_TENANT, Limits(), StreamSlots(client, "r")))
     for number in range(8):
         document = Document(new_id("doc"), None, 5, 0, now())
         writer = await blobs.create(document.id)
@@ -259,11 +259,11 @@ async def test_a_redis_that_is_full_counts_requests_and_knows_who_lives(full: An
     jobs = Jobs(client, "model", "r1", 60.0)
     await jobs.beat()
     await limit(1)
-    allowance = Allowance(client, "ann", Limits(requests=3), Slots(client, "r1"))
-    left = [(await allowance.request())["x-ratelimit-remaining-requests"] for _ in range(3)]
+    quota = Quota(client, "ann", Limits(requests=3), StreamSlots(client, "r1"))
+    left = [(await quota.request())["x-ratelimit-remaining-requests"] for _ in range(3)]
     assert left == ["2", "1", "0"]
     with pytest.raises(RateLimited):
-        await allowance.request()
+        await quota.request()
     await client.pexpire(keys.replica("r1"), 1_000)
     await jobs.beat()
     assert await client.pttl(keys.replica("r1")) > 1_000
@@ -275,13 +275,13 @@ async def test_a_redis_that_is_full_counts_requests_and_knows_who_lives(full: An
 
 async def test_a_redis_that_is_full_lets_go_of_what_is_counted(full: Any) -> None:
     client, limit = full
-    allowance = Allowance(client, "ann", Limits(), Slots(client, "r1"))
+    quota = Quota(client, "ann", Limits(), StreamSlots(client, "r1"))
     for id in ("resp_1", "resp_2"):
-        await allowance.hold(id, 100, 60.0)
+        await quota.hold(id, 100, 60.0)
     await limit(1)
     with pytest.raises(redis.exceptions.ResponseError, match="maxmemory"):
-        await allowance.hold("resp_3", 100, 60.0)
-    await allowance.release("resp_1")
+        await quota.hold("resp_3", 100, 60.0)
+    await quota.release("resp_1")
     assert await client.get(keys.stored("ann")) == b"100"
     assert await client.hgetall(keys.held_sizes("ann")) == {b"resp_2": b"100"}
 
@@ -291,20 +291,20 @@ async def test_a_response_whose_bytes_cannot_be_released_can_be_deleted_again(
 ) -> None:
     client, none = connect(redis_url), Any
     await client.flushall()
-    store, allowance = Responses(client, "ann", 60.0), Allowance(client, "ann", Limits(), Slots(client, "r1"))
-    said = (Said("user", "Who?"),)
+    store, quota = Responses(client, "ann", 60.0), Quota(client, "ann", Limits(), StreamSlots(client, "r1"))
+    said = (Message("user", "Who?"),)
     response = Response(new_id("resp"), "model", 0.0, False, None, (), said, None, {}, "completed", tenant="ann")
-    responding = Responding(none, none, store, none, none, allowance)
-    await responding.keep(response)
+    response_turns = ResponseTurns(none, none, store, none, none, quota)
+    await response_turns.keep(response)
 
     async def away(_: str) -> None:
         raise redis.exceptions.ConnectionError("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(allowance, "release", away)
+        patch.setattr(quota, "release", away)
         with pytest.raises(redis.exceptions.ConnectionError):
-            await responding.delete(response.id)
-    await responding.delete(response.id)
+            await response_turns.delete(response.id)
+    await response_turns.delete(response.id)
     assert await client.get(keys.stored("ann")) == b"0"
     assert not await client.exists(keys.response(response.id))
     await client.aclose()

@@ -25,7 +25,7 @@ from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.credentials import Credentials
-from everlong_server.store.tenants.quota import Allowance, Limits, Slots, today
+from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots, today
 from tests.process import Server, wait_for
 
 MODEL = "fingerprint"
@@ -40,12 +40,12 @@ async def redis(redis: Client) -> AsyncIterator[Client]:
         assert (await redis.type(key)).decode() == kind.type
 
 
-def allowance(redis: Client, tenant: str = "ann", replica: str = "r1", **limits: int) -> Allowance:
-    return Allowance(redis, tenant, Limits(**limits), Slots(redis, replica))
+def quota(redis: Client, tenant: str = "ann", replica: str = "r1", **limits: int) -> Quota:
+    return Quota(redis, tenant, Limits(**limits), StreamSlots(redis, replica))
 
 
 def documents(redis: Client, tenant: str = "ann", **limits: int) -> Documents:
-    return Documents(redis, tenant, allowance(redis, tenant, **limits))
+    return Documents(redis, tenant, quota(redis, tenant, **limits))
 
 
 def document(size: int = 10) -> Document:
@@ -64,7 +64,7 @@ async def finish(store: Documents, reading_id: str, status: str = "ready", token
 
 
 async def test_requests_are_counted_by_the_minute(redis: Client) -> None:
-    one, other = allowance(redis, requests=5), allowance(redis, replica="r2", requests=5)
+    one, other = quota(redis, requests=5), quota(redis, replica="r2", requests=5)
     start = time.monotonic()
     left = [(await which.request())["x-ratelimit-remaining-requests"] for which in (one, other, one, other, one)]
     assert left == ["4", "3", "2", "1", "0"]
@@ -97,7 +97,7 @@ async def test_requests_are_counted_by_the_minute(redis: Client) -> None:
 
 
 async def test_without_limits_nothing_is_counted(redis: Client) -> None:
-    free = allowance(redis)
+    free = quota(redis)
     assert await free.request() == {}
     async with free.stream(1.0) as spent:
         spent.tokens = 10
@@ -110,7 +110,7 @@ async def test_without_limits_nothing_is_counted(redis: Client) -> None:
 
 async def test_a_place_that_redis_gives_late_is_given_back(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was asked for on a connection that broke, and is heard of when its answer has ended."""
-    tenant, run, late = allowance(redis, streams=2), Scripts.run, list[Any]()
+    tenant, run, late = quota(redis, streams=2), Scripts.run, list[Any]()
     await redis.set(keys.replica("r1"), 1, px=60_000)
 
     async def unheard(self: Scripts, *asked: Any) -> Any:
@@ -132,7 +132,7 @@ async def test_a_place_that_redis_gives_late_is_given_back(redis: Client, monkey
 
 
 async def test_streams_are_counted_across_replicas(redis: Client) -> None:
-    one, other = allowance(redis, streams=2), allowance(redis, replica="r2", streams=2)
+    one, other = quota(redis, streams=2), quota(redis, replica="r2", streams=2)
     for replica in ("r1", "r2"):
         await redis.set(keys.replica(replica), 1, px=60_000)
     async with one.stream(10.0), other.stream(10.0):
@@ -163,9 +163,9 @@ async def test_a_slot_that_could_not_be_given_back_is_later(redis: Client) -> No
 
     from redis.exceptions import ConnectionError as ConnectionError_
 
-    slots = Slots(Away(), "r1")  # type: ignore[arg-type]
+    slots = StreamSlots(Away(), "r1")  # type: ignore[arg-type]
     await redis.set(keys.replica("r1"), 1, px=60_000)
-    async with Allowance(redis, "ann", Limits(streams=1), slots).stream(1.0):
+    async with Quota(redis, "ann", Limits(streams=1), slots).stream(1.0):
         pass
     assert await redis.scard(keys.streams("ann")) == 1
     await slots.settle()
@@ -176,7 +176,7 @@ async def test_a_slot_that_was_taken_without_anybody_being_told_is_given_back(re
     """The script was carried out, and its answer got lost; or the request was cancelled meanwhile."""
     from redis.exceptions import ConnectionError as Lost
 
-    tenant, run = allowance(redis, streams=1), Scripts.run
+    tenant, run = quota(redis, streams=1), Scripts.run
     await redis.set(keys.replica("r1"), 1, px=60_000)
     for error in (Lost, asyncio.CancelledError):
 
@@ -208,8 +208,8 @@ async def test_bytes_are_counted_in_the_step_that_stores_them(redis: Client) -> 
     assert (caught.value.code, caught.value.retry_after) == ("bytes_limit", None)
     assert caught.value.headers["x-should-retry"] == "false"
     with pytest.raises(RateLimited):
-        await allowance(redis, bytes=25).require_room(6, MODEL)
-    await allowance(redis, bytes=25).require_room(5, MODEL)
+        await quota(redis, bytes=25).require_room(6, MODEL)
+    await quota(redis, bytes=25).require_room(5, MODEL)
     await documents(redis, "bob", bytes=25).create(document(), MODEL)
     await store.delete(first.id)
     with pytest.raises(NotFound):
@@ -219,7 +219,7 @@ async def test_bytes_are_counted_in_the_step_that_stores_them(redis: Client) -> 
 
 
 async def test_what_ends_by_itself_is_counted_until_it_does(redis: Client) -> None:
-    tenant = allowance(redis, bytes=100)
+    tenant = quota(redis, bytes=100)
     await tenant.hold("resp_1", 60, 1000)
     await tenant.hold("resp_1", 60, 1000)  # sent again
     await tenant.hold("upload_1", 40, 1000)
@@ -282,7 +282,7 @@ async def test_only_as_many_documents_wait(redis: Client) -> None:
     with pytest.raises(RateLimited):
         await store.ensure_reading(MODEL, [first.id, second.id])
     with pytest.raises(RateLimited):
-        await allowance(redis, queued=2).require_room(1, MODEL)
+        await quota(redis, queued=2).require_room(1, MODEL)
     assert await store.reading(await store.ensure_reading(MODEL, [first.id])) is not None  # it was there
     await finish(store, await store.ensure_reading(MODEL, [first.id]))
     await store.create(third, MODEL)
@@ -301,7 +301,7 @@ async def test_only_as_many_documents_wait(redis: Client) -> None:
 
 
 async def test_sessions_are_counted(redis: Client) -> None:
-    store = Sessions(redis, "ann", allowance(redis, sessions=2), "r1", 15.0)
+    store = Sessions(redis, "ann", quota(redis, sessions=2), "r1", 15.0)
     first = await store.create(MODEL, "m", [])
     await store.fork(first.id)
     for more in (store.create(MODEL, "m", []), store.fork(first.id)):
@@ -320,7 +320,7 @@ async def test_tokens_of_documents_are_counted_once(redis: Client, monkeypatch: 
     store, read = documents(redis, tokens=100), document()
     await store.create(read, MODEL)
     id = await store.ensure_reading(MODEL, [read.id])
-    everybodys = Documents(redis, None, allowance(redis, tokens=100))
+    everybodys = Documents(redis, None, quota(redis, tokens=100))
     run = everybodys._scripts.run
 
     async def sent_again(*script: Any) -> Any:
@@ -346,7 +346,7 @@ async def test_tokens_of_documents_are_counted_once(redis: Client, monkeypatch: 
 
 
 async def test_an_answer_is_charged_however_it_ends(redis: Client) -> None:
-    tenant = allowance(redis, tokens=100)
+    tenant = quota(redis, tokens=100)
     with pytest.raises(asyncio.CancelledError):
         async with tenant.stream(1.0) as spent:
             spent.tokens = 60
@@ -360,7 +360,7 @@ async def test_an_answer_is_charged_however_it_ends(redis: Client) -> None:
 
 async def test_an_answer_is_charged_whose_caller_left(redis: Client) -> None:
     """Then a stream's task is cancelled, and again wherever it awaits anything."""
-    tenant = allowance(redis, "eve", tokens=100, streams=1)
+    tenant = quota(redis, "eve", tokens=100, streams=1)
     await redis.set(keys.replica("r1"), 1, px=60_000)
     with anyio.CancelScope() as scope:
         async with tenant.stream(1.0) as spent:

@@ -17,12 +17,12 @@ from everlong_server.api.upload import Received, commit
 from everlong_server.engine.documents import formats
 from everlong_server.errors import InvalidRequest, RateLimited
 from everlong_server.store.documents import Documents
-from everlong_server.store.idempotency import Attempt, Attempts
+from everlong_server.store.idempotency import IdempotencyRecord, IdempotencyRecords
 from everlong_server.store.records import new_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts
-from everlong_server.store.tenants.quota import Allowance, Limits, Slots
+from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
 
 WORDS = b"the text of the book"
@@ -33,8 +33,8 @@ class Side:
 
     def __init__(self, redis: Client, folder: Path, replica: str, **limits: int) -> None:
         self.blobs = Blobs(f"file://{folder}/blobs")
-        documents = Documents(redis, "ann", Allowance(redis, "ann", Limits(**limits), Slots(redis, replica)))
-        self.attempts = Attempts(redis, "ann", replica, 60.0, [])
+        documents = Documents(redis, "ann", Quota(redis, "ann", Limits(**limits), StreamSlots(redis, replica)))
+        self.attempts = IdempotencyRecords(redis, "ann", replica, 60.0, [])
         self.services: Any = SimpleNamespace(
             blobs=self.blobs,
             documents=documents,
@@ -49,7 +49,7 @@ class Side:
         await commit(writer, received)
         return received
 
-    async def make(self, attempt: Attempt | None, document_id: str, format: str | None = None) -> Any:
+    async def make(self, attempt: IdempotencyRecord | None, document_id: str, format: str | None = None) -> Any:
         return await make(self.services, document_id, await self.receive(document_id, format), attempt)
 
     def files(self) -> list[str]:
