@@ -57,13 +57,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def relinked(markdown: str, source: str) -> str:
     """`markdown` of the file `source` with its relative links as the site has them; those that lead out of it are text."""
 
+    folder = os.path.dirname(ELSEWHERE.get(source, source.removeprefix("docs/")))
+
     def relink(link: re.Match[str]) -> str:
         label, target, anchor = link["label"], link["target"], link["anchor"] or ""
         path = os.path.normpath(os.path.join(os.path.dirname(source), target))
-        if path in ELSEWHERE:
-            return f"[{label}]({ELSEWHERE[path]}{anchor})"
-        if path.startswith("docs/") and (ROOT / path).is_file():
-            return f"[{label}]({path.removeprefix('docs/')}{anchor})"
+        if path in ELSEWHERE or (path.startswith("docs/") and (ROOT / path).is_file()):
+            on_site = os.path.relpath(ELSEWHERE.get(path, path.removeprefix("docs/")), folder or ".")
+            return f"[{label}]({on_site}{anchor})"
         return label if (ROOT / path).exists() else link[0]  # mkdocs complains of what leads nowhere
 
     return re.sub(r"\[(?P<label>[^\]]*)\]\((?P<target>[^):#\s]+)(?P<anchor>#[^)]*)?\)", relink, markdown)

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
     "clients/js/README.md",
     "clients/python/README.md",
     "deploy/README.md",

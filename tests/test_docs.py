@@ -18,7 +18,7 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize(
-    "document", [*DOCUMENTS, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").glob("*.md")))]
+    "document", [*DOCUMENTS, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md")))]
 )
 def test_links_lead_somewhere(document: str) -> None:
     """In the repository, as its pages are read there."""

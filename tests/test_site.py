@@ -33,8 +33,8 @@ from tests.tinymodel import DATA
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
-RECIPE, COMMANDS = blocks("docs/own-model.md")
+PAGES = sorted(DOCS.rglob("*.md"))
+RECIPE, COMMANDS = blocks("docs/guide/own-model.md")
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +52,24 @@ def test_links_are_those_of_the_site() -> None:
     relinked = _module("hooks").relinked
     assert relinked("[a](../SECURITY.md#what-is-not)", "docs/x.md") == "[a](security.md#what-is-not)"
     assert relinked("[a](docs/results.md), [b](LICENSE)", "README.md") == "[a](results.md), b"
+    assert relinked("[a](../../SECURITY.md)", "docs/guide/x.md") == "[a](../security.md)"
+    assert relinked("[a](faq.md), [b](../index.md)", "docs/guide/x.md") == "[a](faq.md), [b](../index.md)"
+    assert relinked("[a](../docs/guide/faq.md#rag)", "deploy/README.md") == "[a](guide/faq.md#rag)"
     assert relinked("![a](pictures/cost.svg)", "docs/x.md") == "![a](pictures/cost.svg)"
     assert relinked("[a](gone.md) [b](https://x.test/y)", "docs/x.md") == "[a](gone.md) [b](https://x.test/y)"
 
 
 def test_the_references_are_complete(site: Path) -> None:
-    settings = (site / "settings.html").read_text()
+    settings = (site / "guide" / "settings.html").read_text()
     for name, field in Settings.model_fields.items():
         assert f"<code>{PREFIX}{name.upper()}</code>" in settings
         words = re.findall(r"[\w ]+", field.description or "")
         assert max(words, key=len) in settings
-    metrics = (site / "metrics.html").read_text()
+    metrics = (site / "guide" / "metrics.html").read_text()
     for line in Metrics().render().decode().splitlines():
         if line.startswith("# TYPE") and not line.split()[2].endswith("_created"):
             assert f"<code>{line.split()[2]}</code>" in metrics
-    api = (site / "api.html").read_text()
+    api = (site / "guide" / "api.html").read_text()
     document = json.loads((ROOT / "clients" / "openapi.json").read_text())
     for path, methods in document["paths"].items():
         assert all(f"<code>{method.upper()} {path}</code>" in api for method in methods)
@@ -74,13 +77,13 @@ def test_the_references_are_complete(site: Path) -> None:
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
-    for page in site.glob("*.html"):
+    for page in site.rglob("*.html"):
         assert re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//', page.read_text()) == []
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    named = set(re.findall(r"\b([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
-    assert {page.name for page in PAGES} <= named
+    named = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {str(page.relative_to(DOCS)) for page in PAGES} <= named
 
 
 def _module(name: str) -> ModuleType:
@@ -118,11 +121,11 @@ def states() -> dict[str, int]:
 
 def test_sizes_are_those_of_the_code(states: dict[str, int]) -> None:
     assert states == _module("pictures").STATES
-    rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| ([\d,]+) \|$", (DOCS / "operations.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| ([\d,]+) \| ([\d,]+) \|$", (DOCS / "guide" / "operations.md").read_text(), re.MULTILINE)
     assert [(name, _number(size), _number(sessions)) for name, size, sessions in rows] == [
         (name, size, 10**9 // size) for name, size in states.items()
     ]
-    told = re.findall(r"^\| `(\w+)` .*\| ([\d,]+) bytes \|", (DOCS / "concepts.md").read_text(), re.MULTILINE)
+    told = re.findall(r"^\| `(\w+)` .*\| ([\d,]+) bytes \|", (DOCS / "guide" / "concepts.md").read_text(), re.MULTILINE)
     assert {name: _number(size) for name, size in told} == states
 
 
@@ -134,7 +137,7 @@ def test_figures_are_measured_ones() -> None:
     """Every figure of the FAQ with a decimal point stands, as it is, where it was measured; so do the speeds."""
     performance = (DOCS / "performance.md").read_text()
     measured = (DOCS / "results.md").read_text() + performance
-    text = (DOCS / "faq.md").read_text()
+    text = (DOCS / "guide" / "faq.md").read_text()
     cache = 2 * 30 * 3 * 64 * 4  # bytes a token, as the FAQ has it
     assert f"{cache:,} bytes" in text
     figures = set(re.findall(r"(?<![\d.,v])\d+\.\d+(?![\d.])", text)) - {f"{cache * 100_000 / 1e9:.1f}"}
@@ -143,7 +146,7 @@ def test_figures_are_measured_ones() -> None:
         assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", measured), figure
     said = re.findall(
         r"([\d,]+) tokens a second on two cores, ([\d,]+) a core; ARMT (\d+), ∞-former (\d+)",
-        (DOCS / "operations.md").read_text(),
+        (DOCS / "guide" / "operations.md").read_text(),
     )
     (rmt, core, armt, infinite), = said  # fmt: skip
     assert 2 * _number(core) == _number(rmt)
@@ -153,7 +156,7 @@ def test_figures_are_measured_ones() -> None:
 
 
 def test_the_quickstart_says_what_the_readme_says() -> None:
-    quickstart, readme = ([block.code for block in blocks(page)] for page in ("docs/quickstart.md", "README.md"))
+    quickstart, readme = ([block.code for block in blocks(page)] for page in ("docs/guide/quickstart.md", "README.md"))
     assert len(quickstart) == 5
     assert set(quickstart) <= set(readme)
 
@@ -169,7 +172,9 @@ def commands() -> Iterator[tuple[str, str]]:
 
 def check_command(arguments: list[str]) -> None:
     """That it is a command, with options that it has. Raises click's errors, or `SettingsError`."""
-    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["everlong.commands"]
+    named: dict[str, str] = {}
+    for file in (ROOT / "pyproject.toml", ROOT / "lab" / "pyproject.toml"):
+        named |= tomllib.loads(file.read_text())["project"]["entry-points"]["everlong.commands"]
     server = {name: EntryPoint(name, target, "everlong.commands") for name, target in named.items()}
     name, *rest = arguments
     if name == "serve":

@@ -1,4 +1,4 @@
-"""What others speak OpenAI's API with: their examples in docs/openai.md run as they stand, against a real server.
+"""What others speak OpenAI's API with: their examples in docs/guide/openai.md run as they stand, against a real server.
 
 Each is installed beside everlong, from requirements.txt and package-lock.json in this folder, the first time.
 """
@@ -78,7 +78,7 @@ def test_litellm(server: Server, programs: Path) -> None:
 
 
 def test_llm(server: Server, programs: Path, tmp_path: Path) -> None:
-    (models,) = [block for block in blocks("docs/openai.md") if block.title]
+    (models,) = [block for block in blocks("docs/guide/openai.md") if block.title]
     (tmp_path / models.title).write_text(fitting(models.code, server))
     home = {"LLM_USER_PATH": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
     assert run("bash", "-c", 'dirname "$(llm logs path)"', **home) == [str(tmp_path)]
