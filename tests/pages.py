@@ -1,7 +1,10 @@
-"""`blocks`: what stands in the code blocks of the documentation, and who runs it.
+"""`blocks`: the code blocks of the documentation, and which test runs each.
 
-A block of `sh`, `python` or `js` runs in tests/test_pages.py, unless a comment before it says otherwise: `<!-- slow -->`
-(there, with `-m docs`), `<!-- run by tests/compat/test_compat.py -->`, or `<!-- not run: needs Docker -->`.
+tests/test_pages.py runs blocks of `sh`, `python` and `js`. A comment on the line before a block changes that:
+
+- `<!-- slow -->`: tests/test_pages.py runs the block only with `-m docs`.
+- `<!-- run by tests/compat/test_compat.py -->`: the named file runs the block.
+- `<!-- not run: needs Docker -->`: no test runs the block, for one of `REASONS`.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ PAGES = [
 ]
 COMMANDS = ("sh", "python", "js")
 SHOWN = ("text", "yaml")
-"""Languages of blocks that there is nothing to run in."""
+"""Languages of blocks that are shown and not run."""
 REASONS = ("needs a GPU", "needs Docker", "needs a cluster", "takes hours")
-"""Why a block may not be run."""
+"""The allowed reasons for not running a block."""
 
 _BLOCK = re.compile(
     r'(?:^<!-- (?:not run: (?P<reason>.+?)|run by (?P<test>\S+)|(?P<slow>slow)) -->\n)?^```(?P<language>\w*)(?: title="(?P<title>.+)")?\n'
@@ -33,9 +36,12 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """`number`: of the page's blocks, from 0. `heading`: the last one before it. `title`: the file that it is, if it is one.
+    """A code block of a page.
 
-    `reason`: why nobody runs it; `test`: the file that does, if it is not tests/test_pages.py.
+    number: its index among the page's blocks, from 0.
+    heading: the last heading before it.
+    title: the name of the file that the block shows, if it shows one.
+    reason: why no test runs it. test: the file that runs it, if not tests/test_pages.py. slow: set if it needs `-m docs`.
     """
 
     page: str
@@ -53,7 +59,7 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """The page's blocks, in its order."""
+    """Return the blocks of `page`, a path relative to the repository, in order."""
     text = (ROOT / page).read_text()
     found = []
     for number, match in enumerate(_BLOCK.finditer(text)):
@@ -63,5 +69,5 @@ def blocks(page: str) -> list[Block]:
 
 
 def run_by(test: str) -> list[Block]:
-    """The blocks of all pages that say that the file `test` runs them."""
+    """Return the blocks of all pages that the file `test` must run."""
     return [block for page in PAGES for block in blocks(page) if block.test == test]

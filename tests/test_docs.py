@@ -1,4 +1,4 @@
-"""What README and ARCHITECTURE say is so: links and files exist, keys are the real ones. Commands: test_pages.py."""
+"""Links and files that the pages name exist, and ARCHITECTURE lists every Redis key. test_pages.py runs the commands."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ ROOT = Path(__file__).parents[1]
 
 
 DOCUMENTS = [
-    "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "deploy/README.md", "deploy/kubernetes/README.md",
+    "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md",
+    "deploy/README.md", "deploy/kubernetes/README.md", "examples/README.md",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "document", [*DOCUMENTS, *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md")))]
 )
-def test_links_lead_somewhere(document: str) -> None:
-    """In the repository, as its pages are read there."""
+def test_links_resolve(document: str) -> None:
+    """Relative links resolve in the repository."""
     path = ROOT / document
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
         assert (path.parent / target).exists(), f"{document} links to {target}"
 
 
-def test_every_key_is_in_the_architecture() -> None:
+def test_architecture_lists_every_redis_key() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for key in KEYS:
         name = re.sub(r"(jobs|responses):\*", r"\1:MODEL", key.pattern).replace("*", "ID")
         assert f"`{name}`" in text, name
 
 
-def test_files_that_the_architecture_names_exist() -> None:
+def test_files_named_in_the_architecture_exist() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for name in re.findall(r"`((?:api|engine|store)/\w+\.py)`", text):
         assert (ROOT / "server" / "everlong_server" / name).is_file(), name

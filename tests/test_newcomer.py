@@ -1,4 +1,4 @@
-"""From a clone to an answer: the first commands of README, as they are typed, and the page in a real browser."""
+"""From a clone to an answer: runs the first commands of README as they are, and uses the page in a real browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEGIN, AGAIN, CLIENT = run_by("tests/test_newcomer.py")
 
 
 def environment(folder: Path, port: int) -> dict[str, str]:
-    """That of somebody who has never used it; pip's own cache is as it is. `make test ARGS=…` hands ARGS on."""
+    """The environment of a new user, except pip's cache. ARGS is removed because `make test ARGS=…` exports it."""
     ours = ("EVERLONG_", "PYTHON", "VIRTUAL_ENV", "MAKE", "MFLAGS", "ARGS")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {
         "EVERLONG_DATA_DIR": str(folder / "data"),
@@ -36,7 +36,7 @@ def environment(folder: Path, port: int) -> dict[str, str]:
 
 @contextmanager
 def running(script: str, folder: Path, port: int) -> Iterator[None]:
-    """The script until what it starts is ready; it ends with the block."""
+    """Start `script`, wait until its server is ready, and end it with the block."""
     log = folder / "log"
     with log.open("w") as out:
         process = subprocess.Popen(

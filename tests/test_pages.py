@@ -1,4 +1,4 @@
-"""Every command of the documentation runs: page by page, in its order, before a real server."""
+"""Every command of the documentation runs, page by page and in order, against a real server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.tinymodel import NOVEL, STORY
 
 ADDRESS = "http://127.0.0.1:8080"
 PLACEHOLDERS = {"doc_…": r'"(doc_\w+)"', "ses_…": r'"(ses_\w+)"', "revoke ID": r"^key (\w+) of"}
-"""What a page writes for an id that the command before it printed, and how it is printed."""
+"""Placeholders that pages use for an id printed by an earlier command, and the pattern that finds this id in its output."""
 
 
 def ours(page: str, *, slow: bool) -> list[Block]:
-    """What is to be run here of a page; what an earlier page has too runs with that."""
+    """Return the blocks of `page` to run here, without those that an earlier page has, too."""
     known = {block.code for earlier in PAGES[: PAGES.index(page)] for block in blocks(earlier)}
     free = [block for block in blocks(page) if block.language in COMMANDS and not (block.reason or block.test)]
     return [block for block in free if bool(block.slow) is slow and block.code not in known]
@@ -32,7 +32,7 @@ def ours(page: str, *, slow: bool) -> list[Block]:
 
 @pytest.fixture(scope="module")
 def own_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Answers are short: what its model says is of no interest."""
+    """A server with a tiny model. Answers are short, because their content does not matter here."""
     with Server(tiny_model, tmp_path_factory.mktemp("data"), recall_tokens=20) as server:
         server.start()
         yield server
@@ -40,7 +40,7 @@ def own_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where commands are typed: what the pages speak of is there."""
+    """The folder in which commands run. It contains the files that the pages name."""
     monkeypatch.chdir(tmp_path)
     books = tmp_path / "DATA" / "books-260"
     for made in (books, tmp_path / ".venv" / "bin", tmp_path / "docs" / "results", tmp_path / "tests" / "data"):
@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def typed(server: Server, *command: str) -> str:
-    """What a command prints, here and to a person."""
+    """Run a command, which must succeed, and return what it prints."""
     environment = server.environment | {
         "EVERLONG_URL": server.url,
         "PATH": f"{Path.cwd() / '.venv' / 'bin'}:{os.environ['PATH']}",
@@ -71,7 +71,7 @@ def typed(server: Server, *command: str) -> str:
 
 
 def in_shell(code: str, server: Server, request: pytest.FixtureRequest) -> str:
-    """A script; line by line where a line takes what the one before it printed."""
+    """Run a script: line by line if a line contains a placeholder for the output of an earlier line."""
     if not any(placeholder in code for placeholder in PLACEHOLDERS):
         return typed(server, "bash", "-ec", code)
     printed = ""
@@ -107,7 +107,7 @@ RUNNERS: dict[str, Callable[[str, Server, pytest.FixtureRequest], str]] = {
 
 
 def run_all(chosen: list[Block], own_server: Server, request: pytest.FixtureRequest) -> None:
-    """Neighbouring blocks of Python or JavaScript are one program."""
+    """Run the blocks in order. Neighbouring blocks of Python or JavaScript are one program."""
     runs = itertools.groupby(chosen, key=lambda block: (block.language, block.number if block.language == "sh" else 0))
     for (language, _), group in runs:
         code = "\n".join(block.code for block in group).replace(ADDRESS, own_server.url)
@@ -126,16 +126,16 @@ def test_a_page_runs(page: str, own_server: Server, request: pytest.FixtureReque
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("page", [page for page in PAGES if ours(page, slow=True)])
-def test_what_is_slow_of_a_page_runs(page: str, own_server: Server, request: pytest.FixtureRequest) -> None:
+def test_slow_blocks_of_a_page_run(page: str, own_server: Server, request: pytest.FixtureRequest) -> None:
     run_all(ours(page, slow=True), own_server, request)
 
 
-def test_there_is_no_block_that_nobody_runs() -> None:
+def test_every_block_is_run_or_has_a_reason() -> None:
     every = [block for page in PAGES for block in blocks(page)]
     fences = sum(len(re.findall(r"^```", (ROOT / page).read_text(), re.MULTILINE)) for page in PAGES)
     assert 2 * len(every) == fences
     for block in every:
-        assert block.language in (*COMMANDS, *SHOWN), f"{block} is of no language that is known here"
+        assert block.language in (*COMMANDS, *SHOWN), f"{block} has an unknown language"
     assert {block.reason for block in every if block.reason} <= set(REASONS)
     left = {page: [b.number for b in blocks(page) if b.reason] for page in PAGES}
     assert {page: numbers for page, numbers in left.items() if numbers} == {

@@ -1,4 +1,4 @@
-"""The site of docs/: it builds without a warning, what is generated in it is complete, and what its pages claim is so."""
+"""The website built from docs/: it builds without a warning, its references are complete, and its figures are the measured ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_links_are_those_of_the_site() -> None:
+def test_links_are_rewritten_for_the_site() -> None:
     pytest.importorskip("mkdocs", reason="needs everlong[docs]")
     relinked = _module("hooks").relinked
     assert relinked("[a](../SECURITY.md#what-is-not)", "docs/x.md") == "[a](security.md#what-is-not)"
@@ -76,7 +76,7 @@ def test_the_references_are_complete(site: Path) -> None:
     assert all(f'<h3 id="{name.lower()}">' in api for name in document["components"]["schemas"])
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+def test_the_site_loads_nothing_from_other_hosts(site: Path) -> None:
     for page in site.rglob("*.html"):
         assert re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//', page.read_text()) == []
 
@@ -95,7 +95,7 @@ def _module(name: str) -> ModuleType:
     return module
 
 
-def test_pictures_are_as_drawn() -> None:
+def test_pictures_are_up_to_date() -> None:
     pictures = _module("pictures")
     assert {path.stem for path in (DOCS / "pictures").glob("*.svg")} == set(pictures.PICTURES)
     for name in pictures.PICTURES:
@@ -104,7 +104,7 @@ def test_pictures_are_as_drawn() -> None:
 
 @pytest.fixture(scope="module")
 def states() -> dict[str, int]:
-    """Bytes of each memory's state around a backbone of the default one's layers and width; all else is cut down."""
+    """Bytes of each memory's state, around a small backbone with the layers and width of the default one."""
     config = LlamaConfig(
         vocab_size=8, hidden_size=576, intermediate_size=8, num_hidden_layers=30, num_attention_heads=9,
         num_key_value_heads=3, max_position_embeddings=8192,
@@ -135,7 +135,7 @@ def _number(text: str) -> int:
 
 
 def test_figures_are_measured_ones() -> None:
-    """Every figure of the FAQ with a decimal point stands, as it is, where it was measured; so do the speeds."""
+    """Every decimal figure of the FAQ is on the page of its measurement, and so are the speeds of the operations page."""
     performance = (DOCS / "performance.md").read_text()
     measured = (DOCS / "results.md").read_text() + performance
     text = (DOCS / "guide" / "faq.md").read_text()
@@ -153,14 +153,14 @@ def test_figures_are_measured_ones() -> None:
     assert dict(rows) == {names[name]: speed for name, speed in speeds}
 
 
-def test_the_quickstart_says_what_the_readme_says() -> None:
+def test_readme_and_quickstart_have_the_same_commands() -> None:
     quickstart, readme = ([block.code for block in blocks(page)] for page in ("docs/guide/quickstart.md", "README.md"))
     assert len(quickstart) == 5
     assert set(quickstart) <= set(readme)
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Every `everlong …` in a code block of README and docs, without its comment."""
+    """Yield page and arguments of every `everlong …` in a code block of README and docs, without its comment."""
     for page in EVERY_PAGE:
         for line in "".join(block.code for block in blocks(page) if block.language == "sh").splitlines():
             inside = r"docker compose (?:exec server |run .*--entrypoint )"
@@ -169,7 +169,7 @@ def commands() -> Iterator[tuple[str, str]]:
 
 
 def check_command(arguments: list[str]) -> None:
-    """That it is a command, with options that it has. Raises click's errors, or `SettingsError`."""
+    """Check that a command and its options exist. Raises click's errors, or `SettingsError`."""
     named: dict[str, str] = {}
     for file in (ROOT / "pyproject.toml", ROOT / "lab" / "pyproject.toml"):
         named |= tomllib.loads(file.read_text())["project"]["entry-points"]["everlong.commands"]
@@ -189,17 +189,17 @@ def check_command(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
-def test_commands_of_the_documentation_are_ours(page: str, line: str) -> None:
+def test_commands_of_the_documentation_exist(page: str, line: str) -> None:
     check_command(shlex.split(line))
 
 
 @pytest.mark.parametrize("wrong", ["chat --ulr X", "eval fact X", "train --ouf X", "eval language X --texts"])
-def test_commands_that_are_not_ours_are_found_out(wrong: str) -> None:
+def test_wrong_commands_are_detected(wrong: str) -> None:
     with pytest.raises(Exception, match=r"(?i)no such option|no command|requires an argument"):
         check_command(shlex.split(wrong))
 
 
-def test_the_recipe_of_ones_own_model_is_one(tmp_path: Path) -> None:
+def test_the_recipe_of_your_own_model_is_valid(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(RECIPE.code)
     recipe = load_recipe(str(tmp_path / "own.yaml"), ())
     assert recipe.learner.backbone == "my-model"
@@ -208,8 +208,8 @@ def test_the_recipe_of_ones_own_model_is_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.docs
 @pytest.mark.timeout(900)
-def test_ones_own_model_in_four_commands(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are typed, on a tiny backbone with a tiny recipe."""
+def test_your_own_model_in_four_commands(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the commands of the page as they are, with a tiny backbone and a tiny recipe."""
     monkeypatch.chdir(tmp_path)
     tree = yaml.safe_load(RECIPE.code)
     tree["learner"]["options"] |= {"segment_length": 32, "memory_tokens": 2}

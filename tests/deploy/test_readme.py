@@ -1,4 +1,4 @@
-"""deploy/README.md names nothing that does not exist."""
+"""Settings, variables, files, volumes, images and flags that deploy/README.md names exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT = README.read_text()
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
-def test_settings_exist_and_their_values_are_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_exist_and_their_values_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     named = set(re.findall(rf"{PREFIX}[A-Z_]+", TEXT))
     assert named
     assert named <= {f"{PREFIX}{field}".upper() for field in Settings.model_fields}
