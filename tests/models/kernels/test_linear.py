@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from everlong_models.kernels.cpu.decode_step import linear
+from everlong_models.kernels import linear
 from everlong_models.kernels.linear import Linear, has_bfloat16, has_onednn, matmul
 
 

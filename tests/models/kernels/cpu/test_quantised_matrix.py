@@ -381,7 +381,7 @@ def test_no_number_ends_no_process():
 
 COMPILED = """
 import torch
-from everlong_models import team
+from everlong_models.kernels.cpu import thread_pool
 from everlong_models.kernels.cpu.prefill import Then
 from everlong_models.kernels.cpu.quantised_matrix import Quantized, fits
 torch.manual_seed(0)

@@ -159,11 +159,11 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from everlong_models import attended
+from everlong_models.kernels.gpu import attention_kernel
 
 SIZES = {"heads": 4, "count": 812, "dim": 64, "parts": 13, "parts_block": 16, "block": 64, "dim_block": 64}
 OTHERS = {name: "*fp32" for name in ("contexts", "masses", "mass")} | {"scale": "fp32", "at": "*i64", "visible": "*u1"}
-for kernel in (attended._look, attended._join):
+for kernel in (attention_kernel._look, attention_kernel._join):
     names = kernel.arg_names
     given = {name: "i32" if name.startswith(("key_", "value_")) else OTHERS.get(name, "*bf16") for name in names}
     signature = {name: "constexpr" if name in SIZES else given[name] for name in names}
@@ -172,7 +172,7 @@ for kernel in (attended._look, attended._join):
     source = ASTSource(fn=kernel, signature=signature, constexprs=sizes, attrs=whole)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
     assert compiled.asm["cubin"]
-    assert kernel is attended._join or compiled.asm["ptx"].count("ld.global.v4") > 4, "keys are not read 16 bytes at once"
+    assert kernel is attention_kernel._join or compiled.asm["ptx"].count("ld.global.v4") > 4, "keys are not read 16 bytes at once"
     print(kernel.__name__)
 """
 

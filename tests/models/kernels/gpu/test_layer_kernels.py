@@ -133,7 +133,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from everlong_models import fused
+from everlong_models.kernels.gpu import layer_kernels
 
 SIZES = {"width": 576, "count": 15, "turning": 12, "half": 32, "inner": 1536, "has_bias": True,
          "width_block": 1024, "count_block": 16, "half_block": 32, "block": 2048}
