@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from everlong_models.backbone.backbone import Backbone
     from everlong_models.backbone.cache import Cache, CacheSlots
     from everlong_models.errors import EverlongModelError, GrammarError
-    from everlong_models.generate.cuda_graphs import CUDAGraphs, ReadGraphs, Recorded, StepGraphs
-    from everlong_models.generate.grammar import Grammar, Grammars
+    from everlong_models.generate.cuda_graphs import CUDAGraphs, GraphedFunction, ReadGraphs, StepGraphs
+    from everlong_models.generate.grammar import Grammar, GrammarCompiler
     from everlong_models.generate.sampling import Sampler, SamplingParams
     from everlong_models.memories.base import MemoryConfig, MemoryModel
     from everlong_models.memories.state import MemoryState, decode_state, encode_state
@@ -28,15 +28,15 @@ __all__ = [
     "CacheSlots",
     "EverlongModelError",
     "Grammar",
+    "GrammarCompiler",
     "GrammarError",
-    "Grammars",
+    "GraphedFunction",
     "MemoryConfig",
     "MemoryModel",
     "MemoryState",
     "MemoryView",
     "Model",
     "ReadGraphs",
-    "Recorded",
     "Sampler",
     "SamplingParams",
     "StepGraphs",
@@ -54,14 +54,14 @@ _MODULES = {
     "EverlongModelError": "errors",
     "Grammar": "generate.grammar",
     "GrammarError": "errors",
-    "Grammars": "generate.grammar",
+    "GrammarCompiler": "generate.grammar",
     "MemoryConfig": "memories.base",
     "MemoryModel": "memories.base",
     "MemoryState": "memories.state",
     "MemoryView": "memories.view",
     "Model": "model",
     "ReadGraphs": "generate.cuda_graphs",
-    "Recorded": "generate.cuda_graphs",
+    "GraphedFunction": "generate.cuda_graphs",
     "Sampler": "generate.sampling",
     "SamplingParams": "generate.sampling",
     "CacheSlots": "backbone.cache",

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 
 from everlong_models.backbone.cache import Cache, CacheSlots
-from everlong_models.generate.cuda_graphs import ReadGraphs, Recorded, StepGraphs, _uncollected
-from everlong_models.generate.sampling import Sampler, SamplingParams, by_operations, choose, drawn
+from everlong_models.generate.cuda_graphs import GraphedFunction, ReadGraphs, StepGraphs, _garbage_collection_off
+from everlong_models.generate.sampling import (
+    Sampler,
+    SamplingParams,
+    sample_from_logits,
+    sample_tokens,
+    sample_with_torch,
+)
 from everlong_models.memories.state import MemoryState
 from everlong_models.model import MEMORIES, memory_config
 from tests.models.laws import tokens
@@ -160,16 +166,16 @@ def test_a_draw_waits_three_times() -> None:
     scores = 3 * torch.randn(8, 5000, generator=torch.Generator().manual_seed(0))
     same = [Sampler(SamplingParams(), seed, [], 5000) for seed in range(8)]
     greedy = [Sampler(SamplingParams(temperature=0), seed, [], 5000) for seed in range(8)]
-    expected = by_operations(same, scores), by_operations(greedy, scores)
+    expected = sample_with_torch(same, scores), sample_with_torch(greedy, scores)
     with gpu():
-        draw, there = Recorded(drawn, Graphs(DEVICE), "a draw"), scores.to(DEVICE)
+        draw, there = GraphedFunction(sample_from_logits, Graphs(DEVICE), "sampling"), scores.to(DEVICE)
         for how in (None, draw, draw):
             before = GPU.waits
-            assert choose(same, there, how) == expected[0]
+            assert sample_tokens(same, there, how) == expected[0]
             assert GPU.waits == before + 3
         assert Graphs.made == 1
         before = GPU.waits
-        assert choose(greedy, there, draw) == expected[1]
+        assert sample_tokens(greedy, there, draw) == expected[1]
         assert GPU.waits == before + 1
 
 
@@ -211,7 +217,7 @@ class TestPretended:
             there = torch.ones(3, device=DEVICE)
             waits(there)
             assert GPU.waits == 1
-            with _uncollected(), pytest.raises(RuntimeError, match="capturing"):
+            with _garbage_collection_off(), pytest.raises(RuntimeError, match="capturing"):
                 Graphs(DEVICE)(lambda: waits(there))
 
     def test_what_stays_there_is_neither(self) -> None:

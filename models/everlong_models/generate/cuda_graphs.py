@@ -1,4 +1,4 @@
-"""`StepGraphs`, `ReadGraphs`, `Recorded`: a step, the reading of a segment, drawing a token as one CUDA graph each, where they would be
+"""`StepGraphs`, `ReadGraphs`, `GraphedFunction`: a step, the reading of a segment, drawing a token as one CUDA graph each, where they would be
 hundreds of kernels.
 
 A GPU is done with a small model's kernels sooner than Python launches them. What a step launches depends on nothing but how
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from everlong_models.backbone.cache import Cache, CacheSlots
-from everlong_models.kernels.pause import pausing
+from everlong_models.kernels.yield_point import at_yield_points
 from everlong_models.memories.base import SegmentReader
 from everlong_models.memories.state import MemoryState
 
@@ -33,14 +33,14 @@ Step = Callable[[Cache, Tensor], Tensor]
 T = TypeVar("T")
 
 
-class Record(Protocol):
+class Capture(Protocol):
     """Of what is computed: how it is computed again, and where its result is then."""
 
     def __call__(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
+class _CapturedStep:
     """A recorded step: `replay` reads the rows' `tokens` (B,) and leaves `logits` (B, V)."""
 
     tokens: Tensor
@@ -58,7 +58,7 @@ class CUDAGraphs:
         """A graph of nothing that is never dropped: a pool whose graphs are all gone cannot be used again."""
 
     def __call__(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        """See `Record`. What `run` does is not done meanwhile. Raises `RuntimeError` for what cannot be recorded."""
+        """See `Capture`. What `run` does is not done meanwhile. Raises `RuntimeError` for what cannot be recorded."""
         if self._anchor is None:
             self._anchor, _ = self._captured(lambda: torch.zeros(1, device=self._device))
         graph, result = self._captured(run)
@@ -77,7 +77,7 @@ class CUDAGraphs:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _garbage_collection_off() -> Iterator[None]:
     """Without Python's collector, which may find an old graph just now: to free it is not permitted while another is recorded."""
     collecting = gc.isenabled()
     gc.disable()
@@ -91,11 +91,11 @@ def _uncollected() -> Iterator[None]:
 class StepGraphs:
     """Stands for `step` of a memory, for the rows of one `CacheSlots` whose places stay (`kept`)."""
 
-    def __init__(self, step: Step, record: Record) -> None:
+    def __init__(self, step: Step, record: Capture) -> None:
         self._step = step
         self._record = record
         self._places: Cache | None = None
-        self._graphs: dict[int, _Graph | None] = {}
+        self._graphs: dict[int, _CapturedStep | None] = {}
         """By the number of rows, of `_places`; None: this many cannot be recorded."""
 
     def __call__(self, slots: CacheSlots, tokens: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class StepGraphs:
         graph.replay()
         return graph.logits[:rows]
 
-    def _recorded(self, places: Cache) -> _Graph | None:
+    def _recorded(self, places: Cache) -> _CapturedStep | None:
         tokens = torch.zeros_like(places.lengths)
         try:
             # What kernels and libraries do at their first use cannot be recorded; a copy, so that nothing happens to the rows.
@@ -125,12 +125,12 @@ class StepGraphs:
             scratch.lengths.zero_()
             self._step(scratch, tokens)
             del scratch
-            with _uncollected():
+            with _garbage_collection_off():
                 replay, logits = self._record(lambda: self._step(places, tokens))
         except RuntimeError as error:  # also OutOfMemoryError; a device that is lost fails at its next use, too
             log.warning("a step of %d rows is not recorded as a CUDA graph: %s", places.rows, error)
             return None
-        return _Graph(tokens, logits, replay)
+        return _CapturedStep(tokens, logits, replay)
 
 
 def _size(rows: int) -> int:
@@ -139,7 +139,7 @@ def _size(rows: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CapturedCall:
     """A recorded call: `replay` reads the `inputs` and leaves the `results`."""
 
     inputs: tuple[Tensor, ...]
@@ -147,16 +147,16 @@ class _Kept:
     replay: Callable[[], None]
 
 
-class Recorded:
+class GraphedFunction:
     """Stands for `run`, a function of tensors whose first axis is rows, none of which depends on another. It changes no tensor, and does
     not wait for the device."""
 
-    def __init__(self, run: Callable[..., tuple[Tensor, ...]], record: Record, what: str) -> None:
+    def __init__(self, run: Callable[..., tuple[Tensor, ...]], record: Capture, what: str) -> None:
         """`record`: of its own, or another's graphs would work where its results are, and its in theirs. `what`: its name in the log."""
         self._run = run
         self._record = record
         self._what = what
-        self._kept: dict[tuple[object, ...], _Kept | None] = {}
+        self._kept: dict[tuple[object, ...], _CapturedCall | None] = {}
         """By the number of rows and the options; None: this cannot be recorded."""
 
     def __call__(self, *inputs: Tensor, **options: int) -> tuple[Tensor, ...]:
@@ -173,23 +173,23 @@ class Recorded:
         kept.replay()
         return tuple(result[:rows].clone() for result in kept.results)
 
-    def _recorded(self, inputs: tuple[Tensor, ...], options: dict[str, int]) -> _Kept | None:
+    def _recorded(self, inputs: tuple[Tensor, ...], options: dict[str, int]) -> _CapturedCall | None:
         rows = len(inputs[0])
         size = _size(rows)
         try:
             # Behind the rows stands what is valid: the first one, and later what was a row.
             places = tuple(torch.cat([tensor, *[tensor[:1]] * (size - rows)]) for tensor in inputs)
-            with pausing(lambda: None):  # nothing else may be launched in the middle of it
+            with at_yield_points(lambda: None):  # nothing else may be launched in the middle of it
                 self._run(*places, **options)  # as for `StepGraphs`
-                with _uncollected():
+                with _garbage_collection_off():
                     replay, results = self._record(lambda: self._run(*places, **options))
         except RuntimeError as error:  # as above
             log.warning("%s of %d rows is not recorded as a CUDA graph: %s", self._what, size, error)
             return None
-        return _Kept(places, results, replay)
+        return _CapturedCall(places, results, replay)
 
 
-WORK = 2 * 10**12
+MAX_CAPTURED_WORK = 2 * 10**12
 """Products of a weight and a position from which a device takes longer to compute a segment than Python to launch its kernels: two
 operations each, some 10 ms of an H200 (docs/lab-notes.md). So answers, which wait for a recorded segment, do not wait long."""
 
@@ -197,12 +197,14 @@ operations each, some 10 ms of an H200 (docs/lab-notes.md). So answers, which wa
 class ReadGraphs:
     """Stands for `read` of a `memory`: a segment of a few rows, if it is `recordable`; all else is read as ever."""
 
-    def __init__(self, memory: SegmentReader, record: Record) -> None:
-        """`record`: see `Recorded`."""
+    def __init__(self, memory: SegmentReader, record: Capture) -> None:
+        """`record`: see `GraphedFunction`."""
         self._memory = memory
         self._names = tuple(memory.initial_state(1))
-        self._most = WORK // (sum(weight.numel() for weight in memory.parameters()) * memory.segment_length)
-        self._read = Recorded(self._after, record, "a segment")
+        self._most = MAX_CAPTURED_WORK // (
+            sum(weight.numel() for weight in memory.parameters()) * memory.segment_length
+        )
+        self._read = GraphedFunction(self._after, record, "a segment")
 
     def __call__(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         """As `SegmentReader.read`."""

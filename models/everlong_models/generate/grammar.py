@@ -29,7 +29,7 @@ _LIMITS = llguidance.LLParserLimits(step_max_items=20_000)
 _LONGEST = 200_000
 """Characters of a schema's grammar: some thousand properties, and seconds to compile."""
 _KEPT = 16
-"""Grammars that were asked for lately."""
+"""GrammarCompiler that were asked for lately."""
 
 
 class Grammar:
@@ -39,19 +39,19 @@ class Grammar:
         self._matcher = matcher
         self._vocab_size = vocab_size
 
-    def allowed(self) -> Tensor:
+    def allowed_tokens(self) -> Tensor:
         """Which tokens can be next: (V,), bool. The end-of-text token is one of them where the answer can end."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._require()
         return torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool))
 
-    def take(self, token: int) -> None:
+    def accept(self, token: int) -> None:
         """The next token is `token`. Raises `GrammarError` for one that is not allowed."""
         self._matcher.consume_token(token)
         self._require()
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether nothing can follow."""
         return self._matcher.is_stopped()
 
@@ -60,7 +60,7 @@ class Grammar:
             raise GrammarError(_first(self._matcher.get_error()))
 
 
-class Grammars:
+class GrammarCompiler:
     """Makes grammars for one tokenizer. Thread-safe. `vocab_size`: V, of the model."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -85,11 +85,11 @@ class Grammars:
     def _compile(self, text: str) -> llguidance.LLMatcher:
         with self._lock:
             if self._made is None:  # a second for a large vocabulary, once
-                self._made = self._tokenizer.automaton(self._vocab_size)
+                self._made = self._tokenizer.grammar_tokenizer(self._vocab_size)
         matcher = llguidance.LLMatcher(self._made, text, log_level=0, limits=_LIMITS)
         grammar = Grammar(matcher, self._vocab_size)
         grammar._require()
-        grammar.allowed()  # what is too much for the first token is said at once
+        grammar.allowed_tokens()  # what is too much for the first token is said at once
         return matcher
 
 

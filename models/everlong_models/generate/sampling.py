@@ -78,7 +78,7 @@ class Sampler:
     ) -> None:
         self.params = params
         self.seed = seed
-        self.drawn = 0
+        self.generated = 0
         self.grammar = grammar
         self._counts: Tensor | None = None
         self._seen: Tensor | None = None
@@ -97,10 +97,10 @@ class Sampler:
         """Whether `adjust` does anything but to make it float32."""
         return any(part is not None for part in (self._bias, self._seen, self._counts, self.grammar))
 
-    def draw(self, logits: Tensor) -> int:
+    def sample(self, logits: Tensor) -> int:
         """The next token id from `logits` (V,)."""
-        (token,) = choose([self], self.adjust(logits)[None])
-        self.take(token)
+        (token,) = sample_tokens([self], self.adjust(logits)[None])
+        self.accept(token)
         return token
 
     def adjust(self, logits: Tensor) -> Tensor:
@@ -117,50 +117,50 @@ class Sampler:
             self._counts = self._counts.to(scores.device)
             scores = scores - params.frequency_penalty * self._counts - params.presence_penalty * (self._counts > 0)
         if self.grammar is not None:
-            scores = scores.masked_fill(~self.grammar.allowed().to(scores.device), -torch.inf)
+            scores = scores.masked_fill(~self.grammar.allowed_tokens().to(scores.device), -torch.inf)
         return scores
 
-    def take(self, token: int) -> None:
+    def accept(self, token: int) -> None:
         """`token` was drawn."""
-        self.drawn += 1
+        self.generated += 1
         if self._counts is not None:
             self._counts[token] += 1
         if self._seen is not None:
             self._seen[token] = True
         if self.grammar is not None:
-            self.grammar.take(token)
+            self.grammar.accept(token)
 
 
-Draw = Callable[..., tuple[Tensor, ...]]
+SampleFunction = Callable[..., tuple[Tensor, ...]]
 """As `drawn`."""
 
 
-def choose(samplers: Sequence[Sampler], scores: Tensor, draw: Draw | None = None) -> list[int]:
+def sample_tokens(samplers: Sequence[Sampler], scores: Tensor, draw: SampleFunction | None = None) -> list[int]:
     """A token id for each row of `scores` (B, V), which its sampler has adjusted.
 
     A row's token depends on nothing but its scores and its sampler: not on the rows beside it. `draw`: a recording of `drawn`, which
     computes it elsewhere than on a CPU.
     """
     if scores.device.type != "cpu":
-        return by_operations(samplers, scores, draw)
+        return sample_with_torch(samplers, scores, draw)
     how = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in (s.params for s in samplers)]
-    found, *_ = thread_pool.draw(scores, np.array(how), np.array([(s.seed, s.drawn) for s in samplers]))
+    found, *_ = thread_pool.sample(scores, np.array(how), np.array([(s.seed, s.generated) for s in samplers]))
     return found[:, 0].tolist()
 
 
 _LIKELIEST = (256, 4096)
 """So many tokens are looked at first: they are mostly enough, and putting a whole vocabulary in order takes longer than a small
 model's step."""
-EVERY = 0
+ALL_TOKENS = 0
 """In their place: no token is left out, and none has to be put in order."""
 
 
-def by_operations(samplers: Sequence[Sampler], scores: Tensor, draw: Draw | None = None) -> list[int]:
+def sample_with_torch(samplers: Sequence[Sampler], scores: Tensor, draw: SampleFunction | None = None) -> list[int]:
     """The same of scores that are numbers, by PyTorch's operations, on any device. It is waited for as seldom as can be: what tells
     how to draw goes there at once, and what was drawn comes back at once."""
     vocabulary, device, chosen = scores.shape[1], scores.device, [0] * len(samplers)
     waiting: dict[int, list[int]] = {
-        size: [] for size in (EVERY, *(n for n in _LIKELIEST if n < vocabulary), vocabulary)
+        size: [] for size in (ALL_TOKENS, *(n for n in _LIKELIEST if n < vocabulary), vocabulary)
     }
     few = list(waiting)[1]
     how = [
@@ -173,15 +173,15 @@ def by_operations(samplers: Sequence[Sampler], scores: Tensor, draw: Draw | None
             chosen[row] = best[row]
     for row, (temperature, *rest) in enumerate(how):
         if temperature > 0:
-            waiting[EVERY if rest == [vocabulary, 1.0, 0.0] else few].append(row)
-    draw = draw or drawn
+            waiting[ALL_TOKENS if rest == [vocabulary, 1.0, 0.0] else few].append(row)
+    draw = draw or sample_from_logits
     while waiting:
         size = next(iter(waiting))
         rows = waiting.pop(size)
         if not rows:
             continue
         numbers = torch.tensor([how[row] for row in rows], dtype=torch.float64, device=device)
-        counters = torch.tensor([(samplers[row].seed, samplers[row].drawn) for row in rows], device=device)
+        counters = torch.tensor([(samplers[row].seed, samplers[row].generated) for row in rows], device=device)
         some = scores if len(rows) == len(scores) else scores[torch.tensor(rows, device=device)]
         found = torch.stack(draw(some, numbers, counters, size=size)).tolist()
         for row, token, known in zip(rows, *found, strict=True):
@@ -192,13 +192,13 @@ def by_operations(samplers: Sequence[Sampler], scores: Tensor, draw: Draw | None
     return chosen
 
 
-def drawn(scores: Tensor, numbers: Tensor, counters: Tensor, *, size: int) -> tuple[Tensor, Tensor]:
+def sample_from_logits(scores: Tensor, numbers: Tensor, counters: Tensor, *, size: int) -> tuple[Tensor, Tensor]:
     """Token ids (B,) by chance, and (B,) of each 1, or 0 if more than the `size` likeliest have to be looked at.
 
     `numbers` (B, 4) in float64: temperature, top_k, top_p, min_p; `counters` (B, 2): each row's seed, and how many it has drawn. Nothing
     waits for the device.
     """
-    ids, probabilities, known = remaining(scores, numbers, size)
+    ids, probabilities, known = filter_tokens(scores, numbers, size)
     # The likeliest after each is divided by a number of its own from Exp(1) (an exponential race, the Gumbel-max trick).
     # By a cumulative sum, the last bits of any logit, which depend on the rows beside it, would move the borders of
     # all tokens, and one that top_p lets in or out by a hair would move all places.
@@ -207,7 +207,7 @@ def drawn(scores: Tensor, numbers: Tensor, counters: Tensor, *, size: int) -> tu
     return ids.gather(1, winner)[:, 0], known.long()
 
 
-def remaining(scores: Tensor, numbers: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def filter_tokens(scores: Tensor, numbers: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """What temperature, top_k, top_p and min_p leave of `scores` (B, V); arguments as of `drawn`.
 
     Token ids (B, K) and their probabilities (B, K), not normalised, 0 for those that are left out; and whether it is known (B,) that
@@ -219,7 +219,7 @@ def remaining(scores: Tensor, numbers: Tensor, size: int) -> tuple[Tensor, Tenso
     # would be 0.
     temperature = temperature.float().clamp(min=torch.finfo(torch.float32).tiny)
     p = torch.softmax((scores - scores.amax(-1, keepdim=True)) / temperature, dim=-1)
-    if size == EVERY:
+    if size == ALL_TOKENS:
         ids = torch.arange(vocabulary, device=scores.device).expand(len(scores), -1)
         return ids, p.double(), torch.ones_like(ids[:, 0], dtype=torch.bool)
     k = top_k.long()
@@ -267,7 +267,7 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15
 
 
-class StopStrings:
+class StopStringFilter:
     """Finds stop strings in text that arrives in pieces, and never lets through a part of one.
 
     The stop string that is complete first ends the text, the longest of them if several are: that does not depend on

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everlong_models.kernels.cpu import thread_pool
-from everlong_models.kernels.cpu.prefill import Then
+from everlong_models.kernels.cpu.prefill import Epilogue
 from everlong_models.kernels.cpu.simd import PANEL
 
 # The layout is chosen for so many rows at once; any other number gives the same result, and few rows are fast too.
@@ -40,7 +40,7 @@ class Linear:
         self.bias = None if bias is None else bias.detach().to(self.dtype)
         self.weight: Tensor = weight.detach().to(self.dtype)
         if self.dense:
-            self.weight = thread_pool.packed(self.weight)
+            self.weight = thread_pool.pack_panels(self.weight)
         elif self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS)
 
@@ -54,9 +54,15 @@ class Linear:
             return y.to(x.dtype) if plus is None else plus + y
         if self.dense:
             then = (
-                Then.SILU if silu else Then.PLUS if plus is not None else Then.NOTHING if times is None else Then.TIMES
+                Epilogue.SILU
+                if silu
+                else Epilogue.PLUS
+                if plus is not None
+                else Epilogue.NOTHING
+                if times is None
+                else Epilogue.TIMES
             )
-            return thread_pool.product(x, self.weight, self.bias, then, times if plus is None else plus)
+            return thread_pool.linear(x, self.weight, self.bias, then, times if plus is None else plus)
         if self.packed:
             op = torch.ops.mkldnn._linear_pointwise
             if times is not None:

@@ -43,7 +43,7 @@ def attach(layer: Any, update: Update, *, transposed: bool = False) -> None:
     )  # safe: computed once more, to be compared
 
 
-def apart(layer: Any) -> tuple[Tensor, Update | None]:
+def split_update(layer: Any) -> tuple[Tensor, Update | None]:
     """The layer's weight without an update, and the update."""
     if not parametrize.is_parametrized(layer, "weight"):
         return layer.weight, None

@@ -44,7 +44,7 @@ _APART = 128
 """Tokens between two places of a stream, at least."""
 
 
-class Place(NamedTuple):
+class ResumePoint(NamedTuple):
     """What is before a place in a text from which encoding can be resumed: UTF-8 bytes, characters, tokens."""
 
     byte: int
@@ -76,7 +76,7 @@ class Tokenizer:
         self.chat_template: str | None = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
         self.hf = tokenizer
 
-    def end_with(self, ids: Iterable[int]) -> None:
+    def add_eos_ids(self, ids: Iterable[int]) -> None:
         """Answers end with these tokens, too."""
         self.eos_ids = tuple(dict.fromkeys([*self.eos_ids, *(id for id in ids if 0 <= id < self.vocab_size)]))
 
@@ -119,7 +119,7 @@ class Tokenizer:
         """An incremental encoder."""
         return TokenStream(self)
 
-    def silent(self, token_id: int) -> bool:
+    def is_hidden(self, token_id: int) -> bool:
         """Whether a token is not shown: a special one, or one that only the model has, whose vocabulary may be larger."""
         return token_id in self._special or self._text.id_to_token(token_id) is None
 
@@ -132,7 +132,7 @@ class Tokenizer:
         rendered = self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
         return str(rendered)
 
-    def automaton(self, vocab_size: int) -> LLTokenizer:
+    def grammar_tokenizer(self, vocab_size: int) -> LLTokenizer:
         """The vocabulary as grammars need it, for a model with `vocab_size` logits."""
         return LLTokenizer(self._spec, n_vocab=max(vocab_size, self.vocab_size), eos_token=list(self.eos_ids))
 
@@ -158,7 +158,7 @@ class TokenStream:
     tokenizer: Tokenizer
     consumed: int = 0
     """UTF-8 bytes of text whose tokens have all been handed out: encoding can be resumed there."""
-    places: list[Place] = field(default_factory=lambda: [Place(0, 0, 0)])
+    resume_points: list[ResumePoint] = field(default_factory=lambda: [ResumePoint(0, 0, 0)])
     """Where encoding can be resumed of what was handed out: the beginning, and then the first such place after every 128
     tokens. Whoever takes some may remove them. Of a tokenizer that is given the whole text there is the beginning only."""
     _chars: int = 0
@@ -204,7 +204,7 @@ class TokenStream:
                 continue
             start = _start(encoding, token)
             self.consumed += len(pending[at:start].encode())
-            self.places.append(Place(self.consumed, self._chars + start, self._tokens + token))
+            self.resume_points.append(ResumePoint(self.consumed, self._chars + start, self._tokens + token))
             at, token = start, token + _APART
         self._due = self._tokens + token
         self.consumed += len(pending[at:end].encode())
@@ -227,7 +227,7 @@ class TextStream:
 
     def feed(self, token_id: int) -> str:
         """The text that `token_id` completes, often empty."""
-        if self._tokenizer.silent(token_id):  # the stream would keep it, and decode it again with each token to come
+        if self._tokenizer.is_hidden(token_id):  # the stream would keep it, and decode it again with each token to come
             return ""
         self._held.append(token_id)
         try:

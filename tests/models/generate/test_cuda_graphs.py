@@ -18,7 +18,7 @@ from everlong_models.backbone.cache import Cache, CacheSlots
 from everlong_models.errors import StateNotFinite, TokenError
 from everlong_models.generate import cuda_graphs as graphs
 from everlong_models.generate.cuda_graphs import ReadGraphs, StepGraphs
-from everlong_models.kernels.pause import pausing
+from everlong_models.kernels.yield_point import at_yield_points
 from everlong_models.memories.armt import ARMT, ARMTConfig
 from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
@@ -195,7 +195,7 @@ class TestReadGraphs:
     def test_what_is_not_a_segment_of_a_few_rows_is_read_without(self, reader, monkeypatch) -> None:
         """A segment of three would take the graph of four."""
         weights = sum(weight.numel() for weight in reader.parameters())
-        monkeypatch.setattr(graphs, "WORK", 3 * weights * S)
+        monkeypatch.setattr(graphs, "MAX_CAPTURED_WORK", 3 * weights * S)
 
         def refuses(run):
             raise AssertionError("recorded")
@@ -237,7 +237,7 @@ class TestReadGraphs:
     def test_nothing_else_is_recorded_with_it(self, reader) -> None:
         """An answer that is due would be stepped between the layers."""
         read, due = ReadGraphs(reader, record), []
-        with torch.no_grad(), pausing(lambda: due.append(1)):
+        with torch.no_grad(), at_yield_points(lambda: due.append(1)):
             read(tokens(reader, 1, S), reader.initial_state())
         assert not due
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 import everlong_models.text.tokenizer as module
 from everlong_models.errors import BackboneError
-from everlong_models.text.tokenizer import Place, Tokenizer, TokenStream
+from everlong_models.text.tokenizer import ResumePoint, Tokenizer, TokenStream
 from tests.tinymodel import NOVEL, make_tokenizer
 
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -181,11 +181,11 @@ def check(tokenizer: Tokenizer, pieces: list[str]) -> int:
         again.consumed = consumed
         assert again.feed(rest) + again.finish() == expected[count:]
         assert again.consumed == len(data)
-    check_places(tokenizer, text, stream.places)
+    check_places(tokenizer, text, stream.resume_points)
     return len(boundaries) - 1
 
 
-def check_places(tokenizer: Tokenizer, text: str, places: list[Place]) -> None:
+def check_places(tokenizer: Tokenizer, text: str, places: list[ResumePoint]) -> None:
     """Each is at a pre-token, where encoding can be resumed, and they are as close as pre-tokens allow."""
     data, expected = text.encode(), tokenizer.encode(text)
     words = tokenizer._text.encode(text, add_special_tokens=False).word_ids
@@ -508,7 +508,7 @@ def test_bytes_that_are_no_character_do_not_end_an_answer() -> None:
 def test_an_answer_ends_with_what_the_model_ends_it_with() -> None:
     tokenizer = Tokenizer(bpe("gpt2").hf)
     (end,) = tokenizer.eos_ids
-    tokenizer.end_with([end, 0, 10**9, -1])
+    tokenizer.add_eos_ids([end, 0, 10**9, -1])
     assert tokenizer.eos_ids == (end, 0)
 
 

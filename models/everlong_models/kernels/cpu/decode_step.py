@@ -1,4 +1,4 @@
-"""What decoding computes on a CPU, for numba to compile: products with `Quantized` matrices, and a whole step of a Llama.
+"""What decoding computes on a CPU, for numba to compile: products with `QuantisedMatrix` matrices, and a whole step of a Llama.
 
 PyTorch's operations take a third of a step to be called, and its products with four bits are half as fast as these
 (docs/lab-notes.md). So `team` has all threads run one function from its beginning to its end, `step`: they take parts of each
@@ -48,7 +48,7 @@ LINE = 128
 
 
 class Matrix(IntEnum):
-    """A `Quantized` matrix as a row of a table: sizes, and addresses of float32, of codes and of float16 scales; 0 is none."""
+    """A `QuantisedMatrix` matrix as a row of a table: sizes, and addresses of float32, of codes and of float16 scales; 0 is none."""
 
     BITS = 0
     N = 1
@@ -72,7 +72,7 @@ class Layer(IntEnum):
     NORMS = 5
 
 
-class Job(IntEnum):
+class DecodeJob(IntEnum):
     """What a step, or a product, is of: sizes, addresses, and the strides of keys and values in bytes."""
 
     ROWS = 0
@@ -258,22 +258,33 @@ _scores_1, _scores_4, _mix_2, _mix_more = (
 @_compiled
 def _attend(job, own, layer, part):
     """Attention of some heads of one row, all of one group. Whoever has the group's first head stores the new key and value."""
-    B, H, G, d, many = job[Job.ROWS], job[Job.HEADS], job[Job.KV_HEADS], job[Job.HEAD_DIM], job[Job.TOGETHER]
-    row, head, blocks, wide = part * many // H, part * many % H, d // LANES, job[Job.CONTEXT] + LANES
+    B, H, G, d, many = (
+        job[DecodeJob.ROWS],
+        job[DecodeJob.HEADS],
+        job[DecodeJob.KV_HEADS],
+        job[DecodeJob.HEAD_DIM],
+        job[DecodeJob.TOGETHER],
+    )
+    row, head, blocks, wide = part * many // H, part * many % H, d // LANES, job[DecodeJob.CONTEXT] + LANES
     group = head // (H // G)
-    at = carray(int_pointer(job[Job.AT]), B)[row]
-    cos, sin = _floats(job[Job.COS] + 4 * at * d, 1, d)[0], _floats(job[Job.SIN] + 4 * at * d, 1, d)[0]
-    heads = _floats(job[Job.Y] + 4 * row * (H + 2 * G) * d, H + 2 * G, d)
-    mixed = _floats(job[Job.MIXED] + 4 * part * many * d, many, d)
+    at = carray(int_pointer(job[DecodeJob.AT]), B)[row]
+    cos, sin = _floats(job[DecodeJob.COS] + 4 * at * d, 1, d)[0], _floats(job[DecodeJob.SIN] + 4 * at * d, 1, d)[0]
+    heads = _floats(job[DecodeJob.Y] + 4 * row * (H + 2 * G) * d, H + 2 * G, d)
+    mixed = _floats(job[DecodeJob.MIXED] + 4 * part * many * d, many, d)
     queries, key = _floats(own, many, d), _floats(own + 4 * many * d, 1, d)[0]
     scores = _floats(own + 4 * (many + 1) * d, many, wide)
-    scale = _floats(job[Job.SCALE], 1, 1)[0, 0]
+    scale = _floats(job[DecodeJob.SCALE], 1, 1)[0, 0]
     for n in range(many):
         _turned(heads[head + n], cos, sin, scale, queries[n])
     _turned(heads[H + group], cos, sin, np.float32(1), key)
     value = heads[H + G + group]
-    keys = job[Job.KV] + row * job[Job.KV_ROW] + layer * job[Job.KV_LAYER] + group * job[Job.KV_HEAD]
-    values, stride = keys + job[Job.KV_KIND], job[Job.KV_POSITION]
+    keys = (
+        job[DecodeJob.KV]
+        + row * job[DecodeJob.KV_ROW]
+        + layer * job[DecodeJob.KV_LAYER]
+        + group * job[DecodeJob.KV_HEAD]
+    )
+    values, stride = keys + job[DecodeJob.KV_KIND], job[DecodeJob.KV_POSITION]
     if head % (H // G) == 0:
         keep(address(key), keys + at * stride, blocks)
         keep(address(value), values + at * stride, blocks)
@@ -324,12 +335,18 @@ def _act(gate, up, start, end):
 def _input(job, own, phase):
     """What the matrices of a phase are multiplied by (B, K), the same in 16 bits with its groups' scales and sums, and what updates
     make of it."""
-    B, D, F, wide, rank = job[Job.ROWS], job[Job.WIDTH], job[Job.INNER], job[Job.WIDE], job[Job.RANK]
+    B, D, F, wide, rank = (
+        job[DecodeJob.ROWS],
+        job[DecodeJob.WIDTH],
+        job[DecodeJob.INNER],
+        job[DecodeJob.WIDE],
+        job[DecodeJob.RANK],
+    )
     x = _floats(own, B, D)
     if phase == Layer.O:
-        x = _floats(job[Job.MIXED], B, job[Job.HEADS] * job[Job.HEAD_DIM])
+        x = _floats(job[DecodeJob.MIXED], B, job[DecodeJob.HEADS] * job[DecodeJob.HEAD_DIM])
     elif phase == Layer.DOWN:
-        x = _floats(job[Job.GATE], B, F)
+        x = _floats(job[DecodeJob.GATE], B, F)
     halved = own + 4 * B * wide
     sums = halved + 2 * B * wide
     reduced = sums + 8 * B * (wide // GROUP)
@@ -343,7 +360,7 @@ def _prepare(job, own, layers, layer, phase):
     if phase in (Layer.QKV, Layer.GATE):
         B, D = x.shape
         weight = layers[layer, Layer.NORMS, Matrix.N if phase == Layer.QKV else Matrix.K]
-        _normed(_floats(job[Job.X], B, D), _floats(weight, 1, D)[0], _floats(job[Job.EPS], 1, 1)[0, 0], x)
+        _normed(_floats(job[DecodeJob.X], B, D), _floats(weight, 1, D)[0], _floats(job[DecodeJob.EPS], 1, 1)[0, 0], x)
     _halved(x, halved, sums)
     for n in range(2 if phase == Layer.GATE else 1):
         matrix = layers[layer, phase + n]
@@ -354,16 +371,20 @@ def _prepare(job, own, layers, layer, phase):
 def _compute(job, own, layers, layer, phase, start, end):
     """A part of a phase: of the outputs of its matrices, and what they are for."""
     x, halved, sums, reduced = _input(job, own, phase)
-    B, F, N = x.shape[0], job[Job.INNER], layers[layer, phase, Matrix.N]
-    out = _floats(job[Job.Y] if phase == Layer.QKV else job[Job.GATE] if phase == Layer.GATE else job[Job.OUT], B, N)
-    up = _floats(job[Job.UP], B, F)
+    B, F, N = x.shape[0], job[DecodeJob.INNER], layers[layer, phase, Matrix.N]
+    out = _floats(
+        job[DecodeJob.Y] if phase == Layer.QKV else job[DecodeJob.GATE] if phase == Layer.GATE else job[DecodeJob.OUT],
+        B,
+        N,
+    )
+    up = _floats(job[DecodeJob.UP], B, F)
     for n in range(2 if phase == Layer.GATE else 1):
         matrix = layers[layer, phase + n]
         _product(matrix, B, halved, sums, _floats(reduced[n], B, matrix[Matrix.RANK]), up if n else out, start, end)
     if phase == Layer.GATE:
         _act(out, up, start, end)
     elif phase != Layer.QKV:
-        h = _floats(job[Job.X], B, N)
+        h = _floats(job[DecodeJob.X], B, N)
         for m in range(B):
             for i in range(start, end):
                 h[m, i] += out[m, i]
@@ -387,8 +408,8 @@ def _size(N):
 
 _yield = types.ExternalFunction("sched_yield", types.int32())
 SIGNATURE = types.void(types.CPointer(types.int64))
-"""Of all that is compiled: it takes a `Job`, or what `dense.Dense` says."""
-FIELDS, _PARTS, _COLUMNS = len(Job), len(Layer), len(Matrix)
+"""Of all that is compiled: it takes a `DecodeJob`, or what `dense.Dense` says."""
+FIELDS, _PARTS, _COLUMNS = len(DecodeJob), len(Layer), len(Matrix)
 _ATTEND = Layer.NORMS
 """The phase between `QKV` and `O`, which has no matrix."""
 
@@ -397,16 +418,16 @@ def step(data):
     """Every layer and the last norm for one position a row, by whoever comes: each thread takes parts until none is left of a phase.
     Who comes late, since its processor had other work, finds them done."""
     job = carray(data, FIELDS)
-    me = take(job[Job.COUNTERS])
-    own = job[Job.OWN] + 4 * me * job[Job.OWN_SIZE]
-    layers = carray(int_pointer(job[Job.TABLE]), (job[Job.LAYERS], _PARTS, _COLUMNS))
-    next, done = job[Job.COUNTERS] + LINE, job[Job.COUNTERS] + 2 * LINE
-    for layer in range(job[Job.LAYERS]):
+    me = take(job[DecodeJob.COUNTERS])
+    own = job[DecodeJob.OWN] + 4 * me * job[DecodeJob.OWN_SIZE]
+    layers = carray(int_pointer(job[DecodeJob.TABLE]), (job[DecodeJob.LAYERS], _PARTS, _COLUMNS))
+    next, done = job[DecodeJob.COUNTERS] + LINE, job[DecodeJob.COUNTERS] + 2 * LINE
+    for layer in range(job[DecodeJob.LAYERS]):
         for phase in (Layer.QKV, _ATTEND, Layer.O, Layer.GATE, Layer.DOWN):
             N = (
                 layers[layer, phase, Matrix.N]
                 if phase != _ATTEND
-                else job[Job.ROWS] * job[Job.HEADS] // job[Job.TOGETHER]
+                else job[DecodeJob.ROWS] * job[DecodeJob.HEADS] // job[DecodeJob.TOGETHER]
             )
             size = _size(N) if phase != _ATTEND else 1
             parts, prepared = (N + size - 1) // size, False
@@ -424,26 +445,26 @@ def step(data):
                 take(done)
             _wait(done, parts)
             next, done = next + 2 * LINE, done + 2 * LINE
-    D, weight = job[Job.WIDTH], _floats(job[Job.NORM], 1, job[Job.WIDTH])[0]
+    D, weight = job[DecodeJob.WIDTH], _floats(job[DecodeJob.NORM], 1, job[DecodeJob.WIDTH])[0]
     while True:
         row = take(next)
-        if row >= job[Job.ROWS]:
+        if row >= job[DecodeJob.ROWS]:
             break
-        h = _floats(job[Job.X] + 4 * row * D, 1, D)
-        _normed(h, weight, _floats(job[Job.EPS], 1, 1)[0, 0], h)
+        h = _floats(job[DecodeJob.X] + 4 * row * D, 1, D)
+        _normed(h, weight, _floats(job[DecodeJob.EPS], 1, 1)[0, 0], h)
 
 
 def multiply(data):
     """One product, likewise."""
     job = carray(data, FIELDS)
-    me, matrix = take(job[Job.COUNTERS]), carray(int_pointer(job[Job.TABLE]), _COLUMNS)
-    B, N, K, size = job[Job.ROWS], matrix[Matrix.N], matrix[Matrix.K], _size(matrix[Matrix.N])
-    own = job[Job.OWN] + 4 * me * job[Job.OWN_SIZE]
-    x, y, halved = _floats(job[Job.X], B, K), _floats(job[Job.Y], B, N), own
+    me, matrix = take(job[DecodeJob.COUNTERS]), carray(int_pointer(job[DecodeJob.TABLE]), _COLUMNS)
+    B, N, K, size = job[DecodeJob.ROWS], matrix[Matrix.N], matrix[Matrix.K], _size(matrix[Matrix.N])
+    own = job[DecodeJob.OWN] + 4 * me * job[DecodeJob.OWN_SIZE]
+    x, y, halved = _floats(job[DecodeJob.X], B, K), _floats(job[DecodeJob.Y], B, N), own
     sums = _floats(own + 2 * B * K, B, K // GROUP * 2)
     reduced, prepared = _floats(own + 2 * B * K + 8 * B * (K // GROUP), B, matrix[Matrix.RANK]), False
     while True:
-        part = take(job[Job.COUNTERS] + LINE)
+        part = take(job[DecodeJob.COUNTERS] + LINE)
         if part * size >= N:
             break
         if not prepared:

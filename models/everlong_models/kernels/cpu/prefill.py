@@ -24,7 +24,7 @@ QUERIES = 24
 """Queries of a part: the scores of a group's heads stay in the second cache, too, up to some 1,500 keys."""
 
 
-class Then(IntEnum):
+class Epilogue(IntEnum):
     """What is done with a product while it is in the cache."""
 
     NOTHING = 0
@@ -33,9 +33,9 @@ class Then(IntEnum):
     PLUS = 3
 
 
-class Dense(IntEnum):
+class PrefillJob(IntEnum):
     """What a product, or attention, is of: sizes, addresses of float32, strides in float32. `OWN`, `OWN_SIZE` and `COUNTERS` as
-    in `kernels.Job`."""
+    in `kernels.DecodeJob`."""
 
     ROWS = 0
     OWN = 2
@@ -92,45 +92,45 @@ def _multiply(x, w, y, rows, count, x_stride, w_stride, y_stride):
 @_compiled
 def _finish(job, y, first, last, start, end):
     """Bias, and `Then`, of the rows first … last and the columns start … end."""
-    B, N, then = job[Dense.ROWS], job[Dense.N], job[Dense.THEN]
-    if job[Dense.BIAS]:
-        bias = _floats(job[Dense.BIAS], 1, N)[0]
+    B, N, then = job[PrefillJob.ROWS], job[PrefillJob.N], job[PrefillJob.THEN]
+    if job[PrefillJob.BIAS]:
+        bias = _floats(job[PrefillJob.BIAS], 1, N)[0]
         for m in range(first, last):
             for n in range(start, end):
                 y[m, n] += bias[n]
-    if then == Then.SILU:
+    if then == Epilogue.SILU:
         for m in range(first, last):
-            silu(job[Dense.Y] + 4 * (m * N + start), (end - start) // LANES)
-    elif then == Then.TIMES:
-        other = _floats(job[Dense.OTHER], B, N)
+            silu(job[PrefillJob.Y] + 4 * (m * N + start), (end - start) // LANES)
+    elif then == Epilogue.TIMES:
+        other = _floats(job[PrefillJob.OTHER], B, N)
         for m in range(first, last):
             for n in range(start, end):
                 y[m, n] *= other[m, n]
-    elif then == Then.PLUS:
-        other = _floats(job[Dense.OTHER], B, N)
+    elif then == Epilogue.PLUS:
+        other = _floats(job[PrefillJob.OTHER], B, N)
         for m in range(first, last):
             for n in range(start, end):
                 y[m, n] += other[m, n]
 
 
-def product(data):
+def linear(data):
     """y ← x Wᵀ + b, and then what `Then` says."""
     job = carray(data, FIELDS)
-    take(job[Dense.COUNTERS])
-    B, K, N, x, w = job[Dense.ROWS], job[Dense.K], job[Dense.N], job[Dense.X], job[Dense.W]
-    y = _floats(job[Dense.Y], B, N)
+    take(job[PrefillJob.COUNTERS])
+    B, K, N, x, w = job[PrefillJob.ROWS], job[PrefillJob.K], job[PrefillJob.N], job[PrefillJob.X], job[PrefillJob.W]
+    y = _floats(job[PrefillJob.Y], B, N)
     blocks = (B + ROWS - 1) // ROWS
     size = (B + blocks - 1) // blocks  # of one size, but for the last, and whole tiles
     size += -size % 6
     while True:
-        part = take(job[Dense.COUNTERS] + LINE)
+        part = take(job[PrefillJob.COUNTERS] + LINE)
         first, start = part % blocks * size, part // blocks * COLUMNS  # what lies together is taken one after the other
         if start >= N:
             break
         last, end = min(B, first + size), min(N, start + COLUMNS)
         if first < last:
             for n in range(start, end, PANEL):
-                to = job[Dense.Y] + 4 * (first * N + n)
+                to = job[PrefillJob.Y] + 4 * (first * N + n)
                 _multiply(x + 4 * first * K, w + 4 * n * K, to, last - first, K, K, PANEL, N)
             _finish(job, y, first, last, start, end)
 
@@ -138,11 +138,15 @@ def product(data):
 def norm(data):
     """y (B, K) ← x / √(mean x² + ε), the RMS norm without a weight."""
     job = carray(data, FIELDS)
-    take(job[Dense.COUNTERS])
-    B, K = job[Dense.ROWS], job[Dense.K]
-    x, y, eps = _floats(job[Dense.X], B, K), _floats(job[Dense.Y], B, K), _floats(job[Dense.EPS], 1, 1)[0, 0]
+    take(job[PrefillJob.COUNTERS])
+    B, K = job[PrefillJob.ROWS], job[PrefillJob.K]
+    x, y, eps = (
+        _floats(job[PrefillJob.X], B, K),
+        _floats(job[PrefillJob.Y], B, K),
+        _floats(job[PrefillJob.EPS], 1, 1)[0, 0],
+    )
     while True:
-        first = take(job[Dense.COUNTERS] + LINE) * QUERIES
+        first = take(job[PrefillJob.COUNTERS] + LINE) * QUERIES
         if first >= B:
             break
         for m in range(first, min(B, first + QUERIES)):
@@ -164,17 +168,17 @@ def _rotate(x, cos, sin):
 def rotate(data):
     """Gives the first `HEADS` of the heads at x (B, n, K / d, d) their rotary positions, in place."""
     job = carray(data, FIELDS)
-    take(job[Dense.COUNTERS])
-    B, n, d, wide = job[Dense.ROWS], job[Dense.ASKED], job[Dense.HEAD_DIM], job[Dense.K]
+    take(job[PrefillJob.COUNTERS])
+    B, n, d, wide = job[PrefillJob.ROWS], job[PrefillJob.ASKED], job[PrefillJob.HEAD_DIM], job[PrefillJob.K]
     while True:
-        first = take(job[Dense.COUNTERS] + LINE) * QUERIES
+        first = take(job[PrefillJob.COUNTERS] + LINE) * QUERIES
         if first >= B * n:
             break
         for m in range(first, min(B * n, first + QUERIES)):
-            at = 4 * (m // n * job[Dense.QUERY_ROW] + m % n * d)
-            cos, sin = _floats(job[Dense.COS] + at, 1, d)[0], _floats(job[Dense.SIN] + at, 1, d)[0]
-            heads = _floats(job[Dense.X] + 4 * m * wide, wide // d, d)
-            for head in range(job[Dense.HEADS]):
+            at = 4 * (m // n * job[PrefillJob.QUERY_ROW] + m % n * d)
+            cos, sin = _floats(job[PrefillJob.COS] + at, 1, d)[0], _floats(job[PrefillJob.SIN] + at, 1, d)[0]
+            heads = _floats(job[PrefillJob.X] + 4 * m * wide, wide // d, d)
+            for head in range(job[PrefillJob.HEADS]):
                 _rotate(heads[head], cos, sin)
 
 
@@ -191,17 +195,23 @@ def _turn(keys, panel, count, d):
 @_compiled
 def _mix(job, scores, b, g, first, size):
     """What `size` queries of a group's heads see, from the query `first` on."""
-    G, R, d, n, T = job[Dense.GROUPS], job[Dense.HEADS], job[Dense.HEAD_DIM], job[Dense.ASKED], job[Dense.KNOWN]
-    position, wide, panels = job[Dense.QUERY_POSITION], G * R * d, (T + PANEL - 1) // PANEL
+    G, R, d, n, T = (
+        job[PrefillJob.GROUPS],
+        job[PrefillJob.HEADS],
+        job[PrefillJob.HEAD_DIM],
+        job[PrefillJob.ASKED],
+        job[PrefillJob.KNOWN],
+    )
+    position, wide, panels = job[PrefillJob.QUERY_POSITION], G * R * d, (T + PANEL - 1) // PANEL
     seen = T - n + first + size
     stride = seen + -seen % PANEL
     rows, sums = _floats(scores, R * QUERIES, stride), _floats(scores + 4 * R * QUERIES * stride, R, QUERIES)
-    values = job[Dense.VALUES] + 4 * (b * job[Dense.KEY_ROW] + g * job[Dense.KEY_GROUP])
+    values = job[PrefillJob.VALUES] + 4 * (b * job[PrefillJob.KEY_ROW] + g * job[PrefillJob.KEY_GROUP])
     for r in range(R):
-        query = job[Dense.QUERIES] + 4 * (b * job[Dense.QUERY_ROW] + first * position + (g * R + r) * d)
+        query = job[PrefillJob.QUERIES] + 4 * (b * job[PrefillJob.QUERY_ROW] + first * position + (g * R + r) * d)
         own = scores + 4 * r * QUERIES * stride
         for p in range(stride // PANEL):
-            panel = job[Dense.PANELS] + 4 * ((b * G + g) * panels + p) * d * PANEL
+            panel = job[PrefillJob.PANELS] + 4 * ((b * G + g) * panels + p) * d * PANEL
             _multiply(query, panel, own + 4 * p * PANEL, size, d, position, PANEL, stride)
         for i in range(size):
             weights, until = rows[r * QUERIES + i], seen - size + i + 1
@@ -209,7 +219,10 @@ def _mix(job, scores, b, g, first, size):
             for j in range(until, seen):
                 weights[j] = np.float32(0)
     for r in range(R):  # behind all scores: values take their place in the cache
-        own, to = scores + 4 * r * QUERIES * stride, job[Dense.MIXED] + 4 * ((b * n + first) * wide + (g * R + r) * d)
+        own, to = (
+            scores + 4 * r * QUERIES * stride,
+            job[PrefillJob.MIXED] + 4 * ((b * n + first) * wide + (g * R + r) * d),
+        )
         for c in range(0, d, PANEL):
             _multiply(own, values + 4 * c, to + 4 * c, size, seen, stride, d, wide)
         for i in range(size):
@@ -221,20 +234,26 @@ def _mix(job, scores, b, g, first, size):
 def attend(data):
     """Causal attention of the last n queries over T keys and values, whose scale is in the queries."""
     job = carray(data, FIELDS)
-    scores = job[Dense.OWN] + 4 * take(job[Dense.COUNTERS]) * job[Dense.OWN_SIZE]
-    B, G, d, n, T = job[Dense.ROWS], job[Dense.GROUPS], job[Dense.HEAD_DIM], job[Dense.ASKED], job[Dense.KNOWN]
+    scores = job[PrefillJob.OWN] + 4 * take(job[PrefillJob.COUNTERS]) * job[PrefillJob.OWN_SIZE]
+    B, G, d, n, T = (
+        job[PrefillJob.ROWS],
+        job[PrefillJob.GROUPS],
+        job[PrefillJob.HEAD_DIM],
+        job[PrefillJob.ASKED],
+        job[PrefillJob.KNOWN],
+    )
     panels, blocks = (T + PANEL - 1) // PANEL, (n + QUERIES - 1) // QUERIES
-    next, done = job[Dense.COUNTERS] + LINE, job[Dense.COUNTERS] + 2 * LINE
+    next, done = job[PrefillJob.COUNTERS] + LINE, job[PrefillJob.COUNTERS] + 2 * LINE
     while True:  # keys as columns, once for all queries
         part = take(next)
         if part >= B * G * panels:
             break
         b, g, at = part // panels // G, part // panels % G, part % panels * PANEL
         keys, count = (
-            job[Dense.KEYS] + 4 * (b * job[Dense.KEY_ROW] + g * job[Dense.KEY_GROUP] + at * d),
+            job[PrefillJob.KEYS] + 4 * (b * job[PrefillJob.KEY_ROW] + g * job[PrefillJob.KEY_GROUP] + at * d),
             min(PANEL, T - at),
         )
-        _turn(_floats(keys, count, d), _floats(job[Dense.PANELS] + 4 * part * d * PANEL, d, PANEL), count, d)
+        _turn(_floats(keys, count, d), _floats(job[PrefillJob.PANELS] + 4 * part * d * PANEL, d, PANEL), count, d)
         take(done)
     _wait(done, B * G * panels)
     next = next + 2 * LINE

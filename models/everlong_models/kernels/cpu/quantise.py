@@ -1,4 +1,4 @@
-"""How weights become `Quantized` on a CPU, for numba to compile: by PyTorch's operations it is a third of what laying out a model
+"""How weights become `QuantisedMatrix` on a CPU, for numba to compile: by PyTorch's operations it is a third of what laying out a model
 takes (docs/lab-notes.md). Shared out as in `kernels`, by panels.
 """
 
@@ -24,8 +24,8 @@ from everlong_models.kernels.cpu.simd import (
 )
 
 
-class Grid(IntEnum):
-    """What is brought onto grids: sizes and addresses. `OWN`, `OWN_SIZE` and `COUNTERS` as in `kernels.Job`."""
+class QuantiseJob(IntEnum):
+    """What is brought onto grids: sizes and addresses. `OWN`, `OWN_SIZE` and `COUNTERS` as in `kernels.DecodeJob`."""
 
     N = 0  # a multiple of `PANEL`
     OWN = 2
@@ -61,23 +61,26 @@ def _in_16_bits(numbers, to):
     kept(to, address(numbers), PANEL // LANES)
 
 
-def onto_grids(data):
+def quantise_groups(data):
     """Codes and scales of all groups, each on a grid of 2^bits places from its least to its greatest weight, as near as 16 bits have the
     least one and a step."""
     job = carray(data, FIELDS)
-    me, N, K, bits = take(job[Grid.COUNTERS]), job[Grid.N], job[Grid.K], job[Grid.BITS]
-    weight, codes = _floats(job[Grid.WEIGHT], N, K), carray(byte_pointer(job[Grid.CODES]), N * K * bits // 8)
-    tolerance, off = _floats(job[Grid.TOLERANCE], 1, 1)[0, 0], carray(int_pointer(job[Grid.OFF]), 1)
-    own, top = job[Grid.OWN] + 4 * me * job[Grid.OWN_SIZE], np.float32(2**bits - 1)
+    me, N, K, bits = take(job[QuantiseJob.COUNTERS]), job[QuantiseJob.N], job[QuantiseJob.K], job[QuantiseJob.BITS]
+    weight, codes = (
+        _floats(job[QuantiseJob.WEIGHT], N, K),
+        carray(byte_pointer(job[QuantiseJob.CODES]), N * K * bits // 8),
+    )
+    tolerance, off = _floats(job[QuantiseJob.TOLERANCE], 1, 1)[0, 0], carray(int_pointer(job[QuantiseJob.OFF]), 1)
+    own, top = job[QuantiseJob.OWN] + 4 * me * job[QuantiseJob.OWN_SIZE], np.float32(2**bits - 1)
     scales, found = _floats(own, 2, PANEL), carray(byte_pointer(own + 8 * PANEL), (PANEL, GROUP))
     steps, least = scales
     while True:
-        part = take(job[Grid.COUNTERS] + LINE)
-        if part * PANEL >= N or (job[Grid.OFF] and off[0]):
+        part = take(job[QuantiseJob.COUNTERS] + LINE)
+        if part * PANEL >= N or (job[QuantiseJob.OFF] and off[0]):
             break
         for g in range(K // GROUP):
             weights = weight[part * PANEL : (part + 1) * PANEL, g * GROUP : (g + 1) * GROUP]
-            stored = job[Grid.SCALES] + 4 * (part * (K // GROUP) + g) * PANEL
+            stored = job[QuantiseJob.SCALES] + 4 * (part * (K // GROUP) + g) * PANEL
             for n in range(PANEL):
                 ends(address(weights[n]), address(least[n:]), address(steps[n:]))
             _in_16_bits(least, stored + 2 * PANEL)
@@ -86,7 +89,7 @@ def onto_grids(data):
             _in_16_bits(steps, stored)
             for n in range(PANEL):
                 step = steps[n] if steps[n] > 0 else np.float32(1)
-                if not _round(weights[n], least[n], step, top, tolerance, found[n]) and job[Grid.OFF]:
+                if not _round(weights[n], least[n], step, top, tolerance, found[n]) and job[QuantiseJob.OFF]:
                     off[0] = 1
             at = (part * K + g * GROUP) * PANEL * bits // 8
             for k in range(GROUP):

@@ -1,4 +1,4 @@
-"""`Quantized`: a matrix in groups of four or eight bits, for products of few rows, which wait for the weights' bytes.
+"""`QuantisedMatrix`: a matrix in groups of four or eight bits, for products of few rows, which wait for the weights' bytes.
 
     y = x Wᵀ + x Aᵀ Bᵀ + b,    W ≈ d · q + c in groups of 32 along a row
 
@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from everlong_models.kernels.cpu.decode_step import Matrix
-from everlong_models.kernels.cpu.simd import GROUP, PANEL, has_halves
-from everlong_models.kernels.cpu.thread_pool import multiply, on_grids, packed
+from everlong_models.kernels.cpu.simd import GROUP, PANEL, has_float16
+from everlong_models.kernels.cpu.thread_pool import multiply, pack_panels, quantise
 from everlong_models.kernels.low_rank import Update
 
 # What rounding in a file may have moved a weight off its grid by, as a share of the grid's step.
@@ -29,7 +29,7 @@ _LEAST = 2.0**-10
 """Scales below 2^-14 have steps of 2^-24, of which the 255th place of a grid has half of as many: less than a hundredth of this."""
 
 
-class Quantized:
+class QuantisedMatrix:
     """`weight` (N, K), K a multiple of 32 (see `fits`); `bias` (N,) or None; `update`: what comes to the weight. Inside, N is
     the next multiple of `PANEL`.
 
@@ -39,16 +39,16 @@ class Quantized:
     def __init__(self, weight: Tensor, bias: Tensor | None = None, update: Update | None = None) -> None:
         self._outputs, more = len(weight), -len(weight) % PANEL
         whole = F.pad(weight.detach().float(), (0, 0, 0, more)) if more else weight.detach().float()
-        codes, scales, four = on_grids(whole, 4, TOLERANCE)
+        codes, scales, four = quantise(whole, 4, TOLERANCE)
         if not four:
-            codes, scales, _ = on_grids(whole, 8)
+            codes, scales, _ = quantise(whole, 8)
         self.bits = 4 if four else 8
         self._held = {Matrix.CODES: codes, Matrix.SCALES: scales}
         if bias is not None:
             self._held[Matrix.BIAS] = F.pad(bias.detach().float(), (0, more)).clone()
         if update is not None:
             a, b = (part.detach().float() for part in update)
-            self._held |= {Matrix.A: a.contiguous().clone(), Matrix.B: packed(F.pad(b, (0, 0, 0, more)))}
+            self._held |= {Matrix.A: a.contiguous().clone(), Matrix.B: pack_panels(F.pad(b, (0, 0, 0, more)))}
         self.table = np.zeros(len(Matrix), np.int64)
         sizes = {Matrix.BITS: self.bits, Matrix.RANK: 0 if update is None else len(update[0])}
         sizes |= {Matrix.N: len(weight) + more, Matrix.K: weight.shape[1]}
@@ -61,7 +61,7 @@ class Quantized:
         return y[:, : self._outputs].reshape(*x.shape[:-1], self._outputs)
 
 
-def fits(weight: Tensor) -> bool:
+def can_quantise(weight: Tensor) -> bool:
     """Whether there is a kernel for `weight` (N, K) where it lies, and a quick one (a product and its sum are one instruction, and what is
     compiled knows numbers of 16 bits), and such have its scales: its greatest weight is 0, or from `_LEAST` to what they reach."""
     if not (
@@ -69,7 +69,7 @@ def fits(weight: Tensor) -> bool:
         and weight.dtype == torch.float32
         and weight.shape[1] % GROUP == 0
         and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
-        and has_halves()
+        and has_float16()
     ):
         return False
     most = float(torch.linalg.vector_norm(weight.detach(), torch.inf))

@@ -16,12 +16,12 @@ from everlong_models.kernels.cpu.simd import GROUP, LANES, address, double_point
 
 _DIGIT = 10
 """Bits that are counted by at once: three times as many are all that a float32 up to 1 has."""
-ROOM = 2 << _DIGIT
+COUNTS = 2 << _DIGIT
 """What a thread counts in, in float32."""
 
 
-class Draw(IntEnum):
-    """What tokens are drawn of: sizes and addresses. `OWN`, `OWN_SIZE` and `COUNTERS` as in `kernels.Job`."""
+class SampleJob(IntEnum):
+    """What tokens are drawn of: sizes and addresses. `OWN`, `OWN_SIZE` and `COUNTERS` as in `kernels.DecodeJob`."""
 
     ROWS = 0
     OWN = 2
@@ -155,17 +155,17 @@ def _race(p, ids, seed, drawn, likeliest):
     return first
 
 
-def draw(data):
+def sample(data):
     """A token for each row."""
     job = carray(data, FIELDS)
-    me, B, V = take(job[Draw.COUNTERS]), job[Draw.ROWS], job[Draw.V]
+    me, B, V = take(job[SampleJob.COUNTERS]), job[SampleJob.ROWS], job[SampleJob.V]
     wide = (V + GROUP - 1) // GROUP * GROUP
-    counts = carray(double_pointer(job[Draw.OWN] + 4 * me * job[Draw.OWN_SIZE]), 1 << _DIGIT)
-    scores, left = _floats(job[Draw.SCORES], B, V), _floats(job[Draw.LEFT], B, wide)
-    how, seeds = carray(double_pointer(job[Draw.HOW]), (B, 4)), carray(int_pointer(job[Draw.SEEDS]), (B, 2))
-    ids, drawn = carray(int_pointer(job[Draw.IDS]), (B, wide)), carray(int_pointer(job[Draw.DRAWN]), (B, 2))
+    counts = carray(double_pointer(job[SampleJob.OWN] + 4 * me * job[SampleJob.OWN_SIZE]), 1 << _DIGIT)
+    scores, left = _floats(job[SampleJob.SCORES], B, V), _floats(job[SampleJob.LEFT], B, wide)
+    how, seeds = carray(double_pointer(job[SampleJob.HOW]), (B, 4)), carray(int_pointer(job[SampleJob.SEEDS]), (B, 2))
+    ids, drawn = carray(int_pointer(job[SampleJob.IDS]), (B, wide)), carray(int_pointer(job[SampleJob.DRAWN]), (B, 2))
     while True:
-        row = take(job[Draw.COUNTERS] + LINE)
+        row = take(job[SampleJob.COUNTERS] + LINE)
         if row >= B:
             break
         if how[row, 0] == 0:

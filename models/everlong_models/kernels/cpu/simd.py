@@ -27,7 +27,7 @@ _Halves = ir.VectorType(ir.HalfType(), 8)
 _Pairs8, _Pairs16 = (ir.VectorType(ir.IntType(bits), 16) for bits in (8, 16))
 
 
-def has_halves() -> bool:
+def has_float16() -> bool:
     """Whether what numba compiles for knows numbers of 16 bits. For another one LLVM would call a function that nobody has, which ends
     the process."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()

@@ -21,13 +21,14 @@ import torch
 from numba import cfunc
 from torch import Tensor
 
-from everlong_models.kernels.cpu import decode_step, prefill, quantise, sampling_kernel, simd
-from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, Job, Matrix
-from everlong_models.kernels.cpu.prefill import Dense, Then
-from everlong_models.kernels.cpu.quantise import Grid
-from everlong_models.kernels.cpu.sampling_kernel import ROOM, Draw
+from everlong_models.kernels.cpu import decode_step, prefill, sampling_kernel, simd
+from everlong_models.kernels.cpu import quantise as quantise_kernel
+from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, DecodeJob, Matrix
+from everlong_models.kernels.cpu.prefill import Epilogue, PrefillJob
+from everlong_models.kernels.cpu.quantise import QuantiseJob
+from everlong_models.kernels.cpu.sampling_kernel import COUNTS, SampleJob
 from everlong_models.kernels.cpu.simd import GROUP, LANES, PANEL
-from everlong_models.kernels.pause import pause
+from everlong_models.kernels.yield_point import yield_point
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def compiled(function: Callable[..., None]) -> Any:
     make = partial(cfunc, decode_step.SIGNATURE, error_model="numpy")
     # numba tells what it has stored by name and place. Code of another version would take a table for what it is not, and
     # another processor's has instructions that this one may lack.
-    source = "".join(map(inspect.getsource, (decode_step, prefill, sampling_kernel, quantise, simd)))
+    source = "".join(map(inspect.getsource, (decode_step, prefill, sampling_kernel, quantise_kernel, simd)))
     key = f"{source}{numba.__version__}{llvm.get_host_cpu_name()}{llvm.get_host_cpu_features().flatten()}"
     function.__qualname__ = f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
@@ -62,7 +63,7 @@ def _run(
     function: Callable[..., None],
     phases: int,
     own: int,
-    fields: Mapping[Job, int] | Mapping[Dense, int] | Mapping[Grid, int] | Mapping[Draw, int],
+    fields: Mapping[DecodeJob, int] | Mapping[PrefillJob, int] | Mapping[QuantiseJob, int] | Mapping[SampleJob, int],
 ) -> None:
     """`own`: float32 of room that each thread has by itself."""
     threads = torch.get_num_threads() if _POOLED else 1
@@ -72,7 +73,7 @@ def _run(
     job = np.zeros(FIELDS, np.int64)
     for name, value in fields.items():
         job[name] = value
-    job[Job.OWN], job[Job.OWN_SIZE], job[Job.COUNTERS] = rooms.data_ptr(), own, counters.ctypes.data
+    job[DecodeJob.OWN], job[DecodeJob.OWN_SIZE], job[DecodeJob.COUNTERS] = rooms.data_ptr(), own, counters.ctypes.data
     code = compiled(function)
     if _POOLED:
         _openmp.GOMP_parallel(ctypes.c_void_p(code.address), ctypes.c_void_p(job.ctypes.data), threads, 0)
@@ -87,25 +88,34 @@ def multiply(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
     x = np.ascontiguousarray(x)
     y = np.empty((len(x), int(matrix[Matrix.N])), np.float32)
     own = len(x) * int(matrix[Matrix.K] // 2 + 2 * (matrix[Matrix.K] // GROUP) + matrix[Matrix.RANK])
-    fields = {Job.ROWS: len(x), Job.TABLE: matrix.ctypes.data, Job.X: x.ctypes.data, Job.Y: y.ctypes.data}
+    fields = {
+        DecodeJob.ROWS: len(x),
+        DecodeJob.TABLE: matrix.ctypes.data,
+        DecodeJob.X: x.ctypes.data,
+        DecodeJob.Y: y.ctypes.data,
+    }
     _run(decode_step.multiply, 1, own, fields)
     return y
 
 
-def step(fields: Mapping[Job, int]) -> None:
-    """Every layer and the last norm for one position a row: `fields` has all of `Job` but what is made here."""
-    rows, head_dim = fields[Job.ROWS], fields[Job.HEAD_DIM]
-    wide = max(fields[Job.WIDTH], fields[Job.INNER], fields[Job.HEADS] * head_dim)
-    products = rows * (wide + wide // 2 + 2 * (wide // GROUP) + 2 * fields[Job.RANK])
+def step(fields: Mapping[DecodeJob, int]) -> None:
+    """Every layer and the last norm for one position a row: `fields` has all of `DecodeJob` but what is made here."""
+    rows, head_dim = fields[DecodeJob.ROWS], fields[DecodeJob.HEAD_DIM]
+    wide = max(fields[DecodeJob.WIDTH], fields[DecodeJob.INNER], fields[DecodeJob.HEADS] * head_dim)
+    products = rows * (wide + wide // 2 + 2 * (wide // GROUP) + 2 * fields[DecodeJob.RANK])
     # Where there are no more groups than threads, each head is a part by itself.
-    many = fields[Job.HEADS] // fields[Job.KV_HEADS] if rows * fields[Job.KV_HEADS] > torch.get_num_threads() else 1
-    heads = (many + 1) * head_dim + many * (fields[Job.CONTEXT] + LANES)
-    more = {Job.WIDE: wide, Job.TOGETHER: many}
-    pause()
-    _run(decode_step.step, 5 * fields[Job.LAYERS] + 1, int(max(products, heads)), {**fields, **more})
+    many = (
+        fields[DecodeJob.HEADS] // fields[DecodeJob.KV_HEADS]
+        if rows * fields[DecodeJob.KV_HEADS] > torch.get_num_threads()
+        else 1
+    )
+    heads = (many + 1) * head_dim + many * (fields[DecodeJob.CONTEXT] + LANES)
+    more = {DecodeJob.WIDE: wide, DecodeJob.TOGETHER: many}
+    yield_point()
+    _run(decode_step.step, 5 * fields[DecodeJob.LAYERS] + 1, int(max(products, heads)), {**fields, **more})
 
 
-def on_grids(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple[Tensor, Tensor, bool]:
+def quantise(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple[Tensor, Tensor, bool]:
     """The codes and scales of a matrix (N, K), float32 on the CPU, N a multiple of `PANEL` and K of `GROUP`, as `Grid` has them; and
     whether none of its weights lies further off its grid than `tolerance`, in steps: if one does, the rest is not looked at.
     Raises `ValueError` for another type or shape."""
@@ -117,20 +127,20 @@ def on_grids(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple
     codes = torch.empty(N // PANEL, K // 2, *halves, LANES, 2, dtype=torch.uint8, device="cpu")
     scales = torch.empty(N // PANEL, K // GROUP, 2, PANEL, dtype=torch.float16, device="cpu")
     fields = {
-        Grid.N: N, Grid.WEIGHT: weight.data_ptr(), Grid.K: K, Grid.BITS: bits, Grid.CODES: codes.data_ptr(),
-        Grid.SCALES: scales.data_ptr(), Grid.TOLERANCE: most.ctypes.data,
-        Grid.OFF: 0 if tolerance is None else off.ctypes.data,
+        QuantiseJob.N: N, QuantiseJob.WEIGHT: weight.data_ptr(), QuantiseJob.K: K, QuantiseJob.BITS: bits, QuantiseJob.CODES: codes.data_ptr(),
+        QuantiseJob.SCALES: scales.data_ptr(), QuantiseJob.TOLERANCE: most.ctypes.data,
+        QuantiseJob.OFF: 0 if tolerance is None else off.ctypes.data,
     }  # fmt: skip
-    _run(quantise.onto_grids, 1, 2 * PANEL + PANEL * GROUP // 4, fields)
+    _run(quantise_kernel.quantise_groups, 1, 2 * PANEL + PANEL * GROUP // 4, fields)
     return codes, scales, not off[0]
 
 
-def packed(weight: Tensor) -> Tensor:
+def pack_panels(weight: Tensor) -> Tensor:
     """A matrix (N, K), N a multiple of `PANEL`, as `product` wants it: (N / PANEL, K, PANEL)."""
     return weight.detach().unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, then: Then, other: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, then: Epilogue, other: Tensor | None) -> Tensor:
     """(…, N) of `x` (…, K) by a `packed` weight, all float32 on the CPU; `other` (…, N): as `then` has it. Raises `ValueError` for
     another type or shape."""
     panels, K, _ = weight.shape
@@ -145,11 +155,11 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, then: Then, other: T
     if not y.numel():
         return y
     fields = {
-        Dense.ROWS: x.numel() // K, Dense.X: x.data_ptr(), Dense.W: weight.data_ptr(), Dense.Y: y.data_ptr(), Dense.K: K,
-        Dense.N: shape[-1], Dense.THEN: then, Dense.BIAS: 0 if bias is None else bias.data_ptr(),
-        Dense.OTHER: 0 if other is None else other.data_ptr(),
+        PrefillJob.ROWS: x.numel() // K, PrefillJob.X: x.data_ptr(), PrefillJob.W: weight.data_ptr(), PrefillJob.Y: y.data_ptr(), PrefillJob.K: K,
+        PrefillJob.N: shape[-1], PrefillJob.THEN: then, PrefillJob.BIAS: 0 if bias is None else bias.data_ptr(),
+        PrefillJob.OTHER: 0 if other is None else other.data_ptr(),
     }  # fmt: skip
-    _run(prefill.product, 1, 0, fields)
+    _run(prefill.linear, 1, 0, fields)
     return y
 
 
@@ -160,8 +170,8 @@ def norm(x: Tensor, eps: float) -> Tensor:
     x = x.contiguous()
     y, least = torch.empty_like(x), np.array([eps], np.float32)
     fields = {
-        Dense.ROWS: x.numel() // x.shape[-1], Dense.K: x.shape[-1], Dense.X: x.data_ptr(), Dense.Y: y.data_ptr(),
-        Dense.EPS: least.ctypes.data,
+        PrefillJob.ROWS: x.numel() // x.shape[-1], PrefillJob.K: x.shape[-1], PrefillJob.X: x.data_ptr(), PrefillJob.Y: y.data_ptr(),
+        PrefillJob.EPS: least.ctypes.data,
     }  # fmt: skip
     _run(prefill.norm, 1, 0, fields)
     return y
@@ -183,9 +193,9 @@ def rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
         )
     cos, sin = cos.contiguous(), sin.contiguous()
     fields = {
-        Dense.ROWS: B, Dense.ASKED: n, Dense.HEAD_DIM: d, Dense.K: all_of * d, Dense.HEADS: count,
-        Dense.X: heads.data_ptr(), Dense.COS: cos.data_ptr(), Dense.SIN: sin.data_ptr(),
-        Dense.QUERY_ROW: 0 if len(cos) == 1 else n * d,
+        PrefillJob.ROWS: B, PrefillJob.ASKED: n, PrefillJob.HEAD_DIM: d, PrefillJob.K: all_of * d, PrefillJob.HEADS: count,
+        PrefillJob.X: heads.data_ptr(), PrefillJob.COS: cos.data_ptr(), PrefillJob.SIN: sin.data_ptr(),
+        PrefillJob.QUERY_ROW: 0 if len(cos) == 1 else n * d,
     }  # fmt: skip
     _run(prefill.rotate, 1, 0, fields)
 
@@ -208,17 +218,17 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     mixed = torch.empty(B, n, G * R * d, dtype=torch.float32, device="cpu")
     room = torch.empty(B * G * (T + -T % PANEL) * d, dtype=torch.float32, device="cpu")
     fields = {
-        Dense.ROWS: B, Dense.GROUPS: G, Dense.HEADS: R, Dense.HEAD_DIM: d, Dense.ASKED: n, Dense.KNOWN: T,
-        Dense.QUERIES: queries.data_ptr(), Dense.QUERY_ROW: queries.stride(0), Dense.QUERY_POSITION: queries.stride(1),
-        Dense.KEYS: keys.data_ptr(), Dense.VALUES: values.data_ptr(), Dense.KEY_ROW: keys.stride(0),
-        Dense.KEY_GROUP: keys.stride(1), Dense.MIXED: mixed.data_ptr(), Dense.PANELS: room.data_ptr(),
+        PrefillJob.ROWS: B, PrefillJob.GROUPS: G, PrefillJob.HEADS: R, PrefillJob.HEAD_DIM: d, PrefillJob.ASKED: n, PrefillJob.KNOWN: T,
+        PrefillJob.QUERIES: queries.data_ptr(), PrefillJob.QUERY_ROW: queries.stride(0), PrefillJob.QUERY_POSITION: queries.stride(1),
+        PrefillJob.KEYS: keys.data_ptr(), PrefillJob.VALUES: values.data_ptr(), PrefillJob.KEY_ROW: keys.stride(0),
+        PrefillJob.KEY_GROUP: keys.stride(1), PrefillJob.MIXED: mixed.data_ptr(), PrefillJob.PANELS: room.data_ptr(),
     }  # fmt: skip
     _run(prefill.attend, 2, R * prefill.QUERIES * (T + -T % PANEL + 1), fields)
     return mixed
 
 
-def draw(scores: Tensor, how: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
-    """As `drawing.Draw` has all of them: for each row of `scores` (B, V), float32 on the CPU, the token and how many were left (B, 2); the
+def sample(scores: Tensor, how: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
+    """As `drawing.SampleJob` has all of them: for each row of `scores` (B, V), float32 on the CPU, the token and how many were left (B, 2); the
     probabilities that were left, and whose they are. Raises `ValueError` for another type or shape."""
     B, V = scores.shape
     if scores.dtype != torch.float32 or scores.device.type != "cpu" or how.shape != (B, 4) or seeds.shape != (B, 2):
@@ -233,8 +243,8 @@ def draw(scores: Tensor, how: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray
     )
     left, ids = (torch.empty(B, V + -V % GROUP, dtype=kind, device="cpu") for kind in (torch.float32, torch.int64))
     fields = {
-        Draw.ROWS: B, Draw.SCORES: scores.data_ptr(), Draw.V: V, Draw.HOW: how.ctypes.data, Draw.SEEDS: seeds.ctypes.data,
-        Draw.LEFT: left.data_ptr(), Draw.IDS: ids.data_ptr(), Draw.DRAWN: drawn.ctypes.data,
+        SampleJob.ROWS: B, SampleJob.SCORES: scores.data_ptr(), SampleJob.V: V, SampleJob.HOW: how.ctypes.data, SampleJob.SEEDS: seeds.ctypes.data,
+        SampleJob.LEFT: left.data_ptr(), SampleJob.IDS: ids.data_ptr(), SampleJob.DRAWN: drawn.ctypes.data,
     }  # fmt: skip
-    _run(sampling_kernel.draw, 1, ROOM, fields)
+    _run(sampling_kernel.sample, 1, COUNTS, fields)
     return drawn, left, ids

@@ -28,7 +28,7 @@ _TILE = 4096
 if triton is not None:
 
     @triton.jit
-    def _look(
+    def _attend_part(
         q, u, keys, values, along, at, visible, contexts, masses, scale,
         key_row, key_head, key_step, value_row, value_head, value_step,
         heads: tl.constexpr, count: tl.constexpr, dim: tl.constexpr, parts: tl.constexpr,
@@ -62,7 +62,7 @@ if triton is not None:
         tl.store(masses + place, most + tl.log(total))
 
     @triton.jit
-    def _join(
+    def _merge_parts(
         contexts, masses, mixed, mass,
         dim: tl.constexpr, parts: tl.constexpr, dim_block: tl.constexpr, parts_block: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
@@ -87,7 +87,7 @@ if triton is not None:
         tl.store(mass + line, whole)
 
 
-def attended(
+def decode_attention(
     q: Tensor, keys: Tensor, values: Tensor, u: Tensor, along: Tensor, at: Tensor, visible: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Contexts (B, 1, H, d), of the values' type, and log masses (B, H, 1, 1), float32, of queries `q` (B, H, 1, d), the ones at positions
@@ -105,11 +105,11 @@ def attended(
     contexts, masses = (q.new_empty(B, H, parts, n, dtype=torch.float32) for n in (d, 1))
     mixed, mass = values.new_empty(B, 1, H, d), masses.new_empty(B, H, 1, 1)
     with torch.cuda.device_of(q):  # Triton asks what the current device is, not the tensors'
-        _look[(B * H, parts)](
+        _attend_part[(B * H, parts)](
             q, u, keys, values, along, at, visible, contexts, masses, d**-0.5,
             *keys.stride()[:3], *values.stride()[:3],
             H, K, d, parts, block, dim_block,
         )  # fmt: skip
         parts_block: int = triton.next_power_of_2(parts)
-        _join[(B * H,)](contexts, masses, mixed, mass, d, parts, dim_block, parts_block, min(parts_block, block))
+        _merge_parts[(B * H,)](contexts, masses, mixed, mass, d, parts, dim_block, parts_block, min(parts_block, block))
     return mixed, mass

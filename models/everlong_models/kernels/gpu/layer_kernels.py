@@ -56,8 +56,8 @@ def available(
     def run() -> None:
         h, turns = weight.new_zeros(1, 1, width), weight.new_zeros(1, 1, 1, head_dim)
         several, both = weight.new_zeros(1, 1, heads, head_dim), weight.new_zeros(1, 1, 2 * inner)
-        turned(several, turning, h, several.flatten() if biases[0] else None, turns, turns, 1.0)
-        gated(both, h, both.flatten() if biases[1] else None, 1.0)
+        norm_rotate(several, turning, h, several.flatten() if biases[0] else None, turns, turns, 1.0)
+        norm_gate(both, h, both.flatten() if biases[1] else None, 1.0)
 
     return compiles(weight, run)
 
@@ -75,7 +75,7 @@ if triton is not None:
         return 1.0 / tl.sqrt(tl.sum(total) / width + eps)
 
     @triton.jit(do_not_specialize=["positions", "cos_row"])
-    def _turn(
+    def _norm_rotate(
         heads, h, bias, cos, sin, eps, positions, cos_row,
         width: tl.constexpr, count: tl.constexpr, turning: tl.constexpr, half: tl.constexpr,
         has_bias: tl.constexpr, width_block: tl.constexpr, count_block: tl.constexpr, half_block: tl.constexpr,
@@ -101,7 +101,7 @@ if triton is not None:
         tl.store(place + half, (second * c2 + first * s2).to(heads.dtype.element_ty), mask=inside)
 
     @triton.jit
-    def _gate(
+    def _norm_gate(
         both, h, bias, out, eps,
         width: tl.constexpr, inner: tl.constexpr, has_bias: tl.constexpr, width_block: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
@@ -123,13 +123,15 @@ _WIDEST = 2048
 """Numbers of a row that a program looks at together."""
 
 
-def turned(heads: Tensor, count: int, h: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+def norm_rotate(
+    heads: Tensor, count: int, h: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, eps: float
+) -> Tensor:
     """`heads` (B, T, heads, d) of `h` (B, T, D) that was not normed, as if it had been; the first `count` with their rotary positions; in
     place. `bias` (heads·d,). `cos` and `sin` (1 or B, T, 1, d), see `llama._rotation`. All contiguous."""
     B, T, all_of_them, d = heads.shape
     assert all(tensor.is_contiguous() for tensor in (heads, h, cos, sin))
     with torch.cuda.device_of(h):  # Triton asks what the current device is, not the tensors'
-        _turn[(B * T,)](
+        _norm_rotate[(B * T,)](
             heads, h, heads if bias is None else bias, cos, sin, eps, T, 0 if len(cos) == 1 else T * d,
             h.shape[-1], all_of_them, count, d // 2,
             bias is not None, _block(h.shape[-1]), triton.next_power_of_2(all_of_them), triton.next_power_of_2(d // 2),
@@ -137,14 +139,14 @@ def turned(heads: Tensor, count: int, h: Tensor, bias: Tensor | None, cos: Tenso
     return heads
 
 
-def gated(both: Tensor, h: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def norm_gate(both: Tensor, h: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """silu(g) · u (B, T, F) of `both` (B, T, 2 F), g and u behind each other, of `h` (B, T, D) that was not normed, as if it had been.
     `bias` (2 F,). All contiguous."""
     B, T, inner = *both.shape[:2], both.shape[2] // 2
     assert all(tensor.is_contiguous() for tensor in (both, h))
     out = both.new_empty(B, T, inner)
     with torch.cuda.device_of(h):
-        _gate[(B * T,)](
+        _norm_gate[(B * T,)](
             both, h, both if bias is None else bias, out, eps,
             h.shape[-1], inner, bias is not None, _block(h.shape[-1]), _block(inner),
         )  # fmt: skip
@@ -161,7 +163,7 @@ Matrix = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedLayer:
     """A layer as `llama.Layer`, whose weights have the norms' and the attention's scale in them; `both`: gate and up, behind each other."""
 
     qkv: Matrix
@@ -173,13 +175,13 @@ class Fused:
     def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
         """As `Layer.heads`."""
         weight, bias = self.qkv
-        return turned(F.linear(h, weight).unflatten(-1, (-1, head_dim)), turning, h, bias, cos, sin, self.eps)
+        return norm_rotate(F.linear(h, weight).unflatten(-1, (-1, head_dim)), turning, h, bias, cos, sin, self.eps)
 
     def after(self, mixed: Tensor, h: Tensor) -> Tensor:
         """As `Layer.after`, in the place of `h`: a product that is added where it arises is not written once more."""
         _add(h, mixed, self.o)
         weight, bias = self.both
-        _add(h, gated(F.linear(h, weight), h, bias, self.eps), self.down)
+        _add(h, norm_gate(F.linear(h, weight), h, bias, self.eps), self.down)
         return h
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from everlong_models.kernels.cpu import thread_pool
-from everlong_models.kernels.cpu.prefill import COLUMNS, QUERIES, ROWS, Then
+from everlong_models.kernels.cpu.prefill import COLUMNS, QUERIES, ROWS, Epilogue
 from everlong_models.kernels.cpu.simd import PANEL
 
 SIZES = [(1, 1, PANEL), (2, 7, PANEL), (5, 64, COLUMNS + PANEL), (ROWS, 33, COLUMNS), (3 * ROWS + 11, 40, 2 * COLUMNS)]
@@ -25,40 +25,40 @@ def threads(request):
 def test_products(threads, rows, K, N):
     torch.manual_seed(0)
     x, weight, bias, other = (torch.randn(shape) for shape in ((rows, K), (N, K), (N,), (rows, N)))
-    y, packed = F.linear(x.double(), weight.double()), thread_pool.packed(weight)
+    y, packed = F.linear(x.double(), weight.double()), thread_pool.pack_panels(weight)
     for then, given, expected in (
-        (Then.NOTHING, None, y),
-        (Then.SILU, None, F.silu(y)),
-        (Then.TIMES, other, y * other),
-        (Then.PLUS, other, y + other),
+        (Epilogue.NOTHING, None, y),
+        (Epilogue.SILU, None, F.silu(y)),
+        (Epilogue.TIMES, other, y * other),
+        (Epilogue.PLUS, other, y + other),
     ):
-        found = thread_pool.product(x, packed, None, then, given)
+        found = thread_pool.linear(x, packed, None, then, given)
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-    found = thread_pool.product(x, packed, bias, Then.SILU, None)
+    found = thread_pool.linear(x, packed, bias, Epilogue.SILU, None)
     torch.testing.assert_close(found.double(), F.silu(y + bias), rtol=1e-5, atol=1e-5)
 
 
 def test_silu_everywhere():
     x = torch.cat([torch.linspace(-200, 200, 4000), torch.tensor([-1e30, -87.0, -88.0, 0.0, 1e-30, 1e30])])
     x = F.pad(x, (0, -len(x) % PANEL))
-    found = thread_pool.product(torch.ones(1, 1), thread_pool.packed(x[:, None]), None, Then.SILU, None)[0]
+    found = thread_pool.linear(torch.ones(1, 1), thread_pool.pack_panels(x[:, None]), None, Epilogue.SILU, None)[0]
     torch.testing.assert_close(found.double(), F.silu(x.double()), rtol=1e-6, atol=1e-30)
     wrong = torch.full((PANEL, 1), torch.nan)
-    assert thread_pool.product(torch.ones(1, 1), thread_pool.packed(wrong), None, Then.SILU, None).isnan().all()
+    assert thread_pool.linear(torch.ones(1, 1), thread_pool.pack_panels(wrong), None, Epilogue.SILU, None).isnan().all()
 
 
 def test_a_row_does_not_depend_on_the_others(threads):
     torch.manual_seed(1)
     x, weight = torch.randn(2 * ROWS + 5, 96), torch.randn(COLUMNS + 2 * PANEL, 96)
-    packed = thread_pool.packed(weight)
-    whole = thread_pool.product(x, packed, None, Then.SILU, None)
+    packed = thread_pool.pack_panels(weight)
+    whole = thread_pool.linear(x, packed, None, Epilogue.SILU, None)
     for start, end in ((0, 1), (3, 10), (ROWS, 2 * ROWS + 5), (7, ROWS + 9)):
-        assert torch.equal(thread_pool.product(x[start:end], packed, None, Then.SILU, None), whole[start:end])
+        assert torch.equal(thread_pool.linear(x[start:end], packed, None, Epilogue.SILU, None), whole[start:end])
 
 
 def test_no_rows():
-    assert thread_pool.product(
-        torch.empty(2, 0, 8), thread_pool.packed(torch.randn(PANEL, 8)), None, Then.SILU, None
+    assert thread_pool.linear(
+        torch.empty(2, 0, 8), thread_pool.pack_panels(torch.randn(PANEL, 8)), None, Epilogue.SILU, None
     ).shape == (
         2,
         0,
@@ -69,10 +69,10 @@ def test_no_rows():
 
 
 def test_what_does_not_fit_is_refused():
-    x, packed, other = torch.randn(3, 8), thread_pool.packed(torch.randn(PANEL, 8)), torch.randn(3, PANEL)
+    x, packed, other = torch.randn(3, 8), thread_pool.pack_panels(torch.randn(PANEL, 8)), torch.randn(3, PANEL)
     for wrong, beside in ((x[:, :7], None), (x.double(), None), (x, other[:2]), (x, other.double())):
         with pytest.raises(ValueError, match="not float32"):
-            thread_pool.product(wrong, packed, None, Then.PLUS, beside)
+            thread_pool.linear(wrong, packed, None, Epilogue.PLUS, beside)
 
 
 def attention(queries, keys, values):

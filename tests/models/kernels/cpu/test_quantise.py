@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from everlong_models.kernels.cpu import thread_pool
-from everlong_models.kernels.cpu.quantised_matrix import fits
+from everlong_models.kernels.cpu.quantised_matrix import can_quantise
 from everlong_models.kernels.cpu.simd import GROUP, PANEL
 from tests.models.stored import stored
 
-pytestmark = pytest.mark.skipif(not fits(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
+pytestmark = pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
 
 
 def naive_grids(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -39,9 +39,9 @@ def test_grids(threads, bits, weight):
     torch.set_num_threads(threads)
     try:
         codes, scales, far = naive_grids(weight, bits)
-        got = thread_pool.on_grids(weight, bits)
+        got = thread_pool.quantise(weight, bits)
         assert (torch.equal(got[0], codes), torch.equal(got[1], scales), got[2]) == (True, True, True)
-        assert [thread_pool.on_grids(weight, bits, share * far + 1e-9)[2] for share in (0.99, 1)] == [far == 0, True]
+        assert [thread_pool.quantise(weight, bits, share * far + 1e-9)[2] for share in (0.99, 1)] == [far == 0, True]
     finally:
         torch.set_num_threads(before)
 
@@ -49,7 +49,7 @@ def test_grids(threads, bits, weight):
 @pytest.mark.parametrize("weight", [torch.zeros(15, 32), torch.zeros(16, 40), torch.zeros(16, 32).double()])
 def test_no_grids(weight):
     with pytest.raises(ValueError, match=r"no grids for torch\.float"):
-        thread_pool.on_grids(weight, 4)
+        thread_pool.quantise(weight, 4)
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
@@ -57,4 +57,4 @@ def test_no_grids(weight):
 def test_what_is_no_number_is_off_its_grid(number, place):
     weight = stored(48, 96)
     weight[17, 32 + place] = number
-    assert not thread_pool.on_grids(weight, 4, 0.02)[2]
+    assert not thread_pool.quantise(weight, 4, 0.02)[2]

@@ -1,4 +1,4 @@
-"""`Quantized` against float: what four bits keep, what eight cost, rows that do not see each other."""
+"""`QuantisedMatrix` against float: what four bits keep, what eight cost, rows that do not see each other."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.kernels.cpu import decode_step, thread_pool
-from everlong_models.kernels.cpu.quantised_matrix import GROUP, Quantized, fits
+from everlong_models.kernels.cpu.quantised_matrix import GROUP, QuantisedMatrix, can_quantise
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.weights import Manifest, load_weights, save_weights
 from tests.models.stored import stored
 
-pytestmark = pytest.mark.skipif(not fits(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
+pytestmark = pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
 
 
 def test_one_input_by_itself():
     weight, x = stored(47, 96), torch.randn(96)
-    assert torch.equal(Quantized(weight)(x), Quantized(weight)(x[None])[0])
+    assert torch.equal(QuantisedMatrix(weight)(x), QuantisedMatrix(weight)(x[None])[0])
 
 
 @pytest.mark.parametrize(("bits", "error"), [(4, 4e-5), (8, 6e-3)])
@@ -38,7 +38,7 @@ def test_the_formula(columns, bits, error, biased):
     weight = stored(47, columns) if bits == 4 else torch.randn(47, columns)
     bias = torch.randn(47) if biased else None
     x = torch.randn(2, 3, columns)
-    layer, y = Quantized(weight, bias), F.linear(x, weight, bias)
+    layer, y = QuantisedMatrix(weight, bias), F.linear(x, weight, bias)
     assert layer.bits == bits
     assert layer(x).dtype == torch.float32
     assert layer(x).shape == y.shape
@@ -54,12 +54,12 @@ def test_activations_of_sixteen_bits_lose_nothing(columns):
     x[1, GROUP:] = 0
     weight = stored(47, columns)
     exact = x.double() @ weight.double().T
-    assert float((Quantized(weight)(x) - exact).abs().max() / exact.abs().max()) < 1e-6
+    assert float((QuantisedMatrix(weight)(x) - exact).abs().max() / exact.abs().max()) < 1e-6
     groups = (
         x.unflatten(1, (-1, GROUP)) * torch.logspace(-20, 8, columns // GROUP)[:, None]
     )  # each has a scale of its own
     exact = groups.flatten(1).double() @ weight.double().T
-    assert float(((Quantized(weight)(groups.flatten(1)) - exact) / exact).abs().max()) < 1e-4
+    assert float(((QuantisedMatrix(weight)(groups.flatten(1)) - exact) / exact).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
@@ -67,9 +67,9 @@ def test_activations_of_sixteen_bits_lose_nothing(columns):
 def test_no_number_stays_none(number, weight):
     """And a row beside it is as it was; so little that it has no scale is nothing."""
     x = torch.randn(3, 96)
-    expected = Quantized(weight)(x[2:])
+    expected = QuantisedMatrix(weight)(x[2:])
     x[0, 37], x[1] = number, 1e-33 * x[1]
-    found = Quantized(weight)(x)
+    found = QuantisedMatrix(weight)(x)
     assert not found[0].isfinite().any()
     assert found[1].abs().max() < 1e-30
     assert torch.equal(found[2:], expected)
@@ -77,22 +77,26 @@ def test_no_number_stays_none(number, weight):
 
 def test_four_bits_are_taken_only_where_they_lose_nothing():
     weight = stored(16, 64)
-    assert Quantized(weight).bits == 4
+    assert QuantisedMatrix(weight).bits == 4
     weight[5, 7] += 0.2 * weight.unflatten(1, (-1, GROUP)).diff(dim=-1).abs().max() / 15
-    assert Quantized(weight).bits == 8
-    assert Quantized(torch.ones(16, 64)).bits == 4, "a group without a step"
+    assert QuantisedMatrix(weight).bits == 8
+    assert QuantisedMatrix(torch.ones(16, 64)).bits == 4, "a group without a step"
     for row in (0, 15, 300):
         weight = stored(301, 64)
         weight[row, 9] = torch.nan
-        assert Quantized(weight).bits == 8
+        assert QuantisedMatrix(weight).bits == 8
 
 
 def test_an_update_stays_beside_four_bits():
     weight, bias, (a, b) = stored(48, 96), torch.randn(48), (torch.randn(8, 96), torch.randn(48, 8) / 30)
     x = torch.randn(2, 3, 96)
-    layer, plain, y = Quantized(weight, bias, (a, b)), Quantized(weight, bias), F.linear(x, weight + b @ a, bias)
+    layer, plain, y = (
+        QuantisedMatrix(weight, bias, (a, b)),
+        QuantisedMatrix(weight, bias),
+        F.linear(x, weight + b @ a, bias),
+    )
     assert layer.bits == 4
-    assert Quantized(weight + b @ a).bits == 8
+    assert QuantisedMatrix(weight + b @ a).bits == 8
     assert float((y - F.linear(x, weight, bias)).norm() / y.norm()) > 0.3
     torch.testing.assert_close(layer(x) - plain(x), x @ (b @ a).T, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(layer(x), y, rtol=1e-4, atol=1e-4)
@@ -101,13 +105,17 @@ def test_an_update_stays_beside_four_bits():
 def test_a_group_of_one_value_and_zeros():
     x = torch.randn(2, 64)
     for weight in (torch.full((16, 64), 0.375), torch.zeros(16, 64)):
-        torch.testing.assert_close(Quantized(weight)(x), x @ weight.T, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(QuantisedMatrix(weight)(x), x @ weight.T, rtol=1e-4, atol=1e-4)
 
 
 def test_a_row_does_not_depend_on_its_neighbours():
     torch.manual_seed(1)
-    wide = Quantized(stored(160, 1536), None, (torch.randn(24, 1536), torch.randn(160, 24)))
-    for layer, columns in ((Quantized(stored(160, 96)), 96), (Quantized(torch.randn(160, 96)), 96), (wide, 1536)):
+    wide = QuantisedMatrix(stored(160, 1536), None, (torch.randn(24, 1536), torch.randn(160, 24)))
+    for layer, columns in (
+        (QuantisedMatrix(stored(160, 96)), 96),
+        (QuantisedMatrix(torch.randn(160, 96)), 96),
+        (wide, 1536),
+    ):
         x = torch.randn(33, columns)
         y = layer(x)
         for rows in (1, 2, 7, 32):
@@ -128,7 +136,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
     ids=["columns", "type", "device", "small", "large", "no number"],
 )
 def test_what_does_not_fit(weight):
-    assert not fits(weight)
+    assert not can_quantise(weight)
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
@@ -139,8 +147,8 @@ def test_what_fits_is_multiplied_well(size, least):
     weight, x = torch.randn(32, 64) * size, torch.randn(5, 64)
     weight[:, 32:] *= least
     exact = x.double() @ weight.double().T
-    assert fits(weight)
-    assert float((Quantized(weight)(x) - exact).norm() / exact.norm()) < 0.012
+    assert can_quantise(weight)
+    assert float((QuantisedMatrix(weight)(x) - exact).norm() / exact.norm()) < 0.012
 
 
 def build(hidden: int = 64, head_dim: int = 16, heads: int = 4) -> Backbone:
@@ -340,7 +348,7 @@ def test_what_is_of_another_type_or_shape(name, change):
 
 
 def test_a_product_with_another_type_or_width():
-    layer = Quantized(stored(48, 96))
+    layer = QuantisedMatrix(stored(48, 96))
     for x in (torch.zeros(2, 96, dtype=torch.float64), torch.zeros(2, 64)):
         with pytest.raises(ValueError, match="x is"):
             layer(x)
@@ -382,12 +390,12 @@ def test_no_number_ends_no_process():
 COMPILED = """
 import torch
 from everlong_models.kernels.cpu import thread_pool
-from everlong_models.kernels.cpu.prefill import Then
-from everlong_models.kernels.cpu.quantised_matrix import Quantized, fits
+from everlong_models.kernels.cpu.prefill import Epilogue
+from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix, can_quantise
 torch.manual_seed(0)
 weight, x = torch.randn(48, 96), torch.randn(7, 96)
-print(thread_pool.product(x, thread_pool.packed(weight), None, Then.SILU, None).double().sum().item())
-print(Quantized(weight)(x).double().sum().item() if fits(weight) else "does not fit")
+print(thread_pool.linear(x, thread_pool.pack_panels(weight), None, Epilogue.SILU, None).double().sum().item())
+print(QuantisedMatrix(weight)(x).double().sum().item() if can_quantise(weight) else "does not fit")
 """
 
 
@@ -458,7 +466,7 @@ def test_where_nothing_can_be_stored(monkeypatch):
 
     monkeypatch.setattr(thread_pool, "cfunc", refuse)
     monkeypatch.setattr(thread_pool, "compiled", lru_cache(thread_pool.compiled.__wrapped__))
-    layer, x = Quantized(stored(48, 96)), torch.randn(5, 96)
+    layer, x = QuantisedMatrix(stored(48, 96)), torch.randn(5, 96)
     torch.testing.assert_close(layer(x), x @ stored(48, 96).T, rtol=1e-3, atol=2e-4)
 
 
@@ -472,5 +480,5 @@ def test_matrices_that_do_not_fit_stay_float():
 
 
 def test_rows_that_do_not_lie_side_by_side():
-    layer, x = Quantized(stored(48, 96)), torch.randn(5, 3, 96)
+    layer, x = QuantisedMatrix(stored(48, 96)), torch.randn(5, 3, 96)
     assert torch.equal(layer(x[:, -1]), layer(x[:, -1].contiguous()))

@@ -16,7 +16,7 @@ from everlong_models.backbone.cache import CacheSlots
 from everlong_models.generate.cuda_graphs import CUDAGraphs, StepGraphs
 from everlong_models.kernels.gpu import attention_kernel as kernels
 from everlong_models.kernels.gpu import layer_kernels
-from everlong_models.kernels.gpu.attention_kernel import attended
+from everlong_models.kernels.gpu.attention_kernel import decode_attention
 from everlong_models.memories.relative import scratch
 from everlong_models.memories.relative.attention import RelativeAttention, RelativePositions
 from everlong_models.memories.relative.compressive import Compressive, CompressiveConfig
@@ -87,7 +87,7 @@ def test_a_step_is_what_pytorch_computes(compiles: None, monkeypatch: pytest.Mon
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One entry for each call of the kernels by a step from here on."""
     calls: list[None] = []
-    monkeypatch.setattr(scratch, "attended", lambda *given: calls.append(None) or attended(*given))
+    monkeypatch.setattr(scratch, "decode_attention", lambda *given: calls.append(None) or decode_attention(*given))
     return calls
 
 
@@ -122,7 +122,7 @@ def computed(keys: int, dim: int, dtype: torch.dtype) -> list[tuple[Tensor, Tens
     for tensor in (k, v):
         tensor.masked_fill_(~visible.mT[:, None], torch.nan)
     along = attention.along(q + behind.v, behind.encoding)
-    return [*results, attended(q, k, v, behind.u, along, at, visible)]
+    return [*results, decode_attention(q, k, v, behind.u, along, at, visible)]
 
 
 @torch.no_grad()
@@ -152,7 +152,7 @@ def test_bfloat16_is_no_further_from_what_is_exact_than_pytorchs_operations() ->
 
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """For an H100, in bfloat16 and with what they are told at a launch; see test_fused.py."""
-    assert compiled_by(COMPILE, tmp_path) == ["_look", "_join"]
+    assert compiled_by(COMPILE, tmp_path) == ["_attend_part", "_merge_parts"]
 
 
 COMPILE = """
@@ -163,7 +163,7 @@ from everlong_models.kernels.gpu import attention_kernel
 
 SIZES = {"heads": 4, "count": 812, "dim": 64, "parts": 13, "parts_block": 16, "block": 64, "dim_block": 64}
 OTHERS = {name: "*fp32" for name in ("contexts", "masses", "mass")} | {"scale": "fp32", "at": "*i64", "visible": "*u1"}
-for kernel in (attention_kernel._look, attention_kernel._join):
+for kernel in (attention_kernel._attend_part, attention_kernel._merge_parts):
     names = kernel.arg_names
     given = {name: "i32" if name.startswith(("key_", "value_")) else OTHERS.get(name, "*bf16") for name in names}
     signature = {name: "constexpr" if name in SIZES else given[name] for name in names}
@@ -172,7 +172,7 @@ for kernel in (attention_kernel._look, attention_kernel._join):
     source = ASTSource(fn=kernel, signature=signature, constexprs=sizes, attrs=whole)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
     assert compiled.asm["cubin"]
-    assert kernel is attention_kernel._join or compiled.asm["ptx"].count("ld.global.v4") > 4, "keys are not read 16 bytes at once"
+    assert kernel is attention_kernel._merge_parts or compiled.asm["ptx"].count("ld.global.v4") > 4, "keys are not read 16 bytes at once"
     print(kernel.__name__)
 """
 
@@ -196,7 +196,7 @@ def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytes
     compiles = layer_kernels.compiles
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(layer_kernels, "compiles", lambda _, run: compiles(There(), run))
-    monkeypatch.setattr(scratch, "attended", refuses)
+    monkeypatch.setattr(scratch, "decode_attention", refuses)
     memory = random_weights(MEMORIES["compressive"]())
     with caplog.at_level(logging.WARNING):
         memory.optimize()
@@ -227,7 +227,7 @@ def test_recorded_it_is_what_it_is_without(monkeypatch: pytest.MonkeyPatch, name
     """Three rows, so that a place behind them is computed as well; nothing is compiled any more."""
     plain, fast = (random_weights(MEMORIES[name]()).float().to(WHERE) for _ in range(2))
     fast.optimize()
-    compiled = [len(kernel.device_caches[DEVICE.index][0]) for kernel in (kernels._look, kernels._join)]
+    compiled = [len(kernel.device_caches[DEVICE.index][0]) for kernel in (kernels._attend_part, kernels._merge_parts)]
     calls, step = counted(monkeypatch), StepGraphs(fast.step, CUDAGraphs(DEVICE))
     text = tokens(plain, 3, 2 * plain.segment_length).to(WHERE)
     slots, twins = CacheSlots(kept=True), CacheSlots()
@@ -240,4 +240,6 @@ def test_recorded_it_is_what_it_is_without(monkeypatch: pytest.MonkeyPatch, name
         torch.testing.assert_close(step(slots, text[:, at]), expected, **CLOSE)
     assert all(step._graphs.values())
     assert calls
-    assert compiled == [len(kernel.device_caches[DEVICE.index][0]) for kernel in (kernels._look, kernels._join)]
+    assert compiled == [
+        len(kernel.device_caches[DEVICE.index][0]) for kernel in (kernels._attend_part, kernels._merge_parts)
+    ]

@@ -37,7 +37,7 @@ def twins(name: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, Back
     naive, fast = build(name, dtype), build(name, dtype)
     naive.model.to(WHERE), fast.model.to(WHERE)
     assert fast.optimize() is None
-    assert {type(layer).__name__ for layer in fast._lean.layers} == {"Fused"}
+    assert {type(layer).__name__ for layer in fast._lean.layers} == {"FusedLayer"}
     return naive, fast
 
 
@@ -138,7 +138,7 @@ from everlong_models.kernels.gpu import layer_kernels
 SIZES = {"width": 576, "count": 15, "turning": 12, "half": 32, "inner": 1536, "has_bias": True,
          "width_block": 1024, "count_block": 16, "half_block": 32, "block": 2048}
 NUMBERS = {"eps": "fp32", "positions": "i32", "cos_row": "i32"}
-for kernel in (layer_kernels._turn, layer_kernels._gate):
+for kernel in (layer_kernels._norm_rotate, layer_kernels._norm_gate):
     names = kernel.arg_names
     signature = {name: "constexpr" if name in SIZES else NUMBERS.get(name, "*bf16") for name in names}
     sizes = {(place,): SIZES[name] for place, name in enumerate(names) if name in SIZES}
@@ -186,11 +186,11 @@ def test_it_is_compiled_for_the_models_own_sizes(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         layer_kernels,
-        "turned",
+        "norm_rotate",
         lambda heads, count, h, bias, *_: asked.append((*heads.shape, count, *h.shape, bias is not None)),
     )
     monkeypatch.setattr(
-        layer_kernels, "gated", lambda both, h, bias, eps: asked.append((*both.shape, *h.shape, bias is not None))
+        layer_kernels, "norm_gate", lambda both, h, bias, eps: asked.append((*both.shape, *h.shape, bias is not None))
     )
     assert layer_kernels.available(There(), **LAYER)
     assert asked == [(1, 1, 4, 8, 3, 1, 1, 16, True), (1, 1, 64, 1, 1, 16, False)]
@@ -210,7 +210,7 @@ def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytes
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(layer_kernels, "turned", refuses)
+    monkeypatch.setattr(layer_kernels, "norm_rotate", refuses)
 
     with caplog.at_level(logging.WARNING):
         assert not layer_kernels.available(There(), **LAYER)

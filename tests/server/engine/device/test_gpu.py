@@ -12,7 +12,7 @@ import torch
 
 from everlong_lab.benchmarks import flat
 from everlong_lab.benchmarks import prefill as read
-from everlong_models import MEMORIES, Grammars, Model, SamplingParams, load_model
+from everlong_models import MEMORIES, GrammarCompiler, Model, SamplingParams, load_model
 from everlong_server.engine.device import runner as running
 from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Look, Read
 from everlong_server.engine.device.runner import Runner
@@ -58,7 +58,7 @@ def served(model: Model, kind: type[Runner]) -> tuple[dict[str, Any], Runner]:
         "required": ["a"],
         "additionalProperties": False,
     }
-    grammar = Grammars(model.tokenizer, memory.vocab_size).json(schema)
+    grammar = GrammarCompiler(model.tokenizer, memory.vocab_size).json(schema)
     submit("json", lambda sink: Answer(start, [], [7, 8], SamplingParams(max_tokens=30), 9, sink, grammar=grammar))
     for number in range(3):
         text = torch.randint(5, 500, (3 * S,), generator=torch.Generator().manual_seed(number))

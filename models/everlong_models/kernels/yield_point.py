@@ -1,6 +1,6 @@
 """`pausing`: a long pass over a segment lets something shorter have the device between its layers.
 
-    with pausing(step):            # on this thread, `step` is called between the layers of whatever is computed here
+    with at_yield_points(step):            # on this thread, `step` is called between the layers of whatever is computed here
         memory.read(tokens, state)
 
 A layer's result depends on nothing but its input, so what is computed stays the same to the bit. Memories that compute
@@ -17,7 +17,7 @@ _thread = threading.local()
 
 
 @contextlib.contextmanager
-def pausing(between: Callable[[], None]) -> Iterator[None]:
+def at_yield_points(between: Callable[[], None]) -> Iterator[None]:
     """Within it, `pause` calls `between`; not within `between` itself, whose own passes run through."""
     before = getattr(_thread, "between", None)
     _thread.between = between
@@ -27,7 +27,7 @@ def pausing(between: Callable[[], None]) -> Iterator[None]:
         _thread.between = before
 
 
-def pause() -> None:
+def yield_point() -> None:
     """Between two layers, or before them all: whoever waits for the device may have it now. Nothing happens outside `pausing`."""
     between = getattr(_thread, "between", None)
     if between is None:
