@@ -1,10 +1,10 @@
-"""`pausing`: a long pass over a segment lets something shorter have the device between its layers.
+"""Yield points: between the layers of a long pass, shorter work may use the device.
 
     with at_yield_points(step):            # on this thread, `step` is called between the layers of whatever is computed here
         memory.read(tokens, state)
 
-A layer's result depends on nothing but its input, so what is computed stays the same to the bit. Memories that compute
-layer by layer call `pause` between them; where all layers are one call, before it.
+A layer's result depends only on its input, so the results are the same to the bit. Memories that compute layer by layer call
+`yield_point` between layers; where one call computes all layers, before that call.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ _thread = threading.local()
 
 
 @contextlib.contextmanager
-def at_yield_points(between: Callable[[], None]) -> Iterator[None]:
-    """Within it, `pause` calls `between`; not within `between` itself, whose own passes run through."""
-    before = getattr(_thread, "between", None)
-    _thread.between = between
+def at_yield_points(callback: Callable[[], None]) -> Iterator[None]:
+    """Call `callback` at this thread's yield points. Passes that `callback` itself computes have none."""
+    before = getattr(_thread, "callback", None)
+    _thread.callback = callback
     try:
         yield
     finally:
-        _thread.between = before
+        _thread.callback = before
 
 
 def yield_point() -> None:
-    """Between two layers, or before them all: whoever waits for the device may have it now. Nothing happens outside `pausing`."""
-    between = getattr(_thread, "between", None)
-    if between is None:
+    """Let shorter work use the device now. Does nothing outside `at_yield_points`."""
+    callback = getattr(_thread, "callback", None)
+    if callback is None:
         return
-    _thread.between = None
+    _thread.callback = None
     try:
-        between()
+        callback()
     finally:
-        _thread.between = between
+        _thread.callback = callback

@@ -243,7 +243,7 @@ class TestDraw:
     )
     def test_what_cannot_be_drawn_of(self, scores, how, seeds):
         """Addresses tell nothing of either."""
-        with pytest.raises(ValueError, match=r"scores are torch\.float"):
+        with pytest.raises(ValueError, match=r"scores must be float32.*got scores torch\.float"):
             thread_pool.sample(scores, np.ones(how), np.zeros(seeds))
 
     def test_numbers_are_those_of_splitmix64(self):

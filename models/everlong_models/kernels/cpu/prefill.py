@@ -1,9 +1,12 @@
-"""What prompts and documents are encoded with on a CPU in float32, for numba to compile: products of many rows, and causal attention.
+"""The numba kernels that prefill on a CPU in float32: products of many rows, and causal attention.
 
-On processors with AVX2 oneDNN and MKL multiply at three quarters of what these reach, and attention by products of single
-heads waits for threads more than it computes (docs/lab-notes.md). All is made of one product in registers, `lanes.tile_6`,
-and shared out as in `kernels`: an output is computed by one thread, in one order of summation, whatever rows there are
-beside it or, of finite numbers, behind it. B rows, n queries, T keys, G groups of R query heads that share keys of dimension d.
+On processors with AVX2, oneDNN and MKL reach three quarters of the speed of these products, and attention by products of single heads
+waits for threads longer than it computes (docs/lab-notes.md). Everything is built from one product in registers, `simd.tile_6`.
+
+Threads take parts as in `decode_step`. One thread computes each output, in a fixed order of summation, so a result does not depend on
+other rows, nor (for finite numbers) on rows after it.
+
+Shapes: B rows, n queries, T keys, G groups of R query heads that share keys of dimension d.
 """
 
 from __future__ import annotations
@@ -13,59 +16,61 @@ from enum import IntEnum
 import numpy as np
 from numba import carray
 
-from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, _compiled, _dot, _floats, _wait, _weigh
-from everlong_models.kernels.cpu.simd import LANES, PANEL, silu, take, tile_1, tile_2, tile_4, tile_6
+from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, _compiled, _dot, _floats, _softmax_weights, _wait
+from everlong_models.kernels.cpu.simd import LANES, PANEL, fetch_add, silu, tile_1, tile_2, tile_4, tile_6
 
 ROWS = 96
-"""Rows of a part: with what they are multiplied by they stay in a core's second cache."""
+"""Rows in a part. With the weights of a part they fit a core's L2 cache."""
 COLUMNS = 6 * PANEL
-"""Columns of a part."""
+"""Columns in a part."""
 QUERIES = 24
-"""Queries of a part: the scores of a group's heads stay in the second cache, too, up to some 1,500 keys."""
+"""Queries in a part. The scores of a group's heads fit the L2 cache, too, up to about 1,500 keys."""
 
 
 class Epilogue(IntEnum):
-    """What is done with a product while it is in the cache."""
+    """The element-wise operation applied to a product while it is in the cache."""
 
-    NOTHING = 0
+    NONE = 0
     SILU = 1
     TIMES = 2
     PLUS = 3
 
 
 class PrefillJob(IntEnum):
-    """What a product, or attention, is of: sizes, addresses of float32, strides in float32. `OWN`, `OWN_SIZE` and `COUNTERS` as
-    in `kernels.DecodeJob`."""
+    """The fields of a product, a norm or an attention: sizes, addresses of float32, strides in float32 values.
+
+    `SCRATCH`, `SCRATCH_SIZE` and `COUNTERS` as in `DecodeJob`.
+    """
 
     ROWS = 0
-    OWN = 2
-    OWN_SIZE = 3
+    SCRATCH = 2
+    SCRATCH_SIZE = 3
     COUNTERS = 4
     X = 5  # (B, K)
     W = 6  # (N / PANEL, K, PANEL)
     BIAS = 7  # (N,), or 0
-    OTHER = 8  # (B, N), as `THEN` has it
+    OTHER = 8  # (B, N), the second operand of `EPILOGUE`
     Y = 9  # (B, N)
     K = 10
     N = 11
-    THEN = 12
-    QUERIES = 13  # (B, n, G R, d), heads one behind the other
+    EPILOGUE = 12
+    QUERIES = 13  # (B, n, G R, d), heads contiguous
     QUERY_ROW = 14
     QUERY_POSITION = 15
-    KEYS = 16  # (B, G, T, d), positions one behind the other, as values
+    KEYS = 16  # (B, G, T, d), positions contiguous; the same for values
     VALUES = 17
     KEY_ROW = 18
     KEY_GROUP = 19
     MIXED = 20  # (B, n, G R d)
-    PANELS = 21  # room: (B, G, T / PANEL, d, PANEL)
-    ASKED = 22  # n
-    KNOWN = 23  # T
+    KEY_PANELS = 21  # scratch for transposed keys: (B, G, T / PANEL, d, PANEL)
+    QUERY_COUNT = 22  # n
+    KEY_COUNT = 23  # T
     GROUPS = 24
     HEADS = 25  # R
     HEAD_DIM = 26
     EPS = 27  # (1,)
     COS = 28  # (1 or B, n, d)
-    SIN = 29  # the same, the first half negative; `QUERY_ROW` is 0 where there is one
+    SIN = 29  # the same, the first half negated; with one row, `QUERY_ROW` is 0
 
 
 @_compiled
@@ -90,23 +95,23 @@ def _multiply(x, w, y, rows, count, x_stride, w_stride, y_stride):
 
 
 @_compiled
-def _finish(job, y, first, last, start, end):
-    """Bias, and `Then`, of the rows first … last and the columns start … end."""
-    B, N, then = job[PrefillJob.ROWS], job[PrefillJob.N], job[PrefillJob.THEN]
+def _apply_epilogue(job, y, first, last, start, end):
+    """Apply bias and epilogue to the rows first … last and the columns start … end."""
+    B, N, epilogue = job[PrefillJob.ROWS], job[PrefillJob.N], job[PrefillJob.EPILOGUE]
     if job[PrefillJob.BIAS]:
         bias = _floats(job[PrefillJob.BIAS], 1, N)[0]
         for m in range(first, last):
             for n in range(start, end):
                 y[m, n] += bias[n]
-    if then == Epilogue.SILU:
+    if epilogue == Epilogue.SILU:
         for m in range(first, last):
             silu(job[PrefillJob.Y] + 4 * (m * N + start), (end - start) // LANES)
-    elif then == Epilogue.TIMES:
+    elif epilogue == Epilogue.TIMES:
         other = _floats(job[PrefillJob.OTHER], B, N)
         for m in range(first, last):
             for n in range(start, end):
                 y[m, n] *= other[m, n]
-    elif then == Epilogue.PLUS:
+    elif epilogue == Epilogue.PLUS:
         other = _floats(job[PrefillJob.OTHER], B, N)
         for m in range(first, last):
             for n in range(start, end):
@@ -114,17 +119,17 @@ def _finish(job, y, first, last, start, end):
 
 
 def linear(data):
-    """y ← x Wᵀ + b, and then what `Then` says."""
+    """y ← epilogue(x Wᵀ + b). Every thread runs this function."""
     job = carray(data, FIELDS)
-    take(job[PrefillJob.COUNTERS])
+    fetch_add(job[PrefillJob.COUNTERS])
     B, K, N, x, w = job[PrefillJob.ROWS], job[PrefillJob.K], job[PrefillJob.N], job[PrefillJob.X], job[PrefillJob.W]
     y = _floats(job[PrefillJob.Y], B, N)
     blocks = (B + ROWS - 1) // ROWS
-    size = (B + blocks - 1) // blocks  # of one size, but for the last, and whole tiles
+    size = (B + blocks - 1) // blocks  # equal sizes, but for the last part; multiples of a six-row tile
     size += -size % 6
     while True:
-        part = take(job[PrefillJob.COUNTERS] + LINE)
-        first, start = part % blocks * size, part // blocks * COLUMNS  # what lies together is taken one after the other
+        part = fetch_add(job[PrefillJob.COUNTERS] + LINE)
+        first, start = part % blocks * size, part // blocks * COLUMNS  # consecutive parts share their weights
         if start >= N:
             break
         last, end = min(B, first + size), min(N, start + COLUMNS)
@@ -132,13 +137,13 @@ def linear(data):
             for n in range(start, end, PANEL):
                 to = job[PrefillJob.Y] + 4 * (first * N + n)
                 _multiply(x + 4 * first * K, w + 4 * n * K, to, last - first, K, K, PANEL, N)
-            _finish(job, y, first, last, start, end)
+            _apply_epilogue(job, y, first, last, start, end)
 
 
 def norm(data):
-    """y (B, K) ← x / √(mean x² + ε), the RMS norm without a weight."""
+    """y (B, K) ← x / √(mean x² + ε), the RMS norm without a weight. Every thread runs this function."""
     job = carray(data, FIELDS)
-    take(job[PrefillJob.COUNTERS])
+    fetch_add(job[PrefillJob.COUNTERS])
     B, K = job[PrefillJob.ROWS], job[PrefillJob.K]
     x, y, eps = (
         _floats(job[PrefillJob.X], B, K),
@@ -146,7 +151,7 @@ def norm(data):
         _floats(job[PrefillJob.EPS], 1, 1)[0, 0],
     )
     while True:
-        first = take(job[PrefillJob.COUNTERS] + LINE) * QUERIES
+        first = fetch_add(job[PrefillJob.COUNTERS] + LINE) * QUERIES
         if first >= B:
             break
         for m in range(first, min(B, first + QUERIES)):
@@ -157,7 +162,7 @@ def norm(data):
 
 @_compiled
 def _rotate(x, cos, sin):
-    """One head's rotary positions, in place."""
+    """Apply one head's rotary position in place."""
     half = len(x) // 2
     for i in range(half):
         a, b = x[i], x[i + half]
@@ -166,12 +171,12 @@ def _rotate(x, cos, sin):
 
 
 def rotate(data):
-    """Gives the first `HEADS` of the heads at x (B, n, K / d, d) their rotary positions, in place."""
+    """Apply rotary positions in place to the first `HEADS` heads of x (B, n, K / d, d). Every thread runs this function."""
     job = carray(data, FIELDS)
-    take(job[PrefillJob.COUNTERS])
-    B, n, d, wide = job[PrefillJob.ROWS], job[PrefillJob.ASKED], job[PrefillJob.HEAD_DIM], job[PrefillJob.K]
+    fetch_add(job[PrefillJob.COUNTERS])
+    B, n, d, wide = job[PrefillJob.ROWS], job[PrefillJob.QUERY_COUNT], job[PrefillJob.HEAD_DIM], job[PrefillJob.K]
     while True:
-        first = take(job[PrefillJob.COUNTERS] + LINE) * QUERIES
+        first = fetch_add(job[PrefillJob.COUNTERS] + LINE) * QUERIES
         if first >= B * n:
             break
         for m in range(first, min(B * n, first + QUERIES)):
@@ -183,8 +188,8 @@ def rotate(data):
 
 
 @_compiled
-def _turn(keys, panel, count, d):
-    """panel (d, PANEL) ← keys (count, d)ᵀ, zeros behind them."""
+def _transpose_panel(keys, panel, count, d):
+    """panel (d, PANEL) ← keys (count, d)ᵀ, padded with zeros."""
     for i in range(d):
         for n in range(count):
             panel[i, n] = keys[n, i]
@@ -193,14 +198,14 @@ def _turn(keys, panel, count, d):
 
 
 @_compiled
-def _mix(job, scores, b, g, first, size):
-    """What `size` queries of a group's heads see, from the query `first` on."""
+def _attend_queries(job, scores, b, g, first, size):
+    """Compute the attention of one group's heads for `size` queries, starting at query `first`."""
     G, R, d, n, T = (
         job[PrefillJob.GROUPS],
         job[PrefillJob.HEADS],
         job[PrefillJob.HEAD_DIM],
-        job[PrefillJob.ASKED],
-        job[PrefillJob.KNOWN],
+        job[PrefillJob.QUERY_COUNT],
+        job[PrefillJob.KEY_COUNT],
     )
     position, wide, panels = job[PrefillJob.QUERY_POSITION], G * R * d, (T + PANEL - 1) // PANEL
     seen = T - n + first + size
@@ -211,14 +216,14 @@ def _mix(job, scores, b, g, first, size):
         query = job[PrefillJob.QUERIES] + 4 * (b * job[PrefillJob.QUERY_ROW] + first * position + (g * R + r) * d)
         own = scores + 4 * r * QUERIES * stride
         for p in range(stride // PANEL):
-            panel = job[PrefillJob.PANELS] + 4 * ((b * G + g) * panels + p) * d * PANEL
+            panel = job[PrefillJob.KEY_PANELS] + 4 * ((b * G + g) * panels + p) * d * PANEL
             _multiply(query, panel, own + 4 * p * PANEL, size, d, position, PANEL, stride)
         for i in range(size):
             weights, until = rows[r * QUERIES + i], seen - size + i + 1
-            sums[r, i] = _weigh(weights, until)
+            sums[r, i] = _softmax_weights(weights, until)
             for j in range(until, seen):
                 weights[j] = np.float32(0)
-    for r in range(R):  # behind all scores: values take their place in the cache
+    for r in range(R):  # after all scores: the values replace the keys in the cache
         own, to = (
             scores + 4 * r * QUERIES * stride,
             job[PrefillJob.MIXED] + 4 * ((b * n + first) * wide + (g * R + r) * d),
@@ -232,20 +237,20 @@ def _mix(job, scores, b, g, first, size):
 
 
 def attend(data):
-    """Causal attention of the last n queries over T keys and values, whose scale is in the queries."""
+    """Compute causal attention of the last n queries over T keys and values. The queries are scaled already. Every thread runs this function."""
     job = carray(data, FIELDS)
-    scores = job[PrefillJob.OWN] + 4 * take(job[PrefillJob.COUNTERS]) * job[PrefillJob.OWN_SIZE]
+    scores = job[PrefillJob.SCRATCH] + 4 * fetch_add(job[PrefillJob.COUNTERS]) * job[PrefillJob.SCRATCH_SIZE]
     B, G, d, n, T = (
         job[PrefillJob.ROWS],
         job[PrefillJob.GROUPS],
         job[PrefillJob.HEAD_DIM],
-        job[PrefillJob.ASKED],
-        job[PrefillJob.KNOWN],
+        job[PrefillJob.QUERY_COUNT],
+        job[PrefillJob.KEY_COUNT],
     )
     panels, blocks = (T + PANEL - 1) // PANEL, (n + QUERIES - 1) // QUERIES
-    next, done = job[PrefillJob.COUNTERS] + LINE, job[PrefillJob.COUNTERS] + 2 * LINE
-    while True:  # keys as columns, once for all queries
-        part = take(next)
+    next_part, done = job[PrefillJob.COUNTERS] + LINE, job[PrefillJob.COUNTERS] + 2 * LINE
+    while True:  # transpose the keys once, for all queries
+        part = fetch_add(next_part)
         if part >= B * G * panels:
             break
         b, g, at = part // panels // G, part // panels % G, part % panels * PANEL
@@ -253,14 +258,16 @@ def attend(data):
             job[PrefillJob.KEYS] + 4 * (b * job[PrefillJob.KEY_ROW] + g * job[PrefillJob.KEY_GROUP] + at * d),
             min(PANEL, T - at),
         )
-        _turn(_floats(keys, count, d), _floats(job[PrefillJob.PANELS] + 4 * part * d * PANEL, d, PANEL), count, d)
-        take(done)
+        _transpose_panel(
+            _floats(keys, count, d), _floats(job[PrefillJob.KEY_PANELS] + 4 * part * d * PANEL, d, PANEL), count, d
+        )
+        fetch_add(done)
     _wait(done, B * G * panels)
-    next = next + 2 * LINE
+    next_part = next_part + 2 * LINE
     while True:
-        part = take(next)
+        part = fetch_add(next_part)
         if part >= B * G * blocks:
             break
-        # The last queries first: they look at most, and whoever takes them ends last.
+        # Last queries first: they have the most keys, so the longest parts do not run last.
         first = (blocks - 1 - part // (B * G)) * QUERIES
-        _mix(job, scores, part % (B * G) // G, part % G, first, min(QUERIES, n - first))
+        _attend_queries(job, scores, part % (B * G) // G, part % G, first, min(QUERIES, n - first))

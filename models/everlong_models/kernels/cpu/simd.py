@@ -1,5 +1,6 @@
-"""The instructions that `kernels` is made of where numba's own are not enough: explicit vectors of eight numbers, products of
-whole numbers with unpacked weights, addresses, and counters that threads share. Written as LLVM's, whatever processor they become those of.
+"""SIMD intrinsics for the numba kernels: vectors of eight float32, integer dot products, float16 conversion, and atomics.
+
+numba has no explicit vectors, so these are written as LLVM IR. LLVM translates them to the instructions of the processor.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 GROUP = 32
-"""Weights in a row that share a scale and a least value."""
+"""Consecutive weights of a row that share one scale and one minimum."""
 LANES = 8
-"""Numbers that are computed at once; a head's dimension is a multiple of it."""
+"""float32 values in a vector. A head's dimension must be a multiple of it."""
 PANEL = 16
-"""Columns of a matrix that lie together, and are multiplied together: with six rows they fill an AVX2 processor's registers."""
+"""Output columns that are stored and multiplied together. Six rows of a panel fill an AVX2 processor's registers."""
 
 _float, _int, _index, _byte = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8)
 _Lanes, _Shorts, _Ints = (ir.VectorType(of, 8) for of in (_float, ir.IntType(16), _index))
@@ -28,18 +29,20 @@ _Pairs8, _Pairs16 = (ir.VectorType(ir.IntType(bits), 16) for bits in (8, 16))
 
 
 def has_float16() -> bool:
-    """Whether what numba compiles for knows numbers of 16 bits. For another one LLVM would call a function that nobody has, which ends
-    the process."""
+    """Return whether numba's target has instructions for float16.
+
+    Without them LLVM would emit a call to a function that does not exist, and the process would crash.
+    """
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     return "x86" not in triple or "+f16c" in features
 
 
 class _Code:
-    """Instructions at the builder's place. Addresses are int64, and what is added to them counts float32."""
+    """Writes LLVM instructions at the builder's position. Addresses are int64; offsets to them count float32 values."""
 
     def __init__(self, context: Any, builder: ir.IRBuilder) -> None:
         self.builder = builder
-        # What numba compiles for need not be this processor: an instruction that it lacks would end the process.
+        # numba's target may differ from this processor. An instruction that the processor lacks would crash the process.
         self._features: str = context.codegen().magic_tuple()[2]
 
     def number(self, value: int) -> ir.Value:
@@ -59,19 +62,21 @@ class _Code:
         self.builder.store(value, _at(self.builder, address, value.type), align=align)
 
     def half(self, address: ir.Value, first: ir.Value | int) -> ir.Value:
-        """Eight numbers of 16 bits, from the `first` on behind `address`."""
+        """Load eight float16 values that start `first` values after `address`, as float32."""
         at = self.builder.mul(self.number(first) if isinstance(first, int) else first, self.number(2))
         place = _at(self.builder, self.builder.add(address, at), _Halves)
         return self.builder.fpext(self.builder.load(place, align=2), _Lanes)
 
     def spread(self, value: ir.Value, kind: ir.Type = _Lanes) -> ir.Value:
-        """Eight times the same."""
+        """Broadcast `value` to all eight lanes."""
         first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_index, 0))
         return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(_Ints, [0] * 8))
 
     def pairs(self, a: ir.Value, b: ir.Value) -> ir.Value:
-        """a[2 n] b[2 n] + a[2 n + 1] b[2 n + 1] of sixteen whole numbers of 16 bits, in 32: one instruction of AVX2, which LLVM does
-        not find by itself."""
+        """Return a[2n] b[2n] + a[2n+1] b[2n+1] as eight int32, for two vectors of sixteen int16.
+
+        AVX2 has one instruction for it (pmaddwd), which LLVM does not select by itself.
+        """
         if "+avx2" in self._features.split(","):
             kind = ir.FunctionType(_Ints, [_Pairs16] * 2)
             return self.builder.call(
@@ -85,7 +90,7 @@ class _Code:
         return self.builder.add(*sums)
 
     def fetch(self, address: ir.Value) -> None:
-        """What lies there will be read soon; it need not be there."""
+        """Prefetch the cache line at `address`. The address need not be valid."""
         kinds = [_byte.as_pointer(), _index, _index, _index]
         function = cgutils.get_or_insert_function(
             self.builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"
@@ -93,7 +98,10 @@ class _Code:
         self.builder.call(function, [_at(self.builder, address, _byte), *(_index(n) for n in (0, 3, 1))])
 
     def high(self, x: ir.Value) -> ir.Value:
-        """x / 16 of bytes in 16 bits, rounded down: the upper half of 4,096 x, since LLVM would make three instructions of a shift."""
+        """Return x // 16 for bytes held as 16-bit integers.
+
+        Computed as the upper half of 4,096 x: LLVM would compile a shift to three instructions.
+        """
         if "+avx2" not in self._features.split(","):
             return self.builder.lshr(x, ir.Constant(_Pairs16, [4] * 16))
         function = cgutils.get_or_insert_function(
@@ -102,20 +110,20 @@ class _Code:
         return self.builder.call(function, [x, ir.Constant(_Pairs16, [1 << 12] * 16)])
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        """a · b + c, rounded once."""
+        """Return a · b + c, rounded once (fused multiply-add)."""
         kind, name = c.type, "llvm.fma.f32" if c.type is _float else "llvm.fma.v8f32"
         function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind] * 3), name)
         return self.builder.call(function, [a, b, c])
 
     def exp(self, x: ir.Value) -> ir.Value:
-        """e^x: 2^n · e^r with |r| ≤ ln 2 / 2, the polynomial of Cephes' expf; 0 below −87, ∞ above 88."""
+        """Return e^x = 2^n · e^r with |r| ≤ ln 2 / 2, by the polynomial of Cephes' expf; 0 below −87, ∞ above 88."""
         b = self.builder
 
         def all_of(number: float) -> ir.Value:
             return ir.Constant(_Lanes, [number] * LANES)
 
         def bounded(value: ir.Value, how: str, bound: float) -> ir.Value:
-            """What is no number stays so."""
+            """Clamp `value`; NaN stays NaN."""
             return b.select(b.fcmp_ordered(how, value, all_of(bound)), all_of(bound), value)
 
         low, high, x = b.fcmp_ordered("<=", x, all_of(-87)), b.fcmp_ordered(">", x, all_of(88)), bounded(x, ">", 88)
@@ -138,7 +146,7 @@ class _Code:
         return parts[0]
 
     def sums(self, a: ir.Value, b: ir.Value, c: ir.Value, d: ir.Value) -> ir.Value:
-        """`sum` of four, together, in the same order of additions."""
+        """Return the `sum` of each of four vectors, with the same order of additions as `sum`."""
 
         def added(x: ir.Value, y: ir.Value, *halves: list[int]) -> ir.Value:
             return self.builder.fadd(
@@ -150,7 +158,7 @@ class _Code:
         return added(a, c, [0, 2, 4, 6], [1, 3, 5, 7])
 
     def totals(self, kind: ir.Type, count: int) -> list[ir.Value]:
-        """Places of sums, which the compiler keeps in registers."""
+        """Allocate `count` accumulators, set to zero. The compiler keeps them in registers."""
         none = ir.Constant(kind, 0.0 if kind is _float else [0 if kind is _Ints else 0.0] * LANES)
         places = [cgutils.alloca_once_value(self.builder, none) for _ in range(count)]
         for place in places:
@@ -169,7 +177,7 @@ def _at(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
 
 
 def _instructions(arguments: int, write: Callable[..., None]) -> tuple[Any, Any]:
-    """`write(code, *arguments)` as an intrinsic of numba returns it: so many int64 come in, nothing goes out."""
+    """Return the signature and generator of a numba intrinsic that takes `arguments` int64 and returns nothing."""
 
     def generate(context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> ir.Value:
         write(_Code(context, builder), *args)
@@ -179,8 +187,8 @@ def _instructions(arguments: int, write: Callable[..., None]) -> tuple[Any, Any]
 
 
 @intrinsic
-def weigh(_context, x, most, blocks):
-    """x ← exp(x − most) of `blocks` times eight numbers."""
+def exp_shifted(_context, x, most, blocks):
+    """x ← exp(x − most), for `blocks` vectors."""
 
     def write(code, x, most, blocks):
         b, most = code.builder, code.spread(most)
@@ -194,7 +202,7 @@ def weigh(_context, x, most, blocks):
 
 @intrinsic
 def silu(_context, x, blocks):
-    """x ← x / (1 + exp(−x)) of `blocks` times eight numbers."""
+    """x ← x / (1 + exp(−x)), for `blocks` vectors."""
 
     def write(code, x, blocks):
         b = code.builder
@@ -208,8 +216,8 @@ def silu(_context, x, blocks):
 
 
 @intrinsic
-def ends(_context, x, least, most):
-    """The least and the greatest of `GROUP` numbers, by comparisons: what is no number may be either, or neither."""
+def min_max(_context, x, least, most):
+    """Store the minimum and the maximum of `GROUP` values. If any value is NaN, either result may be NaN."""
 
     def write(code, x, least, most):
         b = code.builder
@@ -227,8 +235,8 @@ def ends(_context, x, least, most):
 
 
 @intrinsic
-def greatest(_context, x, blocks):
-    """The greatest of `blocks` times eight numbers, at least -∞. What is no number is not looked at."""
+def maximum(_context, x, blocks):
+    """Return the maximum of `blocks` vectors, at least −∞. NaN is ignored."""
 
     def generate(context, builder, _signature, args):
         code, none = _Code(context, builder), ir.Constant(_Lanes, [-math.inf] * LANES)
@@ -249,9 +257,12 @@ def greatest(_context, x, blocks):
 
 
 @intrinsic
-def halves(_context, x, to, scales, groups):
-    """`x` in 16 bits, each group of 32 by itself: x ≈ s · to with whole numbers up to ±32,767. `scales`: s, and the sum of x, of
-    each group. Where all is less than 2^-100 of either sign, or something infinite, s is 0."""
+def quantise_16(_context, x, to, scales, groups):
+    """Quantise `x` to int16 in groups of 32: x ≈ s · to, with integers up to ±32,767.
+
+    Stores to `scales` the scale s and the sum of x for each group. If the largest magnitude of a group is at most 2^-100, or infinite,
+    s is 0.
+    """
 
     def write(code, x, to, scales, groups):
         b = code.builder
@@ -275,7 +286,7 @@ def halves(_context, x, to, scales, groups):
             step = b.select(within, b.fdiv(parts[0], most_of_16), none)
             times = code.spread(b.select(within, b.fdiv(most_of_16, parts[0]), none))
             for n, part in enumerate(lanes):
-                # Of what is no number, any whole one will do: the sum is none.
+                # NaN may become any integer: the group's sum is NaN anyway.
                 whole = b.fptosi(b.call(nearest, [b.fmul(part, times)]), _Ints)
                 at = b.add(to, b.mul(b.add(first, code.number(LANES * n)), code.number(2)))
                 code.store(b.trunc(whole, _Shorts), at)
@@ -287,22 +298,28 @@ def halves(_context, x, to, scales, groups):
 
 
 _AHEAD = 2048
-"""Bytes of codes that are fetched before they are needed: the processor sees no further than a page."""
+"""Prefetch distance in bytes of codes. The processor's own prefetcher stops at the end of a page."""
 
 
 def _dots(bits: int, rows: int) -> Any:
-    """y[m, n] ← Σ_g d[g, n] s[m, g] Σ_k q[g, k, n] x[m, g, k] + c[g, n] t[m, g] of `rows` rows m and `PANEL` outputs n; x, s and t as
-    `halves` has them. The sum over a group is one of whole numbers, and has no error. Strides count four bytes.
+    """Make the intrinsic for products of `rows` rows with one panel of quantised weights.
 
-    An output's operations and their order are those of any other number of rows. One panel after the other, as they lie in memory,
-    which is what one row waits for.
+        y[m, n] ← Σ_g d[g, n] s[m, g] Σ_k q[g, k, n] x[m, g, k] + c[g, n] t[m, g]
+
+    for `rows` rows m and `PANEL` outputs n; `quantise_16` produces x, s and t. The sum over a group is an integer sum, without
+    rounding. Strides count units of four bytes.
+
+    An output's operations and their order do not depend on the number of rows. Panels are read in memory order, because one row is
+    bound by memory bandwidth.
     """
     size, wide = 2 * PANEL * bits // 8, PANEL // LANES  # bytes of a panel's weights for two k
 
     def write(code, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
         def weights(address: ir.Value) -> list[ir.Value]:
-            """A panel's for two k, as steps of their grids, of each eight outputs those for the one and the other in turns: of four bits the
-            first ones' in bytes with the second ones' above them."""
+            """Load a panel's codes for two consecutive k, as vectors of eight outputs with the two k interleaved.
+
+            With four bits, a byte holds a code of the first eight outputs in its low half and one of the second eight in its high half.
+            """
             found = []
             for part in range(size // (2 * LANES)):
                 whole = b.zext(code.load(b.add(address, code.number(2 * LANES * part)), _Pairs8), _Pairs16)
@@ -310,7 +327,10 @@ def _dots(bits: int, rows: int) -> Any:
             return found
 
         def summed(inner: list[ir.Value], part: int) -> ir.Value:
-            """Of four bits: what is summed up with whole bytes has sixteen times the upper ones' sum in it, which stands beside it."""
+            """Return the integer sums of one vector of outputs.
+
+            With four bits, the low codes were multiplied as whole bytes: subtract 16 times the sum of the high codes.
+            """
             found = b.load(inner[part])
             if bits == 8 or part % 2:
                 return found
@@ -353,8 +373,10 @@ def _dots(bits: int, rows: int) -> Any:
 
 
 def _scores(heads: int, many: int) -> Any:
-    """scores[h, n] ← query[h] · keys[n] of `heads` queries and `count` times `many` keys of 16 bits, `stride` bytes from one to the
-    next, of `blocks` times eight numbers. The other strides count float32."""
+    """Make the intrinsic scores[h, n] ← query[h] · keys[n], for `heads` queries and `count` times `many` float16 keys.
+
+    A key has `blocks` vectors; `stride` bytes separate two keys. The other strides count float32.
+    """
 
     def write(code, query, query_stride, keys, stride, count, blocks, scores, scores_stride):
         b = code.builder
@@ -383,8 +405,10 @@ def _scores(heads: int, many: int) -> Any:
 
 
 def _mix(heads: int, wide: int) -> Any:
-    """mixed[h] ← mixed[h] + Σ_n scores[h, n] values[n] of `heads` heads and `count` values of 16 bits, `stride` bytes from one to the
-    next, of `wide` times eight numbers. The other strides count float32."""
+    """Make the intrinsic mixed[h] ← mixed[h] + Σ_n scores[h, n] values[n], for `heads` heads and `count` float16 values.
+
+    It covers `wide` vectors of each value; `stride` bytes separate two values. The other strides count float32.
+    """
 
     def write(code, scores, scores_stride, values, stride, count, mixed, mixed_stride):
         b = code.builder
@@ -415,8 +439,8 @@ def _mix(heads: int, wide: int) -> Any:
 
 
 @intrinsic
-def keep(_context, x, to, blocks):
-    """`blocks` times eight numbers in 16 bits."""
+def store_float16(_context, x, to, blocks):
+    """Convert `blocks` vectors from float32 to float16."""
 
     def write(code, x, to, blocks):
         b = code.builder
@@ -429,8 +453,8 @@ def keep(_context, x, to, blocks):
 
 
 @intrinsic
-def kept(_context, x, to, blocks):
-    """What `keep` has made of so many numbers."""
+def load_float16(_context, x, to, blocks):
+    """Convert `blocks` vectors from float16 to float32."""
 
     def write(code, x, to, blocks):
         b = code.builder
@@ -442,8 +466,8 @@ def kept(_context, x, to, blocks):
 
 
 @intrinsic
-def update(_context, x, w, y, count):
-    """y ← y + Σ_k x[k] w[k] of a panel of outputs, `w` (count, PANEL)."""
+def add_low_rank(_context, x, w, y, count):
+    """y ← y + Σ_k x[k] w[k], for one panel of outputs; `w` (count, PANEL)."""
 
     def write(code, x, w, y, count):
         b, wide = code.builder, PANEL // LANES
@@ -461,7 +485,10 @@ def update(_context, x, w, y, count):
 
 
 def _tile(rows: int) -> Any:
-    """y[m] ← Σ_k x[m, k] w[k] of `rows` rows m and `PANEL` columns. Strides count float32, of `w` from one k to the next."""
+    """Make the intrinsic y[m] ← Σ_k x[m, k] w[k], for `rows` rows and `PANEL` columns.
+
+    Strides count float32; `w_stride` separates two k.
+    """
     wide = PANEL // LANES
 
     def write(code, x, w, y, count, x_stride, w_stride, y_stride):
@@ -487,9 +514,9 @@ def _tile(rows: int) -> Any:
 
 
 tile_1, tile_2, tile_4, tile_6 = (_tile(rows) for rows in (1, 2, 4, 6))
-# Of six, four, two rows and one.
+# For six, four, two rows and one row.
 dots_4, dots_8 = ([_dots(bits, rows) for rows in (6, 4, 2, 1)] for bits in (4, 8))
-# Of one, two and three heads: of one and of four keys; and of as many numbers as the registers hold, and of fewer.
+# For one, two and three heads. `scores`: one or four keys at once. `mix`: two vectors of a value, or as many as the registers hold.
 scores_1, scores_4 = ([_scores(heads, many) for heads in (1, 2, 3)] for many in (1, 4))
 mix_2, mix_more = (
     [_mix(*shape) for shape in shapes] for shapes in (((1, 2), (2, 2), (3, 2)), ((1, 8), (2, 4), (3, 4)))
@@ -519,7 +546,7 @@ def byte_pointer(_context, address):
 
 @intrinsic
 def address(_context, array):
-    """Of an array's first number."""
+    """Return the address of an array's first element."""
 
     def generate(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
@@ -529,8 +556,8 @@ def address(_context, array):
 
 
 @intrinsic
-def take(_context, address):
-    """The int64 there, which is one more from now on, for all threads."""
+def fetch_add(_context, address):
+    """Return the int64 at `address` and increment it atomically."""
 
     def generate(_context, builder, _signature, args):
         return builder.atomic_rmw("add", _at(builder, args[0], _int), ir.Constant(_int, 1), "seq_cst")
@@ -539,8 +566,8 @@ def take(_context, address):
 
 
 @intrinsic
-def seen(_context, address):
-    """The int64 there, and with it all that was written before it became so."""
+def load_acquire(_context, address):
+    """Return the int64 at `address` with acquire ordering: writes made before it was set are visible."""
 
     def generate(_context, builder, _signature, args):
         return builder.load_atomic(_at(builder, args[0], _int), "acquire", 8)

@@ -27,7 +27,7 @@ def test_products(threads, rows, K, N):
     x, weight, bias, other = (torch.randn(shape) for shape in ((rows, K), (N, K), (N,), (rows, N)))
     y, packed = F.linear(x.double(), weight.double()), thread_pool.pack_panels(weight)
     for then, given, expected in (
-        (Epilogue.NOTHING, None, y),
+        (Epilogue.NONE, None, y),
         (Epilogue.SILU, None, F.silu(y)),
         (Epilogue.TIMES, other, y * other),
         (Epilogue.PLUS, other, y + other),
@@ -71,7 +71,7 @@ def test_no_rows():
 def test_what_does_not_fit_is_refused():
     x, packed, other = torch.randn(3, 8), thread_pool.pack_panels(torch.randn(PANEL, 8)), torch.randn(3, PANEL)
     for wrong, beside in ((x[:, :7], None), (x.double(), None), (x, other[:2]), (x, other.double())):
-        with pytest.raises(ValueError, match="not float32"):
+        with pytest.raises(ValueError, match="must be float32"):
             thread_pool.linear(wrong, packed, None, Epilogue.PLUS, beside)
 
 
@@ -143,7 +143,7 @@ def test_attention_of_what_lies_otherwise_is_refused():
         (queries, keys[:, :, :5], values[:, :, :5]),
         (queries.transpose(2, 3), keys, values),
     ):
-        with pytest.raises(ValueError, match="no attention"):
+        with pytest.raises(ValueError, match=r"queries .* must be float32"):
             thread_pool.attend(*wrong)
 
 
@@ -156,7 +156,7 @@ def test_norms(threads, shape):
 
 def test_norms_and_positions_of_what_lies_otherwise_are_refused():
     heads, table = torch.randn(2, 5, 3, 16), torch.randn(1, 5, 1, 16)
-    with pytest.raises(ValueError, match="not float32"):
+    with pytest.raises(ValueError, match="must be float32"):
         thread_pool.norm(heads.double(), 1e-5)
     for wrong in (
         (heads.double(), 2, table, table),
@@ -165,7 +165,7 @@ def test_norms_and_positions_of_what_lies_otherwise_are_refused():
         (heads, 2, table[:, :4], table),
         (heads, 2, table.expand(3, -1, -1, -1), table.expand(3, -1, -1, -1)),
     ):
-        with pytest.raises(ValueError, match="can be turned"):
+        with pytest.raises(ValueError, match="heads must be contiguous"):
             thread_pool.rotate(*wrong)
 
 
