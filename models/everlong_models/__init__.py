@@ -1,7 +1,6 @@
-"""Transformers with a memory of fixed size. PyTorch only: knows nothing of HTTP or Redis.
+"""Transformers with a memory of fixed size. Depends on PyTorch, but not on HTTP or Redis.
 
-Names are imported when they are first used: what needs only an error's type, as a command that talks to Redis does, must
-not wait for PyTorch.
+Names are imported at their first use, so that a command that needs only an error's type does not wait for PyTorch.
 """
 
 from importlib import import_module

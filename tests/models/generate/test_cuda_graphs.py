@@ -132,7 +132,7 @@ def test_what_cannot_be_recorded_is_done_without_and_said_once(memory, caplog: p
             chosen = torch.tensor([token])
             assert torch.equal(step(slots, chosen), memory.step(plain.rows, chosen))
     assert [record.getMessage() for record in caplog.records] == [
-        "a step of 1 rows is not recorded as a CUDA graph: no room for a graph"
+        "cannot capture a decode step of 1 rows as a CUDA graph, running it without: no room for a graph"
     ]
 
 
@@ -231,7 +231,7 @@ class TestReadGraphs:
             for _ in range(2):
                 assert_same_state(read(text, state), reader.read(text, state), exactly=True)
         assert [record.getMessage() for record in caplog.records] == [
-            "a segment of 2 rows is not recorded as a CUDA graph: no room for a graph"
+            "cannot capture a segment of 2 rows as a CUDA graph, running it without: no room for a graph"
         ]
 
     def test_nothing_else_is_recorded_with_it(self, reader) -> None:

@@ -91,7 +91,7 @@ def test_the_mask_is_the_last_word(grammars: GrammarCompiler, tokenizer: Tokeniz
         ({"$ref": "http://127.0.0.1:1/x"}, "does not fetch"),
         ({"$ref": "file:///etc/passwd"}, "does not fetch"),
         ({"type": "integer", "maximum": 10**400}, "not JSON"),
-        ({"properties": {str(n): {"type": "string"} for n in range(20_000)}}, "the limit is 200000: name fewer"),
+        ({"properties": {str(n): {"type": "string"} for n in range(20_000)}}, "the limit is 200000: use fewer"),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "unsatisfiable"),
     ],
 )

@@ -248,7 +248,7 @@ class TestDraw:
 
     def test_numbers_are_those_of_splitmix64(self):
         """Its authors' generator from the state 1234567: its first outputs, as published."""
-        outputs = sampling._mixed(1234567 + torch.arange(1, 6) * sampling._GOLDEN)
+        outputs = sampling._splitmix(1234567 + torch.arange(1, 6) * sampling._GOLDEN)
         expected = (
             6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821
         )  # fmt: skip

@@ -156,7 +156,7 @@ def wordpiece() -> Tokenizer:
 def _small_chunks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CHUNK", 16)
-        patch.setattr(module, "_APART", 3)
+        patch.setattr(module, "_RESUME_TOKENS", 3)
         yield
 
 
@@ -199,7 +199,7 @@ def check_places(tokenizer: Tokenizer, text: str, places: list[ResumePoint]) -> 
         assert rest == text[place.char :]
         assert tokenizer.encode(rest) == expected[place.token :], text
     for before, after in pairwise([place.token for place in places] + [len(words)]):
-        borders = [n for n in range(before + module._APART, len(words)) if words[n] != words[n - 1]]
+        borders = [n for n in range(before + module._RESUME_TOKENS, len(words)) if words[n] != words[n - 1]]
         assert after == (borders or [len(words)])[0]
 
 

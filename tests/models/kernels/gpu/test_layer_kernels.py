@@ -168,7 +168,7 @@ def test_recorded_it_is_what_it_is_without() -> None:
         expected = memory.read(segment, state)
         state = read(segment, state)
         torch.testing.assert_close(state["memory"], expected["memory"], **CLOSE)
-    assert all(read._read._kept.values())
+    assert all(read._read._calls.values())
     slots, step = CacheSlots(kept=True), StepGraphs(memory.step, CUDAGraphs(DEVICE))
     twins = CacheSlots()
     for row, one in enumerate(state.split()):

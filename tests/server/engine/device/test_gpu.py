@@ -88,7 +88,7 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
     with gpu(), caplog.at_level(logging.WARNING):
         monkeypatch.setattr(running, "CUDAGraphs", Graphs)
         there, runner = served(load_model(name, device=DEVICE, **how), OnGPU)
-        recorded = runner._batch._graphs._graphs, runner._draw._kept, runner._segments._graphs._read._kept
+        recorded = runner._batch._graphs._graphs, runner._draw._calls, runner._segments._graphs._read._calls
         assert [bool(graphs) for graphs in recorded] == [True, True, memory == "rmt"], (
             "steps, draws, segments where they can be"
         )
