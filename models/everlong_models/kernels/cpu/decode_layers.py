@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from everlong_models.kernels.cpu import decode_step, quantise
-from everlong_models.kernels.cpu.decode_step import DecodeJob, Layer, Matrix
+from everlong_models.kernels.cpu import decode_step, matrix_product, quantise
+from everlong_models.kernels.cpu.job import DecodeJob, Layer, Matrix
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix
 from everlong_models.kernels.cpu.thread_pool import prepare, step
 from everlong_models.kernels.low_rank import split_update
@@ -33,7 +33,7 @@ class DecodeLayers:
     def __init__(
         self, layers: Sequence[Any], norm: Tensor, *, heads: int, kv_heads: int, head_dim: int, eps: float
     ) -> None:
-        prepare(quantise.quantise_groups, decode_step.step, decode_step.multiply)
+        prepare(quantise.quantise_groups, decode_step.step, matrix_product.multiply)
         self.layers = [_quantise_layer(layer) for layer in layers]
         self._norms = [
             [norm.weight.detach().float().clone() for norm in (layer.input_layernorm, layer.post_attention_layernorm)]

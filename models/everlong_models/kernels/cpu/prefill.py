@@ -16,8 +16,11 @@ from enum import IntEnum
 import numpy as np
 from numba import carray
 
-from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, _compiled, _dot, _floats, _softmax_weights, _wait
-from everlong_models.kernels.cpu.simd import LANES, PANEL, fetch_add, silu, tile_1, tile_2, tile_4, tile_6
+from everlong_models.kernels.cpu.atomics import fetch_add
+from everlong_models.kernels.cpu.float_products import tile_1, tile_2, tile_4, tile_6
+from everlong_models.kernels.cpu.job import FIELDS, LINE
+from everlong_models.kernels.cpu.primitives import compiled, dot, floats, softmax_weights, wait
+from everlong_models.kernels.cpu.simd import LANES, PANEL, silu
 
 ROWS = 96
 """Rows in a part. With the weights of a part they fit a core's L2 cache."""
@@ -73,7 +76,7 @@ class PrefillJob(IntEnum):
     SIN = 29  # the same, the first half negated; with one row, `QUERY_ROW` is 0
 
 
-@_compiled
+@compiled
 def _multiply(x, w, y, rows, count, x_stride, w_stride, y_stride):
     """y (rows, PANEL) ← x (rows, count) w (count, PANEL)."""
     m = 0
@@ -94,12 +97,12 @@ def _multiply(x, w, y, rows, count, x_stride, w_stride, y_stride):
             m += 1
 
 
-@_compiled
+@compiled
 def _apply_epilogue(job, y, first, last, start, end):
     """Apply bias and epilogue to the rows first … last and the columns start … end."""
     B, N, epilogue = job[PrefillJob.ROWS], job[PrefillJob.N], job[PrefillJob.EPILOGUE]
     if job[PrefillJob.BIAS]:
-        bias = _floats(job[PrefillJob.BIAS], 1, N)[0]
+        bias = floats(job[PrefillJob.BIAS], 1, N)[0]
         for m in range(first, last):
             for n in range(start, end):
                 y[m, n] += bias[n]
@@ -107,12 +110,12 @@ def _apply_epilogue(job, y, first, last, start, end):
         for m in range(first, last):
             silu(job[PrefillJob.Y] + 4 * (m * N + start), (end - start) // LANES)
     elif epilogue == Epilogue.TIMES:
-        other = _floats(job[PrefillJob.OTHER], B, N)
+        other = floats(job[PrefillJob.OTHER], B, N)
         for m in range(first, last):
             for n in range(start, end):
                 y[m, n] *= other[m, n]
     elif epilogue == Epilogue.PLUS:
-        other = _floats(job[PrefillJob.OTHER], B, N)
+        other = floats(job[PrefillJob.OTHER], B, N)
         for m in range(first, last):
             for n in range(start, end):
                 y[m, n] += other[m, n]
@@ -123,7 +126,7 @@ def linear(data):
     job = carray(data, FIELDS)
     fetch_add(job[PrefillJob.COUNTERS])
     B, K, N, x, w = job[PrefillJob.ROWS], job[PrefillJob.K], job[PrefillJob.N], job[PrefillJob.X], job[PrefillJob.W]
-    y = _floats(job[PrefillJob.Y], B, N)
+    y = floats(job[PrefillJob.Y], B, N)
     blocks = (B + ROWS - 1) // ROWS
     size = (B + blocks - 1) // blocks  # equal sizes, but for the last part; multiples of a six-row tile
     size += -size % 6
@@ -146,21 +149,21 @@ def norm(data):
     fetch_add(job[PrefillJob.COUNTERS])
     B, K = job[PrefillJob.ROWS], job[PrefillJob.K]
     x, y, eps = (
-        _floats(job[PrefillJob.X], B, K),
-        _floats(job[PrefillJob.Y], B, K),
-        _floats(job[PrefillJob.EPS], 1, 1)[0, 0],
+        floats(job[PrefillJob.X], B, K),
+        floats(job[PrefillJob.Y], B, K),
+        floats(job[PrefillJob.EPS], 1, 1)[0, 0],
     )
     while True:
         first = fetch_add(job[PrefillJob.COUNTERS] + LINE) * QUERIES
         if first >= B:
             break
         for m in range(first, min(B, first + QUERIES)):
-            scale = np.float32(1) / np.sqrt(_dot(x[m], x[m]) / np.float32(K) + eps)
+            scale = np.float32(1) / np.sqrt(dot(x[m], x[m]) / np.float32(K) + eps)
             for i in range(K):
                 y[m, i] = x[m, i] * scale
 
 
-@_compiled
+@compiled
 def _rotate(x, cos, sin):
     """Apply one head's rotary position in place."""
     half = len(x) // 2
@@ -181,13 +184,13 @@ def rotate(data):
             break
         for m in range(first, min(B * n, first + QUERIES)):
             at = 4 * (m // n * job[PrefillJob.QUERY_ROW] + m % n * d)
-            cos, sin = _floats(job[PrefillJob.COS] + at, 1, d)[0], _floats(job[PrefillJob.SIN] + at, 1, d)[0]
-            heads = _floats(job[PrefillJob.X] + 4 * m * wide, wide // d, d)
+            cos, sin = floats(job[PrefillJob.COS] + at, 1, d)[0], floats(job[PrefillJob.SIN] + at, 1, d)[0]
+            heads = floats(job[PrefillJob.X] + 4 * m * wide, wide // d, d)
             for head in range(job[PrefillJob.HEADS]):
                 _rotate(heads[head], cos, sin)
 
 
-@_compiled
+@compiled
 def _transpose_panel(keys, panel, count, d):
     """panel (d, PANEL) ← keys (count, d)ᵀ, padded with zeros."""
     for i in range(d):
@@ -197,7 +200,7 @@ def _transpose_panel(keys, panel, count, d):
             panel[i, n] = np.float32(0)
 
 
-@_compiled
+@compiled
 def _attend_queries(job, scores, b, g, first, size):
     """Compute the attention of one group's heads for `size` queries, starting at query `first`."""
     G, R, d, n, T = (
@@ -210,7 +213,7 @@ def _attend_queries(job, scores, b, g, first, size):
     position, wide, panels = job[PrefillJob.QUERY_POSITION], G * R * d, (T + PANEL - 1) // PANEL
     seen = T - n + first + size
     stride = seen + -seen % PANEL
-    rows, sums = _floats(scores, R * QUERIES, stride), _floats(scores + 4 * R * QUERIES * stride, R, QUERIES)
+    rows, sums = floats(scores, R * QUERIES, stride), floats(scores + 4 * R * QUERIES * stride, R, QUERIES)
     values = job[PrefillJob.VALUES] + 4 * (b * job[PrefillJob.KEY_ROW] + g * job[PrefillJob.KEY_GROUP])
     for r in range(R):
         query = job[PrefillJob.QUERIES] + 4 * (b * job[PrefillJob.QUERY_ROW] + first * position + (g * R + r) * d)
@@ -220,7 +223,7 @@ def _attend_queries(job, scores, b, g, first, size):
             _multiply(query, panel, own + 4 * p * PANEL, size, d, position, PANEL, stride)
         for i in range(size):
             weights, until = rows[r * QUERIES + i], seen - size + i + 1
-            sums[r, i] = _softmax_weights(weights, until)
+            sums[r, i] = softmax_weights(weights, until)
             for j in range(until, seen):
                 weights[j] = np.float32(0)
     for r in range(R):  # after all scores: the values replace the keys in the cache
@@ -231,7 +234,7 @@ def _attend_queries(job, scores, b, g, first, size):
         for c in range(0, d, PANEL):
             _multiply(own, values + 4 * c, to + 4 * c, size, seen, stride, d, wide)
         for i in range(size):
-            out = _floats(to + 4 * i * wide, 1, d)[0]
+            out = floats(to + 4 * i * wide, 1, d)[0]
             for j in range(d):
                 out[j] /= sums[r, i]
 
@@ -259,10 +262,10 @@ def attend(data):
             min(PANEL, T - at),
         )
         _transpose_panel(
-            _floats(keys, count, d), _floats(job[PrefillJob.KEY_PANELS] + 4 * part * d * PANEL, d, PANEL), count, d
+            floats(keys, count, d), floats(job[PrefillJob.KEY_PANELS] + 4 * part * d * PANEL, d, PANEL), count, d
         )
         fetch_add(done)
-    _wait(done, B * G * panels)
+    wait(done, B * G * panels)
     next_part = next_part + 2 * LINE
     while True:
         part = fetch_add(next_part)

@@ -11,19 +11,10 @@ from enum import IntEnum
 import numpy as np
 from numba import carray
 
-from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, _compiled, _floats
-from everlong_models.kernels.cpu.simd import (
-    GROUP,
-    LANES,
-    PANEL,
-    address,
-    byte_pointer,
-    fetch_add,
-    int_pointer,
-    load_float16,
-    min_max,
-    store_float16,
-)
+from everlong_models.kernels.cpu.atomics import address, byte_pointer, fetch_add, int_pointer
+from everlong_models.kernels.cpu.job import FIELDS, LINE
+from everlong_models.kernels.cpu.primitives import compiled, floats
+from everlong_models.kernels.cpu.simd import GROUP, LANES, PANEL, load_float16, min_max, store_float16
 
 
 class QuantiseJob(IntEnum):
@@ -44,7 +35,7 @@ class QuantiseJob(IntEnum):
     OFF_GRID = 11  # int64 (1,): set to 1 at the first weight that is further off, which ends the job. 0: no check
 
 
-@_compiled
+@compiled
 def _round(weights, least, step, top, tolerance, codes):
     """Store the codes (0 … `top`) of a group. Return whether each weight is a number within `tolerance` steps of its grid."""
     near = 0
@@ -56,7 +47,7 @@ def _round(weights, least, step, top, tolerance, codes):
     return near == GROUP
 
 
-@_compiled
+@compiled
 def _round_to_float16(numbers, to):
     """Store a panel's values as float16, and replace them by the rounded values."""
     store_float16(address(numbers), to, PANEL // LANES)
@@ -69,12 +60,12 @@ def quantise_groups(data):
     job = carray(data, FIELDS)
     me, N, K, bits = fetch_add(job[QuantiseJob.COUNTERS]), job[QuantiseJob.N], job[QuantiseJob.K], job[QuantiseJob.BITS]
     weight, codes = (
-        _floats(job[QuantiseJob.WEIGHT], N, K),
+        floats(job[QuantiseJob.WEIGHT], N, K),
         carray(byte_pointer(job[QuantiseJob.CODES]), N * K * bits // 8),
     )
-    tolerance, off = _floats(job[QuantiseJob.TOLERANCE], 1, 1)[0, 0], carray(int_pointer(job[QuantiseJob.OFF_GRID]), 1)
+    tolerance, off = floats(job[QuantiseJob.TOLERANCE], 1, 1)[0, 0], carray(int_pointer(job[QuantiseJob.OFF_GRID]), 1)
     own, top = job[QuantiseJob.SCRATCH] + 4 * me * job[QuantiseJob.SCRATCH_SIZE], np.float32(2**bits - 1)
-    scales, group_codes = _floats(own, 2, PANEL), carray(byte_pointer(own + 8 * PANEL), (PANEL, GROUP))
+    scales, group_codes = floats(own, 2, PANEL), carray(byte_pointer(own + 8 * PANEL), (PANEL, GROUP))
     steps, least = scales
     while True:
         part = fetch_add(job[QuantiseJob.COUNTERS] + LINE)

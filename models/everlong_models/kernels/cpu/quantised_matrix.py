@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everlong_models.kernels.cpu.decode_step import Matrix
+from everlong_models.kernels.cpu.job import Matrix
 from everlong_models.kernels.cpu.simd import GROUP, PANEL, has_float16
 from everlong_models.kernels.cpu.thread_pool import multiply, pack_panels, quantise
 from everlong_models.kernels.low_rank import Update

@@ -13,17 +13,10 @@ from enum import IntEnum
 import numpy as np
 from numba import carray, uint64
 
-from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, _compiled, _floats, _summing
-from everlong_models.kernels.cpu.simd import (
-    GROUP,
-    LANES,
-    address,
-    double_pointer,
-    exp_shifted,
-    fetch_add,
-    int_pointer,
-    maximum,
-)
+from everlong_models.kernels.cpu.atomics import address, double_pointer, fetch_add, int_pointer
+from everlong_models.kernels.cpu.job import FIELDS, LINE
+from everlong_models.kernels.cpu.primitives import compiled, compiled_sum, floats
+from everlong_models.kernels.cpu.simd import GROUP, LANES, exp_shifted, maximum
 
 _DIGIT = 10
 """Bits of a radix digit. Three digits cover all bits that a float32 from 0 to 1 uses."""
@@ -47,7 +40,7 @@ class SampleJob(IntEnum):
     SAMPLED = 11  # int64 (B, 2): the sampled token, and how many tokens remained (0 at temperature 0)
 
 
-@_compiled
+@compiled
 def _argmax(scores, p):
     """Return the index of the first maximum, and the maximum. p ← a copy of the scores, with −∞ for NaN and for padding."""
     V = len(scores)
@@ -62,7 +55,7 @@ def _argmax(scores, p):
     return 0, most
 
 
-@_summing
+@compiled_sum
 def _sum(p):
     total = 0.0
     for i in range(len(p)):
@@ -70,7 +63,7 @@ def _sum(p):
     return total
 
 
-@_compiled
+@compiled
 def _pack(p, ids, least):
     """Move all of `p` above `least` to the front, and store their `ids`. Return their number."""
     count = 0
@@ -83,7 +76,7 @@ def _pack(p, ids, least):
     return count
 
 
-@_compiled
+@compiled
 def _threshold(p, by_mass, limit, counts):
     """Find the value at which the sum over `p`, in descending order, reaches `limit`.
 
@@ -104,7 +97,7 @@ def _threshold(p, by_mass, limit, counts):
     return cut, before
 
 
-@_compiled
+@compiled
 def _keep_above(p, ids, cut, before, limit, least, likeliest):
     """Move to the front all of `p` above the threshold `cut`, and of its equals the first, until the sum reaches `limit`.
 
@@ -122,7 +115,7 @@ def _keep_above(p, ids, cut, before, limit, least, likeliest):
     return count
 
 
-@_compiled
+@compiled
 def _filter(scores, how, p, ids, counts):
     """Apply temperature, top_k, top_p and min_p to `scores`.
 
@@ -148,7 +141,7 @@ def _filter(scores, how, p, ids, counts):
     return _keep_above(p[:count], ids, cut, before, top_p * whole if top_p < 1 else np.inf, min_p, likeliest), likeliest
 
 
-@_compiled
+@compiled
 def _splitmix(x):
     """SplitMix64's finaliser, as in `sampling._splitmix`."""
     x = (x ^ x >> uint64(30)) * uint64(0xBF58476D1CE4E5B9)
@@ -159,7 +152,7 @@ def _splitmix(x):
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-@_compiled
+@compiled
 def _exponential_race(p, ids, seed, drawn, likeliest):
     """Return the token with the largest p / Exp(1), an exponential race as in `sampling.sample_from_logits`."""
     state = _splitmix(_splitmix(uint64(seed)) + uint64(drawn) * uint64(_GOLDEN))
@@ -179,7 +172,7 @@ def sample(data):
     me, B, V = fetch_add(job[SampleJob.COUNTERS]), job[SampleJob.ROWS], job[SampleJob.V]
     wide = (V + GROUP - 1) // GROUP * GROUP
     counts = carray(double_pointer(job[SampleJob.SCRATCH] + 4 * me * job[SampleJob.SCRATCH_SIZE]), 1 << _DIGIT)
-    scores, left = _floats(job[SampleJob.SCORES], B, V), _floats(job[SampleJob.PROBABILITIES], B, wide)
+    scores, left = floats(job[SampleJob.SCORES], B, V), floats(job[SampleJob.PROBABILITIES], B, wide)
     how, seeds = (
         carray(double_pointer(job[SampleJob.PARAMETERS]), (B, 4)),
         carray(int_pointer(job[SampleJob.SEEDS]), (B, 2)),

@@ -21,9 +21,20 @@ import torch
 from numba import cfunc
 from torch import Tensor
 
-from everlong_models.kernels.cpu import decode_step, prefill, sampling_kernel, simd
+from everlong_models.kernels.cpu import (
+    atomics,
+    decode_step,
+    float_products,
+    integer_products,
+    job,
+    matrix_product,
+    prefill,
+    primitives,
+    sampling_kernel,
+    simd,
+)
 from everlong_models.kernels.cpu import quantise as quantise_kernel
-from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, DecodeJob, Matrix
+from everlong_models.kernels.cpu.job import FIELDS, LINE, SIGNATURE, DecodeJob, Matrix
 from everlong_models.kernels.cpu.prefill import Epilogue, PrefillJob
 from everlong_models.kernels.cpu.quantise import QuantiseJob
 from everlong_models.kernels.cpu.sampling_kernel import COUNTS, SampleJob
@@ -37,13 +48,19 @@ _POOLED = hasattr(_openmp, "GOMP_parallel")
 """Whether PyTorch's OpenMP library has GNU's entry points. Otherwise one thread computes."""
 
 
+_SOURCES = (
+    atomics, decode_step, float_products, integer_products, job, matrix_product, prefill, primitives, quantise_kernel, sampling_kernel, simd,
+)  # fmt: skip
+"""All modules with compiled code."""
+
+
 @lru_cache
 def compiled(function: Callable[..., None]) -> Any:
     """Return a kernel of `decode_step`, `prefill`, `sampling_kernel` or `quantise` as machine code."""
-    make = partial(cfunc, decode_step.SIGNATURE, error_model="numpy")
+    make = partial(cfunc, SIGNATURE, error_model="numpy")
     # numba finds stored code by the function's name and file. The name includes a hash, because code of another version would read a
     # job's table wrongly, and code for another processor may use instructions that this one lacks.
-    source = "".join(map(inspect.getsource, (decode_step, prefill, sampling_kernel, quantise_kernel, simd)))
+    source = "".join(map(inspect.getsource, _SOURCES))
     key = f"{source}{numba.__version__}{llvm.get_host_cpu_name()}{llvm.get_host_cpu_features().flatten()}"
     function.__qualname__ = f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
@@ -70,19 +87,19 @@ def _run(
     scratch_size += -scratch_size % (LINE // 4)  # tensors start at a cache line; so does each thread's scratch memory
     scratch = torch.empty(threads, scratch_size, dtype=torch.float32, device="cpu")
     counters = np.zeros((1 + 2 * phases) * LINE // 8, np.int64)
-    job = np.zeros(FIELDS, np.int64)
+    table = np.zeros(FIELDS, np.int64)
     for name, value in fields.items():
-        job[name] = value
-    job[DecodeJob.SCRATCH], job[DecodeJob.SCRATCH_SIZE], job[DecodeJob.COUNTERS] = (
+        table[name] = value
+    table[DecodeJob.SCRATCH], table[DecodeJob.SCRATCH_SIZE], table[DecodeJob.COUNTERS] = (
         scratch.data_ptr(),
         scratch_size,
         counters.ctypes.data,
     )
     code = compiled(function)
     if _POOLED:
-        _openmp.GOMP_parallel(ctypes.c_void_p(code.address), ctypes.c_void_p(job.ctypes.data), threads, 0)
+        _openmp.GOMP_parallel(ctypes.c_void_p(code.address), ctypes.c_void_p(table.ctypes.data), threads, 0)
     else:
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)(job.ctypes.data)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)(table.ctypes.data)
 
 
 def multiply(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -98,7 +115,7 @@ def multiply(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
         DecodeJob.X: x.ctypes.data,
         DecodeJob.Y: y.ctypes.data,
     }
-    _run(decode_step.multiply, 1, scratch_size, fields)
+    _run(matrix_product.multiply, 1, scratch_size, fields)
     return y
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.kernels.cpu import decode_step, thread_pool
+from everlong_models.kernels.cpu import matrix_product, thread_pool
 from everlong_models.kernels.cpu.quantised_matrix import GROUP, QuantisedMatrix, can_quantise
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.weights import Manifest, load_weights, save_weights
@@ -438,10 +438,10 @@ def test_stored_code_is_of_one_version_and_one_processor(monkeypatch):
     monkeypatch.setattr(
         thread_pool, "cfunc", lambda *args, **options: lambda function: names.append(function.__qualname__)
     )
-    monkeypatch.setattr(decode_step.multiply, "__qualname__", "multiply")  # put back at the end
+    monkeypatch.setattr(matrix_product.multiply, "__qualname__", "multiply")  # put back at the end
 
     def name() -> str:
-        thread_pool.compiled.__wrapped__(decode_step.multiply)
+        thread_pool.compiled.__wrapped__(matrix_product.multiply)
         return names.pop()
 
     usual = name()
