@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor, nn
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.loading import (
@@ -23,6 +21,7 @@ from everlong_models.backbone.loading import (
     usable,
 )
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
+from everlong_models.fingerprint import hash_model, loaded_tensors, state_layout
 from everlong_models.kernels.low_rank import merge
 from everlong_models.memories.armt import ARMT, ARMTConfig
 from everlong_models.memories.base import MemoryConfig, SegmentReader
@@ -127,75 +126,131 @@ def load_model(
     Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
     device = usable(device)
+    plan = _plan(name, models_dir, memory, options or {})
+    build = _build_around_backbone if plan.kind.around else _build_from_scratch
+    module, backbone, tokenizer = build(plan, models_dir, device, dtype, progress)
+    loaded = _load_memory_weights(plan, module, backbone)
+    module.requires_grad_(False)
+    if bfloat16 is None:
+        bfloat16 = plan.kind.training_free
+    fingerprint = _fingerprint_and_optimise(
+        plan, module, backbone, tokenizer, device, progress, quantize=quantize, bfloat16=bfloat16
+    )
+    return Model(
+        name=_folder_name(plan.folder) if plan.manifest else _display_name(name),
+        memory_name=plan.memory_name,
+        backbone_name=None if backbone is None else _display_name(str(plan.backbone_name)),
+        memory=module,
+        tokenizer=tokenizer,
+        chat=ChatFormat.of(tokenizer),
+        fingerprint=fingerprint,
+        trained=None if plan.kind.training_free else loaded and plan.manifest is not None and plan.manifest.trained,
+        description=plan.manifest.description if plan.manifest else "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What to load: the result of resolving a model's name, before any weights are read.
+
+    `manifest`: None for a plain backbone, which has no `everlong.json`. `backbone_name`: None if the manifest names none.
+    """
+
+    folder: Path
+    manifest: Manifest | None
+    memory_name: str
+    kind: MemoryKind
+    config: MemoryConfig
+    backbone_name: str | None
+
+
+def _plan(name: str, models_dir: Path, memory: str | None, options: dict[str, Any]) -> _Plan:
+    """Resolve `name` to a folder, and choose the memory and its config. Raises `AdapterError` or `ConfigError`."""
     folder = find_model(name, models_dir)
-    manifest: Manifest | None = None
-    if (folder / MANIFEST).is_file():
-        manifest = read_manifest(folder)
+    manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else None
     spec = dict(manifest.memory) if manifest else {"name": memory or DEFAULT_MEMORY}
     memory_name = str(spec.pop("name", None))
     if memory_name not in MEMORIES:
         raise ConfigError("memory", memory_name, f"must be one of {', '.join(sorted(MEMORIES))}")
     kind = MEMORIES[memory_name]
     if manifest and (memory not in (None, memory_name) or (options and not kind.training_free)):
-        raise ConfigError(
-            "memory",
-            memory or options,
-            f"cannot be set: the model folder {folder} has its own memory, {manifest.memory}",
-        )
-    spec |= options or {}
-    config = memory_config(memory_name, spec)
-
-    backbone: Backbone | None = None
+        limit = f"cannot be set: the model folder {folder} has its own memory, {manifest.memory}"
+        raise ConfigError("memory", memory or options, limit)
+    config = memory_config(memory_name, spec | options)
     backbone_name = name if manifest is None else _resolve_backbone(folder, manifest.backbone)
-    if kind.around:
-        if backbone_name is None:
-            raise BackboneError(f"{folder / MANIFEST}: memory {memory_name} needs a backbone: set `backbone`")
-        backbone, tokenizer = load_backbone(
-            backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress
-        )
-        module = kind.build(config, backbone).eval()
-    else:
-        if manifest is None or manifest.backbone is not None:
-            raise ConfigError(
-                "memory", memory_name, "cannot be built around a backbone: name a model folder with everlong.json"
-            )
-        backbone_name = None
-        progress(f"loading {_folder_name(folder)} ({device})")
-        # Models from scratch are small: they use float32 on every device.
-        module, tokenizer = kind.build(config).to(device, dtype or torch.float32).eval(), load_tokenizer(folder)
-        if tokenizer.vocab_size > module.vocab_size:
-            raise ConfigError(
-                "vocab_size",
-                module.vocab_size,
-                f"must be at least {tokenizer.vocab_size}, the size of the tokenizer in {folder}",
-            )
-    loaded = manifest is not None and load_weights(folder, module, backbone, manifest.lora_scale)
-    if manifest and manifest.trained and not loaded and own_parameters(module):
-        raise AdapterError(f'{folder / WEIGHTS} does not exist: add it, or set "trained": false in {MANIFEST}')
-    module.requires_grad_(False)
-    described = f"{memory_name}:{config.model_dump_json()}"
-    parts = [architecture(backbone) if backbone else "", described, _layout(module), tokenizer.digest()]
+    return _Plan(folder, manifest, memory_name, kind, config, backbone_name)
+
+
+_Built = tuple[SegmentReader, Backbone | None, Tokenizer]
+
+
+def _build_around_backbone(
+    plan: _Plan, models_dir: Path, device: torch.device, dtype: torch.dtype | None, progress: Progress
+) -> _Built:
+    """Load the backbone, and build the memory around it. The memory's weights are not loaded yet."""
+    if plan.backbone_name is None:
+        raise BackboneError(f"{plan.folder / MANIFEST}: memory {plan.memory_name} needs a backbone: set `backbone`")
+    backbone, tokenizer = load_backbone(
+        plan.backbone_name, models_dir=models_dir, device=device, dtype=dtype, progress=progress
+    )
+    return plan.kind.build(plan.config, backbone).eval(), backbone, tokenizer
+
+
+def _build_from_scratch(
+    plan: _Plan, models_dir: Path, device: torch.device, dtype: torch.dtype | None, progress: Progress
+) -> _Built:
+    """Build a memory that brings all its weights. They are not loaded yet."""
+    if plan.manifest is None or plan.manifest.backbone is not None:
+        limit = "cannot be built around a backbone: name a model folder with everlong.json"
+        raise ConfigError("memory", plan.memory_name, limit)
+    progress(f"loading {_folder_name(plan.folder)} ({device})")
+    # Models from scratch are small: they use float32 on every device.
+    module = plan.kind.build(plan.config).to(device, dtype or torch.float32).eval()
+    tokenizer = load_tokenizer(plan.folder)
+    if tokenizer.vocab_size > module.vocab_size:
+        limit = f"must be at least {tokenizer.vocab_size}, the size of the tokenizer in {plan.folder}"
+        raise ConfigError("vocab_size", module.vocab_size, limit)
+    return module, None, tokenizer
+
+
+def _load_memory_weights(plan: _Plan, module: SegmentReader, backbone: Backbone | None) -> bool:
+    """Load the memory's weights from the model folder. Return whether the folder has any.
+
+    Raises `AdapterError` for weights that do not match, and for a trained model without weights.
+    """
+    if plan.manifest is None:
+        return False
+    loaded = load_weights(plan.folder, module, backbone, plan.manifest.lora_scale)
+    if plan.manifest.trained and not loaded and own_parameters(module):
+        raise AdapterError(f'{plan.folder / WEIGHTS} does not exist: add it, or set "trained": false in {MANIFEST}')
+    return loaded
+
+
+def _fingerprint_and_optimise(
+    plan: _Plan,
+    module: SegmentReader,
+    backbone: Backbone | None,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    progress: Progress,
+    *,
+    quantize: bool,
+    bfloat16: bool,
+) -> str:
+    """Optimise the weights for inference, and return the fingerprint of the weights as they were loaded."""
+    described = f"{plan.memory_name}:{plan.config.model_dump_json()}"
+    parts = [architecture(backbone) if backbone else "", described, state_layout(module), tokenizer.digest()]
     with ThreadPoolExecutor(1) as executor:  # hashing takes a large part of the loading time
-        fingerprint = executor.submit(_fingerprint, _tensors(module), parts)
+        fingerprint = executor.submit(hash_model, loaded_tensors(module), parts)
         if device.type != "cpu":  # a CPU maps weights from their file; a GPU may have no memory for two copies
             fingerprint.result()
-        if backbone is not None and kind.whole:
-            progress("optimising the weights (the first time on a machine, kernels are compiled: some seconds)")
-            backbone.optimize(quantize=quantize, bfloat16=kind.training_free if bfloat16 is None else bfloat16)
         if backbone is not None:
+            if plan.kind.whole:
+                progress("optimising the weights (the first time on a machine, kernels are compiled: some seconds)")
+                backbone.optimize(quantize=quantize, bfloat16=bfloat16)
             merge(backbone)
         module.optimize()
-    return Model(
-        name=_folder_name(folder) if manifest else _display_name(name),
-        memory_name=memory_name,
-        backbone_name=None if backbone_name is None else _display_name(backbone_name),
-        memory=module,
-        tokenizer=tokenizer,
-        chat=ChatFormat.of(tokenizer),
-        fingerprint=fingerprint.result(),
-        trained=None if kind.training_free else loaded and manifest is not None and manifest.trained,
-        description=manifest.description if manifest else "",
-    )
+    return fingerprint.result()
 
 
 def memory_config(name: str, options: dict[str, Any]) -> MemoryConfig:
@@ -231,35 +286,3 @@ def _display_name(name: str) -> str:
 def _folder_name(path: Path) -> str:
     """Return a folder's name, even if the path is `.` or `..`. A symbolic link keeps its own name."""
     return path.name if path.name not in ("", "..") else path.resolve().name
-
-
-def _layout(module: SegmentReader) -> str:
-    """Return names, types and shapes of a state's tensors. A version with another layout gets another fingerprint."""
-    tensors = module.initial_state(1).tensors
-    return ";".join(f"{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)}" for name in sorted(tensors))
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return all loaded tensors by stable names.
-
-    A weight and its low-rank update are separate tensors, because their sum may round differently on another machine.
-    """
-    names = {".parametrizations.weight.original": ".weight", ".parametrizations.weight.0.": ".lora."}
-    tensors = module.state_dict()
-    for theirs, ours in names.items():
-        tensors = {name.replace(theirs, ours): tensor for name, tensor in tensors.items()}
-    return tensors
-
-
-def _fingerprint(tensors: dict[str, Tensor], parts: Iterable[str]) -> str:
-    """Return the SHA-256 of `parts` and `tensors`. Empties `tensors`, so that tensors without other references are freed at once."""
-    total = hashlib.sha256()
-    for part in parts:
-        total.update(part.encode() + b"\0")
-    for name in sorted(tensors):
-        tensor = tensors.pop(name)
-        total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        if flat.numel():
-            total.update(flat.view(torch.uint8).numpy().data)
-    return total.hexdigest()
