@@ -1,4 +1,4 @@
-"""Putting a model together: folders, options, and the fingerprint that says which states are exchangeable."""
+"""Loading a model: folders, options, and the fingerprint, which determines which models can exchange states."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class TestFolder:
         (folder / WEIGHTS).unlink()
         assert load(folder, tmp_path).trained is False
 
-    def test_lost_weights_are_no_untrained_model(self, folder, tmp_path):
+    def test_missing_weights_of_a_trained_model_are_an_error(self, folder, tmp_path):
         (folder / WEIGHTS).unlink()
         with pytest.raises(AdapterError, match=f"{WEIGHTS} does not exist"):
             load(folder, tmp_path)
@@ -216,7 +216,7 @@ class TestPlainBackbone:
         model = load(backbone("gpt2"), tmp_path, memory="rmt", options={"segment_length": 16, "memory_tokens": 2})
         assert model.memory.read(TEXT, model.memory.initial_state()).rows == 1
 
-    def test_progress_is_told(self, tmp_path):
+    def test_progress_is_reported(self, tmp_path):
         told: list[str] = []
         plain(tmp_path, progress=told.append)
         assert told[-1].startswith("optimising the weights")
@@ -224,7 +224,7 @@ class TestPlainBackbone:
 
 
 class TestFingerprint:
-    def test_everything_that_makes_a_state_counts(self, tmp_path):
+    def test_everything_that_affects_a_state_changes_the_fingerprint(self, tmp_path):
         changed = shutil.copytree(backbone(), tmp_path / "weights")
         tensors = load_file(changed / "model.safetensors")
         tensors["model.norm.weight"][0] += 1e-3
@@ -258,7 +258,7 @@ class TestFingerprint:
         assert load(shutil.copytree(backbone(), tmp_path / "copy"), tmp_path, **rmt).fingerprint == prints["first"]
 
     def test_the_states_layout_counts(self, tmp_path, monkeypatch):
-        """A version that keeps other tensors than this one must not take its states for its own."""
+        """A version with another state layout must not accept the states of this one."""
         before, initial_state = plain(tmp_path).fingerprint, RMT.initial_state
 
         def more(self, rows=1):
@@ -274,7 +274,7 @@ class TestFingerprint:
         assert load(folder, tmp_path).fingerprint != before
 
     def test_a_low_rank_update_counts_by_itself(self, folder, tmp_path):
-        """Its sum with the weight may be rounded otherwise on another machine, whose states are the same all the same."""
+        """Its sum with the weight may round differently on another machine, which must get the same fingerprint."""
         before = load(folder, tmp_path).fingerprint
         name, (a, b) = "model.layers.1.mlp.up_proj", (torch.ones(2, 16), torch.ones(24, 2))
         prints = {}
@@ -290,7 +290,7 @@ class TestFingerprint:
         assert load(manifest(folder, backbone="backbone", description="other words"), tmp_path).fingerprint == before
 
 
-def test_the_table_of_memories_is_what_it_says():
+def test_the_table_of_memories():
     for config in (kind.config for kind in MEMORIES.values()):
         with pytest.raises(ValueError, match="unheard_of"):
             config(unheard_of=1)

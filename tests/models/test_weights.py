@@ -1,4 +1,4 @@
-"""A memory's weights on disk: what was saved is loaded, and nothing else ever is."""
+"""A memory's weights on disk: saved weights are loaded exactly, and wrong files are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from everlong_models.weights import (
 from tests.models.folders import change_weights, manifest
 from tests.models.tiny import FAMILIES
 
-LAYERS = {  # family: a layer, its (out, in), and how its weight stands to W
+LAYERS = {  # family: a layer, its (out, in), and a function from its weight to W
     "llama": ("model.layers.1.self_attn.k_proj", (16, 48), lambda weight: weight),
     "gpt2": ("transformer.h.1.mlp.c_fc", (192, 48), lambda weight: weight.T),
 }
@@ -67,7 +67,7 @@ class TestSaveAndLoad:
         assert set(load_file(folder / WEIGHTS)) == {"memory", "scale"}
         assert {file.name for file in folder.iterdir()} == {MANIFEST, WEIGHTS}
 
-    def test_no_weights_are_no_error_here(self, tmp_path):
+    def test_loading_without_a_weights_file_returns_false(self, tmp_path):
         assert load_weights(tmp_path, memory(), None, 1.0) is False
 
     def test_weights_take_on_the_memorys_type(self, folder, trained):
@@ -157,7 +157,7 @@ class TestLowRank:
         pair = {"lora.lm_head.A": torch.randn(2, into).double(), "lora.lm_head.B": torch.randn(out, 2).double()}
         save_weights(tmp_path, Manifest(memory={}), model, pair)
         assert load_weights(tmp_path, model, backbone, 0.5)
-        for _ in range(2):  # beside the weight, and in it
+        for _ in range(2):  # as a separate update, then merged
             torch.testing.assert_close(head.weight, before + 0.5 * pair["lora.lm_head.B"] @ pair["lora.lm_head.A"])
             assert torch.equal(backbone.model.get_input_embeddings().weight, before)
             merge(backbone)

@@ -1,4 +1,4 @@
-"""Answers that follow a schema, whatever the model would rather say."""
+"""Answers follow a schema, whatever the model's logits are."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
 @pytest.mark.parametrize(
     "how", [{"temperature": 0}, {"temperature": 1.5}, {"temperature": 1, "top_k": 1, "min_p": 0.5}]
 )
-def test_any_logits_make_what_the_schema_says(
+def test_any_logits_give_an_answer_that_follows_the_schema(
     tokenizer: Tokenizer, grammars: GrammarCompiler, schema: dict[str, Any], how: dict[str, Any]
 ) -> None:
     chance, ended = torch.Generator().manual_seed(0), 0
@@ -55,21 +55,21 @@ def test_any_logits_make_what_the_schema_says(
         tokens: list[int] = []
         while not grammar.finished and len(tokens) < 300:
             logits = torch.randn(VOCAB, generator=chance) * 3
-            logits[tokenizer.eos_ids[0]] += 4  # it would like to end at once
+            logits[tokenizer.eos_ids[0]] += 4  # a bias towards ending at once
             token = sampler.sample(logits)
             if token in tokenizer.eos_ids:
                 break
             tokens.append(token)
         else:
             if not grammar.finished:
-                continue  # a number or a string that went on and on
+                continue  # an endless number or string
         ended += 1
         jsonschema.validate(json.loads(tokenizer.decode(tokens, skip_special=False)), schema)
     assert ended >= 5
 
 
-def test_the_mask_is_the_last_word(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    """No bias brings back what is not allowed, and none of the padding is."""
+def test_no_bias_overrides_the_mask(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """No logit bias can select a forbidden token, or a token of the vocabulary's padding."""
     grammar = grammars.json({"enum": ["yes"]})
     allowed = grammar.allowed_tokens()
     assert allowed.shape == (VOCAB,)
@@ -100,8 +100,8 @@ def test_schemas_that_cannot_be_followed(grammars: GrammarCompiler, schema: dict
         grammars.json(schema)
 
 
-def test_answers_of_one_schema_go_their_own_ways(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    """It is compiled once, and each follows its own answer."""
+def test_answers_of_one_schema_are_independent(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """A schema is compiled once, and each answer has its own state."""
     schema = {"enum": ["yes", "no"]}
     one, other = grammars.json(schema), grammars.json(schema)
     before = other.allowed_tokens()
@@ -113,7 +113,7 @@ def test_answers_of_one_schema_go_their_own_ways(grammars: GrammarCompiler, toke
     assert torch.equal(grammars.json(schema).allowed_tokens(), before)
 
 
-def test_schemas_nested_beyond_measure(grammars: GrammarCompiler) -> None:
+def test_schemas_that_are_nested_too_deeply(grammars: GrammarCompiler) -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(300):
         schema = {"type": "array", "items": schema}

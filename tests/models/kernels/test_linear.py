@@ -26,7 +26,7 @@ def test_the_formula(dtype, biased, rows, wide):
     torch.testing.assert_close(layer(x, plus=other), y + other, **close)
 
 
-def test_only_float32_on_the_cpu_is_laid_out_anew(monkeypatch):
+def test_only_float32_on_the_cpu_is_packed(monkeypatch):
     weight, avx2 = torch.randn(16, 8), torch.backends.cpu.get_cpu_capability() == "AVX2"
     assert Linear(weight).dense == avx2
     assert Linear(weight).packed == (torch.backends.mkldnn.is_available() and not avx2)
@@ -42,7 +42,7 @@ def test_only_float32_on_the_cpu_is_laid_out_anew(monkeypatch):
     assert plain.weight.data_ptr() == weight.data_ptr()
 
 
-def test_packed_is_float32_and_nothing_less():
+def test_packed_products_have_float32_precision():
     torch.manual_seed(0)
     x, weight = torch.randn(64, 512), torch.randn(64, 512)
     exact = x.double() @ weight.double().T

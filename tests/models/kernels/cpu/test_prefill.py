@@ -1,4 +1,4 @@
-"""`dense` is the formula, whatever the sizes, and a row is the same to the bit whatever stands beside it."""
+"""The prefill kernels compute their formulas for all sizes, and a row's result does not depend on other rows, to the bit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_no_rows():
     assert thread_pool.attend(*parts(0, 3, 3, 1, 2, 16)).shape == (0, 3, 32)
 
 
-def test_what_does_not_fit_is_refused():
+def test_wrong_types_and_shapes_of_a_product_are_refused():
     x, packed, other = torch.randn(3, 8), thread_pool.pack_panels(torch.randn(PANEL, 8)), torch.randn(3, PANEL)
     for wrong, beside in ((x[:, :7], None), (x.double(), None), (x, other[:2]), (x, other.double())):
         with pytest.raises(ValueError, match="must be float32"):
@@ -111,7 +111,7 @@ def test_attention(threads, B, n, T, G, R, d, room):
     torch.testing.assert_close(found.double(), attention(queries, keys, values), rtol=1e-5, atol=1e-5)
 
 
-def test_attention_of_large_scores_and_of_what_is_no_number():
+def test_attention_with_large_scores_and_nan():
     queries, keys, values = parts(1, 40, 40, 1, 2, 16)
     queries *= 40
     keys *= 40
@@ -124,7 +124,7 @@ def test_attention_of_large_scores_and_of_what_is_no_number():
     assert not found[:17].isnan().any()
 
 
-def test_what_a_position_sees_does_not_depend_on_what_comes_behind(threads):
+def test_attention_is_causal(threads):
     torch.manual_seed(3)
     queries, keys, values = parts(1, 100, 100, 3, 3, 64)
     whole = thread_pool.attend(queries, keys, values)
@@ -133,7 +133,7 @@ def test_what_a_position_sees_does_not_depend_on_what_comes_behind(threads):
         assert torch.equal(thread_pool.attend(queries[:, T:], keys, values), whole[:, T:])
 
 
-def test_attention_of_what_lies_otherwise_is_refused():
+def test_wrong_types_shapes_and_layouts_of_attention_are_refused():
     queries, keys, values = parts(1, 8, 8, 1, 2, 16)
     for wrong in (
         (queries.double(), keys, values),
@@ -154,7 +154,7 @@ def test_norms(threads, shape):
     assert torch.equal(thread_pool.norm(x[:, -1:], 1e-5), thread_pool.norm(x, 1e-5)[:, -1:])
 
 
-def test_norms_and_positions_of_what_lies_otherwise_are_refused():
+def test_wrong_types_shapes_and_layouts_of_norms_and_rotations_are_refused():
     heads, table = torch.randn(2, 5, 3, 16), torch.randn(1, 5, 1, 16)
     with pytest.raises(ValueError, match="must be float32"):
         thread_pool.norm(heads.double(), 1e-5)

@@ -1,4 +1,4 @@
-"""`QuantisedMatrix` against float: what four bits keep, what eight cost, rows that do not see each other."""
+"""`QuantisedMatrix` against float: four bits are exact where they are used, eight are close, and rows are independent."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_formula(columns, bits, error, biased):
 
 @pytest.mark.parametrize("columns", [96, 1536])
 def test_activations_of_sixteen_bits_lose_nothing(columns):
-    """Whole numbers that each group of 32 has up to its end of the scale: what is left is the rounding of float32."""
+    """Integers that use the full scale of each group are exact, up to the rounding of float32."""
     x = torch.randint(-32767, 32768, (5, columns)).float()
     x[:, ::GROUP] = 32767
     x[0] /= 1024
@@ -64,8 +64,8 @@ def test_activations_of_sixteen_bits_lose_nothing(columns):
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("weight", [stored(48, 96), torch.randn(48, 96), torch.zeros(48, 96)])
-def test_no_number_stays_none(number, weight):
-    """And a row beside it is as it was; so little that it has no scale is nothing."""
+def test_nan_stays_nan(number, weight):
+    """And other rows do not change; magnitudes too small for a scale become 0."""
     x = torch.randn(3, 96)
     expected = QuantisedMatrix(weight)(x[2:])
     x[0, 37], x[1] = number, 1e-33 * x[1]
@@ -87,7 +87,7 @@ def test_four_bits_are_taken_only_where_they_lose_nothing():
         assert QuantisedMatrix(weight).bits == 8
 
 
-def test_an_update_stays_beside_four_bits():
+def test_a_low_rank_update_stays_separate_from_four_bits():
     weight, bias, (a, b) = stored(48, 96), torch.randn(48), (torch.randn(8, 96), torch.randn(48, 8) / 30)
     x = torch.randn(2, 3, 96)
     layer, plain, y = (
@@ -135,14 +135,14 @@ def test_a_row_does_not_depend_on_its_neighbours():
     ],
     ids=["columns", "type", "device", "small", "large", "no number"],
 )
-def test_what_does_not_fit(weight):
+def test_matrices_that_cannot_be_quantised(weight):
     assert not can_quantise(weight)
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
 @pytest.mark.parametrize("least", [1.0, 1e-2])
-def test_what_fits_is_multiplied_well(size, least):
-    """Scales have sixteen bits, also of groups whose weights are small."""
+def test_extreme_scales_are_multiplied_accurately(size, least):
+    """Scales have 16 bits, for groups of small weights, too."""
     torch.manual_seed(4)
     weight, x = torch.randn(32, 64) * size, torch.randn(5, 64)
     weight[:, 32:] *= least
@@ -226,11 +226,11 @@ def test_a_backbone_with_adapters_keeps_its_four_bits(tmp_path):
     assert {matrix.bits for layer in quantized._lean._decoding.layers for matrix in layer.values()} == {4}
     kv, x, at = torch.randn(2, 3, 2, 2, 40, 16).half(), torch.randn(2, 1, 64), torch.tensor([20, 11])
     expected, found = exact.hidden(x, kv=kv.float(), at=at), quantized.hidden(x, kv=kv, at=at)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4)  # nothing but what sixteen bits have not
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4)  # the rounding to 16 bits
 
 
 def decoded(backbone: Backbone, rows: int, context: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a step is of: `x`, `kv`, `at`."""
+    """The inputs of a decode step: `x`, `kv`, `at`."""
     torch.manual_seed(3)
     x, kv = torch.randn(rows, 1, backbone.width), backbone.new_kv(rows, context).normal_()
     return x, kv, torch.randint(context, (rows,))
@@ -279,8 +279,8 @@ def test_a_step_is_that_of_the_float_matrices(head_dim, heads, width, threads):
 
 
 @torch.no_grad()
-def test_a_step_is_the_same_whoever_computes_it(monkeypatch):
-    """One thread, several, more than there are processors, and without OpenMP's."""
+def test_a_step_is_the_same_with_any_number_of_threads(monkeypatch):
+    """One thread, several, more than cores, and without OpenMP."""
     backbone = build()
     backbone.optimize(quantize=True)
     x, kv, at = decoded(backbone, 3, 40)
@@ -297,7 +297,7 @@ def test_a_step_is_the_same_whoever_computes_it(monkeypatch):
 
 
 @torch.no_grad()
-def test_a_cache_whose_rows_lie_apart():
+def test_a_cache_whose_rows_are_not_contiguous():
     backbone = build()
     backbone.optimize(quantize=True)
     x, kv, at = decoded(backbone, 2, 40)
@@ -309,7 +309,7 @@ def test_a_cache_whose_rows_lie_apart():
 
 @torch.no_grad()
 @pytest.mark.parametrize("at", [-1, 40])
-def test_a_position_that_is_not_there(at):
+def test_a_position_outside_the_cache(at):
     backbone = build()
     backbone.optimize(quantize=True)
     x, kv, _ = decoded(backbone, 1, 40)
@@ -335,8 +335,8 @@ def test_a_position_that_is_not_there(at):
         ("sin", {"sin": torch.ones(40, 16, dtype=torch.float64)}),
     ],
 )
-def test_what_is_of_another_type_or_shape(name, change):
-    """Addresses tell nothing of either."""
+def test_wrong_types_and_shapes_of_a_step_are_refused(name, change):
+    """The kernel only receives addresses, so types and shapes are checked before."""
     backbone = build()
     backbone.optimize(quantize=True)
     decoding = backbone._lean._decoding
@@ -374,8 +374,8 @@ def test_two_threads_step_at_once_whatever_type_others_compute_in():
 
 
 @torch.no_grad()
-def test_no_number_ends_no_process():
-    """A row of zeros with no ε is divided by nothing; the rows beside it are as they were."""
+def test_nan_does_not_crash_the_process():
+    """A row of zeros with ε = 0 divides by zero and gives NaN; other rows do not change."""
     backbone = build()
     backbone.model.config.rms_norm_eps = 0.0
     backbone.optimize(quantize=True)
@@ -399,7 +399,7 @@ print(QuantisedMatrix(weight)(x).double().sum().item() if can_quantise(weight) e
 """
 
 
-def test_what_was_stored_is_used_and_need_not_be_whole(tmp_path):
+def test_stored_machine_code_is_reused_and_damaged_files_are_replaced(tmp_path):
     def compute() -> str:
         run = [sys.executable, "-c", COMPILED]
         environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
@@ -418,7 +418,7 @@ def test_what_was_stored_is_used_and_need_not_be_whole(tmp_path):
 
 
 @pytest.mark.parametrize("processor", ["ivybridge", "generic"])
-def test_a_processor_that_has_less_computes_the_same_or_is_known_not_to(tmp_path, processor):
+def test_a_processor_with_fewer_instructions_computes_the_same_or_is_not_supported(tmp_path, processor):
     """What numba compiles for may lack instructions that this processor has: naming one would end the process. The first knows no
     products of whole numbers in vectors, the second no numbers of 16 bits either."""
     run = [sys.executable, "-c", COMPILED]
@@ -438,7 +438,7 @@ def test_stored_code_is_of_one_version_and_one_processor(monkeypatch):
     monkeypatch.setattr(
         thread_pool, "cfunc", lambda *args, **options: lambda function: names.append(function.__qualname__)
     )
-    monkeypatch.setattr(matrix_product.multiply, "__qualname__", "multiply")  # put back at the end
+    monkeypatch.setattr(matrix_product.multiply, "__qualname__", "multiply")  # restored at the end
 
     def name() -> str:
         thread_pool.compiled.__wrapped__(matrix_product.multiply)
@@ -456,8 +456,8 @@ def test_stored_code_is_of_one_version_and_one_processor(monkeypatch):
             assert name() != usual
 
 
-def test_where_nothing_can_be_stored(monkeypatch):
-    """Compiled code stays in the process."""
+def test_without_a_writable_folder_each_process_compiles(monkeypatch):
+    """Compiled code is kept in the process's memory."""
 
     def refuse(*args, cache=False, **options):
         if cache:
@@ -471,7 +471,7 @@ def test_where_nothing_can_be_stored(monkeypatch):
 
 
 @torch.no_grad()
-def test_matrices_that_do_not_fit_stay_float():
+def test_matrices_that_cannot_be_quantised_stay_float():
     exact, same = build(72, 18), build(72, 18)
     exact.optimize()
     same.optimize(quantize=True)
@@ -479,6 +479,6 @@ def test_matrices_that_do_not_fit_stay_float():
     assert torch.equal(same.hidden(x, kv=kv.clone(), at=at), exact.hidden(x, kv=kv.clone(), at=at))
 
 
-def test_rows_that_do_not_lie_side_by_side():
+def test_rows_that_are_not_contiguous():
     layer, x = QuantisedMatrix(stored(48, 96)), torch.randn(5, 3, 96)
     assert torch.equal(layer(x[:, -1]), layer(x[:, -1].contiguous()))

@@ -1,5 +1,4 @@
-"""A step whose attention is one query's a row, as a GPU computes it, equals the step of PyTorch's operations, its naive twin. Without a
-GPU, Triton interprets the kernels."""
+"""Decode attention in Triton equals PyTorch's operations, its naive twin. Without a GPU, Triton interprets the kernels."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ MEMORIES = {
 
 @pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are taken, whatever the device; what would be compiled is run."""
+    """Use the kernels on any device; run what would be compiled."""
 
     def run_it(weight: Tensor, run) -> bool:
         run()
@@ -85,7 +84,7 @@ def test_a_step_is_what_pytorch_computes(compiles: None, monkeypatch: pytest.Mon
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One entry for each call of the kernels by a step from here on."""
+    """A list that gets one entry for each call of the kernels by a step."""
     calls: list[None] = []
     monkeypatch.setattr(scratch, "decode_attention", lambda *given: calls.append(None) or decode_attention(*given))
     return calls
@@ -151,7 +150,7 @@ def test_bfloat16_is_no_further_from_what_is_exact_than_pytorchs_operations() ->
 
 
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """For an H100, in bfloat16 and with what they are told at a launch; see test_fused.py."""
+    """For an H100, in bfloat16, with the types of a launch; see test_layer_kernels.py."""
     assert compiled_by(COMPILE, tmp_path) == ["_attend_part", "_merge_parts"]
 
 
@@ -189,7 +188,7 @@ def test_without_a_gpu_a_step_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @torch.no_grad()
-def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_without_a_working_triton_a_warning_is_logged_and_pytorch_used(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     def refuses(*_: object) -> None:
         raise RuntimeError("Failed to find C compiler")
 
@@ -205,7 +204,7 @@ def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytes
     assert memory.step(cache, torch.zeros(1, dtype=torch.int64)).isfinite().all()
 
 
-def test_what_is_served_and_what_is_measured_is_optimized(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_models_are_optimised_at_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With its weights, and where they stay."""
     seen: list[float] = []
     monkeypatch.setattr(
@@ -223,7 +222,7 @@ def test_what_is_served_and_what_is_measured_is_optimized(monkeypatch: pytest.Mo
 @pytest.mark.skipif(not REAL, reason="no GPU is here")
 @torch.inference_mode()
 @pytest.mark.parametrize("name", MEMORIES)
-def test_recorded_it_is_what_it_is_without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_results_with_cuda_graphs_equal_those_without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Three rows, so that a place behind them is computed as well; nothing is compiled any more."""
     plain, fast = (random_weights(MEMORIES[name]()).float().to(WHERE) for _ in range(2))
     fast.optimize()
