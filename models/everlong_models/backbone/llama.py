@@ -26,7 +26,7 @@ from everlong_models.kernels.cpu.decode_layers import CACHED, DecodeLayers
 from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix, can_quantise
 from everlong_models.kernels.cpu.simd import PANEL
 from everlong_models.kernels.gpu import layer_kernels
-from everlong_models.kernels.linear import Linear, has_dense, has_onednn, matmul
+from everlong_models.kernels.linear import Linear, has_onednn, has_simd_kernels, matmul
 from everlong_models.kernels.low_rank import detach, split_update
 from everlong_models.kernels.yield_point import yield_point
 
@@ -104,7 +104,7 @@ class Llama:
             and self.head_dim % PANEL == 0
         )
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "eps": self.eps}
-        if has_dense(weight):
+        if has_simd_kernels(weight):
             thread_pool.prepare(prefill.linear, prefill.norm, prefill.rotate, prefill.attend)
         self._decoding = DecodeLayers(base.layers, self.norm, **sizes) if quantize else None
         self._turns: tuple[Tensor, ...] = (torch.empty(0), torch.empty(0))
@@ -242,12 +242,12 @@ def _rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _normed(x: Tensor, eps: float) -> Tensor:
-    return thread_pool.norm(x, eps) if has_dense(x) else F.rms_norm(x, x.shape[-1:], None, eps)
+    return thread_pool.norm(x, eps) if has_simd_kernels(x) else F.rms_norm(x, x.shape[-1:], None, eps)
 
 
 def _rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
     """Gives the first `count` of `heads` (B, T, heads, d) their rotary positions, in place."""
-    if has_dense(heads):
+    if has_simd_kernels(heads):
         thread_pool.rotate(heads, count, cos, sin)
         return
     x = heads[:, :, :count]
@@ -278,7 +278,7 @@ def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d)."""
     B, n, G, R, d = queries.shape
     T = keys.shape[2]
-    if has_dense(queries) and d % PANEL == 0:
+    if has_simd_kernels(queries) and d % PANEL == 0:
         return thread_pool.attend(queries, keys, values)
     if T <= SHORT or not has_onednn(queries):
         mask = None if n == T else torch.ones(n, T, dtype=torch.bool, device=keys.device).tril_(T - n)

@@ -142,9 +142,9 @@ def sample_tokens(samplers: Sequence[Sampler], scores: Tensor, draw: SampleFunct
     """
     if scores.device.type != "cpu":
         return sample_with_torch(samplers, scores, draw)
-    how = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in (s.params for s in samplers)]
-    found, *_ = thread_pool.sample(scores, np.array(how), np.array([(s.seed, s.generated) for s in samplers]))
-    return found[:, 0].tolist()
+    parameters = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in (s.params for s in samplers)]
+    tokens, *_ = thread_pool.sample(scores, np.array(parameters), np.array([(s.seed, s.generated) for s in samplers]))
+    return tokens[:, 0].tolist()
 
 
 _LIKELIEST = (256, 4096)
@@ -164,15 +164,15 @@ def sample_with_torch(samplers: Sequence[Sampler], scores: Tensor, draw: SampleF
         size: [] for size in (ALL_TOKENS, *(n for n in _LIKELIEST if n < vocabulary), vocabulary)
     }
     few = list(waiting)[1]
-    how = [
+    parameters = [
         (p.temperature, min(p.top_k or vocabulary, vocabulary), p.top_p, p.min_p) for p in (s.params for s in samplers)
     ]
-    greedy = [row for row, (temperature, *_) in enumerate(how) if temperature == 0]
+    greedy = [row for row, (temperature, *_) in enumerate(parameters) if temperature == 0]
     if greedy:
         best = scores.argmax(-1).tolist()
         for row in greedy:
             chosen[row] = best[row]
-    for row, (temperature, *rest) in enumerate(how):
+    for row, (temperature, *rest) in enumerate(parameters):
         if temperature > 0:
             waiting[ALL_TOKENS if rest == [vocabulary, 1.0, 0.0] else few].append(row)
     draw = draw or sample_from_logits
@@ -181,11 +181,11 @@ def sample_with_torch(samplers: Sequence[Sampler], scores: Tensor, draw: SampleF
         rows = waiting.pop(size)
         if not rows:
             continue
-        numbers = torch.tensor([how[row] for row in rows], dtype=torch.float64, device=device)
+        numbers = torch.tensor([parameters[row] for row in rows], dtype=torch.float64, device=device)
         counters = torch.tensor([(samplers[row].seed, samplers[row].generated) for row in rows], device=device)
-        some = scores if len(rows) == len(scores) else scores[torch.tensor(rows, device=device)]
-        found = torch.stack(draw(some, numbers, counters, size=size)).tolist()
-        for row, token, known in zip(rows, *found, strict=True):
+        selected = scores if len(rows) == len(scores) else scores[torch.tensor(rows, device=device)]
+        results = torch.stack(draw(selected, numbers, counters, size=size)).tolist()
+        for row, token, known in zip(rows, *results, strict=True):
             if known:
                 chosen[row] = token
             else:

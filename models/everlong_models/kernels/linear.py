@@ -43,12 +43,12 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, bfloat16: bool = False) -> None:
-        self.dense = has_dense(weight) and weight.shape[0] % PANEL == 0
-        self.packed = not self.dense and has_onednn(weight)
+        self.in_panels = has_simd_kernels(weight) and weight.shape[0] % PANEL == 0
+        self.packed = not self.in_panels and has_onednn(weight)
         self.dtype = torch.bfloat16 if bfloat16 and self.packed and has_bfloat16() else weight.dtype
         self.bias = None if bias is None else bias.detach().to(self.dtype)
         self.weight: Tensor = weight.detach().to(self.dtype)
-        if self.dense:
+        if self.in_panels:
             self.weight = thread_pool.pack_panels(self.weight)
         elif self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), ROWS)
@@ -63,7 +63,7 @@ class Linear:
         if x.dtype != self.dtype:
             y = self(x.to(self.dtype), silu=silu, times=None if times is None else times.to(self.dtype))
             return y.to(x.dtype) if plus is None else plus + y
-        if self.dense:
+        if self.in_panels:
             epilogue = (
                 Epilogue.SILU
                 if silu
@@ -94,7 +94,7 @@ class Linear:
         return y if plus is None else y + plus
 
 
-def has_dense(x: Tensor) -> bool:
+def has_simd_kernels(x: Tensor) -> bool:
     """Return whether `thread_pool.linear` supports `x` and is fast: it needs AVX2, the width of its vectors."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and _AVX2
 

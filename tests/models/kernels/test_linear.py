@@ -28,14 +28,14 @@ def test_the_formula(dtype, biased, rows, wide):
 
 def test_only_float32_on_the_cpu_is_packed(monkeypatch):
     weight, avx2 = torch.randn(16, 8), torch.backends.cpu.get_cpu_capability() == "AVX2"
-    assert Linear(weight).dense == avx2
+    assert Linear(weight).in_panels == avx2
     assert Linear(weight).packed == (torch.backends.mkldnn.is_available() and not avx2)
     assert Linear(weight[:8]).packed == torch.backends.mkldnn.is_available()  # half a panel
     for other in (weight.double(), weight.bfloat16(), weight.to("meta")):
         assert not Linear(other).packed
-        assert not Linear(other).dense
+        assert not Linear(other).in_panels
     monkeypatch.setattr(linear, "has_onednn", lambda x: False)
-    monkeypatch.setattr(linear, "has_dense", lambda x: False)
+    monkeypatch.setattr(linear, "has_simd_kernels", lambda x: False)
     plain = Linear(weight)
     assert not plain.packed
     assert not plain.dense

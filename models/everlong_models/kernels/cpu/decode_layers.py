@@ -66,7 +66,7 @@ class DecodeLayers:
         `ValueError` for a wrong shape or type.
         """
         rows, capacity = len(x), kv.shape[4]
-        wanted = (
+        expected = (
             ("x", x, torch.float32, (rows, 1, int(self._sizes[DecodeJob.WIDTH]))),
             (
                 "kv",
@@ -80,7 +80,7 @@ class DecodeLayers:
                 for name, table in (("cos", cos), ("sin", sin))
             ),
         )
-        for name, tensor, dtype, shape in wanted:
+        for name, tensor, dtype, shape in expected:
             if tensor.dtype != dtype or tuple(tensor.shape) != shape:
                 raise ValueError(
                     f"{name} must be {dtype} of shape {shape}, got {tensor.dtype} of shape {tuple(tensor.shape)}"

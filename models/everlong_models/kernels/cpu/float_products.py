@@ -66,7 +66,7 @@ def _scores(heads: int, many: int) -> Any:
     def write(code, query, query_stride, keys, stride, count, blocks, scores, scores_stride):
         b = code.builder
         queries = [code.offset(query, b.mul(code.number(h), query_stride)) for h in range(heads)]
-        found = [code.offset(scores, b.mul(code.number(h), scores_stride)) for h in range(heads)]
+        targets = [code.offset(scores, b.mul(code.number(h), scores_stride)) for h in range(heads)]
         with code.loop(count) as step:
             first = b.mul(step.index, code.number(many))
             places = [b.add(keys, b.mul(b.add(first, code.number(n)), stride)) for n in range(many)]
@@ -78,7 +78,7 @@ def _scores(heads: int, many: int) -> Any:
                     key = code.half(place, at)
                     for part, row in zip(parts, totals, strict=True):
                         code.add(part, key, row[n])
-            for row, to in zip(totals, found, strict=True):
+            for row, to in zip(totals, targets, strict=True):
                 lanes = [b.load(total) for total in row]
                 code.store(code.sum(*lanes) if many == 1 else code.sums(*lanes), code.offset(to, first))
 

@@ -88,21 +88,21 @@ def _dots(bits: int, rows: int) -> Any:
 
             With four bits, a byte holds a code of the first eight outputs in its low half and one of the second eight in its high half.
             """
-            found = []
+            vectors = []
             for part in range(size // (2 * LANES)):
                 whole = b.zext(code.load(b.add(address, code.number(2 * LANES * part)), PAIRS_8), PAIRS_16)
-                found += [whole] if bits == 8 else [whole, code.high(whole)]
-            return found
+                vectors += [whole] if bits == 8 else [whole, code.high(whole)]
+            return vectors
 
         def summed(inner: list[ir.Value], part: int) -> ir.Value:
             """Return the integer sums of one vector of outputs.
 
             With four bits, the low codes were multiplied as whole bytes: subtract 16 times the sum of the high codes.
             """
-            found = b.load(inner[part])
+            sums = b.load(inner[part])
             if bits == 8 or part % 2:
-                return found
-            return b.sub(found, b.shl(b.load(inner[part + 1]), ir.Constant(INTS, [4] * LANES)))
+                return sums
+            return b.sub(sums, b.shl(b.load(inner[part + 1]), ir.Constant(INTS, [4] * LANES)))
 
         b = code.builder
         x_rows = [code.offset(x, b.mul(code.number(m), x_stride)) for m in range(rows)]

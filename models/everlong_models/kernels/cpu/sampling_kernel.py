@@ -37,7 +37,7 @@ class SampleJob(IntEnum):
     SEEDS = 8  # int64 (B, 2): a row's seed, and the number of tokens it has sampled
     PROBABILITIES = 9  # float32 (B, V padded to `GROUP`): the remaining probabilities, divided by the largest
     IDS = 10  # int64, the same shape: the tokens of these probabilities
-    SAMPLED = 11  # int64 (B, 2): the sampled token, and how many tokens remained (0 at temperature 0)
+    SAMPLED = 11  # int64 (B, 2): the sampled token, and parameters many tokens remained (0 at temperature 0)
 
 
 @compiled
@@ -116,12 +116,12 @@ def _keep_above(p, ids, cut, before, limit, least, likeliest):
 
 
 @compiled
-def _filter(scores, how, p, ids, counts):
+def _filter(scores, parameters, p, ids, counts):
     """Apply temperature, top_k, top_p and min_p to `scores`.
 
     Store the remaining probabilities, divided by the largest, in `p` and their tokens in `ids`. Return their number, and the likeliest token.
     """
-    temperature, top_k, top_p, min_p = how[0], how[1], how[2], how[3]
+    temperature, top_k, top_p, min_p = parameters[0], parameters[1], parameters[2], parameters[3]
     likeliest, most = _argmax(scores, p)
     temperature = max(np.float32(temperature), np.finfo(np.float32).tiny)
     for i in range(len(p)):
@@ -153,9 +153,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 @compiled
-def _exponential_race(p, ids, seed, drawn, likeliest):
+def _exponential_race(p, ids, seed, sampled, likeliest):
     """Return the token with the largest p / Exp(1), an exponential race as in `sampling.sample_from_logits`."""
-    state = _splitmix(_splitmix(uint64(seed)) + uint64(drawn) * uint64(_GOLDEN))
+    state = _splitmix(_splitmix(uint64(seed)) + uint64(sampled) * uint64(_GOLDEN))
     first, most = likeliest, 0.0
     for i in range(len(p)):
         uniform = (np.float64(_splitmix(state + uint64(ids[i] + 1) * uint64(_GOLDEN)) >> uint64(12)) + 0.5) * 2.0**-52
@@ -172,19 +172,24 @@ def sample(data):
     me, B, V = fetch_add(job[SampleJob.COUNTERS]), job[SampleJob.ROWS], job[SampleJob.V]
     wide = (V + GROUP - 1) // GROUP * GROUP
     counts = carray(double_pointer(job[SampleJob.SCRATCH] + 4 * me * job[SampleJob.SCRATCH_SIZE]), 1 << _DIGIT)
-    scores, left = floats(job[SampleJob.SCORES], B, V), floats(job[SampleJob.PROBABILITIES], B, wide)
-    how, seeds = (
+    scores, probabilities = floats(job[SampleJob.SCORES], B, V), floats(job[SampleJob.PROBABILITIES], B, wide)
+    parameters, seeds = (
         carray(double_pointer(job[SampleJob.PARAMETERS]), (B, 4)),
         carray(int_pointer(job[SampleJob.SEEDS]), (B, 2)),
     )
-    ids, drawn = carray(int_pointer(job[SampleJob.IDS]), (B, wide)), carray(int_pointer(job[SampleJob.SAMPLED]), (B, 2))
+    ids, sampled = (
+        carray(int_pointer(job[SampleJob.IDS]), (B, wide)),
+        carray(int_pointer(job[SampleJob.SAMPLED]), (B, 2)),
+    )
     while True:
         row = fetch_add(job[SampleJob.COUNTERS] + LINE)
         if row >= B:
             break
-        if how[row, 0] == 0:
-            drawn[row, 0], drawn[row, 1] = _argmax(scores[row], left[row])[0], 0
+        if parameters[row, 0] == 0:
+            sampled[row, 0], sampled[row, 1] = _argmax(scores[row], probabilities[row])[0], 0
         else:
-            count, likeliest = _filter(scores[row], how[row], left[row], ids[row], counts)
-            drawn[row, 0] = _exponential_race(left[row, :count], ids[row], seeds[row, 0], seeds[row, 1], likeliest)
-            drawn[row, 1] = count
+            count, likeliest = _filter(scores[row], parameters[row], probabilities[row], ids[row], counts)
+            sampled[row, 0] = _exponential_race(
+                probabilities[row, :count], ids[row], seeds[row, 0], seeds[row, 1], likeliest
+            )
+            sampled[row, 1] = count

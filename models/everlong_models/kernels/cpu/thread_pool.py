@@ -173,12 +173,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue, o
     """
     panels, K, _ = weight.shape
     shape = (*x.shape[:-1], panels * PANEL)
-    for name, tensor, wanted in (("x", x, (*x.shape[:-1], K)), ("other", other, shape)):
+    for name, tensor, expected in (("x", x, (*x.shape[:-1], K)), ("other", other, shape)):
         if tensor is not None and (
-            tensor.dtype != torch.float32 or tensor.shape != wanted or tensor.device.type != "cpu"
+            tensor.dtype != torch.float32 or tensor.shape != expected or tensor.device.type != "cpu"
         ):
             raise ValueError(
-                f"{name} must be float32 of shape {tuple(wanted)} on the CPU, "
+                f"{name} must be float32 of shape {tuple(expected)} on the CPU, "
                 f"got {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
             )
     x, y = x.contiguous(), torch.empty(shape, dtype=torch.float32, device="cpu")
@@ -268,29 +268,36 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return mixed
 
 
-def sample(scores: Tensor, how: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
+def sample(scores: Tensor, parameters: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
     """Sample a token for each row of `scores` (B, V), float32 on the CPU.
 
-    `how` (B, 4): temperature, top_k, top_p, min_p; `seeds` (B, 2): seed and number of tokens sampled. Return the tokens with the number
+    `parameters` (B, 4): temperature, top_k, top_p, min_p; `seeds` (B, 2): seed and number of tokens sampled. Return the tokens with the number
     of tokens that remained (B, 2); the remaining probabilities; and the tokens that these belong to. Raises `ValueError` for another
     type or shape.
     """
     B, V = scores.shape
-    if scores.dtype != torch.float32 or scores.device.type != "cpu" or how.shape != (B, 4) or seeds.shape != (B, 2):
+    if (
+        scores.dtype != torch.float32
+        or scores.device.type != "cpu"
+        or parameters.shape != (B, 4)
+        or seeds.shape != (B, 2)
+    ):
         raise ValueError(
-            f"scores must be float32 on the CPU, how of shape ({B}, 4) and seeds of shape ({B}, 2), "
-            f"got scores {scores.dtype} on {scores.device}, how {how.shape}, seeds {seeds.shape}"
+            f"scores must be float32 on the CPU, parameters of shape ({B}, 4) and seeds of shape ({B}, 2), "
+            f"got scores {scores.dtype} on {scores.device}, parameters {parameters.shape}, seeds {seeds.shape}"
         )
-    scores, how, seeds, drawn = (
+    scores, parameters, seeds, sampled = (
         scores.contiguous(),
-        how.astype(np.float64),
+        parameters.astype(np.float64),
         seeds.astype(np.int64),
         np.empty((B, 2), np.int64),
     )
-    left, ids = (torch.empty(B, V + -V % GROUP, dtype=kind, device="cpu") for kind in (torch.float32, torch.int64))
+    probabilities, ids = (
+        torch.empty(B, V + -V % GROUP, dtype=kind, device="cpu") for kind in (torch.float32, torch.int64)
+    )
     fields = {
-        SampleJob.ROWS: B, SampleJob.SCORES: scores.data_ptr(), SampleJob.V: V, SampleJob.PARAMETERS: how.ctypes.data, SampleJob.SEEDS: seeds.ctypes.data,
-        SampleJob.PROBABILITIES: left.data_ptr(), SampleJob.IDS: ids.data_ptr(), SampleJob.SAMPLED: drawn.ctypes.data,
+        SampleJob.ROWS: B, SampleJob.SCORES: scores.data_ptr(), SampleJob.V: V, SampleJob.PARAMETERS: parameters.ctypes.data, SampleJob.SEEDS: seeds.ctypes.data,
+        SampleJob.PROBABILITIES: probabilities.data_ptr(), SampleJob.IDS: ids.data_ptr(), SampleJob.SAMPLED: sampled.ctypes.data,
     }  # fmt: skip
     _run(sampling_kernel.sample, 1, COUNTS, fields)
-    return drawn, left, ids
+    return sampled, probabilities, ids
