@@ -38,7 +38,7 @@ def test_only_float32_on_the_cpu_is_packed(monkeypatch):
     monkeypatch.setattr(linear, "has_simd_kernels", lambda x: False)
     plain = Linear(weight)
     assert not plain.packed
-    assert not plain.dense
+    assert not plain.in_panels
     assert plain.weight.data_ptr() == weight.data_ptr()
 
 
