@@ -32,32 +32,67 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_tokens: int = Field(512, ge=1, le=1_000_000, description="tokens to generate at most")
-    temperature: float = Field(0.2, ge=0, le=2, allow_inf_nan=False, description="0 takes the likeliest token")
-    top_p: float = Field(
-        0.9, gt=0, le=1, allow_inf_nan=False, description="smallest set of tokens with this probability"
+    max_tokens: int = Field(512, ge=1, le=1_000_000, description="Maximum number of tokens to generate")
+    temperature: float = Field(
+        0.2, ge=0, le=2, allow_inf_nan=False, description="Sampling temperature; 0 always takes the likeliest token"
     )
-    top_k: int = Field(0, ge=0, le=1_000_000, description="only the k likeliest tokens; 0 is all")
+    top_p: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Sample from the smallest set of likeliest tokens with at least this total probability",
+    )
+    top_k: int = Field(0, ge=0, le=1_000_000, description="Sample from the k likeliest tokens only; 0 means all tokens")
     min_p: float = Field(
-        0.0, ge=0, le=1, allow_inf_nan=False, description="only tokens this likely against the likeliest"
+        0.0,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Sample only from tokens with at least this probability relative to the likeliest token",
     )
     repetition_penalty: float = Field(
-        1.0, ge=0.01, le=10, allow_inf_nan=False, description="divides logits of tokens in context"
+        1.0,
+        ge=0.01,
+        le=10,
+        allow_inf_nan=False,
+        description="Divides positive logits of tokens in the context, and multiplies negative ones; 1 has no effect",
     )
     presence_penalty: float = Field(
-        0.0, ge=-2, le=2, allow_inf_nan=False, description="subtracted once a token was generated"
+        0.0,
+        ge=-2,
+        le=2,
+        allow_inf_nan=False,
+        description="Subtracted from the logit of a token that was already generated",
     )
-    frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False, description="subtracted for each time")
-    seed: int | None = Field(None, ge=0, lt=2**63, description="same seed, same answer")
-    stop: tuple[StopString, ...] = Field((), max_length=MAX_STOP_STRINGS, description="strings that end the answer")
+    frequency_penalty: float = Field(
+        0.0,
+        ge=-2,
+        le=2,
+        allow_inf_nan=False,
+        description="Subtracted from a token's logit for each time it was generated",
+    )
+    seed: int | None = Field(
+        None, ge=0, lt=2**63, description="Seed of the sampling; the same seed gives the same answer"
+    )
+    stop: tuple[StopString, ...] = Field(
+        (), max_length=MAX_STOP_STRINGS, description="Strings that end the answer; they are not returned"
+    )
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field((), max_length=MAX_STOP_STRINGS)
-    ignore_eos: bool = Field(False, description="go on after the end-of-text token")
+    ignore_eos: bool = Field(False, description="Continue after the end-of-text token")
     logit_bias: dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100, le=100)]] = Field(
         default_factory=dict, max_length=MAX_LOGIT_BIAS
     )
-    json_schema: dict[str, Any] | None = Field(None, description="the answer is JSON of this schema, and nothing else")
-    logprobs: bool = Field(False, description="return the log-probability of each token")
-    top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS, description="and of the likeliest beside it")
+    json_schema: dict[str, Any] | None = Field(
+        None, description="Constrain the answer to JSON that follows this schema"
+    )
+    logprobs: bool = Field(False, description="Return the log-probability of each token")
+    top_logprobs: int = Field(
+        0,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="Number of likeliest alternatives whose log-probabilities are returned with each token",
+    )
 
     @field_validator("stop", mode="before")
     @classmethod
