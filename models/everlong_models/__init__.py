@@ -1,7 +1,6 @@
-"""Transformers with a memory of fixed size. PyTorch only: knows nothing of HTTP or Redis.
+"""Transformers with a memory of fixed size. Depends on PyTorch, but not on HTTP or Redis.
 
-Names are imported when they are first used: what needs only an error's type, as a command that talks to Redis does, must
-not wait for PyTorch.
+Names are imported at their first use, so that a command that needs only an error's type does not wait for PyTorch.
 """
 
 from importlib import import_module
@@ -11,8 +10,8 @@ if TYPE_CHECKING:
     from everlong_models.backbone.backbone import Backbone
     from everlong_models.backbone.cache import Cache, CacheSlots
     from everlong_models.errors import EverlongModelError, GrammarError
-    from everlong_models.generate.cuda_graphs import CUDAGraphs, ReadGraphs, Recorded, StepGraphs
-    from everlong_models.generate.grammar import Grammar, Grammars
+    from everlong_models.generate.cuda_graphs import CUDAGraphs, GraphedFunction, ReadGraphs, StepGraphs
+    from everlong_models.generate.grammar import Grammar, GrammarCompiler
     from everlong_models.generate.sampling import Sampler, SamplingParams
     from everlong_models.memories.base import MemoryConfig, MemoryModel
     from everlong_models.memories.state import MemoryState, decode_state, encode_state
@@ -28,15 +27,15 @@ __all__ = [
     "CacheSlots",
     "EverlongModelError",
     "Grammar",
+    "GrammarCompiler",
     "GrammarError",
-    "Grammars",
+    "GraphedFunction",
     "MemoryConfig",
     "MemoryModel",
     "MemoryState",
     "MemoryView",
     "Model",
     "ReadGraphs",
-    "Recorded",
     "Sampler",
     "SamplingParams",
     "StepGraphs",
@@ -54,14 +53,14 @@ _MODULES = {
     "EverlongModelError": "errors",
     "Grammar": "generate.grammar",
     "GrammarError": "errors",
-    "Grammars": "generate.grammar",
+    "GrammarCompiler": "generate.grammar",
     "MemoryConfig": "memories.base",
     "MemoryModel": "memories.base",
     "MemoryState": "memories.state",
     "MemoryView": "memories.view",
     "Model": "model",
     "ReadGraphs": "generate.cuda_graphs",
-    "Recorded": "generate.cuda_graphs",
+    "GraphedFunction": "generate.cuda_graphs",
     "Sampler": "generate.sampling",
     "SamplingParams": "generate.sampling",
     "CacheSlots": "backbone.cache",

@@ -1,21 +1,21 @@
-"""Every error that the models raise.
+"""All errors of the models.
 
 EverlongModelError
-├── ConfigError            a configuration that cannot work: names the field, the value and the limit
+├── ConfigError            invalid configuration: names the field, its value and the limit
 ├── BackboneError          a backbone that cannot be found, read or used
-├── AdapterError           memory weights that do not fit, are damaged, or hold NaN
+├── AdapterError           memory weights that are damaged, contain NaN, or do not match the model
 ├── RecipeError            a training recipe that cannot be read, or has a wrong key or value
-├── RunError               a training run that cannot be resumed, or has gone wrong
-├── DataError              a data set that is missing, unreadable, empty or broken
-├── GrammarError           a schema that no answer can be made to follow
-├── TokenError             token ids outside the vocabulary, or a sequence of the wrong length
-└── StateError             a state that must not be used
+├── RunError               a training run that cannot be resumed, or whose loss became NaN
+├── DataError              a data set that is missing, unreadable, empty or damaged
+├── GrammarError           a JSON schema that is invalid, not supported, or too expensive
+├── TokenError             token ids outside the vocabulary, or a token tensor of the wrong shape
+└── StateError             a stored memory state that must not be used
     ├── StateTruncated     bytes are missing (or left over)
     ├── StateAltered       the checksum does not match
-    ├── StateVersion       written in a format this version does not know
+    ├── StateVersion       a format version that this library does not know
     ├── StateOfOtherModel  written by a model with another fingerprint
-    ├── StateShape         tensors of other names, shapes or types than the model's
-    └── StateNotFinite     NaN or infinity inside
+    ├── StateShape         names, shapes or types of tensors differ from the model's
+    └── StateNotFinite     a tensor contains NaN or infinity
 """
 
 
@@ -24,10 +24,7 @@ class EverlongModelError(Exception):
 
 
 class ConfigError(EverlongModelError, ValueError):
-    """A configuration that cannot work.
-
-    `field` is the offending field, `value` what it was given, and the message states the limit.
-    """
+    """An invalid configuration. `field`: the wrong field; `value`: its value; `limit`: what is allowed."""
 
     def __init__(self, field: str, value: object, limit: str) -> None:
         super().__init__(f"{field}={value!r}: {limit}")
@@ -41,7 +38,7 @@ class BackboneError(EverlongModelError):
 
 
 class AdapterError(EverlongModelError):
-    """Memory weights that do not fit the model, are damaged, or are not finite."""
+    """Memory weights that do not match the model, are damaged, or contain NaN or infinity."""
 
 
 class RecipeError(EverlongModelError):
@@ -49,15 +46,15 @@ class RecipeError(EverlongModelError):
 
 
 class RunError(EverlongModelError):
-    """A training run that cannot be resumed or written, or whose loss is not a number any more."""
+    """A training run that cannot be resumed or written, or whose loss became NaN."""
 
 
 class DataError(EverlongModelError):
-    """A data set that is missing, unreadable, empty or broken: names the file, and the line if there is one."""
+    """A data set that is missing, unreadable, empty or damaged: names the file, and the line if there is one."""
 
 
 class GrammarError(EverlongModelError, ValueError):
-    """A schema that is wrong, not supported, or more than a token may cost."""
+    """A JSON schema that is invalid, not supported, or too expensive to follow."""
 
 
 class TokenError(EverlongModelError, ValueError):
@@ -65,11 +62,11 @@ class TokenError(EverlongModelError, ValueError):
 
 
 class StateError(EverlongModelError):
-    """A state that must not be used."""
+    """A stored memory state that must not be used."""
 
 
 class StateTruncated(StateError):
-    """Bytes are missing, or there are more than the header promises."""
+    """Bytes are missing, or there are more than the header states."""
 
 
 class StateAltered(StateError):
@@ -77,16 +74,16 @@ class StateAltered(StateError):
 
 
 class StateVersion(StateError):
-    """Written in a format version that this library does not know."""
+    """The state has a format version that this library does not know."""
 
 
 class StateOfOtherModel(StateError):
-    """Written by a model with another fingerprint."""
+    """The state was written by a model with another fingerprint."""
 
 
 class StateShape(StateError):
-    """Tensors of other names, shapes or types than the model's."""
+    """Names, shapes or types of the state's tensors differ from the model's."""
 
 
 class StateNotFinite(StateError):
-    """NaN or infinity in a tensor of the state."""
+    """A tensor of the state contains NaN or infinity."""

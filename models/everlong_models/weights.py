@@ -1,7 +1,7 @@
-"""A memory's weights on disk: `everlong.json` says what they are, `memory.safetensors` holds them.
+"""A memory's weights on disk: `everlong.json` describes the model, `memory.safetensors` contains the tensors.
 
-The tensors are the memory's own parameters, and low-rank updates of the backbone's linear layers as pairs
-`lora.<layer>.A` (r, in) and `lora.<layer>.B` (out, r): the layer's weight becomes W + scale · B A (`LowRank`).
+The tensors are the memory's own parameters, and low-rank updates of the backbone's linear layers: pairs of `lora.<layer>.A` (r, in) and
+`lora.<layer>.B` (out, r). The layer's weight becomes W + scale · B A (`LowRank`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WEIGHTS = "memory.safetensors"
 
 
 class Manifest(BaseModel):
-    """`everlong.json`: a model as a folder. `memory` is the memory's config with its name under `name`."""
+    """`everlong.json`: describes a model folder. `memory` is the memory's config, with the memory's name under `name`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,7 +43,7 @@ class Manifest(BaseModel):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises `AdapterError` naming the file and what is wrong with it."""
+    """Read the manifest of a model folder. Raises `AdapterError` if it cannot be read or is invalid."""
     file = folder / MANIFEST
     try:
         return Manifest.model_validate_json(file.read_bytes())
@@ -61,9 +61,9 @@ def save_weights(
     *,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Writes the memory's own parameters (all but the backbone's) and `lora` tensors, if any.
+    """Write a model folder: the manifest, the memory's own parameters (without the backbone's), and `lora` tensors, if any.
 
-    `dtype`: of the memory's numbers; default as they are. They are loaded into whatever type the memory has.
+    `dtype`: store the memory's parameters in this type; None keeps theirs. Loading converts them to the memory's type.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -78,33 +78,35 @@ def save_weights(
 
 
 def share(folder: Path) -> None:
-    """Makes the files of a model folder as readable as its manifest, which is as the umask has it; safetensors writes files
-    that nobody but their owner can read, and a server in a container is another user."""
+    """Give the safetensors files of a model folder the permissions of its manifest.
+
+    safetensors writes files that only their owner can read, but a server in a container runs as another user.
+    """
     for file in folder.rglob("*.safetensors"):
         shutil.copymode(folder / MANIFEST, file)
 
 
 def own_parameters(memory: nn.Module) -> dict[str, Tensor]:
-    """What a memory adds to its backbone: its parameters and persistent buffers. The backbone is not looked at."""
-    found: dict[str, Tensor] = {}
+    """Return a memory's own parameters and persistent buffers, without its backbone's."""
+    own: dict[str, Tensor] = {}
     for name, child in memory.named_children():
         if name != "backbone":
-            found |= {f"{name}.{key}": tensor for key, tensor in child.state_dict().items()}
+            own |= {f"{name}.{key}": tensor for key, tensor in child.state_dict().items()}
     for key, tensor in (*memory.named_parameters(recurse=False), *memory.named_buffers(recurse=False)):
         if key not in memory._non_persistent_buffers_set:
-            found[key] = tensor.detach()
-    return found
+            own[key] = tensor.detach()
+    return own
 
 
 def load_weights(
     folder: Path, memory: nn.Module, backbone: Backbone | None, lora_scale: float, *, updates: bool = True
 ) -> bool:
-    """Loads `memory.safetensors` into `memory` and attaches its low-rank updates to `backbone`; whether there was any file.
+    """Load `memory.safetensors` into `memory` and attach its low-rank updates to `backbone`. Return whether the file exists.
 
-    `updates`: False leaves them to whoever wants them by themselves (`load_updates`).
+    `updates`: False skips the low-rank updates (see `load_updates`).
 
-    Raises `AdapterError` for a damaged file, for tensors that are missing, unknown, of another shape (an adapter of
-    another backbone or segment length), or not finite.
+    Raises `AdapterError` for a damaged file, and for tensors that are missing, unknown, not finite, or of another shape (which means
+    another backbone or segment length).
     """
     file = folder / WEIGHTS
     if not file.exists():
@@ -112,23 +114,23 @@ def load_weights(
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
-        raise AdapterError(f"{file} is damaged or no safetensors file: {error}") from error
+        raise AdapterError(f"cannot read {file} as safetensors: {error}") from error
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise AdapterError(f"{file}: tensor {name!r} holds NaN or infinity")
+            raise AdapterError(f"{file}: tensor {name!r} contains NaN or infinity")
     lora = {
         name: tensors.pop(name) for name in list(tensors) if name.startswith("lora.") and name.endswith((".A", ".B"))
     }
     own = own_parameters(memory)
     if missing := sorted(own.keys() - tensors.keys()):
-        raise AdapterError(f"{file} lacks {', '.join(missing)}")
+        raise AdapterError(f"{file}: missing tensors: {', '.join(missing)}")
     if unknown := sorted(tensors.keys() - own.keys()):
-        raise AdapterError(f"{file} has tensors that this memory does not know: {', '.join(unknown)}")
+        raise AdapterError(f"{file}: unknown tensors for this memory: {', '.join(unknown)}")
     with torch.no_grad():
         for name, tensor in tensors.items():
             if tensor.shape != own[name].shape:
                 raise AdapterError(
-                    f"{file}: {name!r} has the shape {tuple(tensor.shape)}, this memory needs {tuple(own[name].shape)}"
+                    f"{file}: {name!r} must have shape {tuple(own[name].shape)} for this memory, got {tuple(tensor.shape)}"
                 )
             own[name].copy_(tensor)
         if lora and updates:
@@ -137,7 +139,7 @@ def load_weights(
 
 
 def load_updates(folder: Path) -> dict[str, Tensor]:
-    """The low-rank updates by themselves, `lora.<layer>.A` and `lora.<layer>.B`; none if there is no file."""
+    """Return only the low-rank updates, `lora.<layer>.A` and `lora.<layer>.B`; empty if the file does not exist."""
     file = folder / WEIGHTS
     return (
         {name: tensor for name, tensor in load_file(file).items() if name.startswith("lora.")} if file.exists() else {}
@@ -146,31 +148,31 @@ def load_updates(folder: Path) -> dict[str, Tensor]:
 
 def _attach(lora: dict[str, Tensor], scale: float, backbone: Backbone | None, file: Path) -> None:
     if backbone is None:
-        raise AdapterError(f"{file} has low-rank updates, but this model has no backbone")
+        raise AdapterError(f"{file}: low-rank updates need a backbone, and this model has none")
     layers = dict(backbone.model.named_modules())
     for name in sorted({key.removeprefix("lora.")[:-2] for key in lora}):
         a, b = lora.get(f"lora.{name}.A"), lora.get(f"lora.{name}.B")
         layer = layers.get(name)
         if a is None or b is None:
-            raise AdapterError(f"{file}: the low-rank update of {name!r} lacks one of A and B")
+            raise AdapterError(f"{file}: the low-rank update of {name!r} needs both A and B, one is missing")
         if not isinstance(layer, nn.Linear | Conv1D):
-            raise AdapterError(f"{file} updates {name!r}, which is no linear layer of this backbone")
+            raise AdapterError(f"{file}: low-rank update of {name!r}, which is not a linear layer of this backbone")
         if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
             raise AdapterError(
-                f"{file}: A {tuple(a.shape)} and B {tuple(b.shape)} of the low-rank update of {name!r} do not fit: "
-                "they are (r, in) and (out, r)"
+                f"{file}: the low-rank update of {name!r} must have A (r, in) and B (out, r), "
+                f"got A {tuple(a.shape)} and B {tuple(b.shape)}"
             )
-        transposed = isinstance(layer, Conv1D)  # GPT-2 keeps its weights so
+        transposed = isinstance(layer, Conv1D)  # GPT-2 stores weights as (in, out)
         shape = (a.shape[1], b.shape[0]) if transposed else (b.shape[0], a.shape[1])
         if shape != tuple(layer.weight.shape):
             raise AdapterError(
-                f"{file}: the update of {name!r} has the shape {shape}, the layer {tuple(layer.weight.shape)}"
+                f"{file}: the low-rank update of {name!r} must have the layer's shape {tuple(layer.weight.shape)}, got {shape}"
             )
         a, b = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (a, b))
         attach(layer, (a, scale * b), transposed=transposed)
 
 
 def _first(error: ValidationError) -> str:
-    """The first of pydantic's complaints on one line, with the field."""
+    """Return pydantic's first error in one line, with the field."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"

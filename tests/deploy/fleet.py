@@ -63,20 +63,20 @@ def main(commands: list[list[str]]) -> None:
     """Forks, prints the pids, then the pid of each that has ended; tells all to end when stdin is closed."""
     import torch
 
-    from everlong_models.kernels.cpu import decode_step, prefill, quantise, sampling_kernel
-    from everlong_models.kernels.cpu.quantised_matrix import fits
+    from everlong_models.kernels.cpu import decode_step, matrix_product, prefill, quantise, sampling_kernel
+    from everlong_models.kernels.cpu.quantised_matrix import can_quantise
     from everlong_models.kernels.cpu.thread_pool import prepare
-    from everlong_models.kernels.linear import has_dense
+    from everlong_models.kernels.linear import has_simd_kernels
     from everlong_server.process import listening  # noqa: F401 - what a server imports late
     from everlong_server.process.serving import serve_forever
     from everlong_server.settings import load_settings
 
     # What each would compile by itself (`decoding`, `sampling`, `llama`), where the processor can.
     weight = torch.zeros(1, 1024)
-    if fits(weight):
-        prepare(quantise.onto_grids, decode_step.step, decode_step.multiply, sampling_kernel.draw)
-    if has_dense(weight):
-        prepare(prefill.product, prefill.norm, prefill.rotate, prefill.attend)
+    if can_quantise(weight):
+        prepare(quantise.quantise_groups, decode_step.step, matrix_product.multiply, sampling_kernel.sample)
+    if has_simd_kernels(weight):
+        prepare(prefill.linear, prefill.norm, prefill.rotate, prefill.attend)
     running = []
     for flags in commands:
         pid = os.fork()

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from everlong_lab.tasks.greedy import answer
 from everlong_models.backbone.cache import Cache, CacheSlots
 from everlong_models.errors import StateNotFinite, StateShape, TokenError
-from everlong_models.kernels.pause import pausing
+from everlong_models.kernels.yield_point import at_yield_points
 from everlong_models.memories.base import MemoryModel
 from everlong_models.memories.state import MemoryState, decode_state, encode_state
 
@@ -124,7 +124,7 @@ class Laws:
             if len(steps) < S - 1:
                 steps.append(model.step(cache, other[:, len(steps) + 1]))
 
-        with pausing(step):
+        with at_yield_points(step):
             state = model.read(text, model.initial_state(2))
         assert_same_state(state, undisturbed[0], exactly=True)
         assert len(steps) >= self.pauses

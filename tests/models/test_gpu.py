@@ -1,5 +1,7 @@
-"""What every memory does, on a device that is not the CPU: no tensor is left behind on the other, and the device is waited for no
-oftener than has to be. On a GPU, or what stands for one: see `pretended`."""
+"""Every memory on a device other than the CPU: tensors of two devices never mix, and the CPU rarely waits for the device.
+
+Runs on a GPU, or on a stand-in for one (see `pretended`).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,14 @@ import torch
 from torch import Tensor
 
 from everlong_models.backbone.cache import Cache, CacheSlots
-from everlong_models.generate.cuda_graphs import ReadGraphs, Recorded, StepGraphs, _uncollected
-from everlong_models.generate.sampling import Sampler, SamplingParams, by_operations, choose, drawn
+from everlong_models.generate.cuda_graphs import GraphedFunction, ReadGraphs, StepGraphs, _garbage_collection_off
+from everlong_models.generate.sampling import (
+    Sampler,
+    SamplingParams,
+    sample_from_logits,
+    sample_tokens,
+    sample_with_torch,
+)
 from everlong_models.memories.state import MemoryState
 from everlong_models.model import MEMORIES, memory_config
 from tests.models.laws import tokens
@@ -44,7 +52,7 @@ def built(name: str, device: torch.device | str, *, lean: bool = False):
 
 
 def script(memory, text: Tensor) -> dict[str, Tensor]:
-    """All that a server does with two rows of 2 S + S tokens, by name."""
+    """Return everything that a server computes for two rows of 2 S + S tokens, by name."""
     device, done = text.device, {}
 
     def keep(name: str, state: MemoryState) -> None:
@@ -85,7 +93,7 @@ WAYS = [(name, lean) for name in OPTIONS for lean in ((False, True) if name in (
 
 
 @pytest.mark.parametrize(("name", "lean"), WAYS)
-def test_it_computes_there_what_it_computes_on_a_cpu(name: str, lean: bool) -> None:
+def test_results_equal_those_of_a_cpu(name: str, lean: bool) -> None:
     memory = built(name, "cpu", lean=lean)
     text = tokens(memory, 2, 3 * S)
     expected = script(memory, text)
@@ -103,8 +111,8 @@ def test_all_memories_are_tried() -> None:
 
 
 @pytest.mark.parametrize(("name", "lean"), WAYS)
-def test_what_is_recorded_does_not_wait(name: str, lean: bool) -> None:
-    """A step of every memory; a segment of those that say so."""
+def test_captured_operations_do_not_wait(name: str, lean: bool) -> None:
+    """A step of every memory, and a segment of memories that are `recordable`."""
     with gpu(), torch.inference_mode():
         memory = built(name, DEVICE, lean=lean)
         text = tokens(memory, 2, 2 * S).to(DEVICE)
@@ -121,7 +129,7 @@ def test_what_is_recorded_does_not_wait(name: str, lean: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["rmt", "armt", "lamemo"])
-def test_segments_are_recorded(name: str) -> None:
+def test_segments_are_captured(name: str) -> None:
     lean = name == "rmt"
     memory = built(name, "cpu", lean=lean)
     text = tokens(memory, 2, 4 * S)
@@ -137,7 +145,7 @@ def test_segments_are_recorded(name: str) -> None:
                 torch.testing.assert_close(tensor.cpu(), expected[key], rtol=1e-9, atol=1e-9)
 
 
-def test_steps_are_recorded() -> None:
+def test_steps_are_captured() -> None:
     memory = built("rmt", "cpu", lean=True)
     text, logits = tokens(memory, 3, S), {}
     for device in ("cpu", DEVICE):
@@ -155,27 +163,27 @@ def test_steps_are_recorded() -> None:
 
 
 @pytest.mark.skipif(REAL, reason="a real one does not count")
-def test_a_draw_waits_three_times() -> None:
+def test_sampling_waits_for_the_device_three_times() -> None:
     """What tells how to draw goes there twice, and what was drawn comes back. The greedy rows' tokens come by themselves."""
     scores = 3 * torch.randn(8, 5000, generator=torch.Generator().manual_seed(0))
     same = [Sampler(SamplingParams(), seed, [], 5000) for seed in range(8)]
     greedy = [Sampler(SamplingParams(temperature=0), seed, [], 5000) for seed in range(8)]
-    expected = by_operations(same, scores), by_operations(greedy, scores)
+    expected = sample_with_torch(same, scores), sample_with_torch(greedy, scores)
     with gpu():
-        draw, there = Recorded(drawn, Graphs(DEVICE), "a draw"), scores.to(DEVICE)
+        draw, there = GraphedFunction(sample_from_logits, Graphs(DEVICE), "sampling"), scores.to(DEVICE)
         for how in (None, draw, draw):
             before = GPU.waits
-            assert choose(same, there, how) == expected[0]
+            assert sample_tokens(same, there, how) == expected[0]
             assert GPU.waits == before + 3
         assert Graphs.made == 1
         before = GPU.waits
-        assert choose(greedy, there, draw) == expected[1]
+        assert sample_tokens(greedy, there, draw) == expected[1]
         assert GPU.waits == before + 1
 
 
 @pytest.mark.skipif(REAL, reason="there is a real one")
 class TestPretended:
-    """The stand-in itself refuses what a GPU refuses."""
+    """The stand-in refuses the same operations as a GPU."""
 
     @pytest.mark.parametrize(
         "mixes",
@@ -206,15 +214,15 @@ class TestPretended:
             lambda there: there[torch.tensor([0, 2])],
         ],
     )
-    def test_what_waits_is_counted_and_cannot_be_recorded(self, waits) -> None:
+    def test_operations_that_wait_are_counted_and_cannot_be_captured(self, waits) -> None:
         with gpu():
             there = torch.ones(3, device=DEVICE)
             waits(there)
             assert GPU.waits == 1
-            with _uncollected(), pytest.raises(RuntimeError, match="capturing"):
+            with _garbage_collection_off(), pytest.raises(RuntimeError, match="capturing"):
                 Graphs(DEVICE)(lambda: waits(there))
 
-    def test_what_stays_there_is_neither(self) -> None:
+    def test_operations_that_stay_on_the_device_are_not_counted(self) -> None:
         with gpu():
             there = torch.ones(3, device=DEVICE)
             result = there[:2] * 2 + there[torch.zeros(2, dtype=torch.int64, device=DEVICE)] + 1.0
@@ -223,7 +231,7 @@ class TestPretended:
             assert (result.device, GPU.waits) == (DEVICE, 0)
             assert result.tolist() == [4, 5]
 
-    def test_nothing_of_it_is_left(self) -> None:
+    def test_the_stand_in_is_removed_afterwards(self) -> None:
         with gpu():
             torch.zeros(1, device=DEVICE)
         with pytest.raises((AssertionError, RuntimeError)):
@@ -231,8 +239,8 @@ class TestPretended:
 
 
 @pytest.mark.skipif(REAL, reason="a real one does not count")
-def test_rows_come_and_go_without_waiting() -> None:
-    """CacheSlots that come and go, where lengths are not asked for."""
+def test_adding_and_removing_rows_does_not_wait() -> None:
+    """Add and remove `CacheSlots` without reading lengths."""
     with gpu(), torch.inference_mode():
         memory, slots = built("rmt", DEVICE), CacheSlots(kept=True)
         text = tokens(memory, 1, S).to(DEVICE)

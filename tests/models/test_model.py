@@ -1,4 +1,4 @@
-"""Putting a model together: folders, options, and the fingerprint that says which states are exchangeable."""
+"""Loading a model: folders, options, and the fingerprint, which determines which models can exchange states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everlong_models.errors import AdapterError, BackboneError, ConfigError
 from everlong_models.kernels.linear import has_bfloat16
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.state import MemoryState, decode_state, encode_state
-from everlong_models.model import MEMORIES, Memory, Model, load_model
+from everlong_models.model import MEMORIES, MemoryKind, Model, load_model
 from everlong_models.weights import MANIFEST, WEIGHTS, Manifest, save_weights
 from tests.models.folders import RMT as SPEC
 from tests.models.folders import backbone, change_weights, manifest
@@ -84,9 +84,9 @@ class TestFolder:
 
     def test_another_memory_or_options_are_refused(self, folder, tmp_path):
         assert load(folder, tmp_path, memory="rmt").memory_name == "rmt"
-        with pytest.raises(ConfigError, match=r"memory='window': .* brings its own memory"):
+        with pytest.raises(ConfigError, match=r"memory='window': .* has its own memory"):
             load(folder, tmp_path, memory="window")
-        with pytest.raises(ConfigError, match="brings its own memory"):
+        with pytest.raises(ConfigError, match="has its own memory"):
             load(folder, tmp_path, options={"segment_length": 8})
 
     def test_trained_is_what_the_manifest_says(self, folder, tmp_path):
@@ -95,9 +95,9 @@ class TestFolder:
         (folder / WEIGHTS).unlink()
         assert load(folder, tmp_path).trained is False
 
-    def test_lost_weights_are_no_untrained_model(self, folder, tmp_path):
+    def test_missing_weights_of_a_trained_model_are_an_error(self, folder, tmp_path):
         (folder / WEIGHTS).unlink()
-        with pytest.raises(AdapterError, match=f"no .*{WEIGHTS}"):
+        with pytest.raises(AdapterError, match=f"{WEIGHTS} does not exist"):
             load(folder, tmp_path)
 
     def test_a_memory_without_weights_needs_no_file(self, tmp_path):
@@ -179,7 +179,7 @@ class TestPlainBackbone:
         assert len({fingerprint for _, fingerprint in states.values()}) == 1, "as one machine may and another may not"
 
     def test_an_unknown_memory(self, tmp_path):
-        with pytest.raises(ConfigError, match=r"memory='rnn': one of .*rmt.*window") as caught:
+        with pytest.raises(ConfigError, match=r"memory='rnn': must be one of .*rmt.*window") as caught:
             load(backbone(), tmp_path, memory="rnn")
         assert (caught.value.field, caught.value.value) == ("memory", "rnn")
 
@@ -216,15 +216,15 @@ class TestPlainBackbone:
         model = load(backbone("gpt2"), tmp_path, memory="rmt", options={"segment_length": 16, "memory_tokens": 2})
         assert model.memory.read(TEXT, model.memory.initial_state()).rows == 1
 
-    def test_progress_is_told(self, tmp_path):
+    def test_progress_is_reported(self, tmp_path):
         told: list[str] = []
         plain(tmp_path, progress=told.append)
-        assert told[-1].startswith("laying out the weights")
+        assert told[-1].startswith("optimising the weights")
         assert any("loading" in line and "float32" in line for line in told)
 
 
 class TestFingerprint:
-    def test_everything_that_makes_a_state_counts(self, tmp_path):
+    def test_everything_that_affects_a_state_changes_the_fingerprint(self, tmp_path):
         changed = shutil.copytree(backbone(), tmp_path / "weights")
         tensors = load_file(changed / "model.safetensors")
         tensors["model.norm.weight"][0] += 1e-3
@@ -258,7 +258,7 @@ class TestFingerprint:
         assert load(shutil.copytree(backbone(), tmp_path / "copy"), tmp_path, **rmt).fingerprint == prints["first"]
 
     def test_the_states_layout_counts(self, tmp_path, monkeypatch):
-        """A version that keeps other tensors than this one must not take its states for its own."""
+        """A version with another state layout must not accept the states of this one."""
         before, initial_state = plain(tmp_path).fingerprint, RMT.initial_state
 
         def more(self, rows=1):
@@ -274,7 +274,7 @@ class TestFingerprint:
         assert load(folder, tmp_path).fingerprint != before
 
     def test_a_low_rank_update_counts_by_itself(self, folder, tmp_path):
-        """Its sum with the weight may be rounded otherwise on another machine, whose states are the same all the same."""
+        """Its sum with the weight may round differently on another machine, which must get the same fingerprint."""
         before = load(folder, tmp_path).fingerprint
         name, (a, b) = "model.layers.1.mlp.up_proj", (torch.ones(2, 16), torch.ones(24, 2))
         prints = {}
@@ -290,8 +290,8 @@ class TestFingerprint:
         assert load(manifest(folder, backbone="backbone", description="other words"), tmp_path).fingerprint == before
 
 
-def test_the_table_of_memories_is_what_it_says():
+def test_the_table_of_memories():
     for config in (kind.config for kind in MEMORIES.values()):
         with pytest.raises(ValueError, match="unheard_of"):
             config(unheard_of=1)
-    assert MEMORIES["rmt"] == Memory(RMTConfig, RMT, whole=True)
+    assert MEMORIES["rmt"] == MemoryKind(RMTConfig, RMT, whole=True)

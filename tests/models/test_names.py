@@ -1,4 +1,4 @@
-"""What the package is called by: every name is there, and none costs PyTorch before it is used."""
+"""The public names of the package: each can be imported, and PyTorch is not imported before the first use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_every_name_is_there(name: str) -> None:
     assert name == "MEMORIES" or there.__module__.startswith("everlong_models")
 
 
-def test_no_name_is_forgotten() -> None:
+def test_every_name_has_a_module() -> None:
     assert set(everlong_models.__all__) == set(everlong_models._MODULES)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = everlong_models.Nothing
@@ -25,7 +25,7 @@ def test_no_name_is_forgotten() -> None:
 @pytest.mark.parametrize(
     "module", ["everlong_models.errors", "everlong_server.store.tenants.credentials", "everlong_server.cli.keys"]
 )
-def test_who_needs_no_model_does_not_wait_for_one(module: str) -> None:
+def test_modules_without_models_do_not_import_pytorch(module: str) -> None:
     code = f"import sys, {module}; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The small trained models that come with the package do what is said of them."""
+"""The small trained models that ship with the package do what their descriptions state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everlong_models.memories.rmt import RMT
 from everlong_models.model import DEFAULT_MODEL, PACKAGED, load_model
 from everlong_models.weights import MANIFEST
 
-CACHE = Path.home() / ".cache" / "everlong" / "models"  # converting takes half a minute, once a machine
+CACHE = Path.home() / ".cache" / "everlong" / "models"  # converting takes half a minute, once per machine
 
 
 def test_they_are_small():
@@ -25,7 +25,7 @@ def test_they_are_small():
 
 @pytest.mark.parametrize("kind", ["memorize", "detect"])
 def test_a_fact_is_known_far_beyond_the_seven_segments_of_training(kind, tmp_path):
-    """By chance, a sixth is right."""
+    """Guessing is right one time in six."""
     model = load_model("rmt-detect", models_dir=tmp_path)
     assert model.trained
     rows = facts([(model.memory, model.tokenizer)], kind, lengths=[1, 7, 256], samples=16)

@@ -14,16 +14,16 @@ export interface components {
             /** @description what is said */
             content: string;
             /**
-             * @description subtracted for each time
+             * @description Subtracted from a token's logit for each time it was generated
              * @default 0
              */
             frequency_penalty: number;
             /**
-             * @description go on after the end-of-text token
+             * @description Continue after the end-of-text token
              * @default false
              */
             ignore_eos: boolean;
-            /** @description the answer is JSON of this schema, and nothing else */
+            /** @description Constrain the answer to JSON that follows this schema */
             json_schema?: {
                 [key: string]: unknown;
             } | null;
@@ -31,36 +31,36 @@ export interface components {
                 [key: string]: number;
             };
             /**
-             * @description return the log-probability of each token
+             * @description Return the log-probability of each token
              * @default false
              */
             logprobs: boolean;
             /**
-             * @description tokens to generate at most
+             * @description Maximum number of tokens to generate
              * @default 512
              */
             max_tokens: number;
             /**
-             * @description only tokens this likely against the likeliest
+             * @description Sample only from tokens with at least this probability relative to the likeliest token
              * @default 0
              */
             min_p: number;
             /**
-             * @description subtracted once a token was generated
+             * @description Subtracted from the logit of a token that was already generated
              * @default 0
              */
             presence_penalty: number;
             /** @description false: no passages */
             recall?: components["schemas"]["Recall"] | false;
             /**
-             * @description divides logits of tokens in context
+             * @description Divides positive logits of tokens in the context, and multiplies negative ones; 1 has no effect
              * @default 1
              */
             repetition_penalty: number;
-            /** @description same seed, same answer */
+            /** @description Seed of the sampling; the same seed gives the same answer */
             seed?: number | null;
             /**
-             * @description strings that end the answer
+             * @description Strings that end the answer; they are not returned
              * @default []
              */
             stop: string[];
@@ -72,22 +72,22 @@ export interface components {
              */
             stream: boolean;
             /**
-             * @description 0 takes the likeliest token
+             * @description Sampling temperature; 0 always takes the likeliest token
              * @default 0.2
              */
             temperature: number;
             /**
-             * @description only the k likeliest tokens; 0 is all
+             * @description Sample from the k likeliest tokens only; 0 means all tokens
              * @default 0
              */
             top_k: number;
             /**
-             * @description and of the likeliest beside it
+             * @description Number of likeliest alternatives whose log-probabilities are returned with each token
              * @default 0
              */
             top_logprobs: number;
             /**
-             * @description smallest set of tokens with this probability
+             * @description Sample from the smallest set of likeliest tokens with at least this total probability
              * @default 0.9
              */
             top_p: number;

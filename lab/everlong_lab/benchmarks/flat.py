@@ -15,16 +15,16 @@ from everlong_lab.harness.tiny import SEGMENT, tiny_backbone, tiny_memory
 from everlong_models import (
     CacheSlots,
     CUDAGraphs,
+    GraphedFunction,
     MemoryState,
     ReadGraphs,
-    Recorded,
     Sampler,
     SamplingParams,
     StepGraphs,
 )
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.loading import load_backbone
-from everlong_models.generate.sampling import choose, drawn
+from everlong_models.generate.sampling import sample_from_logits, sample_tokens
 from everlong_models.memories.base import SegmentReader
 from everlong_models.model import MEMORIES
 from everlong_server.settings import load_settings
@@ -164,7 +164,9 @@ class _Generation:
     def __init__(self, memory: SegmentReader, device: torch.device) -> None:
         self._memory, self._device = memory, device
         self._graphs = StepGraphs(memory.step, CUDAGraphs(device)) if device.type == "cuda" else None
-        self._draw = Recorded(drawn, CUDAGraphs(device), "a draw") if device.type == "cuda" else None
+        self._draw = (
+            GraphedFunction(sample_from_logits, CUDAGraphs(device), "sampling") if device.type == "cuda" else None
+        )
         self._slots = CacheSlots(kept=True)
 
     def __call__(self, state: MemoryState) -> float:
@@ -175,9 +177,9 @@ class _Generation:
         self._slots.add(cache)
         start = time.perf_counter()
         for _ in range(_ROUND):
-            drawn = choose(samplers, logits.float(), self._draw)
+            drawn = sample_tokens(samplers, logits.float(), self._draw)
             for sampler, token in zip(samplers, drawn, strict=True):
-                sampler.take(token)
+                sampler.accept(token)
             logits = self._step(torch.tensor(drawn))
         seconds = (time.perf_counter() - start) / _ROUND
         while len(self._slots):

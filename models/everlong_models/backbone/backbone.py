@@ -16,7 +16,7 @@ from everlong_models.backbone import rotary
 from everlong_models.backbone.cache import zeros
 from everlong_models.backbone.llama import FAMILY, Llama, why_not
 from everlong_models.errors import BackboneError
-from everlong_models.kernels.pause import pause
+from everlong_models.kernels.yield_point import yield_point
 
 
 class Backbone(nn.Module):
@@ -78,7 +78,7 @@ class Backbone(nn.Module):
         """Makes `hidden` and `logits` fast, for good: same results, no gradients.
 
         `quantize`: not quite the same for one position a row (`hidden` of T = 1 with `at`, `logits` of (B, D)), which is
-        what decoding asks for: there the weights are of four or eight bits (`Quantized`), if the processor can, and what is kept in
+        what decoding asks for: there the weights are of four or eight bits (`QuantisedMatrix`), if the processor can, and what is kept in
         `kv` has sixteen, which several positions with `at` see, too. `bfloat16`: nor for several positions, whose matrices have so
         many bits then, where the processor can (see `Linear`).
 
@@ -160,7 +160,7 @@ class Backbone(nn.Module):
                 raise BackboneError("hidden: an optimized backbone has no gradients; use torch.no_grad or load it anew")
             return self._lean.hidden(x, kv, at, keep)
         base = self.model.base_model
-        pause()
+        yield_point()
         if kv is None or at is None:
             past = None if kv is None else _KeysValues(kv, None)
             out = base(inputs_embeds=x, past_key_values=past, use_cache=past is not None).last_hidden_state

@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from everlong_models.backbone.backbone import Backbone, _KeysValues
 from everlong_models.errors import BackboneError
-from everlong_models.kernels.pause import pause
+from everlong_models.kernels.yield_point import yield_point
 
 PARTS = {
     "gpt2": ("wpe", "drop", "h", "ln_f"),
@@ -99,7 +99,7 @@ class Layers:
 
     def __call__(self, layer: int, h: Tensor, shared: Pass) -> Tensor:
         """The output (B, T, D) of `layer` for its input `h` (B, T, D)."""
-        pause()
+        yield_point()
         out: Tensor = self._modules[layer](h, **shared.arguments)
         return out
 

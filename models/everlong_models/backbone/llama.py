@@ -22,13 +22,13 @@ from transformers import PreTrainedModel
 
 from everlong_models.backbone import rotary
 from everlong_models.kernels.cpu import prefill, thread_pool
-from everlong_models.kernels.cpu.decode_layers import CACHED, Decoding
-from everlong_models.kernels.cpu.quantised_matrix import Quantized, fits
+from everlong_models.kernels.cpu.decode_layers import CACHED, DecodeLayers
+from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix, can_quantise
 from everlong_models.kernels.cpu.simd import PANEL
 from everlong_models.kernels.gpu import layer_kernels
-from everlong_models.kernels.linear import Linear, has_dense, has_onednn, matmul
-from everlong_models.kernels.low_rank import apart, detach
-from everlong_models.kernels.pause import pause
+from everlong_models.kernels.linear import Linear, has_onednn, has_simd_kernels, matmul
+from everlong_models.kernels.low_rank import detach, split_update
+from everlong_models.kernels.yield_point import yield_point
 
 FAMILY = ("llama", "mistral", "qwen2")
 # Query positions whose scores are computed at once: fewer skip more of the upper triangle, more make better matmuls.
@@ -82,7 +82,7 @@ class Llama:
     """The lean twin of `model`, to which `why_not` must have no objection.
 
     It takes the matrices over, one by one, so that no weight is held twice: `model` has none of them afterwards and
-    keeps only its embeddings and norms. `quantize`: single positions, as decoding asks for, go through `Quantized`
+    keeps only its embeddings and norms. `quantize`: single positions, as decoding asks for, go through `QuantisedMatrix`
     matrices, where these fit; nothing else does, but keys and values are kept in 16 bits. `cached`: the type that they are kept in.
     `bfloat16`: all else is multiplied in it, but for attention and the head.
     """
@@ -96,17 +96,17 @@ class Llama:
         self.rotary: nn.Module = base.rotary_emb
         self.norm: Tensor = base.norm.weight.detach()
         matrices = (matrix for layer in base.layers for matrix in _matrices(layer))
-        weight, update = apart(head)
+        weight, update = split_update(head)
         quantize = (
             quantize
-            and fits(weight)
-            and all(fits(apart(matrix)[0]) for matrix in matrices)
+            and can_quantise(weight)
+            and all(can_quantise(split_update(matrix)[0]) for matrix in matrices)
             and self.head_dim % PANEL == 0
         )
         sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "eps": self.eps}
-        if has_dense(weight):
-            thread_pool.prepare(prefill.product, prefill.norm, prefill.rotate, prefill.attend)
-        self._decoding = Decoding(base.layers, self.norm, **sizes) if quantize else None
+        if has_simd_kernels(weight):
+            thread_pool.prepare(prefill.linear, prefill.norm, prefill.rotate, prefill.attend)
+        self._decoding = DecodeLayers(base.layers, self.norm, **sizes) if quantize else None
         self._turns: tuple[Tensor, ...] = (torch.empty(0), torch.empty(0))
         """For decoding: `_rotation` of all positions, so far."""
         self.cached: torch.dtype = CACHED if quantize else head.weight.dtype
@@ -121,7 +121,7 @@ class Llama:
             biases=(_has_bias(first.self_attn.q_proj, first.self_attn.k_proj), _has_bias(first.mlp.gate_proj)),
         )
         self.layers = [_take(layer, self.eps, bfloat16=bfloat16, fuse=self._fused) for layer in base.layers]
-        self._decoding_head = Quantized(weight, head.bias, update) if quantize else None
+        self._decoding_head = QuantisedMatrix(weight, head.bias, update) if quantize else None
         self.head = Linear(head.weight, head.bias)
         detach(head)
         if head.weight is not model.get_input_embeddings().weight:
@@ -149,7 +149,7 @@ class Llama:
         rows = torch.arange(B, device=x.device)[:, None]
         h = x.clone(memory_format=torch.contiguous_format) if self._fused else x
         for index, layer in enumerate(self.layers):
-            pause()
+            yield_point()
             heads = layer.heads(h, H + G, d, *rotation)
             queries, new = heads[:, :, :H].unflatten(2, (G, -1)), heads[:, :, H:].unflatten(2, (2, G))
             if kv is None or at is None:
@@ -180,7 +180,7 @@ def _matrices(layer: Any) -> list[Any]:
     return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
-def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | layer_kernels.Fused:
+def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | layer_kernels.FusedLayer:
     matrices = _matrices(layer)
     q, k, v, o, gate, up, down = matrices
     before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
@@ -198,9 +198,9 @@ def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | laye
 
     qkv = folded(torch.cat([q.weight * scale, k.weight, v.weight]), before)
     qkv_bias = bias(q, k, v, first=scale)
-    taken: Layer | layer_kernels.Fused
+    taken: Layer | layer_kernels.FusedLayer
     if fuse:
-        taken = layer_kernels.Fused(
+        taken = layer_kernels.FusedLayer(
             qkv=(qkv, qkv_bias),
             o=(o.weight, o.bias),
             both=(folded(torch.cat([gate.weight, up.weight]), between), bias(gate, up)),
@@ -227,7 +227,7 @@ def _has_bias(*matrices: Any) -> bool:
 
 def _kind(matrix: nn.Module) -> type[nn.Module]:
     """The class of a layer, also where its weight has an update: PyTorch derives one from it then."""
-    return type(matrix) if apart(matrix)[1] is None else type(matrix).__bases__[0]
+    return type(matrix) if split_update(matrix)[1] is None else type(matrix).__bases__[0]
 
 
 def _drop_weight(matrix: nn.Linear) -> None:
@@ -242,12 +242,12 @@ def _rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _normed(x: Tensor, eps: float) -> Tensor:
-    return thread_pool.norm(x, eps) if has_dense(x) else F.rms_norm(x, x.shape[-1:], None, eps)
+    return thread_pool.norm(x, eps) if has_simd_kernels(x) else F.rms_norm(x, x.shape[-1:], None, eps)
 
 
 def _rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
     """Gives the first `count` of `heads` (B, T, heads, d) their rotary positions, in place."""
-    if has_dense(heads):
+    if has_simd_kernels(heads):
         thread_pool.rotate(heads, count, cos, sin)
         return
     x = heads[:, :, :count]
@@ -278,7 +278,7 @@ def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d)."""
     B, n, G, R, d = queries.shape
     T = keys.shape[2]
-    if has_dense(queries) and d % PANEL == 0:
+    if has_simd_kernels(queries) and d % PANEL == 0:
         return thread_pool.attend(queries, keys, values)
     if T <= SHORT or not has_onednn(queries):
         mask = None if n == T else torch.ones(n, T, dtype=torch.bool, device=keys.device).tril_(T - n)

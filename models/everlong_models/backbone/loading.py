@@ -70,7 +70,7 @@ def load_backbone(
     tokenizer = load_tokenizer(folder)
     # Of some models an answer ends with another token than a text does, of which only the settings of `generate` know.
     ends = getattr(model.generation_config, "eos_token_id", None)
-    tokenizer.end_with(() if ends is None else ends if isinstance(ends, list) else [ends])
+    tokenizer.add_eos_ids(() if ends is None else ends if isinstance(ends, list) else [ends])
     return Backbone(model.to(device)).eval(), tokenizer
 
 

@@ -1,13 +1,11 @@
-"""`StepGraphs`, `ReadGraphs`, `Recorded`: a step, the reading of a segment, drawing a token as one CUDA graph each, where they would be
-hundreds of kernels.
+"""CUDA graphs: launch a decode step, a segment or a sampling call as one graph instead of hundreds of kernels.
 
-A GPU is done with a small model's kernels sooner than Python launches them. What a step launches depends on nothing but how
-many rows there are, and rows have fixed places (`CacheSlots`); so it is recorded once for each size of a batch, with the
-addresses that it works at, and launched as a whole from then on. A step of any memory can be: it asks the device nothing
-(a law of all of them, tests/models/laws.py).
+For a small model, a GPU executes kernels faster than Python launches them. The launches of a decode step depend only on the number of
+rows, and rows have fixed places (`CacheSlots`). So a step is captured once for each batch size, with the addresses that it uses, and
+later launched as a whole. Every memory's step can be captured, because it never waits for the device (tests/models/laws.py checks it).
 
-The sizes are powers of two. Places behind the rows are stepped as well, at length 0, which is valid whatever they hold; a row
-depends on no other, and nobody looks at these.
+Batch sizes are rounded up to powers of two. The places after the last row are computed as well, at length 0, which is valid whatever
+they contain; rows are independent, and the extra results are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import torch
 from torch import Tensor
 
 from everlong_models.backbone.cache import Cache, CacheSlots
-from everlong_models.kernels.pause import pausing
+from everlong_models.kernels.yield_point import at_yield_points
 from everlong_models.memories.base import SegmentReader
 from everlong_models.memories.state import MemoryState
 
@@ -33,15 +31,15 @@ Step = Callable[[Cache, Tensor], Tensor]
 T = TypeVar("T")
 
 
-class Record(Protocol):
-    """Of what is computed: how it is computed again, and where its result is then."""
+class Capture(Protocol):
+    """Captures a function: returns a function that replays it, and the result that every replay overwrites."""
 
     def __call__(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
-    """A recorded step: `replay` reads the rows' `tokens` (B,) and leaves `logits` (B, V)."""
+class _CapturedStep:
+    """A captured step: `replay` reads `tokens` (B,) and overwrites `logits` (B, V)."""
 
     tokens: Tensor
     logits: Tensor
@@ -49,16 +47,16 @@ class _Graph:
 
 
 class CUDAGraphs:
-    """Records what one device is told. The graphs share their memory: the result of one is wanted only until another is launched."""
+    """Captures functions on one device. The graphs share memory, so a result is valid only until another graph is launched."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._anchor: torch.cuda.CUDAGraph | None = None
-        """A graph of nothing that is never dropped: a pool whose graphs are all gone cannot be used again."""
+        """A trivial graph that keeps the memory pool alive: a pool without graphs cannot be reused."""
 
     def __call__(self, run: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        """See `Record`. What `run` does is not done meanwhile. Raises `RuntimeError` for what cannot be recorded."""
+        """See `Capture`. Capturing executes none of the kernels. Raises `RuntimeError` if `run` cannot be captured."""
         if self._anchor is None:
             self._anchor, _ = self._captured(lambda: torch.zeros(1, device=self._device))
         graph, result = self._captured(run)
@@ -66,10 +64,11 @@ class CUDAGraphs:
 
     def _captured(self, run: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile, as long as this one does what can be recorded.
+        # Other threads may use the device during the capture; only this thread's operations must be capturable. `stream` restores the
+        # current stream if the capture fails; `graph` does not.
         with (
             torch.cuda.device(self._device),
-            torch.cuda.stream(torch.cuda.current_stream(self._device)),  # which `graph` does not go back to if it fails
+            torch.cuda.stream(torch.cuda.current_stream(self._device)),
             torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
         ):
             result = run()
@@ -77,8 +76,8 @@ class CUDAGraphs:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without Python's collector, which may find an old graph just now: to free it is not permitted while another is recorded."""
+def _garbage_collection_off() -> Iterator[None]:
+    """Turn off Python's garbage collector: it could free an old graph, which CUDA forbids during a capture."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -89,27 +88,27 @@ def _uncollected() -> Iterator[None]:
 
 
 class StepGraphs:
-    """Stands for `step` of a memory, for the rows of one `CacheSlots` whose places stay (`kept`)."""
+    """A memory's `step`, run as CUDA graphs, for the rows of one `CacheSlots` with fixed places (`kept`)."""
 
-    def __init__(self, step: Step, record: Record) -> None:
+    def __init__(self, step: Step, capture: Capture) -> None:
         self._step = step
-        self._record = record
+        self._capture = capture
         self._places: Cache | None = None
-        self._graphs: dict[int, _Graph | None] = {}
-        """By the number of rows, of `_places`; None: this many cannot be recorded."""
+        self._graphs: dict[int, _CapturedStep | None] = {}
+        """By batch size, for the tensors of `_places`. None: a step of this size cannot be captured."""
 
     def __call__(self, slots: CacheSlots, tokens: Tensor) -> Tensor:
-        """One token a row, `tokens` (B,); the logits (B, V) after it, which the next call overwrites.
+        """Append one token per row, `tokens` (B,), and return the next logits (B, V). The next call overwrites them.
 
-        What cannot be recorded (for want of memory, say) is said in the log once, and done as it would be without graphs.
+        If a step cannot be captured (for lack of memory, say), logs a warning once and runs it without a graph.
         """
         rows, places = len(slots), slots.places
-        if places is not self._places:  # they were moved: what is recorded works where they were
+        if places is not self._places:  # the places were moved: captured graphs still use the old addresses
             self._graphs, self._places = {}, places
         size = min(_size(rows), places.rows)
         places.lengths[rows:size].zero_()
         if size not in self._graphs:
-            self._graphs[size] = self._recorded(places.slots(0, size))
+            self._graphs[size] = self._capture_step(places.slots(0, size))
         graph = self._graphs[size]
         if graph is None:
             return self._step(slots.rows, tokens.to(places.lengths.device))
@@ -117,102 +116,110 @@ class StepGraphs:
         graph.replay()
         return graph.logits[:rows]
 
-    def _recorded(self, places: Cache) -> _Graph | None:
+    def _capture_step(self, places: Cache) -> _CapturedStep | None:
         tokens = torch.zeros_like(places.lengths)
         try:
-            # What kernels and libraries do at their first use cannot be recorded; a copy, so that nothing happens to the rows.
+            # Kernels and libraries initialise at their first use, which cannot be captured. Run on a copy, to leave the rows unchanged.
             scratch = Cache({name: tensor.clone() for name, tensor in places.tensors.items()}, places.lengths.clone())
             scratch.lengths.zero_()
             self._step(scratch, tokens)
             del scratch
-            with _uncollected():
-                replay, logits = self._record(lambda: self._step(places, tokens))
-        except RuntimeError as error:  # also OutOfMemoryError; a device that is lost fails at its next use, too
-            log.warning("a step of %d rows is not recorded as a CUDA graph: %s", places.rows, error)
+            with _garbage_collection_off():
+                replay, logits = self._capture(lambda: self._step(places, tokens))
+        except RuntimeError as error:  # includes OutOfMemoryError; a lost device fails again at its next use
+            log.warning(
+                "cannot capture a decode step of %d rows as a CUDA graph, running it without: %s", places.rows, error
+            )
             return None
-        return _Graph(tokens, logits, replay)
+        return _CapturedStep(tokens, logits, replay)
 
 
 def _size(rows: int) -> int:
-    """Rows of the graph that so many take."""
+    """Return the batch size of the graph for this many rows: the next power of two."""
     return 1 << (rows - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """A recorded call: `replay` reads the `inputs` and leaves the `results`."""
+class _CapturedCall:
+    """A captured call: `replay` reads `inputs` and overwrites `results`."""
 
     inputs: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
     replay: Callable[[], None]
 
 
-class Recorded:
-    """Stands for `run`, a function of tensors whose first axis is rows, none of which depends on another. It changes no tensor, and does
-    not wait for the device."""
+class GraphedFunction:
+    """A function `run`, executed as CUDA graphs.
 
-    def __init__(self, run: Callable[..., tuple[Tensor, ...]], record: Record, what: str) -> None:
-        """`record`: of its own, or another's graphs would work where its results are, and its in theirs. `what`: its name in the log."""
+    The first axis of all its tensors must be rows, and rows must be independent. `run` must not change its inputs, nor wait for the
+    device.
+    """
+
+    def __init__(self, run: Callable[..., tuple[Tensor, ...]], capture: Capture, what: str) -> None:
+        """`capture`: not shared with other graphs, which would overwrite this function's results. `what`: the name for the log."""
         self._run = run
-        self._record = record
+        self._capture = capture
         self._what = what
-        self._kept: dict[tuple[object, ...], _Kept | None] = {}
-        """By the number of rows and the options; None: this cannot be recorded."""
+        self._calls: dict[tuple[object, ...], _CapturedCall | None] = {}
+        """By batch size and options. None: this call cannot be captured."""
 
     def __call__(self, *inputs: Tensor, **options: int) -> tuple[Tensor, ...]:
-        """As `run`. What cannot be recorded is said in the log once, and done without."""
+        """Return copies of what `run` returns. If the call cannot be captured, logs a warning once and runs it without a graph."""
         rows = len(inputs[0])
         key = (_size(rows), *options.items())
-        if key not in self._kept:
-            self._kept[key] = self._recorded(inputs, options)
-        kept = self._kept[key]
-        if kept is None:
+        if key not in self._calls:
+            self._calls[key] = self._capture_call(inputs, options)
+        call = self._calls[key]
+        if call is None:
             return self._run(*inputs, **options)
-        for place, tensor in zip(kept.inputs, inputs, strict=True):
+        for place, tensor in zip(call.inputs, inputs, strict=True):
             place[:rows].copy_(tensor)
-        kept.replay()
-        return tuple(result[:rows].clone() for result in kept.results)
+        call.replay()
+        return tuple(result[:rows].clone() for result in call.results)
 
-    def _recorded(self, inputs: tuple[Tensor, ...], options: dict[str, int]) -> _Kept | None:
+    def _capture_call(self, inputs: tuple[Tensor, ...], options: dict[str, int]) -> _CapturedCall | None:
         rows = len(inputs[0])
         size = _size(rows)
         try:
-            # Behind the rows stands what is valid: the first one, and later what was a row.
+            # Fill the extra places with valid data: copies of the first row, and later whatever earlier calls left.
             places = tuple(torch.cat([tensor, *[tensor[:1]] * (size - rows)]) for tensor in inputs)
-            with pausing(lambda: None):  # nothing else may be launched in the middle of it
-                self._run(*places, **options)  # as for `StepGraphs`
-                with _uncollected():
-                    replay, results = self._record(lambda: self._run(*places, **options))
-        except RuntimeError as error:  # as above
-            log.warning("%s of %d rows is not recorded as a CUDA graph: %s", self._what, size, error)
+            with at_yield_points(lambda: None):  # no other work may be launched during the capture
+                self._run(*places, **options)  # first use, as in `StepGraphs._capture_step`
+                with _garbage_collection_off():
+                    replay, results = self._capture(lambda: self._run(*places, **options))
+        except RuntimeError as error:  # as in `StepGraphs._capture_step`
+            log.warning("cannot capture %s of %d rows as a CUDA graph, running it without: %s", self._what, size, error)
             return None
-        return _Kept(places, results, replay)
+        return _CapturedCall(places, results, replay)
 
 
-WORK = 2 * 10**12
-"""Products of a weight and a position from which a device takes longer to compute a segment than Python to launch its kernels: two
-operations each, some 10 ms of an H200 (docs/lab-notes.md). So answers, which wait for a recorded segment, do not wait long."""
+MAX_CAPTURED_WORK = 2 * 10**12
+"""Largest work of a segment that is captured, in products of a weight and a position (two operations each): about 10 ms on an H200
+(docs/lab-notes.md). A larger segment takes a device longer than Python takes to launch it. The limit also bounds how long answers wait
+for a captured segment."""
 
 
 class ReadGraphs:
-    """Stands for `read` of a `memory`: a segment of a few rows, if it is `recordable`; all else is read as ever."""
+    """A memory's `read`, run as CUDA graphs for full segments of a few rows, if the memory is `recordable`. Other calls run without."""
 
-    def __init__(self, memory: SegmentReader, record: Record) -> None:
-        """`record`: see `Recorded`."""
+    def __init__(self, memory: SegmentReader, capture: Capture) -> None:
+        """`capture`: see `GraphedFunction`."""
         self._memory = memory
         self._names = tuple(memory.initial_state(1))
-        self._most = WORK // (sum(weight.numel() for weight in memory.parameters()) * memory.segment_length)
-        self._read = Recorded(self._after, record, "a segment")
+        self._max_rows = MAX_CAPTURED_WORK // (
+            sum(weight.numel() for weight in memory.parameters()) * memory.segment_length
+        )
+        self._read = GraphedFunction(self._read_tensors, capture, "a segment")
 
     def __call__(self, tokens: Tensor, state: MemoryState) -> MemoryState:
-        """As `SegmentReader.read`."""
+        """See `SegmentReader.read`."""
         whole = tokens.dim() == 2 and tokens.shape[1] == self._memory.segment_length
-        if not whole or not self._memory.recordable or _size(len(tokens)) > self._most:
+        if not whole or not self._memory.recordable or _size(len(tokens)) > self._max_rows:
             return self._memory.read(tokens, state)
         self._memory.check(tokens, state)
         after = self._read(tokens, *(state[name] for name in self._names))
         return MemoryState(dict(zip(self._names, after, strict=True)))
 
-    def _after(self, tokens: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+    def _read_tensors(self, tokens: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         after = self._memory.read_checked(tokens, MemoryState(dict(zip(self._names, state, strict=True))))
         return tuple(after[name] for name in self._names)

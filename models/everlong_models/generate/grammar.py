@@ -1,7 +1,7 @@
-"""`Grammar`: what an answer may be, token by token; so far, JSON of a schema.
+"""`Grammar`: constrains an answer token by token; so far, to JSON that follows a schema.
 
-The automaton is llguidance's: it knows the tokenizer, and says of every token of the vocabulary whether the answer can go
-on with it. That is the mask over a row's logits.
+llguidance provides the automaton. It knows the tokenizer, and computes for each token of the vocabulary whether the answer may continue
+with it. That is the mask over a row's logits.
 """
 
 from __future__ import annotations
@@ -18,81 +18,81 @@ from torch import Tensor
 from everlong_models.errors import GrammarError
 from everlong_models.text.tokenizer import Tokenizer
 
-# As most JSON on one line is written. White space at will is what small models get lost in.
+# The usual JSON on one line. With free white space, small models produce it endlessly.
 _JSON: llguidance._lib.JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
 _LIMITS = llguidance.LLParserLimits(step_max_items=20_000)
-"""What a token may cost: a schema that takes more stalls all answers."""
-_LONGEST = 200_000
-"""Characters of a schema's grammar: some thousand properties, and seconds to compile."""
-_KEPT = 16
-"""Grammars that were asked for lately."""
+"""Limits the cost of a token: a more expensive schema would stall all answers."""
+_MAX_GRAMMAR = 200_000
+"""Most characters of a schema's grammar: some thousand properties, which take seconds to compile."""
+_CACHED = 16
+"""Number of compiled grammars in the cache."""
 
 
 class Grammar:
-    """Follows one answer."""
+    """The state of the automaton for one answer."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
 
-    def allowed(self) -> Tensor:
-        """Which tokens can be next: (V,), bool. The end-of-text token is one of them where the answer can end."""
+    def allowed_tokens(self) -> Tensor:
+        """Return which tokens may come next: (V,), bool. Includes the end-of-text token where the answer may end."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._require()
+        self._raise_error()
         return torch.from_numpy(np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool))
 
-    def take(self, token: int) -> None:
-        """The next token is `token`. Raises `GrammarError` for one that is not allowed."""
+    def accept(self, token: int) -> None:
+        """Advance by `token`. Raises `GrammarError` if it is not allowed."""
         self._matcher.consume_token(token)
-        self._require()
+        self._raise_error()
 
     @property
-    def over(self) -> bool:
-        """Whether nothing can follow."""
+    def finished(self) -> bool:
+        """Whether the answer is complete: no token may follow."""
         return self._matcher.is_stopped()
 
-    def _require(self) -> None:
+    def _raise_error(self) -> None:
         if self._matcher.is_error():
-            raise GrammarError(_first(self._matcher.get_error()))
+            raise GrammarError(_message(self._matcher.get_error()))
 
 
-class Grammars:
-    """Makes grammars for one tokenizer. Thread-safe. `vocab_size`: V, of the model."""
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer. Thread-safe. `vocab_size`: the model's number of logits V."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._made: llguidance.LLTokenizer | None = None
+        self._tokens: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._compiled = functools.lru_cache(_KEPT)(self._compile)
+        self._compiled = functools.lru_cache(_CACHED)(self._compile)
 
     def json(self, schema: dict[str, Any]) -> Grammar:
-        """JSON of that schema. Raises `GrammarError` for one that is wrong, too large, or says what is not supported."""
+        """Return a grammar for JSON that follows `schema`. Raises `GrammarError` if it is invalid, too large, or not supported."""
         try:
             text = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_JSON)
-        except ValueError as error:  # a number that is none of JSON's
+        except ValueError as error:  # NaN or infinity, which JSON does not have
             raise GrammarError(str(error)[:200]) from error
-        if len(text) > _LONGEST:
+        if len(text) > _MAX_GRAMMAR:
             raise GrammarError(
-                f"its grammar has {len(text)} characters, the limit is {_LONGEST}: name fewer properties"
+                f"the schema compiles to a grammar of {len(text)} characters, the limit is {_MAX_GRAMMAR}: use fewer properties"
             )
         return Grammar(self._compiled(text).deep_copy(), self._vocab_size)
 
     def _compile(self, text: str) -> llguidance.LLMatcher:
         with self._lock:
-            if self._made is None:  # a second for a large vocabulary, once
-                self._made = self._tokenizer.automaton(self._vocab_size)
-        matcher = llguidance.LLMatcher(self._made, text, log_level=0, limits=_LIMITS)
+            if self._tokens is None:  # takes a second for a large vocabulary
+                self._tokens = self._tokenizer.grammar_tokenizer(self._vocab_size)
+        matcher = llguidance.LLMatcher(self._tokens, text, log_level=0, limits=_LIMITS)
         grammar = Grammar(matcher, self._vocab_size)
-        grammar._require()
-        grammar.allowed()  # what is too much for the first token is said at once
+        grammar._raise_error()
+        grammar.allowed_tokens()  # a schema that is too expensive fails here, not at the first token
         return matcher
 
 
-def _first(error: str) -> str:
-    """What llguidance says, without its state."""
+def _message(error: str) -> str:
+    """Return llguidance's message without the dump of its state."""
     return error.split("\n<state>", maxsplit=1)[0].strip()[:500]

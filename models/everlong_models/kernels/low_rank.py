@@ -1,7 +1,7 @@
-"""`LowRank`: what a matrix has learnt beside its weight, W + B A, until the sum is wanted.
+"""`LowRank`: a low-rank update of a layer's weight, W + B A, kept separate from W.
 
-A parametrization of the layer (`torch.nn.utils.parametrize`): whoever asks for its `weight` gets the sum, and whoever lays
-the weight out anew finds both parts. So weights that are mapped from a file stay as they are there.
+It is a parametrization of the layer (`torch.nn.utils.parametrize`): `layer.weight` computes the sum, and code that converts the weight
+can take both parts (`split_update`). So weights that are mapped from a file are not copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Update = tuple[Tensor, Tensor]
 
 
 class LowRank(nn.Module):
-    """W ↦ W + B A, at least in float32, rounded once to the type of W; `transposed`: W is (in, out), as GPT-2 keeps it."""
+    """W ↦ W + B A, computed at least in float32 and rounded once to the type of W. `transposed`: W is (in, out), as in GPT-2."""
 
     a: Tensor
     b: Tensor
@@ -29,39 +29,40 @@ class LowRank(nn.Module):
             self.register_buffer(name, part.detach())
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The sum, in new memory."""
+        """Return W + B A as a new tensor."""
         a, b = (self.b.t(), self.a.t()) if self.transposed else (self.a, self.b)
         wide = torch.promote_types(weight.dtype, torch.float32)
         return torch.addmm(weight.to(wide), b.to(wide), a.to(wide)).to(weight.dtype)
 
 
 def attach(layer: Any, update: Update, *, transposed: bool = False) -> None:
-    """Gives the layer's `weight` an update, which must be of its shape and is computed where the weight is."""
+    """Attach an update to the layer's `weight`, on the weight's device. The shapes must match."""
     moved = LowRank(update, transposed=transposed).to(layer.weight.device)
-    parametrize.register_parametrization(
-        layer, "weight", moved, unsafe=True
-    )  # safe: computed once more, to be compared
+    # unsafe: skip a check that would compute the sum once more
+    parametrize.register_parametrization(layer, "weight", moved, unsafe=True)
 
 
-def apart(layer: Any) -> tuple[Tensor, Update | None]:
-    """The layer's weight without an update, and the update."""
+def split_update(layer: Any) -> tuple[Tensor, Update | None]:
+    """Return the layer's weight without its update, and the update (None if it has none)."""
     if not parametrize.is_parametrized(layer, "weight"):
         return layer.weight, None
-    held = layer.parametrizations.weight
-    return held.original, (held[0].a, held[0].b)
+    parametrization = layer.parametrizations.weight
+    return parametrization.original, (parametrization[0].a, parametrization[0].b)
 
 
 def detach(layer: nn.Module) -> None:
-    """Leaves the layer its weight without an update."""
+    """Remove the layer's update. The weight stays as it was before the update."""
     if parametrize.is_parametrized(layer, "weight"):
         parametrize.remove_parametrizations(layer, "weight", leave_parametrized=False)
 
 
 def merge(model: nn.Module) -> None:
-    """Puts the sums in the weights' places, for what asks for them again and again."""
+    """Replace each weight that has an update by the sum, so that it is not computed at every use."""
     layer: Any
     for layer in list(model.modules()):
         if parametrize.is_parametrized(layer, "weight"):
             weight = layer.weight
             detach(layer)
-            layer.weight = nn.Parameter(weight, requires_grad=False)  # a new one: another layer may share the old
+            layer.weight = nn.Parameter(
+                weight, requires_grad=False
+            )  # a new parameter, because another layer may share the old one

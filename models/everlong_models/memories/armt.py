@@ -40,7 +40,7 @@ from everlong_models.backbone.cache import Cache
 from everlong_models.backbone.layers import Layers
 from everlong_models.backbone.precision import in_full, under_autocast
 from everlong_models.errors import ConfigError
-from everlong_models.kernels.pause import pause
+from everlong_models.kernels.yield_point import yield_point
 from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.view import Part, effective_rank, relative_change
@@ -225,7 +225,7 @@ class ARMT(SegmentReader):
         memory = list(zip(state["W"].unbind(1), state["z"].unbind(1), strict=True))
         inputs: list[Tensor] = []  # of the diagonal's layers, the lowest first
         for diagonal in range(len(segments) + L - 1):
-            pause()
+            yield_point()
             low, high = max(0, diagonal - len(segments) + 1), min(L, diagonal + 1)
             if low == 0:
                 first, shared = self.layers.begin(self._framed(segments[diagonal]))  # `shared` is the same every time

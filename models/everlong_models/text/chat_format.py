@@ -1,17 +1,17 @@
-"""`ChatFormat`: the pieces of a dialogue between which the texts of people and documents go.
+"""`ChatFormat`: the fixed pieces of a chat template, between which documents, questions and answers are inserted.
 
-A dialogue about documents is one long user message that starts with them:
+A conversation about documents is one long user message that starts with them:
 
     head  document [separator document …] separator question  ask  answer  turn  question  ask  answer …
 
-`head`, `ask` and `turn` come from the tokenizer's chat template, so that an instruct model sees just what it was
-trained on; a document is read once behind `head` and shared by every session that asks about it.
+`head`, `ask` and `turn` come from the tokenizer's chat template, so that an instruct model sees exactly the format that it was trained
+on. A document is read once after `head`, and shared by every session that asks about it.
 
-Instructions (the system's message) stand where the template puts them if there is no document before them:
+Instructions (the system message) are placed where the template puts them if no document comes before them:
 
     system[0]  instructions  system[1]  question  ask  answer …
 
-Else they are the first thing behind the documents, as they are for a template that knows no system.
+Otherwise they are the first text after the documents, as for a template without system messages.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ _A, _B, _C = "\x01a\x01", "\x01b\x01", "\x01c\x01"
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """Token ids. `head`: before the first text. `separator`: after a document. `ask`: from a question to its answer.
-    `turn`: from an answer to the next question. `system`: before instructions, and from them to the first text; None if
-    the template has no place for them."""
+    """Token ids of the fixed pieces.
+
+    `head`: before the first text. `separator`: after a document. `ask`: between a question and its answer. `turn`: between an answer and
+    the next question. `system`: before the instructions, and between them and the first text; None if the template has no system message.
+    """
 
     head: tuple[int, ...]
     separator: tuple[int, ...]
@@ -40,9 +42,9 @@ class ChatFormat:
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> ChatFormat:
-        """The format of the tokenizer's chat template, or a plain one for base models, which have none.
+        """Return the format of the tokenizer's chat template, or a plain format for base models, which have no template.
 
-        Raises `BackboneError` for a template that cannot render a dialogue of user and assistant as it is.
+        Raises `BackboneError` for a template that fails, or that changes the texts of user and assistant or their order.
         """
         if tokenizer.chat_template:
             messages = [
@@ -53,12 +55,14 @@ class ChatFormat:
             try:
                 rendered = tokenizer.render(messages, answer=True)
             except (TemplateError, TypeError, ValueError) as error:
-                raise BackboneError(f"the chat template does not work: {error}") from error
+                raise BackboneError(f"the tokenizer's chat template fails: {error}") from error
             head, found_a, rest = rendered.partition(_A)
             _, found_b, rest = rest.partition(_B)
             turn, found_c, ask = rest.partition(_C)
             if not (found_a and found_b and found_c):
-                raise BackboneError(f"the chat template loses messages or changes their order: {rendered!r}")
+                raise BackboneError(
+                    f"the tokenizer's chat template loses messages or changes their order: {rendered!r}"
+                )
         else:
             head, ask, turn = "", "\n\nAnswer:", "\n\n"
         return ChatFormat(
@@ -76,9 +80,9 @@ def _system(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]] | N
     messages = [{"role": "system", "content": _A}, {"role": "user", "content": _B}]
     try:
         before, found_a, rest = tokenizer.render(messages, answer=False).partition(_A)
-    except (TemplateError, TypeError, ValueError):  # many a template raises for a system's message
+    except (TemplateError, TypeError, ValueError):  # many templates raise for a system message
         return None
-    behind, found_b, _ = rest.partition(_B)
+    after, found_b, _ = rest.partition(_B)
     if not (found_a and found_b):
         return None
-    return tuple(tokenizer.encode_markup(before)), tuple(tokenizer.encode_markup(behind))
+    return tuple(tokenizer.encode_markup(before)), tuple(tokenizer.encode_markup(after))

@@ -1,4 +1,4 @@
-"""Text to tokens and back: exact, incremental, and deaf to special tokens that a text spells out."""
+"""Text to tokens and back, exact and incremental. Special tokens that a text spells out stay text."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from everlong_models.errors import BackboneError
 
-# The alternatives that the patterns of byte-level tokenizers in use are made of (GPT-2, SmolLM, Llama 3, Qwen, o200k,
-# Tekken). `_settled` is right for these; a pattern of any other kind is not cut.
+# The alternatives in the pre-tokenizer patterns of common byte-level tokenizers (GPT-2, SmolLM, Llama 3, Qwen, o200k, Tekken).
+# `_settled` is proven for these only; a text is not cut if the pattern has any other alternative.
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ALTERNATIVES = (
@@ -35,17 +35,17 @@ _ALTERNATIVES = (
 )
 _ALTERNATIVE = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"
 _PATTERN = re.compile(rf"{_ALTERNATIVE}(?:\|{_ALTERNATIVE})*")
-_LOOK_AHEAD = 8  # characters behind a cut that must be known; the longest that a pattern needs is a contraction
+_LOOK_AHEAD = 8  # characters that must be known after a cut; the longest that a pattern looks ahead is a contraction
 _CHUNK = 1 << 16
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
-_HELD = 8
-"""Tokens that are held back for a character, at most; it has up to four bytes."""
-_APART = 128
-"""Tokens between two places of a stream, at least."""
+_MAX_HELD = 8
+"""Most tokens that are held back for an incomplete character, which has up to four bytes."""
+_RESUME_TOKENS = 128
+"""Least number of tokens between two resume points of a stream."""
 
 
-class Place(NamedTuple):
-    """What is before a place in a text from which encoding can be resumed: UTF-8 bytes, characters, tokens."""
+class ResumePoint(NamedTuple):
+    """A point in a text from which encoding can be resumed, as the number of UTF-8 bytes, characters and tokens before it."""
 
     byte: int
     char: int
@@ -60,7 +60,7 @@ class Tokenizer:
         if fast is None:
             raise BackboneError(f"{type(tokenizer).__name__} is not a fast tokenizer")
         spec: dict[str, Any] = json.loads(fast.to_str())
-        # Beginning-of-text marks and the like belong to the chat template here, never to a piece of text.
+        # Special tokens such as the beginning of text are part of the chat template here, never of a piece of text.
         spec.update(post_processor=None, truncation=None, padding=None)
         self._spec = json.dumps(spec, sort_keys=True)
         self._markup, self._text = (FastTokenizer.from_str(self._spec) for _ in range(2))
@@ -76,38 +76,38 @@ class Tokenizer:
         self.chat_template: str | None = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
         self.hf = tokenizer
 
-    def end_with(self, ids: Iterable[int]) -> None:
-        """Answers end with these tokens, too."""
+    def add_eos_ids(self, ids: Iterable[int]) -> None:
+        """Add tokens that end an answer. Ids outside the vocabulary are ignored."""
         self.eos_ids = tuple(dict.fromkeys([*self.eos_ids, *(id for id in ids if 0 <= id < self.vocab_size)]))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; a special token spelt out in it stays text."""
+        """Return the token ids of `text`. A special token spelt out in it stays text."""
         return list(self._encoded(text).ids)
 
     def spans(self, text: str, *, whole: bool = True) -> list[tuple[int, int]]:
-        """The characters [start, end) of `text` that each token of `encode` is of; tokens of one character share it.
+        """Return the characters [start, end) of `text` for each token of `encode`. Tokens of one character share its span.
 
-        `whole`: nothing follows `text`. Otherwise only those of tokens which nothing that follows could change; of a
-        tokenizer that does not stream there are none.
+        `whole`: no text follows. Otherwise only tokens that following text cannot change are included; none for a tokenizer that does
+        not stream.
         """
         encoding = self._encoded(text)
         offsets = list(encoding.offsets)
         return offsets if whole else offsets[: _settled_tokens(encoding, text) if self.streams else 0]
 
     def encode_markup(self, text: str) -> list[int]:
-        """Token ids of `text`, in which special tokens mean what they say: for templates, never for users' text."""
+        """Return the token ids of `text`, with special tokens recognised. Only for templates, never for users' text."""
         return list(self._markup.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: list[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`."""
+        """Return the text of `ids`."""
         return str(self._text.decode(ids, skip_special_tokens=skip_special))
 
     def token(self, token_id: int) -> str:
-        """The text of one token, as far as it is one (a byte of a longer character shows as U+FFFD)."""
+        """Return the text of one token. A byte that is part of a character becomes U+FFFD."""
         return str(self._text.decode([token_id], skip_special_tokens=False))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes of one token, also where they are a part of a character only."""
+        """Return the UTF-8 bytes of one token, even if they are only part of a character."""
         piece = "" if token_id in self._added else self._text.id_to_token(token_id) or ""
         if piece and all(character in self._bytes for character in piece):
             return bytes(self._bytes[character] for character in piece)
@@ -116,32 +116,32 @@ class Tokenizer:
         return self.token(token_id).encode()
 
     def stream(self) -> TokenStream:
-        """An incremental encoder."""
+        """Return an incremental encoder."""
         return TokenStream(self)
 
-    def silent(self, token_id: int) -> bool:
-        """Whether a token is not shown: a special one, or one that only the model has, whose vocabulary may be larger."""
+    def is_hidden(self, token_id: int) -> bool:
+        """Return whether a token has no visible text: a special token, or an id that only the model's larger vocabulary has."""
         return token_id in self._special or self._text.id_to_token(token_id) is None
 
     def text_stream(self) -> TextStream:
-        """An incremental decoder."""
+        """Return an incremental decoder."""
         return TextStream(self)
 
     def render(self, messages: list[dict[str, str]], *, answer: bool) -> str:
-        """`messages` through the chat template; `answer` adds the assistant's opening."""
+        """Render `messages` with the chat template. `answer`: add the opening of the assistant's answer."""
         rendered = self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
         return str(rendered)
 
-    def automaton(self, vocab_size: int) -> LLTokenizer:
-        """The vocabulary as grammars need it, for a model with `vocab_size` logits."""
+    def grammar_tokenizer(self, vocab_size: int) -> LLTokenizer:
+        """Return the vocabulary for `Grammar`, for a model with `vocab_size` logits."""
         return LLTokenizer(self._spec, n_vocab=max(vocab_size, self.vocab_size), eos_token=list(self.eos_ids))
 
     def digest(self) -> str:
-        """SHA-256 of vocabulary, rules and chat template; hexadecimal."""
+        """Return the SHA-256 of vocabulary, rules and chat template, in hexadecimal."""
         return hashlib.sha256(f"{self._spec}\0{self.chat_template}".encode()).hexdigest()
 
     def _encoded(self, text: str) -> Encoding:
-        # Not `encode`, which lets nothing else run in this process meanwhile.
+        # `encode_batch` releases Python's lock while it works; `encode` does not.
         return self._text.encode_batch([text], add_special_tokens=False)[0]
 
 
@@ -149,31 +149,30 @@ class Tokenizer:
 class TokenStream:
     """Encodes a text that arrives in pieces to exactly the tokens of the whole text, in bounded memory.
 
-    Byte-level tokenizers merge within pre-tokens only, and a pre-token is found by a pattern that scans left to right
-    and never looks back: so the text can be cut before any pre-token whose beginning is settled (see `_settled`). What
-    is not settled waits. Memory is bounded by the longest run of letters. A tokenizer of another kind is given the
-    whole text at once.
+    Byte-level tokenizers merge within pre-tokens only. A pattern finds pre-tokens from left to right and never looks back. So the text
+    can be cut before any pre-token whose beginning is settled (see `_settled`); the rest is held back. Memory is bounded by the longest
+    run of letters. Other tokenizers receive the whole text at once, in `finish`.
     """
 
     tokenizer: Tokenizer
     consumed: int = 0
-    """UTF-8 bytes of text whose tokens have all been handed out: encoding can be resumed there."""
-    places: list[Place] = field(default_factory=lambda: [Place(0, 0, 0)])
-    """Where encoding can be resumed of what was handed out: the beginning, and then the first such place after every 128
-    tokens. Whoever takes some may remove them. Of a tokenizer that is given the whole text there is the beginning only."""
+    """UTF-8 bytes of text whose tokens have all been returned. Encoding can be resumed there."""
+    resume_points: list[ResumePoint] = field(default_factory=lambda: [ResumePoint(0, 0, 0)])
+    """Points in the returned text from which encoding can be resumed: its beginning, then the first possible one after every 128 tokens.
+    Callers may remove points that they have taken. For a tokenizer that does not stream, only the beginning."""
     _chars: int = 0
     _tokens: int = 0
-    """Handed out, as `consumed`."""
-    _due: int = field(default_factory=lambda: _APART)
-    """Tokens before the next place, or more."""
+    """Tokens returned so far."""
+    _next_point: int = field(default_factory=lambda: _RESUME_TOKENS)
+    """Least number of tokens before the next resume point."""
     _parts: list[str] = field(default_factory=list)
     _waiting: int = 0
     """Characters in `_parts`."""
     _next: int = field(default_factory=lambda: _CHUNK)
-    """Characters that must wait before it is worth to look again."""
+    """Encode again when this many characters are held back."""
 
     def feed(self, text: str) -> list[int]:
-        """The tokens that are settled now."""
+        """Add `text`, and return the tokens that can no longer change."""
         self._parts.append(text)
         self._waiting += len(text)
         if not self.tokenizer.streams or self._waiting < self._next:
@@ -181,32 +180,32 @@ class TokenStream:
         pending = "".join(self._parts)
         encoding = self.tokenizer._encoded(pending)
         if count := _settled_tokens(encoding, pending):
-            tokens = self._hand_out(pending, encoding, count)
+            tokens = self._return_tokens(pending, encoding, count)
             self._next = self._waiting + _CHUNK
             return tokens
         self._hold(pending)
-        self._next = 2 * self._waiting  # one long run: look again when it has doubled, so the work stays linear
+        self._next = 2 * self._waiting  # one long run: try again when it has doubled, so the total work stays linear
         return []
 
     def finish(self) -> list[int]:
-        """The tokens of what is left."""
+        """Return the tokens of the remaining text."""
         pending = "".join(self._parts)
         encoding = self.tokenizer._encoded(pending)
-        return self._hand_out(pending, encoding, len(encoding))
+        return self._return_tokens(pending, encoding, len(encoding))
 
-    def _hand_out(self, pending: str, encoding: Encoding, count: int) -> list[int]:
-        """The first `count` tokens, which end with a pre-token."""
+    def _return_tokens(self, pending: str, encoding: Encoding, count: int) -> list[int]:
+        """Return the first `count` tokens, which end a pre-token, and hold back the rest of the text."""
         end = _start(encoding, count) if count < len(encoding) else len(pending)
-        at, token = 0, self._due - self._tokens
+        at, token = 0, self._next_point - self._tokens
         while token < count and self.tokenizer.streams:
             if token and not _begins(encoding, token):
                 token += 1
                 continue
             start = _start(encoding, token)
             self.consumed += len(pending[at:start].encode())
-            self.places.append(Place(self.consumed, self._chars + start, self._tokens + token))
-            at, token = start, token + _APART
-        self._due = self._tokens + token
+            self.resume_points.append(ResumePoint(self.consumed, self._chars + start, self._tokens + token))
+            at, token = start, token + _RESUME_TOKENS
+        self._next_point = self._tokens + token
         self.consumed += len(pending[at:end].encode())
         self._chars, self._tokens = self._chars + end, self._tokens + count
         self._hold(pending[end:])
@@ -217,7 +216,7 @@ class TokenStream:
 
 
 class TextStream:
-    """Decodes tokens one by one; a character that spans tokens is held back until it is whole."""
+    """Decodes tokens one by one. A character that spans tokens is held back until it is complete."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -226,13 +225,13 @@ class TextStream:
         self._held: list[int] = []
 
     def feed(self, token_id: int) -> str:
-        """The text that `token_id` completes, often empty."""
-        if self._tokenizer.silent(token_id):  # the stream would keep it, and decode it again with each token to come
+        """Return the text that `token_id` completes, often empty."""
+        if self._tokenizer.is_hidden(token_id):  # the decoder would keep it, and decode it again with each later token
             return ""
         self._held.append(token_id)
         try:
             text = self._stream.step(self._fast, token_id)
-        except Exception:  # of bytes that are no character, it gives up, with an exception of no other type
+        except Exception:  # invalid UTF-8; tokenizers raises a plain Exception
             lost = self._tokenizer.decode(self._held[:-1])
             self._stream, self._held = DecodeStream(skip_special_tokens=True), [token_id]
             text = lost + (self._stream.step(self._fast, token_id) or "")
@@ -240,20 +239,20 @@ class TextStream:
                 return text
         if text:
             self._held = []
-        elif len(self._held) > _HELD:
-            return self._given_up()
+        elif len(self._held) > _MAX_HELD:
+            return self._release_held()
         return text or ""
 
     def finish(self) -> str:
-        """What was held back, with U+FFFD for bytes that never became a character."""
+        """Return the text held back, with U+FFFD for bytes that never became a character."""
         held, self._held = self._held, []
         return self._tokenizer.decode(held)
 
-    def _given_up(self) -> str:
-        """The text of what is held, which is more than a character, but for the last tokens, of which one may still come."""
+    def _release_held(self) -> str:
+        """Return the text of the held tokens, which are too many for one character, and keep those that may still become one."""
         decode, held = self._tokenizer.decode, self._held
         whole, last = decode(held), len(held) - 1
-        # Where no character is torn apart; one that is not whole has begun in the last three tokens.
+        # Cut where no character is split; an incomplete character starts within the last three tokens.
         cuts = (n for n in range(last, last - 4, -1) if decode(held[:n]) + decode(held[n:]) == whole)
         cut = next(cuts, last)
         self._stream, self._held = DecodeStream(skip_special_tokens=True), []
@@ -261,43 +260,42 @@ class TextStream:
 
 
 def _settled(text: str) -> int:
-    """The last place at or before which the beginnings of pre-tokens no longer depend on what follows `text`.
+    """Return the last index up to which the beginnings of pre-tokens no longer depend on what follows `text`.
 
-    A pattern that finds a boundary may have looked beyond it: to the end of white space, to the end of a contraction,
-    and, where it tells capitals from small letters (o200k), to the end of the letters and marks: "字ABC" is two
-    pre-tokens and "字ABCd" is one. So a boundary is settled if it is followed by the end of its letters, and then by a
-    few more characters of which the last is no white space.
+    A pattern that finds a boundary may have looked beyond it: to the end of white space, or to the end of a contraction. A pattern that
+    distinguishes capitals (o200k) looks to the end of the letters and marks: "字ABC" is two pre-tokens, "字ABCd" is one. So a boundary
+    is settled if its run of letters has ended, and a few more characters follow, the last of which is not white space.
     """
     at = len(text.rstrip()) - _LOOK_AHEAD
     while at >= 0 and ((kind := unicodedata.category(text[at]))[0] in "LM" or kind == "Cn"):
-        at -= 1  # an unassigned character may be a letter to the tokenizer's newer tables
+        at -= 1  # an unassigned character may be a letter in the tokenizer's newer Unicode tables
     return at
 
 
 def _settled_tokens(encoding: Encoding, text: str) -> int:
-    """How many tokens of `text` don't depend on what follows it, up to the last beginning of a pre-token that is settled."""
+    """Return the number of tokens, up to the last settled beginning of a pre-token, that do not depend on what follows `text`."""
     limit = _settled(text)
     tokens = range(len(encoding) - 1, 0, -1)
     return next((n for n in tokens if _start(encoding, n) <= limit and _begins(encoding, n)), 0)
 
 
 def _start(encoding: Encoding, token: int) -> int:
-    """The first character that a token is of."""
+    """Return the index of a token's first character."""
     chars = encoding.token_to_chars(token)
     assert chars is not None
     return int(chars[0])
 
 
 def _begins(encoding: Encoding, token: int) -> bool:
-    """Whether a token, not the first, begins a pre-token."""
+    """Return whether a token (not the first) begins a pre-token."""
     return bool(encoding.token_to_word(token) != encoding.token_to_word(token - 1))
 
 
 def _restartable(spec: dict[str, Any]) -> bool:
-    """Whether encoding may be cut where `_settled` says so.
+    """Return whether `_settled` is valid for this tokenizer.
 
-    That takes byte-level BPE without a normaliser, and tokens found by one known pattern, alone or on what is left
-    after splitting at digits. (Of two patterns, the first would have to be resumed in the middle of what it found.)
+    It must be byte-level BPE without a normaliser. Its pre-tokens must come from one known pattern, alone or after splitting at digits.
+    (With two patterns, the first would have to be resumed inside one of its own matches.)
     """
     if spec.get("normalizer") or any(not token["special"] for token in spec.get("added_tokens", [])):
         return False

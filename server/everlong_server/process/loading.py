@@ -28,5 +28,5 @@ def load(settings: Settings, progress: Progress) -> Model:
         progress=progress,
     )
     if device == "cpu":
-        thread_pool.prepare(sampling_kernel.draw)  # or the first answer waits for it
+        thread_pool.prepare(sampling_kernel.sample)  # or the first answer waits for it
     return model

@@ -18,7 +18,7 @@ from everlong_models.backbone.cache import Cache, CacheSlots
 from everlong_models.errors import StateNotFinite, TokenError
 from everlong_models.generate import cuda_graphs as graphs
 from everlong_models.generate.cuda_graphs import ReadGraphs, StepGraphs
-from everlong_models.kernels.pause import pausing
+from everlong_models.kernels.yield_point import at_yield_points
 from everlong_models.memories.armt import ARMT, ARMTConfig
 from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
@@ -61,7 +61,7 @@ def written(cache: Cache, name: str) -> list[torch.Tensor]:
 
 @settings(max_examples=10, deadline=None)
 @given(moves=st.lists(st.one_of(st.integers(1, S - 1), st.integers(-5, -1), st.just(0)), min_size=1, max_size=16))
-def test_a_recorded_step_is_the_step(memory, moves: list[int]) -> None:
+def test_a_captured_step_equals_a_step(memory, moves: list[int]) -> None:
     """Above 0: a row with so many tokens comes; below: that one leaves, from the end; 0, and whenever one is full: a step."""
     with torch.no_grad():
         recorded, plain = CacheSlots(kept=True), CacheSlots()
@@ -93,7 +93,7 @@ def add(memory, slots: CacheSlots, length: int = 2) -> None:
     slots.add(memory.open(memory.initial_state(), tokens(memory, 1, length, length))[0])
 
 
-def test_it_is_recorded_once_for_each_size_and_again_where_rows_have_moved(memory) -> None:
+def test_a_step_is_captured_once_for_each_size_and_again_after_rows_have_moved(memory) -> None:
     slots, sizes = CacheSlots(kept=True), []
 
     def counted(run):
@@ -108,18 +108,20 @@ def test_it_is_recorded_once_for_each_size_and_again_where_rows_have_moved(memor
                 add(memory, slots)
             for _ in range(2):
                 step(slots, torch.zeros(rows, dtype=torch.int64))
-        assert sizes == [1, 2, 4]  # three take the graph of four
+        assert sizes == [1, 2, 4]  # three rows use the graph of four
         while len(slots) > 1:
             slots.remove(0)
         step(slots, torch.zeros(1, dtype=torch.int64))
-        assert sizes == [1, 2, 4, 1]  # the first graph of one worked at other addresses
+        assert sizes == [1, 2, 4, 1]  # the first graph of one row used other addresses
         slots.remove(0)
         add(memory, slots)
         step(slots, torch.zeros(1, dtype=torch.int64))
-        assert sizes == [1, 2, 4, 1]  # places are kept
+        assert sizes == [1, 2, 4, 1]  # the places did not move
 
 
-def test_what_cannot_be_recorded_is_done_without_and_said_once(memory, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_cannot_be_captured_runs_without_a_graph_and_is_logged_once(
+    memory, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuses(run):
         raise torch.OutOfMemoryError("no room for a graph")
 
@@ -132,11 +134,11 @@ def test_what_cannot_be_recorded_is_done_without_and_said_once(memory, caplog: p
             chosen = torch.tensor([token])
             assert torch.equal(step(slots, chosen), memory.step(plain.rows, chosen))
     assert [record.getMessage() for record in caplog.records] == [
-        "a step of 1 rows is not recorded as a CUDA graph: no room for a graph"
+        "cannot capture a decode step of 1 rows as a CUDA graph, running it without: no room for a graph"
     ]
 
 
-def test_what_was_a_row_does_not_write_behind_its_segment(memory) -> None:
+def test_a_former_row_does_not_write_beyond_its_segment(memory) -> None:
     """A place that was left with a full segment is stepped again, beside others, many times."""
     slots = CacheSlots(kept=True)
     step = StepGraphs(memory.step, record)
@@ -170,7 +172,7 @@ class TestReadGraphs:
         assert memory.recordable
         return memory
 
-    def test_a_recorded_segment_is_read_as_it_would_be(self, reader) -> None:
+    def test_a_captured_segment_equals_a_read(self, reader) -> None:
         made = []
 
         def counted(run):
@@ -190,12 +192,12 @@ class TestReadGraphs:
                     assert_same_state(state, expected)
                 # What came before is a value, which no later reading changes.
                 assert [digest for _, digest in states] == [kept.digest() for kept, _ in states]
-        assert made == [1, 4]  # three take the graph of four
+        assert made == [1, 4]  # three rows use the graph of four
 
-    def test_what_is_not_a_segment_of_a_few_rows_is_read_without(self, reader, monkeypatch) -> None:
-        """A segment of three would take the graph of four."""
+    def test_only_full_segments_of_few_rows_are_captured(self, reader, monkeypatch) -> None:
+        """A segment of three rows would use the graph of four."""
         weights = sum(weight.numel() for weight in reader.parameters())
-        monkeypatch.setattr(graphs, "WORK", 3 * weights * S)
+        monkeypatch.setattr(graphs, "MAX_CAPTURED_WORK", 3 * weights * S)
 
         def refuses(run):
             raise AssertionError("recorded")
@@ -206,10 +208,10 @@ class TestReadGraphs:
                 text, state = tokens(reader, rows, length), reader.initial_state(rows)
                 assert_same_state(read(text, state), reader.read(text, state), exactly=True)
 
-    def test_bad_input_is_told_as_without(self, reader) -> None:
+    def test_bad_input_raises_as_without_graphs(self, reader) -> None:
         read, state = ReadGraphs(reader, record), reader.initial_state()
         with torch.no_grad():
-            for _ in range(2):  # before anything is recorded, and after
+            for _ in range(2):  # before a graph is captured, and after
                 with pytest.raises(TokenError, match=r"must be in \[0, 97\), got 97…97"):
                     read(torch.full((1, S), 97), state)
                 name, tensor = next(
@@ -222,7 +224,7 @@ class TestReadGraphs:
                     )
                 read(tokens(reader, 1, S), state)
 
-    def test_what_cannot_be_recorded_is_read_without_and_said_once(self, reader, caplog) -> None:
+    def test_a_segment_that_cannot_be_captured_is_read_without_a_graph_and_logged_once(self, reader, caplog) -> None:
         def refuses(run):
             raise torch.OutOfMemoryError("no room for a graph")
 
@@ -231,18 +233,18 @@ class TestReadGraphs:
             for _ in range(2):
                 assert_same_state(read(text, state), reader.read(text, state), exactly=True)
         assert [record.getMessage() for record in caplog.records] == [
-            "a segment of 2 rows is not recorded as a CUDA graph: no room for a graph"
+            "cannot capture a segment of 2 rows as a CUDA graph, running it without: no room for a graph"
         ]
 
-    def test_nothing_else_is_recorded_with_it(self, reader) -> None:
-        """An answer that is due would be stepped between the layers."""
+    def test_yield_points_are_off_during_a_capture(self, reader) -> None:
+        """Otherwise a due decode step would run between the layers and be captured, too."""
         read, due = ReadGraphs(reader, record), []
-        with torch.no_grad(), pausing(lambda: due.append(1)):
+        with torch.no_grad(), at_yield_points(lambda: due.append(1)):
             read(tokens(reader, 1, S), reader.initial_state())
         assert not due
 
 
-def test_what_waits_for_the_device_is_not_recordable() -> None:
+def test_memories_that_wait_for_the_device_are_not_recordable() -> None:
     assert not RMT(RMTConfig(segment_length=S, memory_tokens=3), llama()).recordable, (
         "transformers' forward looks at positions"
     )
@@ -250,8 +252,8 @@ def test_what_waits_for_the_device_is_not_recordable() -> None:
 
 
 @pytest.mark.parametrize("collecting", [True, False])
-def test_nothing_is_collected_while_something_is_recorded(collecting: bool) -> None:
-    """An old graph that is freed meanwhile spoils the new one; seen on a GPU."""
+def test_garbage_collection_is_off_during_a_capture(collecting: bool) -> None:
+    """Freeing an old graph during a capture damages the new one, as observed on a GPU."""
     memory, seen = RMT(RMTConfig(segment_length=12, memory_tokens=3), llama()), []
 
     def fails(run: object) -> None:

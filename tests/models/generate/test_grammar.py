@@ -1,4 +1,4 @@
-"""Answers that follow a schema, whatever the model would rather say."""
+"""Answers follow a schema, whatever the model's logits are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import torch
 
-from everlong_models import GrammarError, Grammars, Sampler, SamplingParams, Tokenizer
+from everlong_models import GrammarCompiler, GrammarError, Sampler, SamplingParams, Tokenizer
 from tests.tinymodel import make_tokenizer
 
 VOCAB = 520
@@ -37,48 +37,48 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> Grammars:
-    return Grammars(tokenizer, VOCAB)
+def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, VOCAB)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
 @pytest.mark.parametrize(
     "how", [{"temperature": 0}, {"temperature": 1.5}, {"temperature": 1, "top_k": 1, "min_p": 0.5}]
 )
-def test_any_logits_make_what_the_schema_says(
-    tokenizer: Tokenizer, grammars: Grammars, schema: dict[str, Any], how: dict[str, Any]
+def test_any_logits_give_an_answer_that_follows_the_schema(
+    tokenizer: Tokenizer, grammars: GrammarCompiler, schema: dict[str, Any], how: dict[str, Any]
 ) -> None:
     chance, ended = torch.Generator().manual_seed(0), 0
     for seed in range(10):
         grammar = grammars.json(schema)
         sampler = Sampler(SamplingParams(**how, top_p=1), seed, [], VOCAB, grammar)
         tokens: list[int] = []
-        while not grammar.over and len(tokens) < 300:
+        while not grammar.finished and len(tokens) < 300:
             logits = torch.randn(VOCAB, generator=chance) * 3
-            logits[tokenizer.eos_ids[0]] += 4  # it would like to end at once
-            token = sampler.draw(logits)
+            logits[tokenizer.eos_ids[0]] += 4  # a bias towards ending at once
+            token = sampler.sample(logits)
             if token in tokenizer.eos_ids:
                 break
             tokens.append(token)
         else:
-            if not grammar.over:
-                continue  # a number or a string that went on and on
+            if not grammar.finished:
+                continue  # an endless number or string
         ended += 1
         jsonschema.validate(json.loads(tokenizer.decode(tokens, skip_special=False)), schema)
     assert ended >= 5
 
 
-def test_the_mask_is_the_last_word(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    """No bias brings back what is not allowed, and none of the padding is."""
+def test_no_bias_overrides_the_mask(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """No logit bias can select a forbidden token, or a token of the vocabulary's padding."""
     grammar = grammars.json({"enum": ["yes"]})
-    allowed = grammar.allowed()
+    allowed = grammar.allowed_tokens()
     assert allowed.shape == (VOCAB,)
     assert not allowed[tokenizer.vocab_size :].any()
     wrong = tokenizer.encode("no")[0]
     sampler = Sampler(SamplingParams(temperature=0, logit_bias={wrong: 100}), 0, [], VOCAB, grammar)
-    assert tokenizer.token(sampler.draw(torch.zeros(VOCAB))).startswith('"')
+    assert tokenizer.token(sampler.sample(torch.zeros(VOCAB))).startswith('"')
     with pytest.raises(GrammarError):
-        grammar.take(wrong)
+        grammar.accept(wrong)
 
 
 @pytest.mark.parametrize(
@@ -91,29 +91,29 @@ def test_the_mask_is_the_last_word(grammars: Grammars, tokenizer: Tokenizer) -> 
         ({"$ref": "http://127.0.0.1:1/x"}, "does not fetch"),
         ({"$ref": "file:///etc/passwd"}, "does not fetch"),
         ({"type": "integer", "maximum": 10**400}, "not JSON"),
-        ({"properties": {str(n): {"type": "string"} for n in range(20_000)}}, "the limit is 200000: name fewer"),
+        ({"properties": {str(n): {"type": "string"} for n in range(20_000)}}, "the limit is 200000: use fewer"),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "unsatisfiable"),
     ],
 )
-def test_schemas_that_cannot_be_followed(grammars: Grammars, schema: dict[str, Any], words: str) -> None:
+def test_schemas_that_cannot_be_followed(grammars: GrammarCompiler, schema: dict[str, Any], words: str) -> None:
     with pytest.raises(GrammarError, match=f"(?i){words}"):
         grammars.json(schema)
 
 
-def test_answers_of_one_schema_go_their_own_ways(grammars: Grammars, tokenizer: Tokenizer) -> None:
-    """It is compiled once, and each follows its own answer."""
+def test_answers_of_one_schema_are_independent(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """A schema is compiled once, and each answer has its own state."""
     schema = {"enum": ["yes", "no"]}
     one, other = grammars.json(schema), grammars.json(schema)
-    before = other.allowed()
+    before = other.allowed_tokens()
     for token in tokenizer.encode('"yes"'):
-        one.take(token)
-    assert one.over
-    assert not other.over
-    assert torch.equal(other.allowed(), before)
-    assert torch.equal(grammars.json(schema).allowed(), before)
+        one.accept(token)
+    assert one.finished
+    assert not other.finished
+    assert torch.equal(other.allowed_tokens(), before)
+    assert torch.equal(grammars.json(schema).allowed_tokens(), before)
 
 
-def test_schemas_nested_beyond_measure(grammars: Grammars) -> None:
+def test_schemas_that_are_nested_too_deeply(grammars: GrammarCompiler) -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(300):
         schema = {"type": "array", "items": schema}

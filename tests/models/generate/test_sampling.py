@@ -20,9 +20,9 @@ from everlong_models.generate.sampling import (
     MAX_STOP_STRINGS,
     Sampler,
     SamplingParams,
-    choose,
+    sample_tokens,
 )
-from everlong_models.generate.sampling import StopStrings as Stops
+from everlong_models.generate.sampling import StopStringFilter as Stops
 from everlong_models.kernels.cpu import thread_pool
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0}
@@ -37,25 +37,25 @@ WAYS = ("by operations", "compiled")
 
 @pytest.fixture(params=WAYS)
 def way(request, monkeypatch) -> str:
-    """What a GPU is drawn with, and what a CPU."""
+    """The two implementations: PyTorch's operations (GPU) and the kernel (CPU)."""
     if request.param == "by operations":
-        monkeypatch.setattr(sampling, "choose", sampling.by_operations)
+        monkeypatch.setattr(sampling, "sample_tokens", sampling.sample_with_torch)
     return request.param
 
 
 def left(way: str, scores: torch.Tensor, **params: object) -> torch.Tensor:
-    """Probabilities (V,), 0 for what is left out."""
+    """Return probabilities (V,), 0 for tokens that are filtered out."""
     p = SamplingParams(**(NEUTRAL | params))
     none = torch.zeros(len(scores), dtype=torch.float64)
     if way == "by operations":
         numbers = torch.tensor(
             [[p.temperature, min(p.top_k or len(scores), len(scores)), p.top_p, p.min_p]], dtype=torch.float64
         )
-        ids, probabilities, known = sampling.remaining(scores[None], numbers, len(scores))
+        ids, probabilities, known = sampling.filter_tokens(scores[None], numbers, len(scores))
         assert known.tolist() == [True]
         return none.index_add(0, ids[0], probabilities[0])
     how = np.array([[p.temperature, p.top_k, p.top_p, p.min_p]])
-    ((_, count),), against_likeliest, ids = thread_pool.draw(scores[None], how, np.array([[0, 0]]))
+    ((_, count),), against_likeliest, ids = thread_pool.sample(scores[None], how, np.array([[0, 0]]))
     likeliest = torch.softmax(scores.double() / max(p.temperature, 1e-37), dim=-1).max()
     return none.index_add(0, ids[0, :count], against_likeliest[0, :count].double() * likeliest)
 
@@ -92,7 +92,7 @@ class TestFilter:
         st.sampled_from([0.0, 0.0123, 0.31, 1.0]),
     )
     @pytest.mark.parametrize("sizes", [(), (1, 2), (3,), (6, 11), "compiled"], ids=str)
-    def test_equals_the_naive_twin_however_many_are_looked_at_first(
+    def test_equals_the_naive_twin_for_any_number_of_examined_tokens(
         self, sizes, logits, temperature, top_k, top_p, min_p
     ):
         params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -120,32 +120,32 @@ class TestFilter:
     @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 0}])
     def test_the_narrowest_of_each_is_greedy(self, params, way):
         logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
-        assert {sampler(seed, vocab=50, **params).draw(logits) for seed in range(20)} == {int(logits.argmax())}
+        assert {sampler(seed, vocab=50, **params).sample(logits) for seed in range(20)} == {int(logits.argmax())}
 
     @pytest.mark.parametrize("sizes", [(), (1,), (2,), (3,)], ids=str)
     def test_ties(self, sizes, monkeypatch, way):
         monkeypatch.setattr(sampling, "_LIKELIEST", sizes)
         tied = torch.tensor([1.0, 3.0, 3.0, 3.0])
-        assert sampler(temperature=0).draw(tied) == 1
-        assert (left(way, tied, top_k=2) > 0).tolist() == [False, True, True, True]  # none is likelier than another
-        assert (left(way, tied, top_p=0.5) > 0).tolist() == [False, True, True, False]  # the first ones
+        assert sampler(temperature=0).sample(tied) == 1
+        assert (left(way, tied, top_k=2) > 0).tolist() == [False, True, True, True]  # all three are equally likely
+        assert (left(way, tied, top_p=0.5) > 0).tolist() == [False, True, True, False]  # the first of equals
 
     @pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-38, 1e-45, 1e-60, 5e-324])
     def test_a_tiny_temperature_is_greedy_and_never_nan(self, temperature, way):
         logits = torch.tensor([-40.0, 90.0, 80.0, 1e30, -math.inf])
         params = {"temperature": temperature, "top_k": 3, "top_p": 0.9, "min_p": 0.1}
         assert left(way, logits, **params).tolist() == [0, 0, 0, 1, 0]
-        assert sampler(**params).draw(logits) == 3
+        assert sampler(**params).sample(logits) == 3
 
-    def test_half_precision_logits_are_drawn_in_float32(self):
+    def test_half_precision_logits_are_sampled_in_float32(self):
         assert sampler().adjust(torch.zeros(4, dtype=torch.bfloat16)).dtype == torch.float32
 
 
-class TestDraw:
+class TestSampling:
     def test_frequencies_are_the_probabilities(self, way):
         p = torch.tensor([0.5, 0.25, 0.0, 0.15, 0.1])
         s, n = sampler(seed=7, vocab=5), 4000
-        counts = torch.bincount(torch.tensor([s.draw(p.log()) for _ in range(n)]), minlength=5)
+        counts = torch.bincount(torch.tensor([s.sample(p.log()) for _ in range(n)]), minlength=5)
         assert counts[2] == 0
         possible = p > 0
         chi_square = float(((counts - n * p)[possible] ** 2 / (n * p)[possible]).sum())
@@ -156,8 +156,8 @@ class TestDraw:
 
         def answer(seed: int) -> list[int]:
             s = sampler(seed, vocab=30)
-            torch.rand(seed % 3 + 1)  # the global generator has no say
-            return [s.draw(row) for row in logits]
+            torch.rand(seed % 3 + 1)  # the global generator must not matter
+            return [s.sample(row) for row in logits]
 
         assert answer(5) == answer(5)
         assert answer(2**63 - 1) == answer(2**63 - 1)
@@ -165,29 +165,31 @@ class TestDraw:
 
     @pytest.mark.parametrize("kept", [{}, {"top_p": 0.9}, {"top_k": 100}, {"min_p": 0.05}], ids=str)
     def test_the_last_bits_of_the_logits_hardly_ever_matter(self, kept, way):
-        """What a token depends on by rounding must not show: with a cumulative sum it were 27 to 47 of these."""
+        """Rounding must hardly ever change a token. With a cumulative sum, 27 to 47 of these would change."""
         random, noise, draws = torch.Generator().manual_seed(0), 1e-3, 2000
         params = {"temperature": 1.0, "top_p": 1.0} | kept
         changed = 0
         for seed in range(draws):
             logits = torch.randn(500, generator=random)
             other = logits + noise * torch.randn(500, generator=random)
-            changed += sampler(seed, vocab=500, **params).draw(logits) != sampler(seed, vocab=500, **params).draw(other)
+            changed += sampler(seed, vocab=500, **params).sample(logits) != sampler(seed, vocab=500, **params).sample(
+                other
+            )
         assert changed <= 10
 
-    def test_the_last_token_can_be_drawn_and_none_beyond(self, way):
+    def test_the_last_token_can_be_sampled_and_none_beyond(self, way):
         s = sampler(vocab=2)
-        assert {s.draw(torch.zeros(2)) for _ in range(50)} == {0, 1}
-        assert s.draw(torch.tensor([-math.inf, 0.0])) == 1
-        assert s.draw(torch.tensor([0.0, -math.inf])) == 0
+        assert {s.sample(torch.zeros(2)) for _ in range(50)} == {0, 1}
+        assert s.sample(torch.tensor([-math.inf, 0.0])) == 1
+        assert s.sample(torch.tensor([0.0, -math.inf])) == 0
 
     @pytest.mark.parametrize("edge", [2**-53, 0.5, 1 - 2**-53])
-    def test_impossible_tokens_are_not_drawn_at_the_edges(self, edge, monkeypatch):
+    def test_impossible_tokens_are_not_sampled_at_the_edges(self, edge, monkeypatch):
         monkeypatch.setattr(
             sampling, "uniform", lambda seeds, drawn, ids: torch.full(ids.shape, edge, dtype=torch.float64)
         )
         scores = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]])
-        assert set(sampling.by_operations([sampler(vocab=5)], scores)) <= {1, 3}
+        assert set(sampling.sample_with_torch([sampler(vocab=5)], scores)) <= {1, 3}
 
     @settings(max_examples=60, deadline=None)
     @given(
@@ -208,7 +210,7 @@ class TestDraw:
         ),
         st.integers(0, 2**32),
     )
-    def test_compiled_and_by_operations_tokens_are_the_same(self, vocab, size, kind, how, seed):
+    def test_the_kernel_and_pytorch_sample_the_same_tokens(self, vocab, size, kind, how, seed):
         scores = torch.randn(len(how), vocab, generator=torch.Generator().manual_seed(seed)) * size
         if kind == "many equal":
             scores = (2 * scores).round() / 2
@@ -217,17 +219,17 @@ class TestDraw:
         rows = []
         for temperature, top_k, top_p, min_p, own, drawn in how:
             rows.append(sampler(own, vocab=vocab, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
-            rows[-1].drawn = drawn
-        assert choose(rows, scores) == sampling.by_operations(rows, scores)
+            rows[-1].generated = drawn
+        assert sample_tokens(rows, scores) == sampling.sample_with_torch(rows, scores)
 
     @pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"top_p": 0.9}, {"top_k": 2, "top_p": 0.5}], ids=str)
-    def test_no_numbers_are_no_tokens(self, params):
-        """They may come of a model that is not well; what is drawn is a token all the same, and one that has a number if there is one."""
+    def test_nan_is_never_sampled_if_a_number_is_left(self, params):
+        """A broken model may produce NaN. Sampling still returns a token, one whose score is a number if there is any."""
         for scores in ([math.nan] * 40, [-math.inf] * 40, [math.inf] * 40):
-            assert 0 <= sampler(vocab=40, **params).draw(torch.tensor(scores)) < 40
+            assert 0 <= sampler(vocab=40, **params).sample(torch.tensor(scores)) < 40
         scores = torch.full((40,), math.nan)
         scores[17] = -3.0
-        assert sampler(vocab=40, **params).draw(scores) == 17
+        assert sampler(vocab=40, **params).sample(scores) == 17
 
     @pytest.mark.parametrize(
         ("scores", "how", "seeds"),
@@ -239,20 +241,20 @@ class TestDraw:
         ],
         ids=["type", "device", "how", "seeds"],
     )
-    def test_what_cannot_be_drawn_of(self, scores, how, seeds):
-        """Addresses tell nothing of either."""
-        with pytest.raises(ValueError, match=r"scores are torch\.float"):
-            thread_pool.draw(scores, np.ones(how), np.zeros(seeds))
+    def test_wrong_types_and_shapes_are_refused(self, scores, how, seeds):
+        """The kernel only receives addresses, so types and shapes are checked before."""
+        with pytest.raises(ValueError, match=r"scores must be float32.*got scores torch\.float"):
+            thread_pool.sample(scores, np.ones(how), np.zeros(seeds))
 
     def test_numbers_are_those_of_splitmix64(self):
         """Its authors' generator from the state 1234567: its first outputs, as published."""
-        outputs = sampling._mixed(1234567 + torch.arange(1, 6) * sampling._GOLDEN)
+        outputs = sampling._splitmix(1234567 + torch.arange(1, 6) * sampling._GOLDEN)
         expected = (
             6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821
         )  # fmt: skip
         assert [int(x) % 2**64 for x in outputs] == list(expected)
 
-    def test_numbers_of_seeds_steps_and_tokens_have_nothing_to_do_with_each_other(self):
+    def test_random_numbers_of_seeds_steps_and_tokens_are_uncorrelated(self):
         n = 64
         seeds, drawn = (axis.flatten() for axis in torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij"))
         numbers = sampling.uniform(seeds, drawn, torch.arange(n).expand(n * n, -1)).reshape(n, n, n) - 0.5
@@ -262,7 +264,7 @@ class TestDraw:
             neighbours = (numbers * numbers.roll(1, axis)).mean() * 12
             assert abs(float(neighbours)) < 4 / n**1.5, axis
 
-    def test_a_rows_token_does_not_depend_on_the_rows_beside_it(self, way):
+    def test_a_rows_token_does_not_depend_on_other_rows(self, way):
         logits = torch.randn(7, 5000, generator=torch.Generator().manual_seed(0)) * 3
         how: list[dict[str, object]] = [
             {}, {"temperature": 0}, {"top_p": 0.9, "temperature": 0.2}, {"top_p": 0.99, "temperature": 2.0}, {"top_k": 5},
@@ -272,16 +274,16 @@ class TestDraw:
         def fresh() -> list[Sampler]:
             return [sampler(seed, [1, 2], 5000, **params) for seed, params in enumerate(how)]
 
-        alone = [s.draw(row) for s, row in zip(fresh(), logits, strict=True)]
+        alone = [s.sample(row) for s, row in zip(fresh(), logits, strict=True)]
         for order in (range(7), [6, 3, 1], [2, 4, 0, 5]):
             rows = [fresh()[row] for row in order]
             scores = torch.stack([s.adjust(logits[row]) for s, row in zip(rows, order, strict=True)])
-            assert sampling.choose(rows, scores) == [alone[row] for row in order]
+            assert sampling.sample_tokens(rows, scores) == [alone[row] for row in order]
 
     def test_logits_are_left_alone(self, way):
         logits = torch.randn(8)
         before = logits.clone()
-        sampler(logit_bias={1: 5.0}, repetition_penalty=2.0, presence_penalty=1.0, context=[1]).draw(logits)
+        sampler(logit_bias={1: 5.0}, repetition_penalty=2.0, presence_penalty=1.0, context=[1]).sample(logits)
         assert torch.equal(logits, before)
 
 
@@ -291,13 +293,13 @@ class TestPenalties:
     def test_repetition_divides_what_is_positive_and_multiplies_what_is_not(self):
         s = sampler(context=[0, 1, 3, 3], repetition_penalty=2.0)
         torch.testing.assert_close(s.adjust(self.LOGITS)[:4], torch.tensor([1.0, -2.0, 0.5, 0.0]))
-        assert s.draw(torch.tensor([0.0] * 7 + [60.0])) == 7
+        assert s.sample(torch.tensor([0.0] * 7 + [60.0])) == 7
         assert s.adjust(self.LOGITS)[7] == 0.75
 
     def test_presence_counts_once_and_frequency_each_time_and_neither_the_context(self):
         s = sampler(context=[1, 2], presence_penalty=0.5, frequency_penalty=-0.25)
         for token in (4, 4, 6, 4):
-            s.draw(torch.full((8,), -1e4).index_fill(0, torch.tensor(token), 0.0))
+            s.sample(torch.full((8,), -1e4).index_fill(0, torch.tensor(token), 0.0))
         expected = self.LOGITS.clone()
         expected[4] += 3 * 0.25 - 0.5
         expected[6] += 0.25 - 0.5
@@ -318,9 +320,9 @@ class TestPenalties:
         [{"logit_bias": {2: 1.0}}, {"repetition_penalty": 2.0}, {"presence_penalty": 1.0}, {"frequency_penalty": 1.0}],
         ids=lambda changes: next(iter(changes)),
     )
-    def test_what_changes_something_is_known_to(self, changes):
+    def test_adjusts_is_true_if_something_changes(self, changes):
         s = sampler(context=[1, 2, 3], **changes)
-        s.take(4)
+        s.accept(4)
         assert s.adjusts
         assert not torch.equal(s.adjust(self.LOGITS), self.LOGITS)
 
@@ -387,7 +389,7 @@ class TestParams:
 
 
 def cut(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
-    """`text` up to the stop string that is complete first, letter by letter; whether there is one."""
+    """Return `text` up to the stop string that is complete first, found letter by letter, and whether there is one."""
     for end in range(len(text) + 1):
         starts = [end - len(s) for s in stop if text[:end].endswith(s)]
         if starts:
@@ -412,20 +414,20 @@ class TestStopStrings:
             if stops.found:
                 assert shown == whole
             else:
-                held = seen[len(shown) :]  # held back only what may still become a stop string
+                held = seen[len(shown) :]  # only text that may still become a stop string is held back
                 assert held == "" or any(s.startswith(held) for s in stop)
         shown += stops.finish()
         assert (shown, stops.found) == (whole, found)
         at_once = Stops(stop)
         assert (at_once.feed("".join(pieces)) + at_once.finish(), at_once.found) == (whole, found)
 
-    def test_no_part_is_ever_shown(self):
+    def test_no_part_of_a_stop_string_is_ever_shown(self):
         stops = Stops(("<|end|>",))
         assert [stops.feed(c) for c in "a<|en<|end|>b<"] == ["a", *[""] * 4, "<|en", *[""] * 6, "", ""]
         assert stops.found
         assert stops.finish() == ""
 
-    def test_what_only_looked_like_one_is_shown(self):
+    def test_text_that_only_resembled_a_stop_string_is_shown(self):
         stops = Stops(("stop", "halt"))
         assert stops.feed("do not sto") == "do not "
         assert stops.feed("re ha") == "store "

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from everlong_models.kernels.cpu.decode_step import linear
+from everlong_models.kernels import linear
 from everlong_models.kernels.linear import Linear, has_bfloat16, has_onednn, matmul
 
 
@@ -26,23 +26,23 @@ def test_the_formula(dtype, biased, rows, wide):
     torch.testing.assert_close(layer(x, plus=other), y + other, **close)
 
 
-def test_only_float32_on_the_cpu_is_laid_out_anew(monkeypatch):
+def test_only_float32_on_the_cpu_is_packed(monkeypatch):
     weight, avx2 = torch.randn(16, 8), torch.backends.cpu.get_cpu_capability() == "AVX2"
-    assert Linear(weight).dense == avx2
+    assert Linear(weight).in_panels == avx2
     assert Linear(weight).packed == (torch.backends.mkldnn.is_available() and not avx2)
     assert Linear(weight[:8]).packed == torch.backends.mkldnn.is_available()  # half a panel
     for other in (weight.double(), weight.bfloat16(), weight.to("meta")):
         assert not Linear(other).packed
-        assert not Linear(other).dense
+        assert not Linear(other).in_panels
     monkeypatch.setattr(linear, "has_onednn", lambda x: False)
-    monkeypatch.setattr(linear, "has_dense", lambda x: False)
+    monkeypatch.setattr(linear, "has_simd_kernels", lambda x: False)
     plain = Linear(weight)
     assert not plain.packed
-    assert not plain.dense
+    assert not plain.in_panels
     assert plain.weight.data_ptr() == weight.data_ptr()
 
 
-def test_packed_is_float32_and_nothing_less():
+def test_packed_products_have_float32_precision():
     torch.manual_seed(0)
     x, weight = torch.randn(64, 512), torch.randn(64, 512)
     exact = x.double() @ weight.double().T

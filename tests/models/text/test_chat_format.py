@@ -1,4 +1,4 @@
-"""The pieces of a dialogue, put together again, are the template's own rendering."""
+"""The pieces of a conversation, joined, equal the template's own rendering."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokenizer(template: str | None) -> Tokenizer:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("turns", [1, 2, 3])
-def test_the_pieces_are_the_templates_rendering(name, turns):
+def test_the_pieces_equal_the_templates_rendering(name, turns):
     tokens = tokenizer(TEMPLATES[name])
     chat = ChatFormat.of(tokens)
     messages, ids = [], list(chat.head)
@@ -43,7 +43,7 @@ def test_the_pieces_are_the_templates_rendering(name, turns):
         ids += tokens.encode(f" {answer}" if name == "trimmed" else answer)
 
 
-def test_documents_stand_before_the_question_in_the_first_message():
+def test_documents_come_before_the_question_in_the_first_message():
     tokens = tokenizer(CHAT)
     chat = ChatFormat.of(tokens)
     first, second, question = (tokens.encode(text) for text in ("Document one.", "Document two.", "Which?"))
@@ -64,7 +64,7 @@ def test_the_templates_marks_are_special_tokens():
 
 
 @pytest.mark.parametrize("name", ["chatml", "system"])
-def test_instructions_stand_where_the_template_has_them(name):
+def test_instructions_are_placed_as_in_the_template(name):
     tokens = tokenizer(TEMPLATES[name])
     chat = ChatFormat.of(tokens)
     assert chat.system is not None

@@ -1,4 +1,4 @@
-"""Encoding in pieces is encoding the whole, for every kind of tokenizer, with text chosen to break it."""
+"""Encoding in pieces equals encoding the whole text, for every kind of tokenizer, with adversarial texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 import everlong_models.text.tokenizer as module
 from everlong_models.errors import BackboneError
-from everlong_models.text.tokenizer import Place, Tokenizer, TokenStream
+from everlong_models.text.tokenizer import ResumePoint, Tokenizer, TokenStream
 from tests.tinymodel import NOVEL, make_tokenizer
 
 CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -99,7 +99,7 @@ TEXTS = st.lists(
     st.one_of(st.sampled_from(PIECES), st.sampled_from(PIECES), st.text(st.characters(codec="utf-8"), max_size=3)),
     max_size=40,
 )
-CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 2  # a pattern that tells capitals from small letters looks beyond them
+CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ" * 2  # a pattern that distinguishes capitals looks beyond them
 
 
 def corpus() -> list[str]:
@@ -156,7 +156,7 @@ def wordpiece() -> Tokenizer:
 def _small_chunks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CHUNK", 16)
-        patch.setattr(module, "_APART", 3)
+        patch.setattr(module, "_RESUME_TOKENS", 3)
         yield
 
 
@@ -174,19 +174,19 @@ def check(tokenizer: Tokenizer, pieces: list[str]) -> int:
     assert stream.consumed == len(data)
     words = tokenizer._text.encode(text, add_special_tokens=False).word_ids
     for consumed, count in boundaries:
-        # Tokens that agree by chance are not enough: with other merges they would not.
+        # Tokens must not agree by chance only: with other merges they would differ.
         assert count in (0, len(words)) or words[count] != words[count - 1], text
         rest = data[consumed:].decode()  # raises where a boundary is inside a character
         again = tokenizer.stream()
         again.consumed = consumed
         assert again.feed(rest) + again.finish() == expected[count:]
         assert again.consumed == len(data)
-    check_places(tokenizer, text, stream.places)
+    check_places(tokenizer, text, stream.resume_points)
     return len(boundaries) - 1
 
 
-def check_places(tokenizer: Tokenizer, text: str, places: list[Place]) -> None:
-    """Each is at a pre-token, where encoding can be resumed, and they are as close as pre-tokens allow."""
+def check_places(tokenizer: Tokenizer, text: str, places: list[ResumePoint]) -> None:
+    """Check that each point starts a pre-token, that encoding can be resumed there, and that points are as close as required."""
     data, expected = text.encode(), tokenizer.encode(text)
     words = tokenizer._text.encode(text, add_special_tokens=False).word_ids
     assert places[0] == (0, 0, 0)
@@ -199,7 +199,7 @@ def check_places(tokenizer: Tokenizer, text: str, places: list[Place]) -> None:
         assert rest == text[place.char :]
         assert tokenizer.encode(rest) == expected[place.token :], text
     for before, after in pairwise([place.token for place in places] + [len(words)]):
-        borders = [n for n in range(before + module._APART, len(words)) if words[n] != words[n - 1]]
+        borders = [n for n in range(before + module._RESUME_TOKENS, len(words)) if words[n] != words[n - 1]]
         assert after == (borders or [len(words)])[0]
 
 
@@ -235,8 +235,8 @@ class TestStreaming:
 
     @pytest.mark.parametrize("name", STREAMING)
     @pytest.mark.parametrize("chunk", [1, 7, 64])
-    def test_a_book_comes_out_as_it_goes_in(self, name, chunk, monkeypatch):
-        """In memory that does not grow with it, at boundaries that can all be resumed from."""
+    def test_a_book_is_encoded_and_decoded_exactly(self, name, chunk, monkeypatch):
+        """In bounded memory, and with boundaries from which encoding can be resumed."""
         monkeypatch.setattr(module, "_CHUNK", chunk)
         tokenizer, text = bpe(name), NOVEL.read_text()[20_000:24_000]
         stream, got, most = tokenizer.stream(), [], 0
@@ -278,12 +278,12 @@ class TestStreaming:
     @given(pieces=TEXTS, more=TEXTS)
     @example(pieces=["a", "\n\n"], more=["x"])
     @example(pieces=["字", CAPITALS], more=["d"])
-    def test_spans_of_what_goes_on_are_those_of_the_whole(self, name, pieces, more):
+    def test_spans_of_a_beginning_are_those_of_the_whole_text(self, name, pieces, more):
         tokenizer, text = bpe(name), "".join(pieces)
         known, whole = tokenizer.spans(text, whole=False), tokenizer.spans(text + "".join(more))
         assert known == whole[: len(known)]
 
-    def test_what_cannot_be_cut_has_no_spans_before_its_end(self):
+    def test_tokenizers_that_do_not_stream_have_no_spans_before_the_end(self):
         assert bpe("metaspace").spans("one two three. " * 9, whole=False) == []
         assert len(bpe("gpt2").spans("one two three. " * 9, whole=False)) > 20
 
@@ -293,7 +293,7 @@ class TestStreaming:
     @example(pieces=["ab1cdefg"] * 5)
     @example(pieces=["1234567890"] * 5)
     @example(pieces=["²³¹¼½ " * 10])
-    def test_what_cannot_be_cut_is_encoded_whole(self, name, pieces):
+    def test_tokenizers_that_do_not_stream_encode_the_whole_text(self, name, pieces):
         tokenizer = bpe(name)
         assert not tokenizer.streams
         assert check(tokenizer, pieces) == 0
@@ -314,12 +314,12 @@ class TestStreaming:
         assert not wordpiece().streams
         assert check(wordpiece(), pieces) == 0
 
-    def test_nothing_comes_of_nothing(self):
+    def test_a_step_without_rows(self):
         stream = bpe("smollm").stream()
         assert stream.feed("") + stream.finish() + stream.finish() == []
         assert stream.consumed == 0
 
-    def test_a_chunk_is_waited_for(self):
+    def test_text_is_held_back_until_a_chunk_is_full(self):
         assert TokenStream(bpe("gpt2"))._next == 16
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "_CHUNK", 1000)
@@ -366,7 +366,7 @@ class TestTokenizer:
     @settings(max_examples=300, deadline=None)
     @given(st.lists(st.integers(0, 899), max_size=30))
     def test_decoding_any_tokens_one_by_one(self, ids):
-        """What a model draws need not be text: bytes that belong together are shown together, the others as U+FFFD."""
+        """Sampled tokens need not be valid text: bytes of a character are shown together, others as U+FFFD."""
         tokenizer = bpe("gpt2")
         stream = tokenizer.text_stream()
         assert "".join([*map(stream.feed, ids), stream.finish()]) == tokenizer.decode(ids)
@@ -386,8 +386,8 @@ class TestTokenizer:
         assert "".join([*map(stream.feed, ids), stream.finish()]) == tokenizer.decode(ids)
 
     @pytest.mark.parametrize("what", [[2], [10_000], b"\xf0", b"\xe2\x82", b"\xf0\xf0\x9f\x98", "\ufffd".encode()])
-    def test_tokens_without_text_are_not_decoded_again_and_again(self, what, monkeypatch):
-        """Special tokens under `ignore_eos`, bytes that a bias asks for: each step would take longer than the one before."""
+    def test_tokens_without_text_are_decoded_once(self, what, monkeypatch):
+        """Special tokens under `ignore_eos`, or bytes preferred by a bias: otherwise each step would take longer than the last."""
         tokenizer = bpe("gpt2")
         alphabet = {b: tokenizer.hf.convert_tokens_to_ids(c) for b, c in byte_characters().items()}
         waiting = []
@@ -435,7 +435,7 @@ class TestTokenizer:
         fast = PreTrainedTokenizerFast(tokenizer_object=Fast.from_str(bpe("gpt2")._spec))
         assert Tokenizer(fast).eos_ids == ()
 
-    def test_marks_at_the_beginning_are_the_templates_business(self):
+    def test_encoding_adds_no_beginning_of_text_token(self):
         from tokenizers.processors import TemplateProcessing
 
         fast = Fast.from_str(bpe("gpt2")._spec)
@@ -465,7 +465,7 @@ class TestTokenizer:
 
 
 def byte_characters() -> dict[int, str]:
-    """GPT-2's names of the bytes: printable ones are themselves, the others come after U+0100 in order."""
+    """GPT-2's characters for bytes: printable bytes are themselves, the others follow from U+0100 in order."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in plain]
     return {b: chr(b) for b in plain} | {b: chr(256 + n) for n, b in enumerate(others)}
@@ -486,8 +486,8 @@ def test_the_bytes_of_one_token_are_those_of_its_text() -> None:
     assert [Tokenizer(hf(fallback)).token_bytes(token) for token in range(3)] == [b"\xf0", b"\x9f", b"a"]
 
 
-def test_bytes_that_are_no_character_do_not_end_an_answer() -> None:
-    """Of tokenizers that spell what they do not know by its bytes."""
+def test_invalid_utf8_does_not_end_an_answer() -> None:
+    """For tokenizers with byte fallback."""
     pieces = ["<unk>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256)), "a"]
     fast = Fast(models.BPE({piece: id for id, piece in enumerate(pieces)}, [], byte_fallback=True, unk_token="<unk>"))
     fast.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -505,15 +505,15 @@ def test_bytes_that_are_no_character_do_not_end_an_answer() -> None:
         assert ("\ufffd" in text) == (said != "😀😀")
 
 
-def test_an_answer_ends_with_what_the_model_ends_it_with() -> None:
+def test_an_answer_ends_with_the_models_end_tokens() -> None:
     tokenizer = Tokenizer(bpe("gpt2").hf)
     (end,) = tokenizer.eos_ids
-    tokenizer.end_with([end, 0, 10**9, -1])
+    tokenizer.add_eos_ids([end, 0, 10**9, -1])
     assert tokenizer.eos_ids == (end, 0)
 
 
-def test_others_run_while_a_text_is_encoded() -> None:
-    """Those who generate answers, above all."""
+def test_other_threads_run_while_a_text_is_encoded() -> None:
+    """Above all the thread that generates answers."""
     tokenizer, text = Tokenizer(make_tokenizer()), NOVEL.read_text()
     turns, over, begun = 0, threading.Event(), threading.Event()
 

@@ -40,7 +40,7 @@ class Floor:
             while drawn < params.max_tokens:
                 hidden = backbone.hidden(self._embedded(tokens), kv=self._kv, at=torch.tensor([at]), keep=1)
                 at += len(tokens)
-                token = sampler.draw(backbone.logits(hidden)[0, -1])
+                token = sampler.sample(backbone.logits(hidden)[0, -1])
                 if token in model.tokenizer.eos_ids:
                     break
                 text += stream.feed(token)

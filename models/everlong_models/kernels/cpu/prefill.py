@@ -1,9 +1,12 @@
-"""What prompts and documents are encoded with on a CPU in float32, for numba to compile: products of many rows, and causal attention.
+"""The numba kernels that prefill on a CPU in float32: products of many rows, and causal attention.
 
-On processors with AVX2 oneDNN and MKL multiply at three quarters of what these reach, and attention by products of single
-heads waits for threads more than it computes (docs/lab-notes.md). All is made of one product in registers, `lanes.tile_6`,
-and shared out as in `kernels`: an output is computed by one thread, in one order of summation, whatever rows there are
-beside it or, of finite numbers, behind it. B rows, n queries, T keys, G groups of R query heads that share keys of dimension d.
+On processors with AVX2, oneDNN and MKL reach three quarters of the speed of these products, and attention by products of single heads
+waits for threads longer than it computes (docs/lab-notes.md). Everything is built from one product in registers, `simd.tile_6`.
+
+Threads take parts as in `decode_step`. One thread computes each output, in a fixed order of summation, so a result does not depend on
+other rows, nor (for finite numbers) on rows after it.
+
+Shapes: B rows, n queries, T keys, G groups of R query heads that share keys of dimension d.
 """
 
 from __future__ import annotations
@@ -13,62 +16,67 @@ from enum import IntEnum
 import numpy as np
 from numba import carray
 
-from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, _compiled, _dot, _floats, _wait, _weigh
-from everlong_models.kernels.cpu.simd import LANES, PANEL, silu, take, tile_1, tile_2, tile_4, tile_6
+from everlong_models.kernels.cpu.atomics import fetch_add
+from everlong_models.kernels.cpu.float_products import tile_1, tile_2, tile_4, tile_6
+from everlong_models.kernels.cpu.job import FIELDS, LINE
+from everlong_models.kernels.cpu.primitives import compiled, dot, floats, softmax_weights, wait
+from everlong_models.kernels.cpu.simd import LANES, PANEL, silu
 
 ROWS = 96
-"""Rows of a part: with what they are multiplied by they stay in a core's second cache."""
+"""Rows in a part. With the weights of a part they fit a core's L2 cache."""
 COLUMNS = 6 * PANEL
-"""Columns of a part."""
+"""Columns in a part."""
 QUERIES = 24
-"""Queries of a part: the scores of a group's heads stay in the second cache, too, up to some 1,500 keys."""
+"""Queries in a part. The scores of a group's heads fit the L2 cache, too, up to about 1,500 keys."""
 
 
-class Then(IntEnum):
-    """What is done with a product while it is in the cache."""
+class Epilogue(IntEnum):
+    """The element-wise operation applied to a product while it is in the cache."""
 
-    NOTHING = 0
+    NONE = 0
     SILU = 1
     TIMES = 2
     PLUS = 3
 
 
-class Dense(IntEnum):
-    """What a product, or attention, is of: sizes, addresses of float32, strides in float32. `OWN`, `OWN_SIZE` and `COUNTERS` as
-    in `kernels.Job`."""
+class PrefillJob(IntEnum):
+    """The fields of a product, a norm or an attention: sizes, addresses of float32, strides in float32 values.
+
+    `SCRATCH`, `SCRATCH_SIZE` and `COUNTERS` as in `DecodeJob`.
+    """
 
     ROWS = 0
-    OWN = 2
-    OWN_SIZE = 3
+    SCRATCH = 2
+    SCRATCH_SIZE = 3
     COUNTERS = 4
     X = 5  # (B, K)
     W = 6  # (N / PANEL, K, PANEL)
     BIAS = 7  # (N,), or 0
-    OTHER = 8  # (B, N), as `THEN` has it
+    OTHER = 8  # (B, N), the second operand of `EPILOGUE`
     Y = 9  # (B, N)
     K = 10
     N = 11
-    THEN = 12
-    QUERIES = 13  # (B, n, G R, d), heads one behind the other
+    EPILOGUE = 12
+    QUERIES = 13  # (B, n, G R, d), heads contiguous
     QUERY_ROW = 14
     QUERY_POSITION = 15
-    KEYS = 16  # (B, G, T, d), positions one behind the other, as values
+    KEYS = 16  # (B, G, T, d), positions contiguous; the same for values
     VALUES = 17
     KEY_ROW = 18
     KEY_GROUP = 19
     MIXED = 20  # (B, n, G R d)
-    PANELS = 21  # room: (B, G, T / PANEL, d, PANEL)
-    ASKED = 22  # n
-    KNOWN = 23  # T
+    KEY_PANELS = 21  # scratch for transposed keys: (B, G, T / PANEL, d, PANEL)
+    QUERY_COUNT = 22  # n
+    KEY_COUNT = 23  # T
     GROUPS = 24
     HEADS = 25  # R
     HEAD_DIM = 26
     EPS = 27  # (1,)
     COS = 28  # (1 or B, n, d)
-    SIN = 29  # the same, the first half negative; `QUERY_ROW` is 0 where there is one
+    SIN = 29  # the same, the first half negated; with one row, `QUERY_ROW` is 0
 
 
-@_compiled
+@compiled
 def _multiply(x, w, y, rows, count, x_stride, w_stride, y_stride):
     """y (rows, PANEL) ← x (rows, count) w (count, PANEL)."""
     m = 0
@@ -89,71 +97,75 @@ def _multiply(x, w, y, rows, count, x_stride, w_stride, y_stride):
             m += 1
 
 
-@_compiled
-def _finish(job, y, first, last, start, end):
-    """Bias, and `Then`, of the rows first … last and the columns start … end."""
-    B, N, then = job[Dense.ROWS], job[Dense.N], job[Dense.THEN]
-    if job[Dense.BIAS]:
-        bias = _floats(job[Dense.BIAS], 1, N)[0]
+@compiled
+def _apply_epilogue(job, y, first, last, start, end):
+    """Apply bias and epilogue to the rows first … last and the columns start … end."""
+    B, N, epilogue = job[PrefillJob.ROWS], job[PrefillJob.N], job[PrefillJob.EPILOGUE]
+    if job[PrefillJob.BIAS]:
+        bias = floats(job[PrefillJob.BIAS], 1, N)[0]
         for m in range(first, last):
             for n in range(start, end):
                 y[m, n] += bias[n]
-    if then == Then.SILU:
+    if epilogue == Epilogue.SILU:
         for m in range(first, last):
-            silu(job[Dense.Y] + 4 * (m * N + start), (end - start) // LANES)
-    elif then == Then.TIMES:
-        other = _floats(job[Dense.OTHER], B, N)
+            silu(job[PrefillJob.Y] + 4 * (m * N + start), (end - start) // LANES)
+    elif epilogue == Epilogue.TIMES:
+        other = floats(job[PrefillJob.OTHER], B, N)
         for m in range(first, last):
             for n in range(start, end):
                 y[m, n] *= other[m, n]
-    elif then == Then.PLUS:
-        other = _floats(job[Dense.OTHER], B, N)
+    elif epilogue == Epilogue.PLUS:
+        other = floats(job[PrefillJob.OTHER], B, N)
         for m in range(first, last):
             for n in range(start, end):
                 y[m, n] += other[m, n]
 
 
-def product(data):
-    """y ← x Wᵀ + b, and then what `Then` says."""
+def linear(data):
+    """y ← epilogue(x Wᵀ + b). Every thread runs this function."""
     job = carray(data, FIELDS)
-    take(job[Dense.COUNTERS])
-    B, K, N, x, w = job[Dense.ROWS], job[Dense.K], job[Dense.N], job[Dense.X], job[Dense.W]
-    y = _floats(job[Dense.Y], B, N)
+    fetch_add(job[PrefillJob.COUNTERS])
+    B, K, N, x, w = job[PrefillJob.ROWS], job[PrefillJob.K], job[PrefillJob.N], job[PrefillJob.X], job[PrefillJob.W]
+    y = floats(job[PrefillJob.Y], B, N)
     blocks = (B + ROWS - 1) // ROWS
-    size = (B + blocks - 1) // blocks  # of one size, but for the last, and whole tiles
+    size = (B + blocks - 1) // blocks  # equal sizes, but for the last part; multiples of a six-row tile
     size += -size % 6
     while True:
-        part = take(job[Dense.COUNTERS] + LINE)
-        first, start = part % blocks * size, part // blocks * COLUMNS  # what lies together is taken one after the other
+        part = fetch_add(job[PrefillJob.COUNTERS] + LINE)
+        first, start = part % blocks * size, part // blocks * COLUMNS  # consecutive parts share their weights
         if start >= N:
             break
         last, end = min(B, first + size), min(N, start + COLUMNS)
         if first < last:
             for n in range(start, end, PANEL):
-                to = job[Dense.Y] + 4 * (first * N + n)
+                to = job[PrefillJob.Y] + 4 * (first * N + n)
                 _multiply(x + 4 * first * K, w + 4 * n * K, to, last - first, K, K, PANEL, N)
-            _finish(job, y, first, last, start, end)
+            _apply_epilogue(job, y, first, last, start, end)
 
 
 def norm(data):
-    """y (B, K) ← x / √(mean x² + ε), the RMS norm without a weight."""
+    """y (B, K) ← x / √(mean x² + ε), the RMS norm without a weight. Every thread runs this function."""
     job = carray(data, FIELDS)
-    take(job[Dense.COUNTERS])
-    B, K = job[Dense.ROWS], job[Dense.K]
-    x, y, eps = _floats(job[Dense.X], B, K), _floats(job[Dense.Y], B, K), _floats(job[Dense.EPS], 1, 1)[0, 0]
+    fetch_add(job[PrefillJob.COUNTERS])
+    B, K = job[PrefillJob.ROWS], job[PrefillJob.K]
+    x, y, eps = (
+        floats(job[PrefillJob.X], B, K),
+        floats(job[PrefillJob.Y], B, K),
+        floats(job[PrefillJob.EPS], 1, 1)[0, 0],
+    )
     while True:
-        first = take(job[Dense.COUNTERS] + LINE) * QUERIES
+        first = fetch_add(job[PrefillJob.COUNTERS] + LINE) * QUERIES
         if first >= B:
             break
         for m in range(first, min(B, first + QUERIES)):
-            scale = np.float32(1) / np.sqrt(_dot(x[m], x[m]) / np.float32(K) + eps)
+            scale = np.float32(1) / np.sqrt(dot(x[m], x[m]) / np.float32(K) + eps)
             for i in range(K):
                 y[m, i] = x[m, i] * scale
 
 
-@_compiled
+@compiled
 def _rotate(x, cos, sin):
-    """One head's rotary positions, in place."""
+    """Apply one head's rotary position in place."""
     half = len(x) // 2
     for i in range(half):
         a, b = x[i], x[i + half]
@@ -162,25 +174,25 @@ def _rotate(x, cos, sin):
 
 
 def rotate(data):
-    """Gives the first `HEADS` of the heads at x (B, n, K / d, d) their rotary positions, in place."""
+    """Apply rotary positions in place to the first `HEADS` heads of x (B, n, K / d, d). Every thread runs this function."""
     job = carray(data, FIELDS)
-    take(job[Dense.COUNTERS])
-    B, n, d, wide = job[Dense.ROWS], job[Dense.ASKED], job[Dense.HEAD_DIM], job[Dense.K]
+    fetch_add(job[PrefillJob.COUNTERS])
+    B, n, d, wide = job[PrefillJob.ROWS], job[PrefillJob.QUERY_COUNT], job[PrefillJob.HEAD_DIM], job[PrefillJob.K]
     while True:
-        first = take(job[Dense.COUNTERS] + LINE) * QUERIES
+        first = fetch_add(job[PrefillJob.COUNTERS] + LINE) * QUERIES
         if first >= B * n:
             break
         for m in range(first, min(B * n, first + QUERIES)):
-            at = 4 * (m // n * job[Dense.QUERY_ROW] + m % n * d)
-            cos, sin = _floats(job[Dense.COS] + at, 1, d)[0], _floats(job[Dense.SIN] + at, 1, d)[0]
-            heads = _floats(job[Dense.X] + 4 * m * wide, wide // d, d)
-            for head in range(job[Dense.HEADS]):
+            at = 4 * (m // n * job[PrefillJob.QUERY_ROW] + m % n * d)
+            cos, sin = floats(job[PrefillJob.COS] + at, 1, d)[0], floats(job[PrefillJob.SIN] + at, 1, d)[0]
+            heads = floats(job[PrefillJob.X] + 4 * m * wide, wide // d, d)
+            for head in range(job[PrefillJob.HEADS]):
                 _rotate(heads[head], cos, sin)
 
 
-@_compiled
-def _turn(keys, panel, count, d):
-    """panel (d, PANEL) ← keys (count, d)ᵀ, zeros behind them."""
+@compiled
+def _transpose_panel(keys, panel, count, d):
+    """panel (d, PANEL) ← keys (count, d)ᵀ, padded with zeros."""
     for i in range(d):
         for n in range(count):
             panel[i, n] = keys[n, i]
@@ -188,60 +200,77 @@ def _turn(keys, panel, count, d):
             panel[i, n] = np.float32(0)
 
 
-@_compiled
-def _mix(job, scores, b, g, first, size):
-    """What `size` queries of a group's heads see, from the query `first` on."""
-    G, R, d, n, T = job[Dense.GROUPS], job[Dense.HEADS], job[Dense.HEAD_DIM], job[Dense.ASKED], job[Dense.KNOWN]
-    position, wide, panels = job[Dense.QUERY_POSITION], G * R * d, (T + PANEL - 1) // PANEL
+@compiled
+def _attend_queries(job, scores, b, g, first, size):
+    """Compute the attention of one group's heads for `size` queries, starting at query `first`."""
+    G, R, d, n, T = (
+        job[PrefillJob.GROUPS],
+        job[PrefillJob.HEADS],
+        job[PrefillJob.HEAD_DIM],
+        job[PrefillJob.QUERY_COUNT],
+        job[PrefillJob.KEY_COUNT],
+    )
+    position, wide, panels = job[PrefillJob.QUERY_POSITION], G * R * d, (T + PANEL - 1) // PANEL
     seen = T - n + first + size
     stride = seen + -seen % PANEL
-    rows, sums = _floats(scores, R * QUERIES, stride), _floats(scores + 4 * R * QUERIES * stride, R, QUERIES)
-    values = job[Dense.VALUES] + 4 * (b * job[Dense.KEY_ROW] + g * job[Dense.KEY_GROUP])
+    rows, sums = floats(scores, R * QUERIES, stride), floats(scores + 4 * R * QUERIES * stride, R, QUERIES)
+    values = job[PrefillJob.VALUES] + 4 * (b * job[PrefillJob.KEY_ROW] + g * job[PrefillJob.KEY_GROUP])
     for r in range(R):
-        query = job[Dense.QUERIES] + 4 * (b * job[Dense.QUERY_ROW] + first * position + (g * R + r) * d)
+        query = job[PrefillJob.QUERIES] + 4 * (b * job[PrefillJob.QUERY_ROW] + first * position + (g * R + r) * d)
         own = scores + 4 * r * QUERIES * stride
         for p in range(stride // PANEL):
-            panel = job[Dense.PANELS] + 4 * ((b * G + g) * panels + p) * d * PANEL
+            panel = job[PrefillJob.KEY_PANELS] + 4 * ((b * G + g) * panels + p) * d * PANEL
             _multiply(query, panel, own + 4 * p * PANEL, size, d, position, PANEL, stride)
         for i in range(size):
             weights, until = rows[r * QUERIES + i], seen - size + i + 1
-            sums[r, i] = _weigh(weights, until)
+            sums[r, i] = softmax_weights(weights, until)
             for j in range(until, seen):
                 weights[j] = np.float32(0)
-    for r in range(R):  # behind all scores: values take their place in the cache
-        own, to = scores + 4 * r * QUERIES * stride, job[Dense.MIXED] + 4 * ((b * n + first) * wide + (g * R + r) * d)
+    for r in range(R):  # after all scores: the values replace the keys in the cache
+        own, to = (
+            scores + 4 * r * QUERIES * stride,
+            job[PrefillJob.MIXED] + 4 * ((b * n + first) * wide + (g * R + r) * d),
+        )
         for c in range(0, d, PANEL):
             _multiply(own, values + 4 * c, to + 4 * c, size, seen, stride, d, wide)
         for i in range(size):
-            out = _floats(to + 4 * i * wide, 1, d)[0]
+            out = floats(to + 4 * i * wide, 1, d)[0]
             for j in range(d):
                 out[j] /= sums[r, i]
 
 
 def attend(data):
-    """Causal attention of the last n queries over T keys and values, whose scale is in the queries."""
+    """Compute causal attention of the last n queries over T keys and values. The queries are scaled already. Every thread runs this function."""
     job = carray(data, FIELDS)
-    scores = job[Dense.OWN] + 4 * take(job[Dense.COUNTERS]) * job[Dense.OWN_SIZE]
-    B, G, d, n, T = job[Dense.ROWS], job[Dense.GROUPS], job[Dense.HEAD_DIM], job[Dense.ASKED], job[Dense.KNOWN]
+    scores = job[PrefillJob.SCRATCH] + 4 * fetch_add(job[PrefillJob.COUNTERS]) * job[PrefillJob.SCRATCH_SIZE]
+    B, G, d, n, T = (
+        job[PrefillJob.ROWS],
+        job[PrefillJob.GROUPS],
+        job[PrefillJob.HEAD_DIM],
+        job[PrefillJob.QUERY_COUNT],
+        job[PrefillJob.KEY_COUNT],
+    )
     panels, blocks = (T + PANEL - 1) // PANEL, (n + QUERIES - 1) // QUERIES
-    next, done = job[Dense.COUNTERS] + LINE, job[Dense.COUNTERS] + 2 * LINE
-    while True:  # keys as columns, once for all queries
-        part = take(next)
+    next_part, done = job[PrefillJob.COUNTERS] + LINE, job[PrefillJob.COUNTERS] + 2 * LINE
+    while True:  # transpose the keys once, for all queries
+        part = fetch_add(next_part)
         if part >= B * G * panels:
             break
         b, g, at = part // panels // G, part // panels % G, part % panels * PANEL
         keys, count = (
-            job[Dense.KEYS] + 4 * (b * job[Dense.KEY_ROW] + g * job[Dense.KEY_GROUP] + at * d),
+            job[PrefillJob.KEYS] + 4 * (b * job[PrefillJob.KEY_ROW] + g * job[PrefillJob.KEY_GROUP] + at * d),
             min(PANEL, T - at),
         )
-        _turn(_floats(keys, count, d), _floats(job[Dense.PANELS] + 4 * part * d * PANEL, d, PANEL), count, d)
-        take(done)
-    _wait(done, B * G * panels)
-    next = next + 2 * LINE
+        _transpose_panel(
+            floats(keys, count, d), floats(job[PrefillJob.KEY_PANELS] + 4 * part * d * PANEL, d, PANEL), count, d
+        )
+        fetch_add(done)
+    wait(done, B * G * panels)
+    next_part = next_part + 2 * LINE
     while True:
-        part = take(next)
+        part = fetch_add(next_part)
         if part >= B * G * blocks:
             break
-        # The last queries first: they look at most, and whoever takes them ends last.
+        # Last queries first: they have the most keys, so the longest parts do not run last.
         first = (blocks - 1 - part // (B * G)) * QUERIES
-        _mix(job, scores, part % (B * G) // G, part % G, first, min(QUERIES, n - first))
+        _attend_queries(job, scores, part % (B * G) // G, part % G, first, min(QUERIES, n - first))

@@ -1,5 +1,7 @@
-"""How weights become `Quantized` on a CPU, for numba to compile: by PyTorch's operations it is a third of what laying out a model
-takes (docs/lab-notes.md). Shared out as in `kernels`, by panels.
+"""The numba kernel that quantises a matrix to four or eight bits.
+
+With PyTorch's operations this takes a third of the time to prepare a model (docs/lab-notes.md). Threads take panels of rows, as in
+`decode_step`.
 """
 
 from __future__ import annotations
@@ -9,91 +11,85 @@ from enum import IntEnum
 import numpy as np
 from numba import carray
 
-from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, _compiled, _floats
-from everlong_models.kernels.cpu.simd import (
-    GROUP,
-    LANES,
-    PANEL,
-    address,
-    byte_pointer,
-    ends,
-    int_pointer,
-    keep,
-    kept,
-    take,
-)
+from everlong_models.kernels.cpu.atomics import address, byte_pointer, fetch_add, int_pointer
+from everlong_models.kernels.cpu.job import FIELDS, LINE
+from everlong_models.kernels.cpu.primitives import compiled, floats
+from everlong_models.kernels.cpu.simd import GROUP, LANES, PANEL, load_float16, min_max, store_float16
 
 
-class Grid(IntEnum):
-    """What is brought onto grids: sizes and addresses. `OWN`, `OWN_SIZE` and `COUNTERS` as in `kernels.Job`."""
+class QuantiseJob(IntEnum):
+    """The fields of a quantisation job: sizes and addresses. `SCRATCH`, `SCRATCH_SIZE` and `COUNTERS` as in `DecodeJob`."""
 
     N = 0  # a multiple of `PANEL`
-    OWN = 2
-    OWN_SIZE = 3
+    SCRATCH = 2
+    SCRATCH_SIZE = 3
     COUNTERS = 4
     WEIGHT = 5  # float32 (N, K)
     K = 6
     BITS = 7
-    # uint8: of 8 bits (N / PANEL, K / 2, 2, LANES, 2), the panel's halves, and of each output two k; of 4 both halves in a byte,
-    # the second one's in the high four: (N / PANEL, K / 2, LANES, 2)
+    # uint8. 8 bits: (N / PANEL, K / 2, 2, LANES, 2), i.e. panel, pair of k, half of the panel, output, k of the pair.
+    # 4 bits: (N / PANEL, K / 2, LANES, 2), both halves of the panel in one byte, the second half in the high four bits.
     CODES = 8
-    SCALES = 9  # float16 (N / PANEL, K / GROUP, 2, PANEL): step and least weight
-    TOLERANCE = 10  # float32 (1,): how far a weight may lie off its grid, in steps
-    OFF = 11  # int64 (1,): 1 as soon as one lies further off, after which nothing more is done; nobody looks where this is 0
+    SCALES = 9  # float16 (N / PANEL, K / GROUP, 2, PANEL): step and minimum
+    TOLERANCE = 10  # float32 (1,): how far a weight may be off its grid, in steps
+    OFF_GRID = 11  # int64 (1,): set to 1 at the first weight that is further off, which ends the job. 0: no check
 
 
-@_compiled
+@compiled
 def _round(weights, least, step, top, tolerance, codes):
-    """Codes of a group, up to `top`; whether all weights, as numbers, were that near to their grid."""
+    """Store the codes (0 … `top`) of a group. Return whether each weight is a number within `tolerance` steps of its grid."""
     near = 0
     for i in range(GROUP):
         exact = (weights[i] - least) / step
-        code = min(max(np.rint(exact), np.float32(0)), top)  # in 16 bits the least may be more than it was
+        code = min(max(np.rint(exact), np.float32(0)), top)  # rounding to float16 may have raised the minimum
         near += abs(exact - code) <= tolerance
         codes[i] = np.uint8(code)
     return near == GROUP
 
 
-@_compiled
-def _in_16_bits(numbers, to):
-    """A panel's, stored so; they are what is left of them."""
-    keep(address(numbers), to, PANEL // LANES)
-    kept(to, address(numbers), PANEL // LANES)
+@compiled
+def _round_to_float16(numbers, to):
+    """Store a panel's values as float16, and replace them by the rounded values."""
+    store_float16(address(numbers), to, PANEL // LANES)
+    load_float16(to, address(numbers), PANEL // LANES)
 
 
-def onto_grids(data):
-    """Codes and scales of all groups, each on a grid of 2^bits places from its least to its greatest weight, as near as 16 bits have the
-    least one and a step."""
+def quantise_groups(data):
+    """Compute codes and scales of all groups. Each group's grid has 2^bits values from its minimum to its maximum, with the minimum and
+    the step rounded to float16."""
     job = carray(data, FIELDS)
-    me, N, K, bits = take(job[Grid.COUNTERS]), job[Grid.N], job[Grid.K], job[Grid.BITS]
-    weight, codes = _floats(job[Grid.WEIGHT], N, K), carray(byte_pointer(job[Grid.CODES]), N * K * bits // 8)
-    tolerance, off = _floats(job[Grid.TOLERANCE], 1, 1)[0, 0], carray(int_pointer(job[Grid.OFF]), 1)
-    own, top = job[Grid.OWN] + 4 * me * job[Grid.OWN_SIZE], np.float32(2**bits - 1)
-    scales, found = _floats(own, 2, PANEL), carray(byte_pointer(own + 8 * PANEL), (PANEL, GROUP))
+    me, N, K, bits = fetch_add(job[QuantiseJob.COUNTERS]), job[QuantiseJob.N], job[QuantiseJob.K], job[QuantiseJob.BITS]
+    weight, codes = (
+        floats(job[QuantiseJob.WEIGHT], N, K),
+        carray(byte_pointer(job[QuantiseJob.CODES]), N * K * bits // 8),
+    )
+    tolerance, off = floats(job[QuantiseJob.TOLERANCE], 1, 1)[0, 0], carray(int_pointer(job[QuantiseJob.OFF_GRID]), 1)
+    own, top = job[QuantiseJob.SCRATCH] + 4 * me * job[QuantiseJob.SCRATCH_SIZE], np.float32(2**bits - 1)
+    scales, group_codes = floats(own, 2, PANEL), carray(byte_pointer(own + 8 * PANEL), (PANEL, GROUP))
     steps, least = scales
     while True:
-        part = take(job[Grid.COUNTERS] + LINE)
-        if part * PANEL >= N or (job[Grid.OFF] and off[0]):
+        part = fetch_add(job[QuantiseJob.COUNTERS] + LINE)
+        if part * PANEL >= N or (job[QuantiseJob.OFF_GRID] and off[0]):
             break
         for g in range(K // GROUP):
             weights = weight[part * PANEL : (part + 1) * PANEL, g * GROUP : (g + 1) * GROUP]
-            stored = job[Grid.SCALES] + 4 * (part * (K // GROUP) + g) * PANEL
+            stored = job[QuantiseJob.SCALES] + 4 * (part * (K // GROUP) + g) * PANEL
             for n in range(PANEL):
-                ends(address(weights[n]), address(least[n:]), address(steps[n:]))
-            _in_16_bits(least, stored + 2 * PANEL)
+                min_max(address(weights[n]), address(least[n:]), address(steps[n:]))
+            _round_to_float16(least, stored + 2 * PANEL)
             for n in range(PANEL):
                 steps[n] = (steps[n] - least[n]) / top
-            _in_16_bits(steps, stored)
+            _round_to_float16(steps, stored)
             for n in range(PANEL):
                 step = steps[n] if steps[n] > 0 else np.float32(1)
-                if not _round(weights[n], least[n], step, top, tolerance, found[n]) and job[Grid.OFF]:
+                if not _round(weights[n], least[n], step, top, tolerance, group_codes[n]) and job[QuantiseJob.OFF_GRID]:
                     off[0] = 1
             at = (part * K + g * GROUP) * PANEL * bits // 8
             for k in range(GROUP):
                 place = at + k // 2 * PANEL * bits // 4 + k % 2
                 for n in range(LANES):
                     if bits == 4:
-                        codes[place + 2 * n] = found[n, k] | found[n + LANES, k] << 4
+                        codes[place + 2 * n] = group_codes[n, k] | group_codes[n + LANES, k] << 4
                     else:
-                        codes[place + 2 * n] = found[n, k]
-                        codes[place + 2 * (n + LANES)] = found[n + LANES, k]
+                        codes[place + 2 * n] = group_codes[n, k]
+                        codes[place + 2 * (n + LANES)] = group_codes[n + LANES, k]

@@ -1,14 +1,15 @@
-"""`Quantized`: a matrix in groups of four or eight bits, for products of few rows, which wait for the weights' bytes.
+"""`QuantisedMatrix`: a matrix in groups of four or eight bits, for products with few rows, which are bound by reading weights.
 
     y = x Wᵀ + x Aᵀ Bᵀ + b,    W ≈ d · q + c in groups of 32 along a row
 
-Four bits where they lose nothing: the q of a group that llama.cpp stored as Q4_1 are found again, since its least and its
-greatest weight are 0 and 15 there. Other weights get eight. An x has sixteen bits, with a scale for each group of 32 (`lanes.halves`), so
-that q · x are whole numbers, two of which are added in one instruction, and without an error; d and c have sixteen, as llama.cpp
-stores them, too, and the sums of x that c is multiplied by are float32. A low-rank update B A, which would take W off its four
-bits, stays beside it in float32.
+Weights get four bits where that loses nothing: a group that llama.cpp stored as Q4_1 yields its codes q exactly, because its
+minimum and maximum are codes 0 and 15. All other weights get eight bits.
 
-A row's result does not depend on the other rows, to the bit (`kernels`).
+x is quantised to 16 bits, with a scale for each group of 32 (`simd.quantise_16`). So q · x is an integer sum without rounding, two
+products per instruction. d and c have 16 bits, as in llama.cpp's files; the sums of x that c is multiplied by are float32. A
+low-rank update B A would move W off its four-bit grid, so it stays separate, in float32.
+
+A row's result does not depend on the other rows, to the bit (see `decode_step`).
 """
 
 from __future__ import annotations
@@ -18,58 +19,62 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everlong_models.kernels.cpu.decode_step import Matrix
-from everlong_models.kernels.cpu.simd import GROUP, PANEL, has_halves
-from everlong_models.kernels.cpu.thread_pool import multiply, on_grids, packed
+from everlong_models.kernels.cpu.job import Matrix
+from everlong_models.kernels.cpu.simd import GROUP, PANEL, has_float16
+from everlong_models.kernels.cpu.thread_pool import multiply, pack_panels, quantise
 from everlong_models.kernels.low_rank import Update
 
-# What rounding in a file may have moved a weight off its grid by, as a share of the grid's step.
+# How far a weight may be off its grid because of rounding in a file, in steps of the grid.
 TOLERANCE = 0.02
 _LEAST = 2.0**-10
-"""Scales below 2^-14 have steps of 2^-24, of which the 255th place of a grid has half of as many: less than a hundredth of this."""
+"""Least magnitude of a matrix's largest weight. float16 scales below 2^-14 are subnormal, with steps of 2^-24: at code 255 the
+error is less than a hundredth of this value."""
 
 
-class Quantized:
-    """`weight` (N, K), K a multiple of 32 (see `fits`); `bias` (N,) or None; `update`: what comes to the weight. Inside, N is
-    the next multiple of `PANEL`.
+class QuantisedMatrix:
+    """A quantised copy of `weight` (N, K), for which `can_quantise` must hold.
 
-    `table`: the matrix as `kernels.Matrix` has it, whose addresses are of what this object holds.
+    `bias` (N,) or None; `update`: a low-rank update of the weight, or None. Internally N is padded to a multiple of `PANEL`.
+    `table`: the matrix as a row of `decode_step.Matrix` fields; its addresses are valid as long as this object lives.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, update: Update | None = None) -> None:
         self._outputs, more = len(weight), -len(weight) % PANEL
         whole = F.pad(weight.detach().float(), (0, 0, 0, more)) if more else weight.detach().float()
-        codes, scales, four = on_grids(whole, 4, TOLERANCE)
+        codes, scales, four = quantise(whole, 4, TOLERANCE)
         if not four:
-            codes, scales, _ = on_grids(whole, 8)
+            codes, scales, _ = quantise(whole, 8)
         self.bits = 4 if four else 8
-        self._held = {Matrix.CODES: codes, Matrix.SCALES: scales}
+        self._tensors = {Matrix.CODES: codes, Matrix.SCALES: scales}
         if bias is not None:
-            self._held[Matrix.BIAS] = F.pad(bias.detach().float(), (0, more)).clone()
+            self._tensors[Matrix.BIAS] = F.pad(bias.detach().float(), (0, more)).clone()
         if update is not None:
             a, b = (part.detach().float() for part in update)
-            self._held |= {Matrix.A: a.contiguous().clone(), Matrix.B: packed(F.pad(b, (0, 0, 0, more)))}
+            self._tensors |= {Matrix.A: a.contiguous().clone(), Matrix.B: pack_panels(F.pad(b, (0, 0, 0, more)))}
         self.table = np.zeros(len(Matrix), np.int64)
         sizes = {Matrix.BITS: self.bits, Matrix.RANK: 0 if update is None else len(update[0])}
         sizes |= {Matrix.N: len(weight) + more, Matrix.K: weight.shape[1]}
-        for column, value in (sizes | {column: held.data_ptr() for column, held in self._held.items()}).items():
+        for column, value in (sizes | {column: tensor.data_ptr() for column, tensor in self._tensors.items()}).items():
             self.table[column] = value
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(…, N) of `x` (…, K), float32. Raises `ValueError` for another K or type."""
+        """Return y (…, N) for `x` (…, K), float32. Raises `ValueError` for another K or type."""
         y = torch.from_numpy(multiply(self.table, x.reshape(-1, x.shape[-1]).numpy()))
         return y[:, : self._outputs].reshape(*x.shape[:-1], self._outputs)
 
 
-def fits(weight: Tensor) -> bool:
-    """Whether there is a kernel for `weight` (N, K) where it lies, and a quick one (a product and its sum are one instruction, and what is
-    compiled knows numbers of 16 bits), and such have its scales: its greatest weight is 0, or from `_LEAST` to what they reach."""
+def can_quantise(weight: Tensor) -> bool:
+    """Return whether `QuantisedMatrix` supports `weight` (N, K) on this machine.
+
+    The weight must be float32 on a CPU with vector and float16 instructions, and K a multiple of `GROUP`. Its largest magnitude must
+    be 0, or from `_LEAST` to the largest float16, so that float16 can hold the scales.
+    """
     if not (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
         and weight.shape[1] % GROUP == 0
         and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
-        and has_halves()
+        and has_float16()
     ):
         return False
     most = float(torch.linalg.vector_norm(weight.detach(), torch.inf))

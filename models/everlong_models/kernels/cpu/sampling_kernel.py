@@ -1,6 +1,8 @@
-"""What tokens are drawn with on a CPU, for numba to compile: by PyTorch's operations, as `sampling` has them, it takes a tenth of a
-small model's step and more (docs/lab-notes.md), most of it to put probabilities in order. Here they stay where they are: which are too
-small is found by counting, digit by digit of their bits. Shared out as in `kernels`, by rows. V tokens of a vocabulary.
+"""The numba kernel that samples tokens on a CPU.
+
+With PyTorch's operations, as in `generate.sampling`, sampling takes a tenth or more of a small model's decode step
+(docs/lab-notes.md), mostly for sorting probabilities. This kernel does not sort: it finds thresholds by counting, digit by digit of
+the probabilities' bits (a radix selection). Threads take rows, as in `decode_step`. V: the vocabulary's size.
 """
 
 from __future__ import annotations
@@ -11,47 +13,49 @@ from enum import IntEnum
 import numpy as np
 from numba import carray, uint64
 
-from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, _compiled, _floats, _summing
-from everlong_models.kernels.cpu.simd import GROUP, LANES, address, double_pointer, greatest, int_pointer, take, weigh
+from everlong_models.kernels.cpu.atomics import address, double_pointer, fetch_add, int_pointer
+from everlong_models.kernels.cpu.job import FIELDS, LINE
+from everlong_models.kernels.cpu.primitives import compiled, compiled_sum, floats
+from everlong_models.kernels.cpu.simd import GROUP, LANES, exp_shifted, maximum
 
 _DIGIT = 10
-"""Bits that are counted by at once: three times as many are all that a float32 up to 1 has."""
-ROOM = 2 << _DIGIT
-"""What a thread counts in, in float32."""
+"""Bits of a radix digit. Three digits cover all bits that a float32 from 0 to 1 uses."""
+COUNTS = 2 << _DIGIT
+"""Size of a thread's counters, in float32 values."""
 
 
-class Draw(IntEnum):
-    """What tokens are drawn of: sizes and addresses. `OWN`, `OWN_SIZE` and `COUNTERS` as in `kernels.Job`."""
+class SampleJob(IntEnum):
+    """The fields of a sampling job: sizes and addresses. `SCRATCH`, `SCRATCH_SIZE` and `COUNTERS` as in `DecodeJob`."""
 
     ROWS = 0
-    OWN = 2
-    OWN_SIZE = 3
+    SCRATCH = 2
+    SCRATCH_SIZE = 3
     COUNTERS = 4
     SCORES = 5  # float32 (B, V)
     V = 6
-    HOW = 7  # float64 (B, 4): temperature, top_k, top_p, min_p
-    SEEDS = 8  # int64 (B, 2): a row's seed, and how many tokens it has drawn
-    LEFT = 9  # float32 (B, V and what fills up the last `GROUP`): the probabilities that are left, by the likeliest's
-    IDS = 10  # int64, as many: whose they are
-    DRAWN = 11  # int64 (B, 2): a token, and how many were left; at temperature 0 nobody counts them
+    PARAMETERS = 7  # float64 (B, 4): temperature, top_k, top_p, min_p
+    SEEDS = 8  # int64 (B, 2): a row's seed, and the number of tokens it has sampled
+    PROBABILITIES = 9  # float32 (B, V padded to `GROUP`): the remaining probabilities, divided by the largest
+    IDS = 10  # int64, the same shape: the tokens of these probabilities
+    SAMPLED = 11  # int64 (B, 2): the sampled token, and parameters many tokens remained (0 at temperature 0)
 
 
-@_compiled
-def _likeliest(scores, p):
-    """The first of the greatest, and how great it is. p: a copy of the scores, -∞ for what is no number, and what fills it up."""
+@compiled
+def _argmax(scores, p):
+    """Return the index of the first maximum, and the maximum. p ← a copy of the scores, with −∞ for NaN and for padding."""
     V = len(scores)
     for i in range(V):
-        p[i] = scores[i] if scores[i] == scores[i] else np.float32(-np.inf)  # what is no number is not itself
+        p[i] = scores[i] if scores[i] == scores[i] else np.float32(-np.inf)  # NaN differs from itself
     for i in range(V, len(p)):
         p[i] = -np.inf
-    most = greatest(address(p), len(p) // LANES)
+    most = maximum(address(p), len(p) // LANES)
     for i in range(V):
         if p[i] == most:
             return i, most
     return 0, most
 
 
-@_summing
+@compiled_sum
 def _sum(p):
     total = 0.0
     for i in range(len(p)):
@@ -59,12 +63,12 @@ def _sum(p):
     return total
 
 
-@_compiled
+@compiled
 def _pack(p, ids, least):
-    """All of `p` above `least`, one behind the other, and their `ids`; how many there are."""
+    """Move all of `p` above `least` to the front, and store their `ids`. Return their number."""
     count = 0
     for first in range(0, len(p), GROUP):
-        if greatest(address(p) + 4 * first, GROUP // LANES) > least:
+        if maximum(address(p) + 4 * first, GROUP // LANES) > least:
             for i in range(first, first + GROUP):
                 if p[i] > least:
                     p[count], ids[count] = p[i], i
@@ -72,10 +76,12 @@ def _pack(p, ids, least):
     return count
 
 
-@_compiled
-def _cut(p, by_mass, limit, counts):
-    """The bits of the one of `p` that is reached when they are added up, the greatest first, until there is `limit` of them; and how much
-    all greater ones are. `by_mass`: what is added up is what they are, else how many."""
+@compiled
+def _threshold(p, by_mass, limit, counts):
+    """Find the value at which the sum over `p`, in descending order, reaches `limit`.
+
+    `by_mass`: sum the values; otherwise count them. Return the bits of that value, and the sum over all greater values.
+    """
     bits, cut, before = p.view(np.int32), 0, 0.0
     for shift in (2 * _DIGIT, _DIGIT, 0):
         for n in range(len(counts)):
@@ -91,9 +97,12 @@ def _cut(p, by_mass, limit, counts):
     return cut, before
 
 
-@_compiled
-def _keep(p, ids, cut, before, limit, least, likeliest):
-    """`_pack` again: what is greater than the `cut`, and of its equals the first, until there is `limit`; nothing below `least`."""
+@compiled
+def _keep_above(p, ids, cut, before, limit, least, likeliest):
+    """Move to the front all of `p` above the threshold `cut`, and of its equals the first, until the sum reaches `limit`.
+
+    Drops values below `least`, but never the `likeliest`. Return the number of values kept.
+    """
     bits, count = p.view(np.int32), 0
     for i in range(len(p)):
         stays = bits[i] > cut
@@ -106,33 +115,35 @@ def _keep(p, ids, cut, before, limit, least, likeliest):
     return count
 
 
-@_compiled
-def _leave(scores, how, p, ids, counts):
-    """What temperature, top_k, top_p and min_p leave of exp(scores), by its greatest, in `p`, with `ids`: how many there are, and the
-    likeliest."""
-    temperature, top_k, top_p, min_p = how[0], how[1], how[2], how[3]
-    likeliest, most = _likeliest(scores, p)
+@compiled
+def _filter(scores, parameters, p, ids, counts):
+    """Apply temperature, top_k, top_p and min_p to `scores`.
+
+    Store the remaining probabilities, divided by the largest, in `p` and their tokens in `ids`. Return their number, and the likeliest token.
+    """
+    temperature, top_k, top_p, min_p = parameters[0], parameters[1], parameters[2], parameters[3]
+    likeliest, most = _argmax(scores, p)
     temperature = max(np.float32(temperature), np.finfo(np.float32).tiny)
     for i in range(len(p)):
         p[i] = (p[i] - most) / temperature
-    weigh(address(p), np.float32(0), len(p) // LANES)
+    exp_shifted(address(p), np.float32(0), len(p) // LANES)
     whole = _sum(p)
-    # What is smaller would stay only if there were more of them: all together they are less than what top_p leaves out.
+    # A quick first cut: all smaller probabilities together are less than the share that top_p drops.
     least = 0.0 if top_k else max(min_p, (1 - top_p) * whole / len(scores)) / 2
     count = _pack(p, ids, np.float32(least))
     if top_k:
-        cut, _ = _cut(p[:count], False, top_k, counts)
-        count = _keep(p[:count], ids, cut, 0.0, np.inf, 0.0, likeliest)
+        cut, _ = _threshold(p[:count], False, top_k, counts)
+        count = _keep_above(p[:count], ids, cut, 0.0, np.inf, 0.0, likeliest)
         whole = _sum(p[:count])
     cut, before = 0, 0.0
     if top_p < 1:
-        cut, before = _cut(p[:count], True, top_p * whole, counts)
-    return _keep(p[:count], ids, cut, before, top_p * whole if top_p < 1 else np.inf, min_p, likeliest), likeliest
+        cut, before = _threshold(p[:count], True, top_p * whole, counts)
+    return _keep_above(p[:count], ids, cut, before, top_p * whole if top_p < 1 else np.inf, min_p, likeliest), likeliest
 
 
-@_compiled
-def _mixed(x):
-    """As `sampling._mixed`."""
+@compiled
+def _splitmix(x):
+    """SplitMix64's finaliser, as in `sampling._splitmix`."""
     x = (x ^ x >> uint64(30)) * uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> uint64(27)) * uint64(0x94D049BB133111EB)
     return x ^ x >> uint64(31)
@@ -141,36 +152,44 @@ def _mixed(x):
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-@_compiled
-def _race(p, ids, seed, drawn, likeliest):
-    """As `sampling._draw`: the one whose share of a number of its own from Exp(1) is the greatest."""
-    state = _mixed(_mixed(uint64(seed)) + uint64(drawn) * uint64(_GOLDEN))
+@compiled
+def _exponential_race(p, ids, seed, sampled, likeliest):
+    """Return the token with the largest p / Exp(1), an exponential race as in `sampling.sample_from_logits`."""
+    state = _splitmix(_splitmix(uint64(seed)) + uint64(sampled) * uint64(_GOLDEN))
     first, most = likeliest, 0.0
     for i in range(len(p)):
-        uniform = (np.float64(_mixed(state + uint64(ids[i] + 1) * uint64(_GOLDEN)) >> uint64(12)) + 0.5) * 2.0**-52
-        if p[i] > most * uniform:  # or it cannot be the greatest, since −log(1 − u) is no less than u
+        uniform = (np.float64(_splitmix(state + uint64(ids[i] + 1) * uint64(_GOLDEN)) >> uint64(12)) + 0.5) * 2.0**-52
+        if p[i] > most * uniform:  # otherwise it cannot win, because −log(1 − u) ≥ u
             share = p[i] / -math.log1p(-uniform)
             if share > most:
                 first, most = ids[i], share
     return first
 
 
-def draw(data):
-    """A token for each row."""
+def sample(data):
+    """Sample a token for each row. Every thread runs this function."""
     job = carray(data, FIELDS)
-    me, B, V = take(job[Draw.COUNTERS]), job[Draw.ROWS], job[Draw.V]
+    me, B, V = fetch_add(job[SampleJob.COUNTERS]), job[SampleJob.ROWS], job[SampleJob.V]
     wide = (V + GROUP - 1) // GROUP * GROUP
-    counts = carray(double_pointer(job[Draw.OWN] + 4 * me * job[Draw.OWN_SIZE]), 1 << _DIGIT)
-    scores, left = _floats(job[Draw.SCORES], B, V), _floats(job[Draw.LEFT], B, wide)
-    how, seeds = carray(double_pointer(job[Draw.HOW]), (B, 4)), carray(int_pointer(job[Draw.SEEDS]), (B, 2))
-    ids, drawn = carray(int_pointer(job[Draw.IDS]), (B, wide)), carray(int_pointer(job[Draw.DRAWN]), (B, 2))
+    counts = carray(double_pointer(job[SampleJob.SCRATCH] + 4 * me * job[SampleJob.SCRATCH_SIZE]), 1 << _DIGIT)
+    scores, probabilities = floats(job[SampleJob.SCORES], B, V), floats(job[SampleJob.PROBABILITIES], B, wide)
+    parameters, seeds = (
+        carray(double_pointer(job[SampleJob.PARAMETERS]), (B, 4)),
+        carray(int_pointer(job[SampleJob.SEEDS]), (B, 2)),
+    )
+    ids, sampled = (
+        carray(int_pointer(job[SampleJob.IDS]), (B, wide)),
+        carray(int_pointer(job[SampleJob.SAMPLED]), (B, 2)),
+    )
     while True:
-        row = take(job[Draw.COUNTERS] + LINE)
+        row = fetch_add(job[SampleJob.COUNTERS] + LINE)
         if row >= B:
             break
-        if how[row, 0] == 0:
-            drawn[row, 0], drawn[row, 1] = _likeliest(scores[row], left[row])[0], 0
+        if parameters[row, 0] == 0:
+            sampled[row, 0], sampled[row, 1] = _argmax(scores[row], probabilities[row])[0], 0
         else:
-            count, likeliest = _leave(scores[row], how[row], left[row], ids[row], counts)
-            drawn[row, 0] = _race(left[row, :count], ids[row], seeds[row, 0], seeds[row, 1], likeliest)
-            drawn[row, 1] = count
+            count, likeliest = _filter(scores[row], parameters[row], probabilities[row], ids[row], counts)
+            sampled[row, 0] = _exponential_race(
+                probabilities[row, :count], ids[row], seeds[row, 0], seeds[row, 1], likeliest
+            )
+            sampled[row, 1] = count

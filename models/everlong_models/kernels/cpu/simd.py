@@ -1,5 +1,6 @@
-"""The instructions that `kernels` is made of where numba's own are not enough: explicit vectors of eight numbers, products of
-whole numbers with unpacked weights, addresses, and counters that threads share. Written as LLVM's, whatever processor they become those of.
+"""SIMD for the numba kernels: a writer of LLVM vector instructions, and the intrinsics on whole vectors.
+
+numba has no explicit vectors, so these are written as LLVM IR. LLVM translates them to the instructions of the processor.
 """
 
 from __future__ import annotations
@@ -15,35 +16,37 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 GROUP = 32
-"""Weights in a row that share a scale and a least value."""
+"""Consecutive weights of a row that share one scale and one minimum."""
 LANES = 8
-"""Numbers that are computed at once; a head's dimension is a multiple of it."""
+"""float32 values in a vector. A head's dimension must be a multiple of it."""
 PANEL = 16
-"""Columns of a matrix that lie together, and are multiplied together: with six rows they fill an AVX2 processor's registers."""
+"""Output columns that are stored and multiplied together. Six rows of a panel fill an AVX2 processor's registers."""
 
-_float, _int, _index, _byte = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8)
-_Lanes, _Shorts, _Ints = (ir.VectorType(of, 8) for of in (_float, ir.IntType(16), _index))
-_Halves = ir.VectorType(ir.HalfType(), 8)
-_Pairs8, _Pairs16 = (ir.VectorType(ir.IntType(bits), 16) for bits in (8, 16))
+FLOAT, INT64, INT32, BYTE = ir.FloatType(), ir.IntType(64), ir.IntType(32), ir.IntType(8)
+VECTOR, SHORTS, INTS = (ir.VectorType(of, 8) for of in (FLOAT, ir.IntType(16), INT32))
+HALVES = ir.VectorType(ir.HalfType(), 8)
+PAIRS_8, PAIRS_16 = (ir.VectorType(ir.IntType(bits), 16) for bits in (8, 16))
 
 
-def has_halves() -> bool:
-    """Whether what numba compiles for knows numbers of 16 bits. For another one LLVM would call a function that nobody has, which ends
-    the process."""
+def has_float16() -> bool:
+    """Return whether numba's target has instructions for float16.
+
+    Without them LLVM would emit a call to a function that does not exist, and the process would crash.
+    """
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     return "x86" not in triple or "+f16c" in features
 
 
-class _Code:
-    """Instructions at the builder's place. Addresses are int64, and what is added to them counts float32."""
+class Code:
+    """Writes LLVM instructions at the builder's position. Addresses are int64; offsets to them count float32 values."""
 
     def __init__(self, context: Any, builder: ir.IRBuilder) -> None:
         self.builder = builder
-        # What numba compiles for need not be this processor: an instruction that it lacks would end the process.
+        # numba's target may differ from this processor. An instruction that the processor lacks would crash the process.
         self._features: str = context.codegen().magic_tuple()[2]
 
     def number(self, value: int) -> ir.Value:
-        return ir.Constant(_int, value)
+        return ir.Constant(INT64, value)
 
     def offset(self, address: ir.Value, *floats: ir.Value | int) -> ir.Value:
         for many in floats:
@@ -51,98 +54,103 @@ class _Code:
             address = self.builder.add(address, self.builder.mul(value, self.number(4)))
         return address
 
-    def load(self, address: ir.Value, kind: ir.Type = _float) -> ir.Value:
-        return self.builder.load(_at(self.builder, address, kind), align=1 if kind is _Pairs8 else 4)
+    def load(self, address: ir.Value, kind: ir.Type = FLOAT) -> ir.Value:
+        return self.builder.load(pointer(self.builder, address, kind), align=1 if kind is PAIRS_8 else 4)
 
     def store(self, value: ir.Value, address: ir.Value) -> None:
-        align = 2 if value.type in (_Shorts, _Halves) else 4
-        self.builder.store(value, _at(self.builder, address, value.type), align=align)
+        align = 2 if value.type in (SHORTS, HALVES) else 4
+        self.builder.store(value, pointer(self.builder, address, value.type), align=align)
 
     def half(self, address: ir.Value, first: ir.Value | int) -> ir.Value:
-        """Eight numbers of 16 bits, from the `first` on behind `address`."""
+        """Load eight float16 values that start `first` values after `address`, as float32."""
         at = self.builder.mul(self.number(first) if isinstance(first, int) else first, self.number(2))
-        place = _at(self.builder, self.builder.add(address, at), _Halves)
-        return self.builder.fpext(self.builder.load(place, align=2), _Lanes)
+        place = pointer(self.builder, self.builder.add(address, at), HALVES)
+        return self.builder.fpext(self.builder.load(place, align=2), VECTOR)
 
-    def spread(self, value: ir.Value, kind: ir.Type = _Lanes) -> ir.Value:
-        """Eight times the same."""
-        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_index, 0))
-        return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(_Ints, [0] * 8))
+    def spread(self, value: ir.Value, kind: ir.Type = VECTOR) -> ir.Value:
+        """Broadcast `value` to all eight lanes."""
+        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(INT32, 0))
+        return self.builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(INTS, [0] * 8))
 
     def pairs(self, a: ir.Value, b: ir.Value) -> ir.Value:
-        """a[2 n] b[2 n] + a[2 n + 1] b[2 n + 1] of sixteen whole numbers of 16 bits, in 32: one instruction of AVX2, which LLVM does
-        not find by itself."""
+        """Return a[2n] b[2n] + a[2n+1] b[2n+1] as eight int32, for two vectors of sixteen int16.
+
+        AVX2 has one instruction for it (pmaddwd), which LLVM does not select by itself.
+        """
         if "+avx2" in self._features.split(","):
-            kind = ir.FunctionType(_Ints, [_Pairs16] * 2)
+            kind = ir.FunctionType(INTS, [PAIRS_16] * 2)
             return self.builder.call(
                 cgutils.get_or_insert_function(self.builder.module, kind, "llvm.x86.avx2.pmadd.wd"), [a, b]
             )
         sums = []
         for n in range(2):
-            of = ir.Constant(_Ints, list(range(n, 16, 2)))
-            one, other = (self.builder.sext(self.builder.shuffle_vector(x, x, of), _Ints) for x in (a, b))
+            of = ir.Constant(INTS, list(range(n, 16, 2)))
+            one, other = (self.builder.sext(self.builder.shuffle_vector(x, x, of), INTS) for x in (a, b))
             sums.append(self.builder.mul(one, other))
         return self.builder.add(*sums)
 
     def fetch(self, address: ir.Value) -> None:
-        """What lies there will be read soon; it need not be there."""
-        kinds = [_byte.as_pointer(), _index, _index, _index]
+        """Prefetch the cache line at `address`. The address need not be valid."""
+        kinds = [BYTE.as_pointer(), INT32, INT32, INT32]
         function = cgutils.get_or_insert_function(
             self.builder.module, ir.FunctionType(ir.VoidType(), kinds), "llvm.prefetch.p0"
         )
-        self.builder.call(function, [_at(self.builder, address, _byte), *(_index(n) for n in (0, 3, 1))])
+        self.builder.call(function, [pointer(self.builder, address, BYTE), *(INT32(n) for n in (0, 3, 1))])
 
     def high(self, x: ir.Value) -> ir.Value:
-        """x / 16 of bytes in 16 bits, rounded down: the upper half of 4,096 x, since LLVM would make three instructions of a shift."""
+        """Return x // 16 for bytes held as 16-bit integers.
+
+        Computed as the upper half of 4,096 x: LLVM would compile a shift to three instructions.
+        """
         if "+avx2" not in self._features.split(","):
-            return self.builder.lshr(x, ir.Constant(_Pairs16, [4] * 16))
+            return self.builder.lshr(x, ir.Constant(PAIRS_16, [4] * 16))
         function = cgutils.get_or_insert_function(
-            self.builder.module, ir.FunctionType(_Pairs16, [_Pairs16] * 2), "llvm.x86.avx2.pmulhu.w"
+            self.builder.module, ir.FunctionType(PAIRS_16, [PAIRS_16] * 2), "llvm.x86.avx2.pmulhu.w"
         )
-        return self.builder.call(function, [x, ir.Constant(_Pairs16, [1 << 12] * 16)])
+        return self.builder.call(function, [x, ir.Constant(PAIRS_16, [1 << 12] * 16)])
 
     def fma(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-        """a · b + c, rounded once."""
-        kind, name = c.type, "llvm.fma.f32" if c.type is _float else "llvm.fma.v8f32"
+        """Return a · b + c, rounded once (fused multiply-add)."""
+        kind, name = c.type, "llvm.fma.f32" if c.type is FLOAT else "llvm.fma.v8f32"
         function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind] * 3), name)
         return self.builder.call(function, [a, b, c])
 
     def exp(self, x: ir.Value) -> ir.Value:
-        """e^x: 2^n · e^r with |r| ≤ ln 2 / 2, the polynomial of Cephes' expf; 0 below −87, ∞ above 88."""
+        """Return e^x = 2^n · e^r with |r| ≤ ln 2 / 2, by the polynomial of Cephes' expf; 0 below −87, ∞ above 88."""
         b = self.builder
 
         def all_of(number: float) -> ir.Value:
-            return ir.Constant(_Lanes, [number] * LANES)
+            return ir.Constant(VECTOR, [number] * LANES)
 
         def bounded(value: ir.Value, how: str, bound: float) -> ir.Value:
-            """What is no number stays so."""
+            """Clamp `value`; NaN stays NaN."""
             return b.select(b.fcmp_ordered(how, value, all_of(bound)), all_of(bound), value)
 
         low, high, x = b.fcmp_ordered("<=", x, all_of(-87)), b.fcmp_ordered(">", x, all_of(88)), bounded(x, ">", 88)
-        floor = cgutils.get_or_insert_function(b.module, ir.FunctionType(_Lanes, [_Lanes]), "llvm.floor.v8f32")
+        floor = cgutils.get_or_insert_function(b.module, ir.FunctionType(VECTOR, [VECTOR]), "llvm.floor.v8f32")
         n = b.call(floor, [self.fma(x, all_of(1.44269504), all_of(0.5))])
         r = self.fma(n, all_of(2.12194440e-4), self.fma(n, all_of(-0.693359375), x))
         y = all_of(1.9875691500e-4)
         for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
             y = self.fma(y, r, all_of(c))
         y = b.fadd(self.fma(b.fmul(y, r), r, r), all_of(1))
-        power = b.add(b.fptosi(bounded(n, "<", -126), _Ints), ir.Constant(_Ints, [127] * LANES))
-        power = b.bitcast(b.shl(power, ir.Constant(_Ints, [23] * LANES)), _Lanes)
+        power = b.add(b.fptosi(bounded(n, "<", -126), INTS), ir.Constant(INTS, [127] * LANES))
+        power = b.bitcast(b.shl(power, ir.Constant(INTS, [23] * LANES)), VECTOR)
         return b.select(low, all_of(0), b.select(high, all_of(math.inf), b.fmul(y, power)))
 
     def sum(self, lanes: ir.Value) -> ir.Value:
-        parts = [self.builder.extract_element(lanes, ir.Constant(_index, n)) for n in range(LANES)]
+        parts = [self.builder.extract_element(lanes, ir.Constant(INT32, n)) for n in range(LANES)]
         while len(parts) > 1:
             half = len(parts) // 2
             parts = [self.builder.fadd(a, b) for a, b in zip(parts[:half], parts[half:], strict=True)]
         return parts[0]
 
     def sums(self, a: ir.Value, b: ir.Value, c: ir.Value, d: ir.Value) -> ir.Value:
-        """`sum` of four, together, in the same order of additions."""
+        """Return the `sum` of each of four vectors, with the same order of additions as `sum`."""
 
         def added(x: ir.Value, y: ir.Value, *halves: list[int]) -> ir.Value:
             return self.builder.fadd(
-                *(self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(_index, len(of)), of)) for of in halves)
+                *(self.builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(INT32, len(of)), of)) for of in halves)
             )
 
         a, b, c, d = (added(x, x, [0, 1, 2, 3], [4, 5, 6, 7]) for x in (a, b, c, d))
@@ -150,8 +158,8 @@ class _Code:
         return added(a, c, [0, 2, 4, 6], [1, 3, 5, 7])
 
     def totals(self, kind: ir.Type, count: int) -> list[ir.Value]:
-        """Places of sums, which the compiler keeps in registers."""
-        none = ir.Constant(kind, 0.0 if kind is _float else [0 if kind is _Ints else 0.0] * LANES)
+        """Allocate `count` accumulators, set to zero. The compiler keeps them in registers."""
+        none = ir.Constant(kind, 0.0 if kind is FLOAT else [0 if kind is INTS else 0.0] * LANES)
         places = [cgutils.alloca_once_value(self.builder, none) for _ in range(count)]
         for place in places:
             self.builder.store(none, place)
@@ -161,85 +169,85 @@ class _Code:
         self.builder.store(self.fma(a, b, self.builder.load(total)), total)
 
     def loop(self, count: ir.Value) -> Any:
-        return cgutils.for_range(self.builder, count, intp=_int)
+        return cgutils.for_range(self.builder, count, intp=INT64)
 
 
-def _at(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
+def pointer(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def _instructions(arguments: int, write: Callable[..., None]) -> tuple[Any, Any]:
-    """`write(code, *arguments)` as an intrinsic of numba returns it: so many int64 come in, nothing goes out."""
+def procedure(arguments: int, write: Callable[..., None]) -> tuple[Any, Any]:
+    """Return the signature and generator of a numba intrinsic that takes `arguments` int64 and returns nothing."""
 
     def generate(context: Any, builder: ir.IRBuilder, _signature: Any, args: Any) -> ir.Value:
-        write(_Code(context, builder), *args)
+        write(Code(context, builder), *args)
         return context.get_dummy_value()
 
     return types.void(*(types.int64,) * arguments), generate
 
 
 @intrinsic
-def weigh(_context, x, most, blocks):
-    """x ← exp(x − most) of `blocks` times eight numbers."""
+def exp_shifted(_context, x, most, blocks):
+    """x ← exp(x − most), for `blocks` vectors."""
 
     def write(code, x, most, blocks):
         b, most = code.builder, code.spread(most)
         with code.loop(blocks) as block:
             at = code.offset(x, b.mul(block.index, code.number(LANES)))
-            code.store(code.exp(b.fsub(code.load(at, _Lanes), most)), at)
+            code.store(code.exp(b.fsub(code.load(at, VECTOR), most)), at)
 
-    signature, generate = _instructions(3, write)
+    signature, generate = procedure(3, write)
     return types.void(signature.args[0], types.float32, signature.args[2]), generate
 
 
 @intrinsic
 def silu(_context, x, blocks):
-    """x ← x / (1 + exp(−x)) of `blocks` times eight numbers."""
+    """x ← x / (1 + exp(−x)), for `blocks` vectors."""
 
     def write(code, x, blocks):
         b = code.builder
         with code.loop(blocks) as block:
             at = code.offset(x, b.mul(block.index, code.number(LANES)))
-            value = code.load(at, _Lanes)
-            below = b.fadd(code.exp(b.fneg(value)), ir.Constant(_Lanes, [1.0] * LANES))
+            value = code.load(at, VECTOR)
+            below = b.fadd(code.exp(b.fneg(value)), ir.Constant(VECTOR, [1.0] * LANES))
             code.store(b.fdiv(value, below), at)
 
-    return _instructions(2, write)
+    return procedure(2, write)
 
 
 @intrinsic
-def ends(_context, x, least, most):
-    """The least and the greatest of `GROUP` numbers, by comparisons: what is no number may be either, or neither."""
+def min_max(_context, x, least, most):
+    """Store the minimum and the maximum of `GROUP` values. If any value is NaN, either result may be NaN."""
 
     def write(code, x, least, most):
         b = code.builder
-        lanes = [code.load(code.offset(x, LANES * n), _Lanes) for n in range(GROUP // LANES)]
+        lanes = [code.load(code.offset(x, LANES * n), VECTOR) for n in range(GROUP // LANES)]
         for place, how in ((least, "<"), (most, ">")):
             parts = lanes
-            while len(parts) > 1 or parts[0].type is not _float:
+            while len(parts) > 1 or parts[0].type is not FLOAT:
                 if len(parts) == 1:
-                    parts = [b.extract_element(parts[0], ir.Constant(_index, n)) for n in range(LANES)]
+                    parts = [b.extract_element(parts[0], ir.Constant(INT32, n)) for n in range(LANES)]
                 pairs = zip(parts[::2], parts[1::2], strict=True)
                 parts = [b.select(b.fcmp_ordered(how, one, other), one, other) for one, other in pairs]
             code.store(parts[0], place)
 
-    return _instructions(3, write)
+    return procedure(3, write)
 
 
 @intrinsic
-def greatest(_context, x, blocks):
-    """The greatest of `blocks` times eight numbers, at least -∞. What is no number is not looked at."""
+def maximum(_context, x, blocks):
+    """Return the maximum of `blocks` vectors, at least −∞. NaN is ignored."""
 
     def generate(context, builder, _signature, args):
-        code, none = _Code(context, builder), ir.Constant(_Lanes, [-math.inf] * LANES)
+        code, none = Code(context, builder), ir.Constant(VECTOR, [-math.inf] * LANES)
         most = cgutils.alloca_once_value(builder, none)
         with code.loop(args[1]) as block:
             lanes, so_far = (
-                code.load(code.offset(args[0], builder.mul(block.index, code.number(LANES))), _Lanes),
+                code.load(code.offset(args[0], builder.mul(block.index, code.number(LANES))), VECTOR),
                 builder.load(most),
             )
             builder.store(builder.select(builder.fcmp_ordered(">", lanes, so_far), lanes, so_far), most)
-        parts = [builder.extract_element(builder.load(most), ir.Constant(_index, n)) for n in range(LANES)]
+        parts = [builder.extract_element(builder.load(most), ir.Constant(INT32, n)) for n in range(LANES)]
         while len(parts) > 1:
             pairs = zip(parts[::2], parts[1::2], strict=True)
             parts = [builder.select(builder.fcmp_ordered(">", *two), *two) for two in pairs]
@@ -249,188 +257,22 @@ def greatest(_context, x, blocks):
 
 
 @intrinsic
-def halves(_context, x, to, scales, groups):
-    """`x` in 16 bits, each group of 32 by itself: x ≈ s · to with whole numbers up to ±32,767. `scales`: s, and the sum of x, of
-    each group. Where all is less than 2^-100 of either sign, or something infinite, s is 0."""
-
-    def write(code, x, to, scales, groups):
-        b = code.builder
-        absolute = cgutils.get_or_insert_function(b.module, ir.FunctionType(_Lanes, [_Lanes]), "llvm.fabs.v8f32")
-        nearest = cgutils.get_or_insert_function(b.module, ir.FunctionType(_Lanes, [_Lanes]), "llvm.rint.v8f32")
-        none, most_of_16 = ir.Constant(_float, 0.0), ir.Constant(_float, 32767.0)
-        with code.loop(groups) as group:
-            first = b.mul(group.index, code.number(GROUP))
-            lanes = [code.load(code.offset(x, first, LANES * n), _Lanes) for n in range(GROUP // LANES)]
-            sizes = [b.call(absolute, [part]) for part in lanes]
-            one, other = (b.select(b.fcmp_ordered(">", *two), *two) for two in (sizes[:2], sizes[2:]))
-            most = b.select(b.fcmp_ordered(">", one, other), one, other)
-            parts = [b.extract_element(most, ir.Constant(_index, n)) for n in range(LANES)]
-            while len(parts) > 1:
-                pairs = zip(parts[::2], parts[1::2], strict=True)
-                parts = [b.select(b.fcmp_ordered(">", *two), *two) for two in pairs]
-            within = b.and_(
-                b.fcmp_ordered(">", parts[0], ir.Constant(_float, 2.0**-100)),
-                b.fcmp_ordered("<", parts[0], ir.Constant(_float, math.inf)),
-            )
-            step = b.select(within, b.fdiv(parts[0], most_of_16), none)
-            times = code.spread(b.select(within, b.fdiv(most_of_16, parts[0]), none))
-            for n, part in enumerate(lanes):
-                # Of what is no number, any whole one will do: the sum is none.
-                whole = b.fptosi(b.call(nearest, [b.fmul(part, times)]), _Ints)
-                at = b.add(to, b.mul(b.add(first, code.number(LANES * n)), code.number(2)))
-                code.store(b.trunc(whole, _Shorts), at)
-            pair = code.offset(scales, b.mul(group.index, code.number(2)))
-            code.store(step, pair)
-            code.store(code.sum(b.fadd(b.fadd(*lanes[:2]), b.fadd(*lanes[2:]))), code.offset(pair, 1))
-
-    return _instructions(4, write)
-
-
-_AHEAD = 2048
-"""Bytes of codes that are fetched before they are needed: the processor sees no further than a page."""
-
-
-def _dots(bits: int, rows: int) -> Any:
-    """y[m, n] ← Σ_g d[g, n] s[m, g] Σ_k q[g, k, n] x[m, g, k] + c[g, n] t[m, g] of `rows` rows m and `PANEL` outputs n; x, s and t as
-    `halves` has them. The sum over a group is one of whole numbers, and has no error. Strides count four bytes.
-
-    An output's operations and their order are those of any other number of rows. One panel after the other, as they lie in memory,
-    which is what one row waits for.
-    """
-    size, wide = 2 * PANEL * bits // 8, PANEL // LANES  # bytes of a panel's weights for two k
-
-    def write(code, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
-        def weights(address: ir.Value) -> list[ir.Value]:
-            """A panel's for two k, as steps of their grids, of each eight outputs those for the one and the other in turns: of four bits the
-            first ones' in bytes with the second ones' above them."""
-            found = []
-            for part in range(size // (2 * LANES)):
-                whole = b.zext(code.load(b.add(address, code.number(2 * LANES * part)), _Pairs8), _Pairs16)
-                found += [whole] if bits == 8 else [whole, code.high(whole)]
-            return found
-
-        def summed(inner: list[ir.Value], part: int) -> ir.Value:
-            """Of four bits: what is summed up with whole bytes has sixteen times the upper ones' sum in it, which stands beside it."""
-            found = b.load(inner[part])
-            if bits == 8 or part % 2:
-                return found
-            return b.sub(found, b.shl(b.load(inner[part + 1]), ir.Constant(_Ints, [4] * LANES)))
-
-        b = code.builder
-        x_rows = [code.offset(x, b.mul(code.number(m), x_stride)) for m in range(rows)]
-        sums_rows = [code.offset(sums, b.mul(code.number(m), sums_stride)) for m in range(rows)]
-        totals = [code.totals(_Lanes, wide) for _ in range(rows)]
-        with code.loop(groups) as group:
-            inner = [code.totals(_Ints, wide) for _ in range(rows)]
-            first = b.mul(group.index, code.number(GROUP // 2))
-            ahead = b.add(codes, b.add(b.mul(first, code.number(size)), code.number(_AHEAD)))
-            for line in range(GROUP // 2 * size // 64):
-                code.fetch(b.add(ahead, code.number(64 * line)))
-            with code.loop(code.number(GROUP // 2)) as k:
-                at = b.add(first, k.index)
-                q = weights(b.add(codes, b.mul(at, code.number(size))))
-                for m in range(rows):
-                    two = code.spread(code.load(code.offset(x_rows[m], at), _index), _Ints)
-                    for part, total in zip(q, inner[m], strict=True):
-                        b.store(b.add(b.load(total), code.pairs(part, b.bitcast(two, _Pairs16))), total)
-            for m in range(rows):
-                pair = code.offset(sums_rows[m], b.mul(group.index, code.number(2)))
-                step, sum = (code.spread(code.load(code.offset(pair, n))) for n in range(2))
-                at = b.mul(group.index, code.number(2 * PANEL))
-                for part in range(wide):
-                    d, c = (code.half(scales, b.add(at, code.number(PANEL * n + LANES * part))) for n in range(2))
-                    code.add(b.fmul(d, step), b.sitofp(summed(inner[m], part), _Lanes), totals[m][part])
-                    code.add(c, sum, totals[m][part])
-        for m, row in enumerate(totals):
-            for n, total in enumerate(row):
-                code.store(b.load(total), code.offset(y, b.mul(code.number(m), y_stride), LANES * n))
-
-    @intrinsic
-    def dots(_context, codes, scales, x, sums, y, groups, x_stride, sums_stride, y_stride):
-        return _instructions(9, write)
-
-    return dots
-
-
-def _scores(heads: int, many: int) -> Any:
-    """scores[h, n] ← query[h] · keys[n] of `heads` queries and `count` times `many` keys of 16 bits, `stride` bytes from one to the
-    next, of `blocks` times eight numbers. The other strides count float32."""
-
-    def write(code, query, query_stride, keys, stride, count, blocks, scores, scores_stride):
-        b = code.builder
-        queries = [code.offset(query, b.mul(code.number(h), query_stride)) for h in range(heads)]
-        found = [code.offset(scores, b.mul(code.number(h), scores_stride)) for h in range(heads)]
-        with code.loop(count) as step:
-            first = b.mul(step.index, code.number(many))
-            places = [b.add(keys, b.mul(b.add(first, code.number(n)), stride)) for n in range(many)]
-            totals = [code.totals(_Lanes, many) for _ in range(heads)]
-            with code.loop(blocks) as block:
-                at = b.mul(block.index, code.number(LANES))
-                parts = [code.load(code.offset(one, at), _Lanes) for one in queries]
-                for n, place in enumerate(places):
-                    key = code.half(place, at)
-                    for part, row in zip(parts, totals, strict=True):
-                        code.add(part, key, row[n])
-            for row, to in zip(totals, found, strict=True):
-                lanes = [b.load(total) for total in row]
-                code.store(code.sum(*lanes) if many == 1 else code.sums(*lanes), code.offset(to, first))
-
-    @intrinsic
-    def scores(_context, query, query_stride, keys, stride, count, blocks, scores, scores_stride):
-        return _instructions(8, write)
-
-    return scores
-
-
-def _mix(heads: int, wide: int) -> Any:
-    """mixed[h] ← mixed[h] + Σ_n scores[h, n] values[n] of `heads` heads and `count` values of 16 bits, `stride` bytes from one to the
-    next, of `wide` times eight numbers. The other strides count float32."""
-
-    def write(code, scores, scores_stride, values, stride, count, mixed, mixed_stride):
-        b = code.builder
-        weights = [code.offset(scores, b.mul(code.number(h), scores_stride)) for h in range(heads)]
-        places = [
-            code.offset(mixed, b.mul(code.number(h), mixed_stride), LANES * part)
-            for h in range(heads)
-            for part in range(wide)
-        ]
-        totals = code.totals(_Lanes, heads * wide)
-        for place, total in zip(places, totals, strict=True):
-            b.store(code.load(place, _Lanes), total)
-        with code.loop(count) as n:
-            value = b.add(values, b.mul(n.index, stride))
-            parts = [code.half(value, LANES * part) for part in range(wide)]
-            for h, one in enumerate(weights):
-                weight = code.spread(code.load(code.offset(one, n.index)))
-                for part, total in zip(parts, totals[h * wide :], strict=False):
-                    code.add(weight, part, total)
-        for place, total in zip(places, totals, strict=True):
-            code.store(b.load(total), place)
-
-    @intrinsic
-    def mix(_context, scores, scores_stride, values, stride, count, mixed, mixed_stride):
-        return _instructions(7, write)
-
-    return mix
-
-
-@intrinsic
-def keep(_context, x, to, blocks):
-    """`blocks` times eight numbers in 16 bits."""
+def store_float16(_context, x, to, blocks):
+    """Convert `blocks` vectors from float32 to float16."""
 
     def write(code, x, to, blocks):
         b = code.builder
         with code.loop(blocks) as block:
             at = b.mul(block.index, code.number(LANES))
-            half = b.fptrunc(code.load(code.offset(x, at), _Lanes), _Halves)
+            half = b.fptrunc(code.load(code.offset(x, at), VECTOR), HALVES)
             code.store(half, b.add(to, b.mul(at, code.number(2))))
 
-    return _instructions(3, write)
+    return procedure(3, write)
 
 
 @intrinsic
-def kept(_context, x, to, blocks):
-    """What `keep` has made of so many numbers."""
+def load_float16(_context, x, to, blocks):
+    """Convert `blocks` vectors from float16 to float32."""
 
     def write(code, x, to, blocks):
         b = code.builder
@@ -438,111 +280,4 @@ def kept(_context, x, to, blocks):
             at = b.mul(block.index, code.number(LANES))
             code.store(code.half(x, at), code.offset(to, at))
 
-    return _instructions(3, write)
-
-
-@intrinsic
-def update(_context, x, w, y, count):
-    """y ← y + Σ_k x[k] w[k] of a panel of outputs, `w` (count, PANEL)."""
-
-    def write(code, x, w, y, count):
-        b, wide = code.builder, PANEL // LANES
-        totals = code.totals(_Lanes, wide)
-        for n, total in enumerate(totals):
-            b.store(code.load(code.offset(y, LANES * n), _Lanes), total)
-        with code.loop(count) as k:
-            number, at = code.spread(code.load(code.offset(x, k.index))), b.mul(k.index, code.number(PANEL))
-            for n, total in enumerate(totals):
-                code.add(number, code.load(code.offset(w, at, LANES * n), _Lanes), total)
-        for n, total in enumerate(totals):
-            code.store(b.load(total), code.offset(y, LANES * n))
-
-    return _instructions(4, write)
-
-
-def _tile(rows: int) -> Any:
-    """y[m] ← Σ_k x[m, k] w[k] of `rows` rows m and `PANEL` columns. Strides count float32, of `w` from one k to the next."""
-    wide = PANEL // LANES
-
-    def write(code, x, w, y, count, x_stride, w_stride, y_stride):
-        b = code.builder
-        x_rows = [code.offset(x, b.mul(code.number(m), x_stride)) for m in range(rows)]
-        totals = [code.totals(_Lanes, wide) for _ in range(rows)]
-        with code.loop(count) as k:
-            at = code.offset(w, b.mul(k.index, w_stride))
-            parts = [code.load(code.offset(at, LANES * n), _Lanes) for n in range(wide)]
-            for x_row, row in zip(x_rows, totals, strict=True):
-                number = code.spread(code.load(code.offset(x_row, k.index)))
-                for part, total in zip(parts, row, strict=True):
-                    code.add(number, part, total)
-        for m, row in enumerate(totals):
-            for n, total in enumerate(row):
-                code.store(b.load(total), code.offset(y, b.mul(code.number(m), y_stride), LANES * n))
-
-    @intrinsic
-    def tile(_context, x, w, y, count, x_stride, w_stride, y_stride):
-        return _instructions(7, write)
-
-    return tile
-
-
-tile_1, tile_2, tile_4, tile_6 = (_tile(rows) for rows in (1, 2, 4, 6))
-# Of six, four, two rows and one.
-dots_4, dots_8 = ([_dots(bits, rows) for rows in (6, 4, 2, 1)] for bits in (4, 8))
-# Of one, two and three heads: of one and of four keys; and of as many numbers as the registers hold, and of fewer.
-scores_1, scores_4 = ([_scores(heads, many) for heads in (1, 2, 3)] for many in (1, 4))
-mix_2, mix_more = (
-    [_mix(*shape) for shape in shapes] for shapes in (((1, 2), (2, 2), (3, 2)), ((1, 8), (2, 4), (3, 4)))
-)
-
-
-@intrinsic
-def float_pointer(_context, address):
-    return types.CPointer(types.float32)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _float)
-
-
-@intrinsic
-def double_pointer(_context, address):
-    kind = ir.DoubleType()
-    return types.CPointer(types.float64)(types.int64), lambda _, builder, __, args: _at(builder, args[0], kind)
-
-
-@intrinsic
-def int_pointer(_context, address):
-    return types.CPointer(types.int64)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _int)
-
-
-@intrinsic
-def byte_pointer(_context, address):
-    return types.CPointer(types.uint8)(types.int64), lambda _, builder, __, args: _at(builder, args[0], _byte)
-
-
-@intrinsic
-def address(_context, array):
-    """Of an array's first number."""
-
-    def generate(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.ptrtoint(data, _int)
-
-    return types.int64(array), generate
-
-
-@intrinsic
-def take(_context, address):
-    """The int64 there, which is one more from now on, for all threads."""
-
-    def generate(_context, builder, _signature, args):
-        return builder.atomic_rmw("add", _at(builder, args[0], _int), ir.Constant(_int, 1), "seq_cst")
-
-    return types.int64(types.int64), generate
-
-
-@intrinsic
-def seen(_context, address):
-    """The int64 there, and with it all that was written before it became so."""
-
-    def generate(_context, builder, _signature, args):
-        return builder.load_atomic(_at(builder, args[0], _int), "acquire", 8)
-
-    return types.int64(types.int64), generate
+    return procedure(3, write)

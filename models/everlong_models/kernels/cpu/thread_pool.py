@@ -1,7 +1,7 @@
-"""PyTorch's own threads at what `decode_step`, `prefill`, `sampling_kernel` and `quantise` have, without Python between them.
+"""Runs the numba kernels of this folder on PyTorch's own threads, without Python between them.
 
-numba compiles it when it is first needed, some seconds, and stores it for the next process, beside `decode_step` or in the user's
-cache (`NUMBA_CACHE_DIR`). Where it can do neither, every process compiles it.
+numba compiles a kernel at its first use, which takes seconds, and stores the machine code for later processes: next to this package,
+or in the user's cache (`NUMBA_CACHE_DIR`). If it can write to neither, every process compiles again.
 """
 
 from __future__ import annotations
@@ -21,39 +21,57 @@ import torch
 from numba import cfunc
 from torch import Tensor
 
-from everlong_models.kernels.cpu import decode_step, prefill, quantise, sampling_kernel, simd
-from everlong_models.kernels.cpu.decode_step import FIELDS, LINE, Job, Matrix
-from everlong_models.kernels.cpu.prefill import Dense, Then
-from everlong_models.kernels.cpu.quantise import Grid
-from everlong_models.kernels.cpu.sampling_kernel import ROOM, Draw
+from everlong_models.kernels.cpu import (
+    atomics,
+    decode_step,
+    float_products,
+    integer_products,
+    job,
+    matrix_product,
+    prefill,
+    primitives,
+    sampling_kernel,
+    simd,
+)
+from everlong_models.kernels.cpu import quantise as quantise_kernel
+from everlong_models.kernels.cpu.job import FIELDS, LINE, SIGNATURE, DecodeJob, Matrix
+from everlong_models.kernels.cpu.prefill import Epilogue, PrefillJob
+from everlong_models.kernels.cpu.quantise import QuantiseJob
+from everlong_models.kernels.cpu.sampling_kernel import COUNTS, SampleJob
 from everlong_models.kernels.cpu.simd import GROUP, LANES, PANEL
-from everlong_models.kernels.pause import pause
+from everlong_models.kernels.yield_point import yield_point
 
 log = logging.getLogger(__name__)
 
 _openmp = ctypes.CDLL(None)
 _POOLED = hasattr(_openmp, "GOMP_parallel")
-"""Whether PyTorch's threads are of an OpenMP that has GNU's entries. Else one thread computes."""
+"""Whether PyTorch's OpenMP library has GNU's entry points. Otherwise one thread computes."""
+
+
+_SOURCES = (
+    atomics, decode_step, float_products, integer_products, job, matrix_product, prefill, primitives, quantise_kernel, sampling_kernel, simd,
+)  # fmt: skip
+"""All modules with compiled code."""
 
 
 @lru_cache
 def compiled(function: Callable[..., None]) -> Any:
-    """A function of `decode_step`, `prefill`, `sampling_kernel` or `quantise` as machine code."""
-    make = partial(cfunc, decode_step.SIGNATURE, error_model="numpy")
-    # numba tells what it has stored by name and place. Code of another version would take a table for what it is not, and
-    # another processor's has instructions that this one may lack.
-    source = "".join(map(inspect.getsource, (decode_step, prefill, sampling_kernel, quantise, simd)))
+    """Return a kernel of `decode_step`, `prefill`, `sampling_kernel` or `quantise` as machine code."""
+    make = partial(cfunc, SIGNATURE, error_model="numpy")
+    # numba finds stored code by the function's name and file. The name includes a hash, because code of another version would read a
+    # job's table wrongly, and code for another processor may use instructions that this one lacks.
+    source = "".join(map(inspect.getsource, _SOURCES))
     key = f"{source}{numba.__version__}{llvm.get_host_cpu_name()}{llvm.get_host_cpu_features().flatten()}"
     function.__qualname__ = f"{function.__name__}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     try:
         return make(cache=True)(function)
-    except Exception as error:  # no place to store it, or what pickle raises for a damaged file
-        log.info("compiled for this process alone: %s", error)
+    except Exception as error:  # no writable folder, or whatever pickle raises for a damaged file
+        log.info("cannot store compiled kernels, so every process compiles them: %s", error)
         return make()(function)
 
 
 def prepare(*functions: Callable[..., None]) -> None:
-    """Compiles these now, so that their first use does not wait for it."""
+    """Compile these kernels now, so that their first use does not wait."""
     for function in functions:
         compiled(function)
 
@@ -61,138 +79,167 @@ def prepare(*functions: Callable[..., None]) -> None:
 def _run(
     function: Callable[..., None],
     phases: int,
-    own: int,
-    fields: Mapping[Job, int] | Mapping[Dense, int] | Mapping[Grid, int] | Mapping[Draw, int],
+    scratch_size: int,
+    fields: Mapping[DecodeJob, int] | Mapping[PrefillJob, int] | Mapping[QuantiseJob, int] | Mapping[SampleJob, int],
 ) -> None:
-    """`own`: float32 of room that each thread has by itself."""
+    """Run a kernel on all threads. `scratch_size`: scratch memory of each thread, in float32 values."""
     threads = torch.get_num_threads() if _POOLED else 1
-    own += -own % (LINE // 4)  # PyTorch's tensors begin at a line of the processor, and so does each thread's room
-    rooms = torch.empty(threads, own, dtype=torch.float32, device="cpu")
+    scratch_size += -scratch_size % (LINE // 4)  # tensors start at a cache line; so does each thread's scratch memory
+    scratch = torch.empty(threads, scratch_size, dtype=torch.float32, device="cpu")
     counters = np.zeros((1 + 2 * phases) * LINE // 8, np.int64)
-    job = np.zeros(FIELDS, np.int64)
+    table = np.zeros(FIELDS, np.int64)
     for name, value in fields.items():
-        job[name] = value
-    job[Job.OWN], job[Job.OWN_SIZE], job[Job.COUNTERS] = rooms.data_ptr(), own, counters.ctypes.data
+        table[name] = value
+    table[DecodeJob.SCRATCH], table[DecodeJob.SCRATCH_SIZE], table[DecodeJob.COUNTERS] = (
+        scratch.data_ptr(),
+        scratch_size,
+        counters.ctypes.data,
+    )
     code = compiled(function)
     if _POOLED:
-        _openmp.GOMP_parallel(ctypes.c_void_p(code.address), ctypes.c_void_p(job.ctypes.data), threads, 0)
+        _openmp.GOMP_parallel(ctypes.c_void_p(code.address), ctypes.c_void_p(table.ctypes.data), threads, 0)
     else:
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)(job.ctypes.data)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)(table.ctypes.data)
 
 
 def multiply(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """(B, N) of `x` (B, K), float32, by a `Matrix`. Raises `ValueError` for anything else."""
+    """Return x Wᵀ (B, N) for `x` (B, K), float32, and a `Matrix`. Raises `ValueError` for another shape or type."""
     if x.dtype != np.float32 or x.shape[1:] != (matrix[Matrix.K],):
-        raise ValueError(f"x is {x.dtype} {x.shape}, not float32 (rows, {matrix[Matrix.K]})")
+        raise ValueError(f"x must be float32 of shape (rows, {matrix[Matrix.K]}), got {x.dtype} of shape {x.shape}")
     x = np.ascontiguousarray(x)
     y = np.empty((len(x), int(matrix[Matrix.N])), np.float32)
-    own = len(x) * int(matrix[Matrix.K] // 2 + 2 * (matrix[Matrix.K] // GROUP) + matrix[Matrix.RANK])
-    fields = {Job.ROWS: len(x), Job.TABLE: matrix.ctypes.data, Job.X: x.ctypes.data, Job.Y: y.ctypes.data}
-    _run(decode_step.multiply, 1, own, fields)
+    scratch_size = len(x) * int(matrix[Matrix.K] // 2 + 2 * (matrix[Matrix.K] // GROUP) + matrix[Matrix.RANK])
+    fields = {
+        DecodeJob.ROWS: len(x),
+        DecodeJob.TABLE: matrix.ctypes.data,
+        DecodeJob.X: x.ctypes.data,
+        DecodeJob.Y: y.ctypes.data,
+    }
+    _run(matrix_product.multiply, 1, scratch_size, fields)
     return y
 
 
-def step(fields: Mapping[Job, int]) -> None:
-    """Every layer and the last norm for one position a row: `fields` has all of `Job` but what is made here."""
-    rows, head_dim = fields[Job.ROWS], fields[Job.HEAD_DIM]
-    wide = max(fields[Job.WIDTH], fields[Job.INNER], fields[Job.HEADS] * head_dim)
-    products = rows * (wide + wide // 2 + 2 * (wide // GROUP) + 2 * fields[Job.RANK])
-    # Where there are no more groups than threads, each head is a part by itself.
-    many = fields[Job.HEADS] // fields[Job.KV_HEADS] if rows * fields[Job.KV_HEADS] > torch.get_num_threads() else 1
-    heads = (many + 1) * head_dim + many * (fields[Job.CONTEXT] + LANES)
-    more = {Job.WIDE: wide, Job.TOGETHER: many}
-    pause()
-    _run(decode_step.step, 5 * fields[Job.LAYERS] + 1, int(max(products, heads)), {**fields, **more})
+def step(fields: Mapping[DecodeJob, int]) -> None:
+    """Compute all layers and the last norm for one position per row. `fields`: all of `DecodeJob` but the fields that this function adds."""
+    rows, head_dim = fields[DecodeJob.ROWS], fields[DecodeJob.HEAD_DIM]
+    wide = max(fields[DecodeJob.WIDTH], fields[DecodeJob.MLP_WIDTH], fields[DecodeJob.HEADS] * head_dim)
+    products = rows * (wide + wide // 2 + 2 * (wide // GROUP) + 2 * fields[DecodeJob.RANK])
+    # With no more groups than threads, each head is a part of its own.
+    many = (
+        fields[DecodeJob.HEADS] // fields[DecodeJob.KV_HEADS]
+        if rows * fields[DecodeJob.KV_HEADS] > torch.get_num_threads()
+        else 1
+    )
+    heads = (many + 1) * head_dim + many * (fields[DecodeJob.CONTEXT] + LANES)
+    more = {DecodeJob.WIDEST: wide, DecodeJob.HEADS_PER_PART: many}
+    yield_point()
+    _run(decode_step.step, 5 * fields[DecodeJob.LAYERS] + 1, int(max(products, heads)), {**fields, **more})
 
 
-def on_grids(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple[Tensor, Tensor, bool]:
-    """The codes and scales of a matrix (N, K), float32 on the CPU, N a multiple of `PANEL` and K of `GROUP`, as `Grid` has them; and
-    whether none of its weights lies further off its grid than `tolerance`, in steps: if one does, the rest is not looked at.
-    Raises `ValueError` for another type or shape."""
+def quantise(weight: Tensor, bits: int, tolerance: float | None = None) -> tuple[Tensor, Tensor, bool]:
+    """Quantise a matrix (N, K), float32 on the CPU, with N a multiple of `PANEL` and K of `GROUP`.
+
+    Return codes and scales, laid out as in `QuantiseJob`, and whether all weights are within `tolerance` steps of their grid. The first
+    weight that is not ends the work, so codes and scales are then incomplete. Raises `ValueError` for another type or shape.
+    """
     N, K = weight.shape
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or N % PANEL or K % GROUP:
-        raise ValueError(f"no grids for {weight.dtype} {N} × {K} on {weight.device}")
+        raise ValueError(
+            f"weight must be float32 on the CPU, its rows a multiple of {PANEL} and its columns of {GROUP}, "
+            f"got {weight.dtype} of shape ({N}, {K}) on {weight.device}"
+        )
     weight, (most, off) = weight.contiguous(), (np.array([tolerance or 0], np.float32), np.zeros(1, np.int64))
-    halves = () if bits == 4 else (2,)
-    codes = torch.empty(N // PANEL, K // 2, *halves, LANES, 2, dtype=torch.uint8, device="cpu")
+    panel_halves = () if bits == 4 else (2,)
+    codes = torch.empty(N // PANEL, K // 2, *panel_halves, LANES, 2, dtype=torch.uint8, device="cpu")
     scales = torch.empty(N // PANEL, K // GROUP, 2, PANEL, dtype=torch.float16, device="cpu")
     fields = {
-        Grid.N: N, Grid.WEIGHT: weight.data_ptr(), Grid.K: K, Grid.BITS: bits, Grid.CODES: codes.data_ptr(),
-        Grid.SCALES: scales.data_ptr(), Grid.TOLERANCE: most.ctypes.data,
-        Grid.OFF: 0 if tolerance is None else off.ctypes.data,
+        QuantiseJob.N: N, QuantiseJob.WEIGHT: weight.data_ptr(), QuantiseJob.K: K, QuantiseJob.BITS: bits, QuantiseJob.CODES: codes.data_ptr(),
+        QuantiseJob.SCALES: scales.data_ptr(), QuantiseJob.TOLERANCE: most.ctypes.data,
+        QuantiseJob.OFF_GRID: 0 if tolerance is None else off.ctypes.data,
     }  # fmt: skip
-    _run(quantise.onto_grids, 1, 2 * PANEL + PANEL * GROUP // 4, fields)
+    _run(quantise_kernel.quantise_groups, 1, 2 * PANEL + PANEL * GROUP // 4, fields)
     return codes, scales, not off[0]
 
 
-def packed(weight: Tensor) -> Tensor:
-    """A matrix (N, K), N a multiple of `PANEL`, as `product` wants it: (N / PANEL, K, PANEL)."""
+def pack_panels(weight: Tensor) -> Tensor:
+    """Lay out a matrix (N, K), N a multiple of `PANEL`, for `linear`: (N / PANEL, K, PANEL)."""
     return weight.detach().unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, then: Then, other: Tensor | None) -> Tensor:
-    """(…, N) of `x` (…, K) by a `packed` weight, all float32 on the CPU; `other` (…, N): as `then` has it. Raises `ValueError` for
-    another type or shape."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue, other: Tensor | None) -> Tensor:
+    """Return epilogue(x Wᵀ + b) (…, N) for `x` (…, K) and a weight of `pack_panels`, all float32 on the CPU.
+
+    `other` (…, N): the epilogue's second operand. Raises `ValueError` for another type or shape.
+    """
     panels, K, _ = weight.shape
     shape = (*x.shape[:-1], panels * PANEL)
-    for name, tensor, wanted in (("x", x, (*x.shape[:-1], K)), ("other", other, shape)):
+    for name, tensor, expected in (("x", x, (*x.shape[:-1], K)), ("other", other, shape)):
         if tensor is not None and (
-            tensor.dtype != torch.float32 or tensor.shape != wanted or tensor.device.type != "cpu"
+            tensor.dtype != torch.float32 or tensor.shape != expected or tensor.device.type != "cpu"
         ):
-            raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}, not float32 {tuple(wanted)} on the CPU")
+            raise ValueError(
+                f"{name} must be float32 of shape {tuple(expected)} on the CPU, "
+                f"got {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}"
+            )
     x, y = x.contiguous(), torch.empty(shape, dtype=torch.float32, device="cpu")
     other = None if other is None else other.contiguous()
     if not y.numel():
         return y
     fields = {
-        Dense.ROWS: x.numel() // K, Dense.X: x.data_ptr(), Dense.W: weight.data_ptr(), Dense.Y: y.data_ptr(), Dense.K: K,
-        Dense.N: shape[-1], Dense.THEN: then, Dense.BIAS: 0 if bias is None else bias.data_ptr(),
-        Dense.OTHER: 0 if other is None else other.data_ptr(),
+        PrefillJob.ROWS: x.numel() // K, PrefillJob.X: x.data_ptr(), PrefillJob.W: weight.data_ptr(), PrefillJob.Y: y.data_ptr(), PrefillJob.K: K,
+        PrefillJob.N: shape[-1], PrefillJob.EPILOGUE: epilogue, PrefillJob.BIAS: 0 if bias is None else bias.data_ptr(),
+        PrefillJob.OTHER: 0 if other is None else other.data_ptr(),
     }  # fmt: skip
-    _run(prefill.product, 1, 0, fields)
+    _run(prefill.linear, 1, 0, fields)
     return y
 
 
 def norm(x: Tensor, eps: float) -> Tensor:
-    """The RMS norm of `x` (…, K), float32 on the CPU, without a weight. Raises `ValueError` for another type."""
+    """Return the RMS norm of `x` (…, K), float32 on the CPU, without a weight. Raises `ValueError` for another type."""
     if x.dtype != torch.float32 or x.device.type != "cpu":
-        raise ValueError(f"x is {x.dtype} on {x.device}, not float32 on the CPU")
+        raise ValueError(f"x must be float32 on the CPU, got {x.dtype} on {x.device}")
     x = x.contiguous()
     y, least = torch.empty_like(x), np.array([eps], np.float32)
     fields = {
-        Dense.ROWS: x.numel() // x.shape[-1], Dense.K: x.shape[-1], Dense.X: x.data_ptr(), Dense.Y: y.data_ptr(),
-        Dense.EPS: least.ctypes.data,
+        PrefillJob.ROWS: x.numel() // x.shape[-1], PrefillJob.K: x.shape[-1], PrefillJob.X: x.data_ptr(), PrefillJob.Y: y.data_ptr(),
+        PrefillJob.EPS: least.ctypes.data,
     }  # fmt: skip
     _run(prefill.norm, 1, 0, fields)
     return y
 
 
 def rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
-    """Gives the first `count` of `heads` (B, n, heads, d), float32 on the CPU and one behind the other, their rotary positions, in
-    place. `cos`, `sin` (1 or B, n, 1, d): the first half of the sines is negative. Raises `ValueError` for others."""
-    B, n, all_of, d = heads.shape
+    """Apply rotary positions in place to the first `count` of `heads` (B, n, heads, d), contiguous float32 on the CPU.
+
+    `cos`, `sin` (1 or B, n, 1, d): the first half of the sines is negated. Raises `ValueError` for another shape, type or layout.
+    """
+    B, n, head_count, d = heads.shape
     tables = (1 if len(cos) == 1 else B, n, 1, d)
     if (
         any(each.dtype != torch.float32 or each.device.type != "cpu" for each in (heads, cos, sin))
         or not heads.is_contiguous()
         or not cos.shape == sin.shape == tables
-        or not 0 <= count <= all_of
+        or not 0 <= count <= head_count
     ):
         raise ValueError(
-            f"no {count} of the heads {tuple(heads.shape)} can be turned by {tuple(cos.shape)} as they lie"
+            f"heads must be contiguous, all tensors float32 on the CPU, cos and sin of shape {tables} and count at most {head_count}, "
+            f"got heads {tuple(heads.shape)} {heads.dtype}, cos {tuple(cos.shape)}, sin {tuple(sin.shape)}, count {count}"
         )
     cos, sin = cos.contiguous(), sin.contiguous()
     fields = {
-        Dense.ROWS: B, Dense.ASKED: n, Dense.HEAD_DIM: d, Dense.K: all_of * d, Dense.HEADS: count,
-        Dense.X: heads.data_ptr(), Dense.COS: cos.data_ptr(), Dense.SIN: sin.data_ptr(),
-        Dense.QUERY_ROW: 0 if len(cos) == 1 else n * d,
+        PrefillJob.ROWS: B, PrefillJob.QUERY_COUNT: n, PrefillJob.HEAD_DIM: d, PrefillJob.K: head_count * d, PrefillJob.HEADS: count,
+        PrefillJob.X: heads.data_ptr(), PrefillJob.COS: cos.data_ptr(), PrefillJob.SIN: sin.data_ptr(),
+        PrefillJob.QUERY_ROW: 0 if len(cos) == 1 else n * d,
     }  # fmt: skip
     _run(prefill.rotate, 1, 0, fields)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d), float32; d a
-    multiple of `PANEL`. Raises `ValueError` for others, and for strides that are not those of parts of a heads' tensor."""
+    """Return causal attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over keys and values (B, G, T, d).
+
+    All are float32 on the CPU, d a multiple of `PANEL`. Queries, keys and values may be slices of one tensor of heads. Raises
+    `ValueError` for another shape, type or layout.
+    """
     B, n, G, R, d = queries.shape
     T = keys.shape[2]
     if (
@@ -204,37 +251,53 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         or d % PANEL
         or not 1 <= n <= T
     ):
-        raise ValueError(f"no attention of {tuple(queries.shape)} over {tuple(keys.shape)} as they lie")
+        raise ValueError(
+            f"queries (B, n, G, R, d), keys and values (B, G, T, d) must be float32 on the CPU, d a multiple of {PANEL}, n at most T, and "
+            f"contiguous but for the strides of rows, positions and groups, got queries {tuple(queries.shape)} with strides "
+            f"{queries.stride()}, keys {tuple(keys.shape)} with strides {keys.stride()}"
+        )
     mixed = torch.empty(B, n, G * R * d, dtype=torch.float32, device="cpu")
-    room = torch.empty(B * G * (T + -T % PANEL) * d, dtype=torch.float32, device="cpu")
+    key_panels = torch.empty(B * G * (T + -T % PANEL) * d, dtype=torch.float32, device="cpu")
     fields = {
-        Dense.ROWS: B, Dense.GROUPS: G, Dense.HEADS: R, Dense.HEAD_DIM: d, Dense.ASKED: n, Dense.KNOWN: T,
-        Dense.QUERIES: queries.data_ptr(), Dense.QUERY_ROW: queries.stride(0), Dense.QUERY_POSITION: queries.stride(1),
-        Dense.KEYS: keys.data_ptr(), Dense.VALUES: values.data_ptr(), Dense.KEY_ROW: keys.stride(0),
-        Dense.KEY_GROUP: keys.stride(1), Dense.MIXED: mixed.data_ptr(), Dense.PANELS: room.data_ptr(),
+        PrefillJob.ROWS: B, PrefillJob.GROUPS: G, PrefillJob.HEADS: R, PrefillJob.HEAD_DIM: d, PrefillJob.QUERY_COUNT: n, PrefillJob.KEY_COUNT: T,
+        PrefillJob.QUERIES: queries.data_ptr(), PrefillJob.QUERY_ROW: queries.stride(0), PrefillJob.QUERY_POSITION: queries.stride(1),
+        PrefillJob.KEYS: keys.data_ptr(), PrefillJob.VALUES: values.data_ptr(), PrefillJob.KEY_ROW: keys.stride(0),
+        PrefillJob.KEY_GROUP: keys.stride(1), PrefillJob.MIXED: mixed.data_ptr(), PrefillJob.KEY_PANELS: key_panels.data_ptr(),
     }  # fmt: skip
     _run(prefill.attend, 2, R * prefill.QUERIES * (T + -T % PANEL + 1), fields)
     return mixed
 
 
-def draw(scores: Tensor, how: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
-    """As `drawing.Draw` has all of them: for each row of `scores` (B, V), float32 on the CPU, the token and how many were left (B, 2); the
-    probabilities that were left, and whose they are. Raises `ValueError` for another type or shape."""
+def sample(scores: Tensor, parameters: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, Tensor, Tensor]:
+    """Sample a token for each row of `scores` (B, V), float32 on the CPU.
+
+    `parameters` (B, 4): temperature, top_k, top_p, min_p; `seeds` (B, 2): seed and number of tokens sampled. Return the tokens with the number
+    of tokens that remained (B, 2); the remaining probabilities; and the tokens that these belong to. Raises `ValueError` for another
+    type or shape.
+    """
     B, V = scores.shape
-    if scores.dtype != torch.float32 or scores.device.type != "cpu" or how.shape != (B, 4) or seeds.shape != (B, 2):
+    if (
+        scores.dtype != torch.float32
+        or scores.device.type != "cpu"
+        or parameters.shape != (B, 4)
+        or seeds.shape != (B, 2)
+    ):
         raise ValueError(
-            f"scores are {scores.dtype} {B} × {V} on {scores.device}, drawn as {how.shape} of {seeds.shape}"
+            f"scores must be float32 on the CPU, parameters of shape ({B}, 4) and seeds of shape ({B}, 2), "
+            f"got scores {scores.dtype} on {scores.device}, parameters {parameters.shape}, seeds {seeds.shape}"
         )
-    scores, how, seeds, drawn = (
+    scores, parameters, seeds, sampled = (
         scores.contiguous(),
-        how.astype(np.float64),
+        parameters.astype(np.float64),
         seeds.astype(np.int64),
         np.empty((B, 2), np.int64),
     )
-    left, ids = (torch.empty(B, V + -V % GROUP, dtype=kind, device="cpu") for kind in (torch.float32, torch.int64))
+    probabilities, ids = (
+        torch.empty(B, V + -V % GROUP, dtype=kind, device="cpu") for kind in (torch.float32, torch.int64)
+    )
     fields = {
-        Draw.ROWS: B, Draw.SCORES: scores.data_ptr(), Draw.V: V, Draw.HOW: how.ctypes.data, Draw.SEEDS: seeds.ctypes.data,
-        Draw.LEFT: left.data_ptr(), Draw.IDS: ids.data_ptr(), Draw.DRAWN: drawn.ctypes.data,
+        SampleJob.ROWS: B, SampleJob.SCORES: scores.data_ptr(), SampleJob.V: V, SampleJob.PARAMETERS: parameters.ctypes.data, SampleJob.SEEDS: seeds.ctypes.data,
+        SampleJob.PROBABILITIES: probabilities.data_ptr(), SampleJob.IDS: ids.data_ptr(), SampleJob.SAMPLED: sampled.ctypes.data,
     }  # fmt: skip
-    _run(sampling_kernel.draw, 1, ROOM, fields)
-    return drawn, left, ids
+    _run(sampling_kernel.sample, 1, COUNTS, fields)
+    return sampled, probabilities, ids

@@ -1,12 +1,12 @@
-"""What a GPU computes between the matmuls of a Llama's layer, in two passes over memory where PyTorch takes eleven.
+"""Triton kernels for the element-wise work between the matmuls of a Llama layer: two passes over memory instead of PyTorch's eleven.
 
-A GPU does a small model's element-wise work no faster than its memory moves: of a segment of 64 documents, two thirds of an
-H200's time was that (docs/lab-notes.md). A norm without weights is one factor a row, and (r h) Wᵀ = r (h Wᵀ), so no row is
-written once more to be normed: whoever reads a product next computes the factor from `h` and applies it.
+A GPU's element-wise work is bound by its memory. When reading a segment of 64 documents it took two thirds of an H200's time
+(docs/lab-notes.md). An RMS norm without weights is one factor r per row, and (r h) Wᵀ = r (h Wᵀ), so the normed rows are never written:
+the kernel that reads a product computes r from `h` and applies it.
 
-    turned: q, k, v ← r q, r k, r v, then rotary positions for q and k         gated: silu(r g) · r u        r = (mean h² + ε)^(-1/2)
+    norm_rotate: q, k, v ← r q, r k, r v, then rotary positions for q and k        norm_gate: silu(r g) · r u        r = (mean h² + ε)^(-1/2)
 
-In Triton, which comes with PyTorch's builds for GPUs; sums are float32.
+Triton is part of PyTorch's builds for GPUs. Sums are float32.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ from torch.nn import functional as F
 log = logging.getLogger(__name__)
 
 _KINDS = (torch.bfloat16, torch.float32)
-"""Not float16: a product of what was not normed can be more than it holds."""
+"""Supported types. Not float16: a product of rows that were not normed can overflow it."""
 
 try:
     import triton
     import triton.language as tl
-except ImportError:  # a CPU's build of PyTorch has none
+except ImportError:  # PyTorch's builds for CPUs do not include Triton
     triton = None
 
 
 def compiles(weight: Tensor, run: Callable[[], object]) -> bool:
-    """Whether `weight` is of a type and on a GPU that Triton can compile for. What `run` launches is compiled here, so that no request
-    waits for it, or fails by it."""
+    """Return whether Triton can compile for the type and the GPU of `weight`.
+
+    Calls `run`, so that the kernels it launches are compiled now: no request waits for compilation, or fails because of it.
+    """
     if weight.device.type != "cuda" or not torch.cuda.is_available() or weight.dtype not in _KINDS:
         return False
     try:
         if triton is None:
-            raise ImportError("it is not installed")
+            raise ImportError("Triton is not installed")
         run()
     except Exception as error:
-        # No C compiler, a folder that cannot be written, a GPU that it does not know: it raises what it likes.
-        log.warning("Triton compiles nothing here, so a GPU is slower than it could be: %s", error)
+        # No C compiler, a read-only folder, an unknown GPU: Triton raises exceptions of any type.
+        log.warning("Triton cannot compile kernels, so this GPU runs slower than it could: %s", error)
         return False
     return True
 
@@ -50,14 +52,17 @@ def compiles(weight: Tensor, run: Callable[[], object]) -> bool:
 def available(
     weight: Tensor, *, heads: int, turning: int, head_dim: int, width: int, inner: int, biases: tuple[bool, bool]
 ) -> bool:
-    """Whether this is for a model of such weights and sizes, see `compiles`. `heads`: those of queries, keys and values, of which the
-    first `turning` have rotary positions. `biases`: whether queries, keys and values have some, and gate and up."""
+    """Return whether these kernels support a model of such weights and sizes (see `compiles`).
+
+    `heads`: heads of queries, keys and values together; the first `turning` have rotary positions. `biases`: whether the matrices of
+    queries, keys and values have biases, and those of gate and up.
+    """
 
     def run() -> None:
         h, turns = weight.new_zeros(1, 1, width), weight.new_zeros(1, 1, 1, head_dim)
         several, both = weight.new_zeros(1, 1, heads, head_dim), weight.new_zeros(1, 1, 2 * inner)
-        turned(several, turning, h, several.flatten() if biases[0] else None, turns, turns, 1.0)
-        gated(both, h, both.flatten() if biases[1] else None, 1.0)
+        norm_rotate(several, turning, h, several.flatten() if biases[0] else None, turns, turns, 1.0)
+        norm_gate(both, h, both.flatten() if biases[1] else None, 1.0)
 
     return compiles(weight, run)
 
@@ -66,7 +71,7 @@ if triton is not None:
 
     @triton.jit
     def _factor(h, width: tl.constexpr, eps, block: tl.constexpr):
-        """r of the row at `h`."""
+        """Return the factor r of the row at `h`."""
         total = tl.zeros([block], tl.float32)
         for start in range(0, width, block):
             at = start + tl.arange(0, block)
@@ -75,7 +80,7 @@ if triton is not None:
         return 1.0 / tl.sqrt(tl.sum(total) / width + eps)
 
     @triton.jit(do_not_specialize=["positions", "cos_row"])
-    def _turn(
+    def _norm_rotate(
         heads, h, bias, cos, sin, eps, positions, cos_row,
         width: tl.constexpr, count: tl.constexpr, turning: tl.constexpr, half: tl.constexpr,
         has_bias: tl.constexpr, width_block: tl.constexpr, count_block: tl.constexpr, half_block: tl.constexpr,
@@ -85,23 +90,23 @@ if triton is not None:
         head, part = tl.arange(0, count_block)[:, None], tl.arange(0, half_block)[None, :]
         inside = (head < count) & (part < half)
         at = head * (2 * half) + part
-        place = heads + token * (count * 2 * half) + at
-        first = tl.load(place, mask=inside, other=0.0).to(tl.float32) * r
-        second = tl.load(place + half, mask=inside, other=0.0).to(tl.float32) * r
+        target = heads + token * (count * 2 * half) + at
+        first = tl.load(target, mask=inside, other=0.0).to(tl.float32) * r
+        second = tl.load(target + half, mask=inside, other=0.0).to(tl.float32) * r
         if has_bias:
             first += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
             second += tl.load(bias + at + half, mask=inside, other=0.0).to(tl.float32)
         turns = (token // positions) * cos_row + (token % positions) * (2 * half) + part + 0 * head
-        there = inside & (head < turning)
-        c1 = tl.load(cos + turns, mask=there, other=1.0).to(tl.float32)
-        c2 = tl.load(cos + turns + half, mask=there, other=1.0).to(tl.float32)
-        s1 = tl.load(sin + turns, mask=there, other=0.0).to(tl.float32)
-        s2 = tl.load(sin + turns + half, mask=there, other=0.0).to(tl.float32)
-        tl.store(place, (first * c1 + second * s1).to(heads.dtype.element_ty), mask=inside)
-        tl.store(place + half, (second * c2 + first * s2).to(heads.dtype.element_ty), mask=inside)
+        rotates = inside & (head < turning)
+        c1 = tl.load(cos + turns, mask=rotates, other=1.0).to(tl.float32)
+        c2 = tl.load(cos + turns + half, mask=rotates, other=1.0).to(tl.float32)
+        s1 = tl.load(sin + turns, mask=rotates, other=0.0).to(tl.float32)
+        s2 = tl.load(sin + turns + half, mask=rotates, other=0.0).to(tl.float32)
+        tl.store(target, (first * c1 + second * s1).to(heads.dtype.element_ty), mask=inside)
+        tl.store(target + half, (second * c2 + first * s2).to(heads.dtype.element_ty), mask=inside)
 
     @triton.jit
-    def _gate(
+    def _norm_gate(
         both, h, bias, out, eps,
         width: tl.constexpr, inner: tl.constexpr, has_bias: tl.constexpr, width_block: tl.constexpr, block: tl.constexpr,
     ):  # fmt: skip
@@ -120,31 +125,38 @@ if triton is not None:
 
 
 _WIDEST = 2048
-"""Numbers of a row that a program looks at together."""
+"""Most values of a row that a program loads at once."""
 
 
-def turned(heads: Tensor, count: int, h: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """`heads` (B, T, heads, d) of `h` (B, T, D) that was not normed, as if it had been; the first `count` with their rotary positions; in
-    place. `bias` (heads·d,). `cos` and `sin` (1 or B, T, 1, d), see `llama._rotation`. All contiguous."""
-    B, T, all_of_them, d = heads.shape
+def norm_rotate(
+    heads: Tensor, count: int, h: Tensor, bias: Tensor | None, cos: Tensor, sin: Tensor, eps: float
+) -> Tensor:
+    """Apply the norm of `h` (B, T, D), the bias and rotary positions to `heads` (B, T, heads, d), in place.
+
+    `heads` is the product of `h`, not normed, with a weight. The first `count` heads have rotary positions. `bias` (heads·d,) or None.
+    `cos`, `sin` (1 or B, T, 1, d): see `llama._rotation`. All are contiguous. Returns `heads`.
+    """
+    B, T, head_count, d = heads.shape
     assert all(tensor.is_contiguous() for tensor in (heads, h, cos, sin))
-    with torch.cuda.device_of(h):  # Triton asks what the current device is, not the tensors'
-        _turn[(B * T,)](
+    with torch.cuda.device_of(h):  # Triton uses the current device, not that of the tensors
+        _norm_rotate[(B * T,)](
             heads, h, heads if bias is None else bias, cos, sin, eps, T, 0 if len(cos) == 1 else T * d,
-            h.shape[-1], all_of_them, count, d // 2,
-            bias is not None, _block(h.shape[-1]), triton.next_power_of_2(all_of_them), triton.next_power_of_2(d // 2),
+            h.shape[-1], head_count, count, d // 2,
+            bias is not None, _block(h.shape[-1]), triton.next_power_of_2(head_count), triton.next_power_of_2(d // 2),
         )  # fmt: skip
     return heads
 
 
-def gated(both: Tensor, h: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """silu(g) · u (B, T, F) of `both` (B, T, 2 F), g and u behind each other, of `h` (B, T, D) that was not normed, as if it had been.
-    `bias` (2 F,). All contiguous."""
+def norm_gate(both: Tensor, h: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Return silu(g) · u (B, T, F), with the norm of `h` (B, T, D) applied to both.
+
+    `both` (B, T, 2 F): g, then u, the product of `h`, not normed, with their weights. `bias` (2 F,) or None. All are contiguous.
+    """
     B, T, inner = *both.shape[:2], both.shape[2] // 2
     assert all(tensor.is_contiguous() for tensor in (both, h))
     out = both.new_empty(B, T, inner)
     with torch.cuda.device_of(h):
-        _gate[(B * T,)](
+        _norm_gate[(B * T,)](
             both, h, both if bias is None else bias, out, eps,
             h.shape[-1], inner, bias is not None, _block(h.shape[-1]), _block(inner),
         )  # fmt: skip
@@ -161,8 +173,8 @@ Matrix = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
-    """A layer as `llama.Layer`, whose weights have the norms' and the attention's scale in them; `both`: gate and up, behind each other."""
+class FusedLayer:
+    """A layer like `llama.Layer`, for a GPU. The weights include the norms' weights and the attention's scale. `both`: gate, then up."""
 
     qkv: Matrix
     o: Matrix
@@ -171,15 +183,15 @@ class Fused:
     eps: float
 
     def heads(self, h: Tensor, turning: int, head_dim: int, cos: Tensor, sin: Tensor) -> Tensor:
-        """As `Layer.heads`."""
+        """See `Layer.heads`."""
         weight, bias = self.qkv
-        return turned(F.linear(h, weight).unflatten(-1, (-1, head_dim)), turning, h, bias, cos, sin, self.eps)
+        return norm_rotate(F.linear(h, weight).unflatten(-1, (-1, head_dim)), turning, h, bias, cos, sin, self.eps)
 
     def after(self, mixed: Tensor, h: Tensor) -> Tensor:
-        """As `Layer.after`, in the place of `h`: a product that is added where it arises is not written once more."""
+        """See `Layer.after`. Overwrites `h`: the matmuls add to it directly, so their products are not written separately."""
         _add(h, mixed, self.o)
         weight, bias = self.both
-        _add(h, gated(F.linear(h, weight), h, bias, self.eps), self.down)
+        _add(h, norm_gate(F.linear(h, weight), h, bias, self.eps), self.down)
         return h
 
 

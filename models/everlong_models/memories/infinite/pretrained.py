@@ -28,7 +28,7 @@ from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
 from everlong_models.backbone.decoder import decoder_of
 from everlong_models.errors import ConfigError
-from everlong_models.kernels.pause import pause
+from everlong_models.kernels.yield_point import yield_point
 from everlong_models.memories.base import SegmentReader, TrainingSegment
 from everlong_models.memories.infinite import sticky
 from everlong_models.memories.infinite.long_term import Density, LongTermConfig, LongTermMemory, Look
@@ -238,7 +238,7 @@ class InfiniteFormer(LongTermReader):
         x, call = self.decoder.begin(self.backbone.embed(tokens), kv, at)
         entering, densities = [], []
         for layer in range(len(self.memory)):
-            pause()
+            yield_point()
             normed = self.decoder.norm(layer, x)
             queries, context = self.decoder.attend(layer, normed, call)
             recalled, density = self.memory[layer].attend(look(layer), queries)
@@ -276,7 +276,7 @@ class InfiniteFormer(LongTermReader):
         with torch.no_grad():
             x, call = self.decoder.begin(self.backbone.embed(tokens.reshape(B * n, S)))
         for layer in range(layers):
-            pause()
+            yield_point()
             memory = self.memory[layer]
             with torch.no_grad():
                 normed = self.decoder.norm(layer, x)

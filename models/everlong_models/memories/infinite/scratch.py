@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everlong_models.errors import ConfigError
-from everlong_models.kernels.pause import pause
+from everlong_models.kernels.yield_point import yield_point
 from everlong_models.memories.infinite.long_term import Contraction, LongTermConfig, LongTermMemory, Look
 from everlong_models.memories.infinite.pretrained import LongTermReader, Trace
 from everlong_models.memories.state import MemoryState
@@ -149,7 +149,7 @@ class InfiniteScratch(LongTermReader):
         x = self.embedding(tokens)
         entering, densities = [], []
         for layer in range(len(self.memory)):
-            pause()
+            yield_point()
             block = self._block(layer)
             entering.append(x)
             normed = block.norm(x)

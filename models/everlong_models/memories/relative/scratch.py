@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from everlong_models.backbone.cache import Cache
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.gpu import layer_kernels
-from everlong_models.kernels.gpu.attention_kernel import attended
-from everlong_models.kernels.pause import pause
+from everlong_models.kernels.gpu.attention_kernel import decode_attention
+from everlong_models.kernels.yield_point import yield_point
 from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.relative.attention import INITIAL_STD, PositionForm, RelativeAttention, RelativePositions
 from everlong_models.memories.state import MemoryState
@@ -191,7 +191,7 @@ class ScratchReader(SegmentReader):
     def _layers(self) -> Iterator[tuple[int, Block]]:
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
-            pause()
+            yield_point()
             yield layer, block
 
     def _visible(self, past: Mapping[str, Tensor], at: Tensor, slots: int) -> Tensor:
@@ -251,7 +251,7 @@ class ScratchReader(SegmentReader):
             v[rows, :, place] = attention.values(x)[:, :, 0].type_as(kv)
             if self._fused:
                 along = attention.along(q + behind.v, behind.encoding)
-                mixed, scores = attended(q, k, v, behind.u, along, place, visible)
+                mixed, scores = decode_attention(q, k, v, behind.u, along, place, visible)
             else:
                 scores = attention.scores(q, k, behind, visible)
                 mixed = attention.mix(scores, v)

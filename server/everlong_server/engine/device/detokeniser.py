@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everlong_models.generate.sampling import StopStrings
+from everlong_models.generate.sampling import StopStringFilter
 from everlong_models.text.tokenizer import Tokenizer
 
 
@@ -16,7 +16,7 @@ class Detokeniser:
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
         self._stream = tokenizer.text_stream()
-        self._stop = StopStrings(stop)
+        self._stop = StopStringFilter(stop)
         self._parts: list[str] = []
 
     @property

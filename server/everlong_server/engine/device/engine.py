@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from everlong_models import Grammar, Grammars, MemoryState, MemoryView, Model
+from everlong_models import Grammar, GrammarCompiler, MemoryState, MemoryView, Model
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Look, Read
 from everlong_server.engine.device.runner import Runner
@@ -42,7 +42,7 @@ class Engine:
         """`max_stall`: seconds. `max_streams`, `reading_rows`, `graphs`: see `Runner`. `on_step`: told on the device's thread, after each
         step of the answers, which share of the places was taken."""
         self.model = model
-        self._grammars = Grammars(model.tokenizer, model.memory.vocab_size)
+        self._grammars = GrammarCompiler(model.tokenizer, model.memory.vocab_size)
         self._bridge = EventLoopBridge()
         self._runner = Runner(
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,

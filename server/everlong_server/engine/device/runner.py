@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, Recorded, Sampler, StepGraphs
-from everlong_models.generate.sampling import choose, drawn
-from everlong_models.kernels.pause import pausing
+from everlong_models import CUDAGraphs, GraphedFunction, MemoryState, Model, ReadGraphs, Sampler, StepGraphs
+from everlong_models.generate.sampling import sample_from_logits, sample_tokens
+from everlong_models.kernels.yield_point import at_yield_points
 from everlong_server.engine.device.decode_batch import DecodeBatch
 from everlong_server.engine.device.detokeniser import Detokeniser, logprobs
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
@@ -65,7 +65,7 @@ class Runner:
         self._batch = DecodeBatch(
             model.memory, self._device, StepGraphs(model.memory.step, CUDAGraphs(self._device)) if recorded else None
         )
-        self._draw = Recorded(drawn, CUDAGraphs(self._device), "a draw") if recorded else None
+        self._draw = GraphedFunction(sample_from_logits, CUDAGraphs(self._device), "sampling") if recorded else None
         self._full: deque[tuple[Answer, Callable[[Answer], None]]] = deque()
         """Answers whose segment is full, out of the batch, and what is done with them: they go on, or end."""
         self._last_id = 0
@@ -197,7 +197,7 @@ class Runner:
         for item in items:
             if isinstance(item, Answer) and item.began is None:
                 item.began = time.perf_counter()
-        with pausing(self._step_if_due):
+        with at_yield_points(self._step_if_due):
             if work.kind == "read":
                 self._read(items)
             elif work.kind == "open":
@@ -345,7 +345,7 @@ class Runner:
                 if not went_on:
                     self._set_aside(item, partial(self._begin_segment, token=drawn.pop(item.id)))
         self._on_step(len(drawn) / self.max_streams)
-        with pausing(self._bridge.deliver):
+        with at_yield_points(self._bridge.deliver):
             self._batch.step(drawn)
 
     def _set_aside(self, item: Answer, go_on: Callable[[Answer], None]) -> None:
@@ -374,7 +374,7 @@ class Runner:
                 there.append(row)
         if len(there) < len(rows):
             rows, scores = [rows[row] for row in there], scores[there]
-        tokens = choose([sampler for _, sampler, _ in rows], scores, self._draw) if rows else []
+        tokens = sample_tokens([sampler for _, sampler, _ in rows], scores, self._draw) if rows else []
         return [(item, token) for (item, *_), token in zip(rows, tokens, strict=True)]
 
     def _say(self, item: Answer, token: int) -> bool:
@@ -383,7 +383,7 @@ class Runner:
         assert item.wording is not None
         assert item.logits is not None
         params, tokenizer, grammar = item.params, self._model.tokenizer, item.grammar
-        item.sampler.take(token)
+        item.sampler.accept(token)
         # An answer that follows a grammar can have come to the one end that it allows.
         ends = not params.ignore_eos or grammar is not None
         if token in params.stop_token_ids or (ends and token in tokenizer.eos_ids):
@@ -393,7 +393,7 @@ class Runner:
         text = item.wording.take(token)
         likely = [logprobs(tokenizer, item.logits, token, params.top_logprobs)] if params.logprobs else []
         item.sink(Delta(text, likely))
-        over = item.wording.stopped or (grammar is not None and grammar.over)
+        over = item.wording.stopped or (grammar is not None and grammar.finished)
         if over or item.generated >= params.max_tokens:
             self._finish(item, "stop" if over else "length", token)
             return False

@@ -22,7 +22,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from everlong_models.text.tokenizer import Place, Tokenizer
+from everlong_models.text.tokenizer import ResumePoint, Tokenizer
 from everlong_server.engine.documents.token_stream import pieces
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.store.records import Document
@@ -48,7 +48,7 @@ _SUM = 32
 class _Stretch:
     """Some text of a document from `begin` on, and the characters of it that each of its tokens is of: (tokens, 2)."""
 
-    begin: Place
+    begin: ResumePoint
     text: str
     spans: NDArray[np.int64]
 
@@ -155,7 +155,7 @@ class TokenOffsets:
         if not self._tokenizer.streams:
             return self._whole(document)
         first, last = bisect_right(table[:, column], start) - 1, bisect_left(table[:, column], end)
-        begin = Place(*(int(count) for count in table[first]))
+        begin = ResumePoint(*(int(count) for count in table[first]))
         file.seek(document.text_offset + begin.byte)
         data = b""
         while True:
@@ -173,7 +173,7 @@ class TokenOffsets:
     def _encoded(self, document: Document) -> _Stretch:
         with self._blobs.open(document.id, document.text_offset) as file:
             text = file.read().decode()
-        return _Stretch(Place(0, 0, 0), text, np.array(self._tokenizer.spans(text), np.int64).reshape(-1, 2))
+        return _Stretch(ResumePoint(0, 0, 0), text, np.array(self._tokenizer.spans(text), np.int64).reshape(-1, 2))
 
     async def _table(self, document: Document) -> Table:
         """The document's table, which is made if it is missing or damaged. Raises `OSError`."""

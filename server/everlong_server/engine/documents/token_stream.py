@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from everlong_models.text.tokenizer import Place, Tokenizer
+from everlong_models.text.tokenizer import ResumePoint, Tokenizer
 
 _BLOCK = 1 << 16
 
@@ -22,7 +22,7 @@ class Piece:
     offset: int
     end: int
     tokens: list[int]
-    places: list[Place]
+    places: list[ResumePoint]
 
 
 def pieces(file: IO[bytes], tokenizer: Tokenizer, offset: int) -> Iterator[Piece]:
@@ -36,7 +36,7 @@ def pieces(file: IO[bytes], tokenizer: Tokenizer, offset: int) -> Iterator[Piece
         if not block:
             tokens += stream.finish()
         if tokens:
-            places, stream.places = stream.places, []
+            places, stream.resume_points = stream.resume_points, []
             yield Piece(offset + start, offset + stream.consumed, tokens, places)
         if not block:
             return

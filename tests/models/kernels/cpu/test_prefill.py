@@ -1,4 +1,4 @@
-"""`dense` is the formula, whatever the sizes, and a row is the same to the bit whatever stands beside it."""
+"""The prefill kernels compute their formulas for all sizes, and a row's result does not depend on other rows, to the bit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from everlong_models.kernels.cpu import thread_pool
-from everlong_models.kernels.cpu.prefill import COLUMNS, QUERIES, ROWS, Then
+from everlong_models.kernels.cpu.prefill import COLUMNS, QUERIES, ROWS, Epilogue
 from everlong_models.kernels.cpu.simd import PANEL
 
 SIZES = [(1, 1, PANEL), (2, 7, PANEL), (5, 64, COLUMNS + PANEL), (ROWS, 33, COLUMNS), (3 * ROWS + 11, 40, 2 * COLUMNS)]
@@ -25,40 +25,40 @@ def threads(request):
 def test_products(threads, rows, K, N):
     torch.manual_seed(0)
     x, weight, bias, other = (torch.randn(shape) for shape in ((rows, K), (N, K), (N,), (rows, N)))
-    y, packed = F.linear(x.double(), weight.double()), thread_pool.packed(weight)
+    y, packed = F.linear(x.double(), weight.double()), thread_pool.pack_panels(weight)
     for then, given, expected in (
-        (Then.NOTHING, None, y),
-        (Then.SILU, None, F.silu(y)),
-        (Then.TIMES, other, y * other),
-        (Then.PLUS, other, y + other),
+        (Epilogue.NONE, None, y),
+        (Epilogue.SILU, None, F.silu(y)),
+        (Epilogue.TIMES, other, y * other),
+        (Epilogue.PLUS, other, y + other),
     ):
-        found = thread_pool.product(x, packed, None, then, given)
+        found = thread_pool.linear(x, packed, None, then, given)
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
-    found = thread_pool.product(x, packed, bias, Then.SILU, None)
+    found = thread_pool.linear(x, packed, bias, Epilogue.SILU, None)
     torch.testing.assert_close(found.double(), F.silu(y + bias), rtol=1e-5, atol=1e-5)
 
 
 def test_silu_everywhere():
     x = torch.cat([torch.linspace(-200, 200, 4000), torch.tensor([-1e30, -87.0, -88.0, 0.0, 1e-30, 1e30])])
     x = F.pad(x, (0, -len(x) % PANEL))
-    found = thread_pool.product(torch.ones(1, 1), thread_pool.packed(x[:, None]), None, Then.SILU, None)[0]
+    found = thread_pool.linear(torch.ones(1, 1), thread_pool.pack_panels(x[:, None]), None, Epilogue.SILU, None)[0]
     torch.testing.assert_close(found.double(), F.silu(x.double()), rtol=1e-6, atol=1e-30)
     wrong = torch.full((PANEL, 1), torch.nan)
-    assert thread_pool.product(torch.ones(1, 1), thread_pool.packed(wrong), None, Then.SILU, None).isnan().all()
+    assert thread_pool.linear(torch.ones(1, 1), thread_pool.pack_panels(wrong), None, Epilogue.SILU, None).isnan().all()
 
 
 def test_a_row_does_not_depend_on_the_others(threads):
     torch.manual_seed(1)
     x, weight = torch.randn(2 * ROWS + 5, 96), torch.randn(COLUMNS + 2 * PANEL, 96)
-    packed = thread_pool.packed(weight)
-    whole = thread_pool.product(x, packed, None, Then.SILU, None)
+    packed = thread_pool.pack_panels(weight)
+    whole = thread_pool.linear(x, packed, None, Epilogue.SILU, None)
     for start, end in ((0, 1), (3, 10), (ROWS, 2 * ROWS + 5), (7, ROWS + 9)):
-        assert torch.equal(thread_pool.product(x[start:end], packed, None, Then.SILU, None), whole[start:end])
+        assert torch.equal(thread_pool.linear(x[start:end], packed, None, Epilogue.SILU, None), whole[start:end])
 
 
 def test_no_rows():
-    assert thread_pool.product(
-        torch.empty(2, 0, 8), thread_pool.packed(torch.randn(PANEL, 8)), None, Then.SILU, None
+    assert thread_pool.linear(
+        torch.empty(2, 0, 8), thread_pool.pack_panels(torch.randn(PANEL, 8)), None, Epilogue.SILU, None
     ).shape == (
         2,
         0,
@@ -68,11 +68,11 @@ def test_no_rows():
     assert thread_pool.attend(*parts(0, 3, 3, 1, 2, 16)).shape == (0, 3, 32)
 
 
-def test_what_does_not_fit_is_refused():
-    x, packed, other = torch.randn(3, 8), thread_pool.packed(torch.randn(PANEL, 8)), torch.randn(3, PANEL)
+def test_wrong_types_and_shapes_of_a_product_are_refused():
+    x, packed, other = torch.randn(3, 8), thread_pool.pack_panels(torch.randn(PANEL, 8)), torch.randn(3, PANEL)
     for wrong, beside in ((x[:, :7], None), (x.double(), None), (x, other[:2]), (x, other.double())):
-        with pytest.raises(ValueError, match="not float32"):
-            thread_pool.product(wrong, packed, None, Then.PLUS, beside)
+        with pytest.raises(ValueError, match="must be float32"):
+            thread_pool.linear(wrong, packed, None, Epilogue.PLUS, beside)
 
 
 def attention(queries, keys, values):
@@ -111,7 +111,7 @@ def test_attention(threads, B, n, T, G, R, d, room):
     torch.testing.assert_close(found.double(), attention(queries, keys, values), rtol=1e-5, atol=1e-5)
 
 
-def test_attention_of_large_scores_and_of_what_is_no_number():
+def test_attention_with_large_scores_and_nan():
     queries, keys, values = parts(1, 40, 40, 1, 2, 16)
     queries *= 40
     keys *= 40
@@ -124,7 +124,7 @@ def test_attention_of_large_scores_and_of_what_is_no_number():
     assert not found[:17].isnan().any()
 
 
-def test_what_a_position_sees_does_not_depend_on_what_comes_behind(threads):
+def test_attention_is_causal(threads):
     torch.manual_seed(3)
     queries, keys, values = parts(1, 100, 100, 3, 3, 64)
     whole = thread_pool.attend(queries, keys, values)
@@ -133,7 +133,7 @@ def test_what_a_position_sees_does_not_depend_on_what_comes_behind(threads):
         assert torch.equal(thread_pool.attend(queries[:, T:], keys, values), whole[:, T:])
 
 
-def test_attention_of_what_lies_otherwise_is_refused():
+def test_wrong_types_shapes_and_layouts_of_attention_are_refused():
     queries, keys, values = parts(1, 8, 8, 1, 2, 16)
     for wrong in (
         (queries.double(), keys, values),
@@ -143,7 +143,7 @@ def test_attention_of_what_lies_otherwise_is_refused():
         (queries, keys[:, :, :5], values[:, :, :5]),
         (queries.transpose(2, 3), keys, values),
     ):
-        with pytest.raises(ValueError, match="no attention"):
+        with pytest.raises(ValueError, match=r"queries .* must be float32"):
             thread_pool.attend(*wrong)
 
 
@@ -154,9 +154,9 @@ def test_norms(threads, shape):
     assert torch.equal(thread_pool.norm(x[:, -1:], 1e-5), thread_pool.norm(x, 1e-5)[:, -1:])
 
 
-def test_norms_and_positions_of_what_lies_otherwise_are_refused():
+def test_wrong_types_shapes_and_layouts_of_norms_and_rotations_are_refused():
     heads, table = torch.randn(2, 5, 3, 16), torch.randn(1, 5, 1, 16)
-    with pytest.raises(ValueError, match="not float32"):
+    with pytest.raises(ValueError, match="must be float32"):
         thread_pool.norm(heads.double(), 1e-5)
     for wrong in (
         (heads.double(), 2, table, table),
@@ -165,7 +165,7 @@ def test_norms_and_positions_of_what_lies_otherwise_are_refused():
         (heads, 2, table[:, :4], table),
         (heads, 2, table.expand(3, -1, -1, -1), table.expand(3, -1, -1, -1)),
     ):
-        with pytest.raises(ValueError, match="can be turned"):
+        with pytest.raises(ValueError, match="heads must be contiguous"):
             thread_pool.rotate(*wrong)
 
 

@@ -1,4 +1,4 @@
-"""`Quantized` against float: what four bits keep, what eight cost, rows that do not see each other."""
+"""`QuantisedMatrix` against float: four bits are exact where they are used, eight are close, and rows are independent."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from everlong_models.backbone.backbone import Backbone
-from everlong_models.kernels.cpu import decode_step, thread_pool
-from everlong_models.kernels.cpu.quantised_matrix import GROUP, Quantized, fits
+from everlong_models.kernels.cpu import matrix_product, thread_pool
+from everlong_models.kernels.cpu.quantised_matrix import GROUP, QuantisedMatrix, can_quantise
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.weights import Manifest, load_weights, save_weights
 from tests.models.stored import stored
 
-pytestmark = pytest.mark.skipif(not fits(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
+pytestmark = pytest.mark.skipif(not can_quantise(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
 
 
 def test_one_input_by_itself():
     weight, x = stored(47, 96), torch.randn(96)
-    assert torch.equal(Quantized(weight)(x), Quantized(weight)(x[None])[0])
+    assert torch.equal(QuantisedMatrix(weight)(x), QuantisedMatrix(weight)(x[None])[0])
 
 
 @pytest.mark.parametrize(("bits", "error"), [(4, 4e-5), (8, 6e-3)])
@@ -38,7 +38,7 @@ def test_the_formula(columns, bits, error, biased):
     weight = stored(47, columns) if bits == 4 else torch.randn(47, columns)
     bias = torch.randn(47) if biased else None
     x = torch.randn(2, 3, columns)
-    layer, y = Quantized(weight, bias), F.linear(x, weight, bias)
+    layer, y = QuantisedMatrix(weight, bias), F.linear(x, weight, bias)
     assert layer.bits == bits
     assert layer(x).dtype == torch.float32
     assert layer(x).shape == y.shape
@@ -47,29 +47,29 @@ def test_the_formula(columns, bits, error, biased):
 
 @pytest.mark.parametrize("columns", [96, 1536])
 def test_activations_of_sixteen_bits_lose_nothing(columns):
-    """Whole numbers that each group of 32 has up to its end of the scale: what is left is the rounding of float32."""
+    """Integers that use the full scale of each group are exact, up to the rounding of float32."""
     x = torch.randint(-32767, 32768, (5, columns)).float()
     x[:, ::GROUP] = 32767
     x[0] /= 1024
     x[1, GROUP:] = 0
     weight = stored(47, columns)
     exact = x.double() @ weight.double().T
-    assert float((Quantized(weight)(x) - exact).abs().max() / exact.abs().max()) < 1e-6
+    assert float((QuantisedMatrix(weight)(x) - exact).abs().max() / exact.abs().max()) < 1e-6
     groups = (
         x.unflatten(1, (-1, GROUP)) * torch.logspace(-20, 8, columns // GROUP)[:, None]
     )  # each has a scale of its own
     exact = groups.flatten(1).double() @ weight.double().T
-    assert float(((Quantized(weight)(groups.flatten(1)) - exact) / exact).abs().max()) < 1e-4
+    assert float(((QuantisedMatrix(weight)(groups.flatten(1)) - exact) / exact).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("weight", [stored(48, 96), torch.randn(48, 96), torch.zeros(48, 96)])
-def test_no_number_stays_none(number, weight):
-    """And a row beside it is as it was; so little that it has no scale is nothing."""
+def test_nan_stays_nan(number, weight):
+    """And other rows do not change; magnitudes too small for a scale become 0."""
     x = torch.randn(3, 96)
-    expected = Quantized(weight)(x[2:])
+    expected = QuantisedMatrix(weight)(x[2:])
     x[0, 37], x[1] = number, 1e-33 * x[1]
-    found = Quantized(weight)(x)
+    found = QuantisedMatrix(weight)(x)
     assert not found[0].isfinite().any()
     assert found[1].abs().max() < 1e-30
     assert torch.equal(found[2:], expected)
@@ -77,22 +77,26 @@ def test_no_number_stays_none(number, weight):
 
 def test_four_bits_are_taken_only_where_they_lose_nothing():
     weight = stored(16, 64)
-    assert Quantized(weight).bits == 4
+    assert QuantisedMatrix(weight).bits == 4
     weight[5, 7] += 0.2 * weight.unflatten(1, (-1, GROUP)).diff(dim=-1).abs().max() / 15
-    assert Quantized(weight).bits == 8
-    assert Quantized(torch.ones(16, 64)).bits == 4, "a group without a step"
+    assert QuantisedMatrix(weight).bits == 8
+    assert QuantisedMatrix(torch.ones(16, 64)).bits == 4, "a group without a step"
     for row in (0, 15, 300):
         weight = stored(301, 64)
         weight[row, 9] = torch.nan
-        assert Quantized(weight).bits == 8
+        assert QuantisedMatrix(weight).bits == 8
 
 
-def test_an_update_stays_beside_four_bits():
+def test_a_low_rank_update_stays_separate_from_four_bits():
     weight, bias, (a, b) = stored(48, 96), torch.randn(48), (torch.randn(8, 96), torch.randn(48, 8) / 30)
     x = torch.randn(2, 3, 96)
-    layer, plain, y = Quantized(weight, bias, (a, b)), Quantized(weight, bias), F.linear(x, weight + b @ a, bias)
+    layer, plain, y = (
+        QuantisedMatrix(weight, bias, (a, b)),
+        QuantisedMatrix(weight, bias),
+        F.linear(x, weight + b @ a, bias),
+    )
     assert layer.bits == 4
-    assert Quantized(weight + b @ a).bits == 8
+    assert QuantisedMatrix(weight + b @ a).bits == 8
     assert float((y - F.linear(x, weight, bias)).norm() / y.norm()) > 0.3
     torch.testing.assert_close(layer(x) - plain(x), x @ (b @ a).T, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(layer(x), y, rtol=1e-4, atol=1e-4)
@@ -101,13 +105,17 @@ def test_an_update_stays_beside_four_bits():
 def test_a_group_of_one_value_and_zeros():
     x = torch.randn(2, 64)
     for weight in (torch.full((16, 64), 0.375), torch.zeros(16, 64)):
-        torch.testing.assert_close(Quantized(weight)(x), x @ weight.T, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(QuantisedMatrix(weight)(x), x @ weight.T, rtol=1e-4, atol=1e-4)
 
 
 def test_a_row_does_not_depend_on_its_neighbours():
     torch.manual_seed(1)
-    wide = Quantized(stored(160, 1536), None, (torch.randn(24, 1536), torch.randn(160, 24)))
-    for layer, columns in ((Quantized(stored(160, 96)), 96), (Quantized(torch.randn(160, 96)), 96), (wide, 1536)):
+    wide = QuantisedMatrix(stored(160, 1536), None, (torch.randn(24, 1536), torch.randn(160, 24)))
+    for layer, columns in (
+        (QuantisedMatrix(stored(160, 96)), 96),
+        (QuantisedMatrix(torch.randn(160, 96)), 96),
+        (wide, 1536),
+    ):
         x = torch.randn(33, columns)
         y = layer(x)
         for rows in (1, 2, 7, 32):
@@ -127,20 +135,20 @@ def test_a_row_does_not_depend_on_its_neighbours():
     ],
     ids=["columns", "type", "device", "small", "large", "no number"],
 )
-def test_what_does_not_fit(weight):
-    assert not fits(weight)
+def test_matrices_that_cannot_be_quantised(weight):
+    assert not can_quantise(weight)
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
 @pytest.mark.parametrize("least", [1.0, 1e-2])
-def test_what_fits_is_multiplied_well(size, least):
-    """Scales have sixteen bits, also of groups whose weights are small."""
+def test_extreme_scales_are_multiplied_accurately(size, least):
+    """Scales have 16 bits, for groups of small weights, too."""
     torch.manual_seed(4)
     weight, x = torch.randn(32, 64) * size, torch.randn(5, 64)
     weight[:, 32:] *= least
     exact = x.double() @ weight.double().T
-    assert fits(weight)
-    assert float((Quantized(weight)(x) - exact).norm() / exact.norm()) < 0.012
+    assert can_quantise(weight)
+    assert float((QuantisedMatrix(weight)(x) - exact).norm() / exact.norm()) < 0.012
 
 
 def build(hidden: int = 64, head_dim: int = 16, heads: int = 4) -> Backbone:
@@ -218,11 +226,11 @@ def test_a_backbone_with_adapters_keeps_its_four_bits(tmp_path):
     assert {matrix.bits for layer in quantized._lean._decoding.layers for matrix in layer.values()} == {4}
     kv, x, at = torch.randn(2, 3, 2, 2, 40, 16).half(), torch.randn(2, 1, 64), torch.tensor([20, 11])
     expected, found = exact.hidden(x, kv=kv.float(), at=at), quantized.hidden(x, kv=kv, at=at)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4)  # nothing but what sixteen bits have not
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-4)  # the rounding to 16 bits
 
 
 def decoded(backbone: Backbone, rows: int, context: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a step is of: `x`, `kv`, `at`."""
+    """The inputs of a decode step: `x`, `kv`, `at`."""
     torch.manual_seed(3)
     x, kv = torch.randn(rows, 1, backbone.width), backbone.new_kv(rows, context).normal_()
     return x, kv, torch.randint(context, (rows,))
@@ -271,8 +279,8 @@ def test_a_step_is_that_of_the_float_matrices(head_dim, heads, width, threads):
 
 
 @torch.no_grad()
-def test_a_step_is_the_same_whoever_computes_it(monkeypatch):
-    """One thread, several, more than there are processors, and without OpenMP's."""
+def test_a_step_is_the_same_with_any_number_of_threads(monkeypatch):
+    """One thread, several, more than cores, and without OpenMP."""
     backbone = build()
     backbone.optimize(quantize=True)
     x, kv, at = decoded(backbone, 3, 40)
@@ -289,7 +297,7 @@ def test_a_step_is_the_same_whoever_computes_it(monkeypatch):
 
 
 @torch.no_grad()
-def test_a_cache_whose_rows_lie_apart():
+def test_a_cache_whose_rows_are_not_contiguous():
     backbone = build()
     backbone.optimize(quantize=True)
     x, kv, at = decoded(backbone, 2, 40)
@@ -301,11 +309,11 @@ def test_a_cache_whose_rows_lie_apart():
 
 @torch.no_grad()
 @pytest.mark.parametrize("at", [-1, 40])
-def test_a_position_that_is_not_there(at):
+def test_a_position_outside_the_cache(at):
     backbone = build()
     backbone.optimize(quantize=True)
     x, kv, _ = decoded(backbone, 1, 40)
-    with pytest.raises(IndexError, match=f"{at}.*40"):
+    with pytest.raises(IndexError, match=rf"from 0 to 39, got .*{at}"):
         backbone.hidden(x, kv=kv, at=torch.tensor([at]))
 
 
@@ -327,8 +335,8 @@ def test_a_position_that_is_not_there(at):
         ("sin", {"sin": torch.ones(40, 16, dtype=torch.float64)}),
     ],
 )
-def test_what_is_of_another_type_or_shape(name, change):
-    """Addresses tell nothing of either."""
+def test_wrong_types_and_shapes_of_a_step_are_refused(name, change):
+    """The kernel only receives addresses, so types and shapes are checked before."""
     backbone = build()
     backbone.optimize(quantize=True)
     decoding = backbone._lean._decoding
@@ -340,9 +348,9 @@ def test_what_is_of_another_type_or_shape(name, change):
 
 
 def test_a_product_with_another_type_or_width():
-    layer = Quantized(stored(48, 96))
+    layer = QuantisedMatrix(stored(48, 96))
     for x in (torch.zeros(2, 96, dtype=torch.float64), torch.zeros(2, 64)):
-        with pytest.raises(ValueError, match="x is"):
+        with pytest.raises(ValueError, match="x must be float32"):
             layer(x)
 
 
@@ -366,8 +374,8 @@ def test_two_threads_step_at_once_whatever_type_others_compute_in():
 
 
 @torch.no_grad()
-def test_no_number_ends_no_process():
-    """A row of zeros with no ε is divided by nothing; the rows beside it are as they were."""
+def test_nan_does_not_crash_the_process():
+    """A row of zeros with ε = 0 divides by zero and gives NaN; other rows do not change."""
     backbone = build()
     backbone.model.config.rms_norm_eps = 0.0
     backbone.optimize(quantize=True)
@@ -381,17 +389,17 @@ def test_no_number_ends_no_process():
 
 COMPILED = """
 import torch
-from everlong_models import team
-from everlong_models.kernels.cpu.prefill import Then
-from everlong_models.kernels.cpu.quantised_matrix import Quantized, fits
+from everlong_models.kernels.cpu import thread_pool
+from everlong_models.kernels.cpu.prefill import Epilogue
+from everlong_models.kernels.cpu.quantised_matrix import QuantisedMatrix, can_quantise
 torch.manual_seed(0)
 weight, x = torch.randn(48, 96), torch.randn(7, 96)
-print(thread_pool.product(x, thread_pool.packed(weight), None, Then.SILU, None).double().sum().item())
-print(Quantized(weight)(x).double().sum().item() if fits(weight) else "does not fit")
+print(thread_pool.linear(x, thread_pool.pack_panels(weight), None, Epilogue.SILU, None).double().sum().item())
+print(QuantisedMatrix(weight)(x).double().sum().item() if can_quantise(weight) else "does not fit")
 """
 
 
-def test_what_was_stored_is_used_and_need_not_be_whole(tmp_path):
+def test_stored_machine_code_is_reused_and_damaged_files_are_replaced(tmp_path):
     def compute() -> str:
         run = [sys.executable, "-c", COMPILED]
         environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
@@ -410,7 +418,7 @@ def test_what_was_stored_is_used_and_need_not_be_whole(tmp_path):
 
 
 @pytest.mark.parametrize("processor", ["ivybridge", "generic"])
-def test_a_processor_that_has_less_computes_the_same_or_is_known_not_to(tmp_path, processor):
+def test_a_processor_with_fewer_instructions_computes_the_same_or_is_not_supported(tmp_path, processor):
     """What numba compiles for may lack instructions that this processor has: naming one would end the process. The first knows no
     products of whole numbers in vectors, the second no numbers of 16 bits either."""
     run = [sys.executable, "-c", COMPILED]
@@ -430,10 +438,10 @@ def test_stored_code_is_of_one_version_and_one_processor(monkeypatch):
     monkeypatch.setattr(
         thread_pool, "cfunc", lambda *args, **options: lambda function: names.append(function.__qualname__)
     )
-    monkeypatch.setattr(decode_step.multiply, "__qualname__", "multiply")  # put back at the end
+    monkeypatch.setattr(matrix_product.multiply, "__qualname__", "multiply")  # restored at the end
 
     def name() -> str:
-        thread_pool.compiled.__wrapped__(decode_step.multiply)
+        thread_pool.compiled.__wrapped__(matrix_product.multiply)
         return names.pop()
 
     usual = name()
@@ -448,8 +456,8 @@ def test_stored_code_is_of_one_version_and_one_processor(monkeypatch):
             assert name() != usual
 
 
-def test_where_nothing_can_be_stored(monkeypatch):
-    """Compiled code stays in the process."""
+def test_without_a_writable_folder_each_process_compiles(monkeypatch):
+    """Compiled code is kept in the process's memory."""
 
     def refuse(*args, cache=False, **options):
         if cache:
@@ -458,12 +466,12 @@ def test_where_nothing_can_be_stored(monkeypatch):
 
     monkeypatch.setattr(thread_pool, "cfunc", refuse)
     monkeypatch.setattr(thread_pool, "compiled", lru_cache(thread_pool.compiled.__wrapped__))
-    layer, x = Quantized(stored(48, 96)), torch.randn(5, 96)
+    layer, x = QuantisedMatrix(stored(48, 96)), torch.randn(5, 96)
     torch.testing.assert_close(layer(x), x @ stored(48, 96).T, rtol=1e-3, atol=2e-4)
 
 
 @torch.no_grad()
-def test_matrices_that_do_not_fit_stay_float():
+def test_matrices_that_cannot_be_quantised_stay_float():
     exact, same = build(72, 18), build(72, 18)
     exact.optimize()
     same.optimize(quantize=True)
@@ -471,6 +479,6 @@ def test_matrices_that_do_not_fit_stay_float():
     assert torch.equal(same.hidden(x, kv=kv.clone(), at=at), exact.hidden(x, kv=kv.clone(), at=at))
 
 
-def test_rows_that_do_not_lie_side_by_side():
-    layer, x = Quantized(stored(48, 96)), torch.randn(5, 3, 96)
+def test_rows_that_are_not_contiguous():
+    layer, x = QuantisedMatrix(stored(48, 96)), torch.randn(5, 3, 96)
     assert torch.equal(layer(x[:, -1]), layer(x[:, -1].contiguous()))

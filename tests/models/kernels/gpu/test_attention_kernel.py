@@ -1,5 +1,4 @@
-"""A step whose attention is one query's a row, as a GPU computes it, equals the step of PyTorch's operations, its naive twin. Without a
-GPU, Triton interprets the kernels."""
+"""Decode attention in Triton equals PyTorch's operations, its naive twin. Without a GPU, Triton interprets the kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from everlong_models.backbone.cache import CacheSlots
 from everlong_models.generate.cuda_graphs import CUDAGraphs, StepGraphs
 from everlong_models.kernels.gpu import attention_kernel as kernels
 from everlong_models.kernels.gpu import layer_kernels
-from everlong_models.kernels.gpu.attention_kernel import attended
+from everlong_models.kernels.gpu.attention_kernel import decode_attention
 from everlong_models.memories.relative import scratch
 from everlong_models.memories.relative.attention import RelativeAttention, RelativePositions
 from everlong_models.memories.relative.compressive import Compressive, CompressiveConfig
@@ -49,7 +48,7 @@ MEMORIES = {
 
 @pytest.fixture
 def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are taken, whatever the device; what would be compiled is run."""
+    """Use the kernels on any device; run what would be compiled."""
 
     def run_it(weight: Tensor, run) -> bool:
         run()
@@ -85,9 +84,9 @@ def test_a_step_is_what_pytorch_computes(compiles: None, monkeypatch: pytest.Mon
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One entry for each call of the kernels by a step from here on."""
+    """A list that gets one entry for each call of the kernels by a step."""
     calls: list[None] = []
-    monkeypatch.setattr(scratch, "attended", lambda *given: calls.append(None) or attended(*given))
+    monkeypatch.setattr(scratch, "decode_attention", lambda *given: calls.append(None) or decode_attention(*given))
     return calls
 
 
@@ -122,7 +121,7 @@ def computed(keys: int, dim: int, dtype: torch.dtype) -> list[tuple[Tensor, Tens
     for tensor in (k, v):
         tensor.masked_fill_(~visible.mT[:, None], torch.nan)
     along = attention.along(q + behind.v, behind.encoding)
-    return [*results, attended(q, k, v, behind.u, along, at, visible)]
+    return [*results, decode_attention(q, k, v, behind.u, along, at, visible)]
 
 
 @torch.no_grad()
@@ -151,19 +150,19 @@ def test_bfloat16_is_no_further_from_what_is_exact_than_pytorchs_operations() ->
 
 
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """For an H100, in bfloat16 and with what they are told at a launch; see test_fused.py."""
-    assert compiled_by(COMPILE, tmp_path) == ["_look", "_join"]
+    """For an H100, in bfloat16, with the types of a launch; see test_layer_kernels.py."""
+    assert compiled_by(COMPILE, tmp_path) == ["_attend_part", "_merge_parts"]
 
 
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from everlong_models import attended
+from everlong_models.kernels.gpu import attention_kernel
 
 SIZES = {"heads": 4, "count": 812, "dim": 64, "parts": 13, "parts_block": 16, "block": 64, "dim_block": 64}
 OTHERS = {name: "*fp32" for name in ("contexts", "masses", "mass")} | {"scale": "fp32", "at": "*i64", "visible": "*u1"}
-for kernel in (attended._look, attended._join):
+for kernel in (attention_kernel._attend_part, attention_kernel._merge_parts):
     names = kernel.arg_names
     given = {name: "i32" if name.startswith(("key_", "value_")) else OTHERS.get(name, "*bf16") for name in names}
     signature = {name: "constexpr" if name in SIZES else given[name] for name in names}
@@ -172,7 +171,7 @@ for kernel in (attended._look, attended._join):
     source = ASTSource(fn=kernel, signature=signature, constexprs=sizes, attrs=whole)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32))
     assert compiled.asm["cubin"]
-    assert kernel is attended._join or compiled.asm["ptx"].count("ld.global.v4") > 4, "keys are not read 16 bytes at once"
+    assert kernel is attention_kernel._merge_parts or compiled.asm["ptx"].count("ld.global.v4") > 4, "keys are not read 16 bytes at once"
     print(kernel.__name__)
 """
 
@@ -189,14 +188,14 @@ def test_without_a_gpu_a_step_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @torch.no_grad()
-def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_without_a_working_triton_a_warning_is_logged_and_pytorch_used(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     def refuses(*_: object) -> None:
         raise RuntimeError("Failed to find C compiler")
 
     compiles = layer_kernels.compiles
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(layer_kernels, "compiles", lambda _, run: compiles(There(), run))
-    monkeypatch.setattr(scratch, "attended", refuses)
+    monkeypatch.setattr(scratch, "decode_attention", refuses)
     memory = random_weights(MEMORIES["compressive"]())
     with caplog.at_level(logging.WARNING):
         memory.optimize()
@@ -205,7 +204,7 @@ def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytes
     assert memory.step(cache, torch.zeros(1, dtype=torch.int64)).isfinite().all()
 
 
-def test_what_is_served_and_what_is_measured_is_optimized(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_models_are_optimised_at_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With its weights, and where they stay."""
     seen: list[float] = []
     monkeypatch.setattr(
@@ -223,11 +222,11 @@ def test_what_is_served_and_what_is_measured_is_optimized(monkeypatch: pytest.Mo
 @pytest.mark.skipif(not REAL, reason="no GPU is here")
 @torch.inference_mode()
 @pytest.mark.parametrize("name", MEMORIES)
-def test_recorded_it_is_what_it_is_without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_results_with_cuda_graphs_equal_those_without(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Three rows, so that a place behind them is computed as well; nothing is compiled any more."""
     plain, fast = (random_weights(MEMORIES[name]()).float().to(WHERE) for _ in range(2))
     fast.optimize()
-    compiled = [len(kernel.device_caches[DEVICE.index][0]) for kernel in (kernels._look, kernels._join)]
+    compiled = [len(kernel.device_caches[DEVICE.index][0]) for kernel in (kernels._attend_part, kernels._merge_parts)]
     calls, step = counted(monkeypatch), StepGraphs(fast.step, CUDAGraphs(DEVICE))
     text = tokens(plain, 3, 2 * plain.segment_length).to(WHERE)
     slots, twins = CacheSlots(kept=True), CacheSlots()
@@ -240,4 +239,6 @@ def test_recorded_it_is_what_it_is_without(monkeypatch: pytest.MonkeyPatch, name
         torch.testing.assert_close(step(slots, text[:, at]), expected, **CLOSE)
     assert all(step._graphs.values())
     assert calls
-    assert compiled == [len(kernel.device_caches[DEVICE.index][0]) for kernel in (kernels._look, kernels._join)]
+    assert compiled == [
+        len(kernel.device_caches[DEVICE.index][0]) for kernel in (kernels._attend_part, kernels._merge_parts)
+    ]

@@ -28,23 +28,23 @@ WHERE = "cuda" if REAL else "cpu"
 
 @pytest.fixture
 def fuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are fused, whatever the device."""
+    """Use fused layers on any device."""
     monkeypatch.setattr(layer_kernels, "available", lambda weight, **_: True)
 
 
 def twins(name: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, Backbone]:
-    """The plain backbone and the optimized one, whose layers are fused."""
+    """Return the plain backbone, and the optimised one with fused layers."""
     naive, fast = build(name, dtype), build(name, dtype)
     naive.model.to(WHERE), fast.model.to(WHERE)
     assert fast.optimize() is None
-    assert {type(layer).__name__ for layer in fast._lean.layers} == {"Fused"}
+    assert {type(layer).__name__ for layer in fast._lean.layers} == {"FusedLayer"}
     return naive, fast
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["llama", "biases", "no-groups", "head-dim", "qwen2"])  # what the kernels tell apart
 def test_it_computes_what_transformers_computes(fuses: None, name: str) -> None:
-    """Read, the last positions alone, prefilled, and gone on with at each row's own position."""
+    """Read; with the last positions only; prefilled; and continued at each row's own position."""
     naive, fast = twins(name)
     x = embeddings(naive, 3, 6).to(WHERE)
     before = x.clone()
@@ -65,7 +65,7 @@ def test_it_computes_what_transformers_computes(fuses: None, name: str) -> None:
 
 @torch.no_grad()
 def test_rows_of_many_blocks(fuses: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that is wider than what is looked at together."""
+    """A row wider than one block of a program."""
     monkeypatch.setattr(layer_kernels, "_WIDEST", 16)
     naive, fast = twins("biases")
     x = embeddings(naive, 2, 5).to(WHERE)
@@ -117,7 +117,7 @@ def test_a_memory_reads_with_it(fuses: None) -> None:
 
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """For an H100, in bfloat16: what is interpreted may be more than the compiler takes. Elsewhere, as it is interpreted here."""
-    assert compiled_by(COMPILE, tmp_path) == ["_turn", "_gate"]
+    assert compiled_by(COMPILE, tmp_path) == ["_norm_rotate", "_norm_gate"]
 
 
 def compiled_by(script: str, cache: Path) -> list[str]:
@@ -133,12 +133,12 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from everlong_models import fused
+from everlong_models.kernels.gpu import layer_kernels
 
 SIZES = {"width": 576, "count": 15, "turning": 12, "half": 32, "inner": 1536, "has_bias": True,
          "width_block": 1024, "count_block": 16, "half_block": 32, "block": 2048}
 NUMBERS = {"eps": "fp32", "positions": "i32", "cos_row": "i32"}
-for kernel in (layer_kernels._turn, layer_kernels._gate):
+for kernel in (layer_kernels._norm_rotate, layer_kernels._norm_gate):
     names = kernel.arg_names
     signature = {name: "constexpr" if name in SIZES else NUMBERS.get(name, "*bf16") for name in names}
     sizes = {(place,): SIZES[name] for place, name in enumerate(names) if name in SIZES}
@@ -156,7 +156,7 @@ def test_without_a_gpu_nothing_is_fused() -> None:
 
 @pytest.mark.skipif(not REAL, reason="no GPU is here")
 @torch.inference_mode()
-def test_recorded_it_is_what_it_is_without() -> None:
+def test_results_with_cuda_graphs_equal_those_without() -> None:
     """Three rows, so that a place behind them is computed as well."""
     backbone = Backbone(llama().model.float().to(WHERE))
     assert backbone.optimize() is None
@@ -168,7 +168,7 @@ def test_recorded_it_is_what_it_is_without() -> None:
         expected = memory.read(segment, state)
         state = read(segment, state)
         torch.testing.assert_close(state["memory"], expected["memory"], **CLOSE)
-    assert all(read._read._kept.values())
+    assert all(read._read._calls.values())
     slots, step = CacheSlots(kept=True), StepGraphs(memory.step, CUDAGraphs(DEVICE))
     twins = CacheSlots()
     for row, one in enumerate(state.split()):
@@ -180,17 +180,17 @@ def test_recorded_it_is_what_it_is_without() -> None:
     assert all(step._graphs.values())
 
 
-def test_it_is_compiled_for_the_models_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At load, on a GPU: what no request then waits for."""
+def test_kernels_are_compiled_for_the_models_sizes_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, compilation happens at load, so that no request waits for it."""
     asked: list[tuple[int, ...]] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         layer_kernels,
-        "turned",
+        "norm_rotate",
         lambda heads, count, h, bias, *_: asked.append((*heads.shape, count, *h.shape, bias is not None)),
     )
     monkeypatch.setattr(
-        layer_kernels, "gated", lambda both, h, bias, eps: asked.append((*both.shape, *h.shape, bias is not None))
+        layer_kernels, "norm_gate", lambda both, h, bias, eps: asked.append((*both.shape, *h.shape, bias is not None))
     )
     assert layer_kernels.available(There(), **LAYER)
     assert asked == [(1, 1, 4, 8, 3, 1, 1, 16, True), (1, 1, 64, 1, 1, 16, False)]
@@ -205,12 +205,12 @@ class There:
         return torch.zeros(shape)
 
 
-def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_without_a_working_triton_a_warning_is_logged_and_pytorch_used(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     def refuses(*_: object) -> None:
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(layer_kernels, "turned", refuses)
+    monkeypatch.setattr(layer_kernels, "norm_rotate", refuses)
 
     with caplog.at_level(logging.WARNING):
         assert not layer_kernels.available(There(), **LAYER)

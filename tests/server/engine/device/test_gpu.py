@@ -12,7 +12,7 @@ import torch
 
 from everlong_lab.benchmarks import flat
 from everlong_lab.benchmarks import prefill as read
-from everlong_models import MEMORIES, Grammars, Model, SamplingParams, load_model
+from everlong_models import MEMORIES, GrammarCompiler, Model, SamplingParams, load_model
 from everlong_server.engine.device import runner as running
 from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Look, Read
 from everlong_server.engine.device.runner import Runner
@@ -58,7 +58,7 @@ def served(model: Model, kind: type[Runner]) -> tuple[dict[str, Any], Runner]:
         "required": ["a"],
         "additionalProperties": False,
     }
-    grammar = Grammars(model.tokenizer, memory.vocab_size).json(schema)
+    grammar = GrammarCompiler(model.tokenizer, memory.vocab_size).json(schema)
     submit("json", lambda sink: Answer(start, [], [7, 8], SamplingParams(max_tokens=30), 9, sink, grammar=grammar))
     for number in range(3):
         text = torch.randint(5, 500, (3 * S,), generator=torch.Generator().manual_seed(number))
@@ -88,7 +88,7 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
     with gpu(), caplog.at_level(logging.WARNING):
         monkeypatch.setattr(running, "CUDAGraphs", Graphs)
         there, runner = served(load_model(name, device=DEVICE, **how), OnGPU)
-        recorded = runner._batch._graphs._graphs, runner._draw._kept, runner._segments._graphs._read._kept
+        recorded = runner._batch._graphs._graphs, runner._draw._calls, runner._segments._graphs._read._calls
         assert [bool(graphs) for graphs in recorded] == [True, True, memory == "rmt"], (
             "steps, draws, segments where they can be"
         )

@@ -18,7 +18,7 @@ import torch
 from everlong_models import MemoryState, SamplingParams, load_model
 from everlong_models.backbone.cache import Cache
 from everlong_models.errors import StateNotFinite
-from everlong_models.kernels.pause import pause
+from everlong_models.kernels.yield_point import yield_point
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Read
@@ -138,7 +138,7 @@ def test_what_a_step_says_is_posted_together_once_it_computes(model, monkeypatch
 
     def step(cache: Cache, tokens: torch.Tensor) -> torch.Tensor:
         before = len(loop.came)
-        pause()
+        yield_point()
         assert len(loop.came) == before + 1
         assert sum(isinstance(event, Delta) for event in loop.came[-1]) >= len(tokens)  # and of who ended with it
         rows.append(len(tokens))

@@ -92,7 +92,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def _close_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHUNK", 16)
-    monkeypatch.setattr(module, "_APART", 3)
+    monkeypatch.setattr(module, "_RESUME_TOKENS", 3)
 
 
 KINDS: dict[str, Callable[[], Tokenizer]] = {

@@ -1,0 +1,43 @@
+"""A model's fingerprint: SHA-256 over its weights, tokenizer, architecture, memory configuration and the layout of its state."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from everlong_models.memories.base import SegmentReader
+
+
+def state_layout(module: SegmentReader) -> str:
+    """Return names, types and shapes of a state's tensors. A version with another layout gets another fingerprint."""
+    tensors = module.initial_state(1).tensors
+    return ";".join(f"{name}:{tensors[name].dtype}:{tuple(tensors[name].shape)}" for name in sorted(tensors))
+
+
+def loaded_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return all loaded tensors by stable names.
+
+    A weight and its low-rank update are separate tensors, because their sum may round differently on another machine.
+    """
+    names = {".parametrizations.weight.original": ".weight", ".parametrizations.weight.0.": ".lora."}
+    tensors = module.state_dict()
+    for theirs, ours in names.items():
+        tensors = {name.replace(theirs, ours): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def hash_model(tensors: dict[str, Tensor], parts: Iterable[str]) -> str:
+    """Return the SHA-256 of `parts` and `tensors`. Empties `tensors`, so that tensors without other references are freed at once."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part.encode() + b"\0")
+    for name in sorted(tensors):
+        tensor = tensors.pop(name)
+        total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)};".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        if flat.numel():
+            total.update(flat.view(torch.uint8).numpy().data)
+    return total.hexdigest()
