@@ -43,8 +43,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which commands run. It contains the files that the pages name."""
     monkeypatch.chdir(tmp_path)
     books = tmp_path / "DATA" / "books-260"
-    for made in (books, tmp_path / ".venv" / "bin", tmp_path / "docs" / "research" / "pictures", tmp_path / "tests" / "data"):
-        made.mkdir(parents=True)
+    for made in (".venv/bin", "docs/research/pictures", "tests/data", "DATA/books-260"):
+        (tmp_path / made).mkdir(parents=True)
     for book in (NOVEL, STORY):
         (books / book.name).write_text(book.read_text()[:40_000])
     for short in (tmp_path / "tests" / "data" / STORY.name, tmp_path / "book.txt"):
