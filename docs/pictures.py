@@ -1,4 +1,4 @@
-"""Draws the pictures of concepts.md: `python docs/pictures.py`. A test compares what it draws with what is there."""
+"""Draw the pictures of the documentation into docs/pictures: `python docs/pictures.py`. A test checks that they are up to date."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INK, PALE, DEEP, WARM = "#37474f", "#eceff1", "#5c6bc0", "#ffb74d"
 KV_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 4
 """The default backbone: keys and values, layers, heads, width of a head, float32."""
 STATES = {"infinite": 35_389_448, "armt": 2_995_200, "rmt": 36_864, "window": 8_456}
-"""Bytes of a session's state around it; operations.md has the same, checked against the code."""
+"""Bytes of a session's state with each memory around that backbone. A test compares them with the code and the pages."""
 
 
 def svg(width: int, height: int, parts: Iterator[str]) -> str:
@@ -39,7 +39,7 @@ def say(x: float, y: float, label: str, anchor: str = "start", size: int = 14) -
 
 
 def reading() -> Iterator[str]:
-    """Segments go into a state of fixed size, one after the other; the last, open one does not yet."""
+    """Segments are read into a state of fixed size, one after the other, except the open segment at the end."""
     for n in range(4):
         x = 20 + n * 170
         yield box(x, 20, 130, 40, f"segment {n + 1}" if n < 3 else "open segment", PALE if n < 3 else WARM)
@@ -51,26 +51,24 @@ def reading() -> Iterator[str]:
     yield arrow(475, 132, 545, 132)
     yield arrow(595, 60, 595, 108)
     yield box(548, 112, 100, 40, "answer")
-    yield say(
-        20, 190, "Each state is as large as the first. The open segment is kept as token ids, at most S − 1 of them."
-    )
+    yield say(20, 190, "All states have the same size. The open segment is kept as token ids, at most S − 1 of them.")
 
 
 def fork() -> Iterator[str]:
-    """A document is read once; sessions are copies of what was read, and go on by themselves."""
+    """A document is read once. Each session starts from a copy of its state and then has messages of its own."""
     yield box(20, 90, 130, 40, "document", PALE)
     yield arrow(150, 110, 218, 110)
-    yield box(222, 90, 120, 40, "its state", DEEP, "white")
+    yield box(222, 90, 120, 40, "state", DEEP, "white")
     for n, y in enumerate((20, 90, 160)):
         yield arrow(342, 110, 428, y + 20)
         yield box(432, y, 120, 40, f"session {n + 1}", DEEP, "white")
-        yield box(570, y, 110, 40, "its dialogue", WARM)
+        yield box(570, y, 110, 40, "messages", WARM)
     yield say(178, 102, "read", "middle", 12)
     yield say(386, 62, "copied", "middle", 12)
 
 
 def cost() -> Iterator[str]:
-    """Bytes of a session against tokens read, both on logarithmic scales."""
+    """Plot the size of a session against the number of tokens read, both on logarithmic scales."""
     left, right, top, bottom = 80, 560, 20, 300
 
     def at(tokens: float, size: float) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "benchmarks").glob("*.json"))
-PAGE = (ROOT / "docs" / "performance.md").read_text()
+PAGE = (ROOT / "docs" / "research" / "performance.md").read_text()
 
 
 def test_there_are_some() -> None:

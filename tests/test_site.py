@@ -51,7 +51,7 @@ def test_links_are_rewritten_for_the_site() -> None:
     pytest.importorskip("mkdocs", reason="needs everlong[docs]")
     relinked = _module("hooks").relinked
     assert relinked("[a](../SECURITY.md#what-is-not)", "docs/x.md") == "[a](security.md#what-is-not)"
-    assert relinked("[a](docs/results.md), [b](LICENSE)", "README.md") == "[a](results.md), b"
+    assert relinked("[a](docs/research/results.md), [b](LICENSE)", "README.md") == "[a](research/results.md), b"
     assert relinked("[a](../../SECURITY.md)", "docs/guide/x.md") == "[a](../security.md)"
     assert relinked("[a](faq.md), [b](../index.md)", "docs/guide/x.md") == "[a](faq.md), [b](../index.md)"
     assert relinked("[a](../docs/guide/faq.md#rag)", "deploy/README.md") == "[a](guide/faq.md#rag)"
@@ -136,8 +136,8 @@ def _number(text: str) -> int:
 
 def test_figures_are_measured_ones() -> None:
     """Every decimal figure of the FAQ is on the page of its measurement, and so are the speeds of the operations page."""
-    performance = (DOCS / "performance.md").read_text()
-    measured = (DOCS / "results.md").read_text() + performance
+    performance = (DOCS / "research" / "performance.md").read_text()
+    measured = (DOCS / "research" / "results.md").read_text() + performance
     text = (DOCS / "guide" / "faq.md").read_text()
     cache = 2 * 30 * 3 * 64 * 4  # bytes a token, as the FAQ has it
     assert f"{cache:,} bytes" in text
