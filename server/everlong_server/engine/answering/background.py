@@ -113,7 +113,7 @@ class BackgroundResponses:
             # texts cannot be read.
             log.warning("response %s is given back: %r", response_id, error)
             return await self._wait(response_id, claim, _BACK_SECONDS)
-        except _Unwanted as error:
+        except _ResponseAbandoned as error:
             log.info("%s", error)
         except ServerError as error:
             log.warning("response %s failed: %s", response_id, error)
@@ -141,10 +141,10 @@ class BackgroundResponses:
 
     def _keep(self, response_turns: ResponseTurns, claim: Claim) -> Keep:
         async def keep(done: Response) -> None:
-            await response_turns.count(done)
+            await response_turns.count_bytes(done)
             if not await self._store.write(done.id, claim, done.end()):
-                await response_turns.recount(done.id)  # its answer is not stored
-                raise _Unwanted(f"response {done.id!r} is not wanted any more")
+                await response_turns.recount_bytes(done.id)  # its answer is not stored
+                raise _ResponseAbandoned(f"response {done.id!r} is not wanted any more")
 
         return keep
 
@@ -178,5 +178,5 @@ class BackgroundResponses:
                     return
 
 
-class _Unwanted(ServerError):
+class _ResponseAbandoned(ServerError):
     """It was cancelled, deleted, or taken by another."""

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from everlong_models import MemoryState, SamplingParams
 from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.answering.sessions import unread
+from everlong_server.engine.answering.sessions import not_ready_error
 from everlong_server.engine.answering.turn import Event, Turn, TurnContext, TurnRunner, Written, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import StateUnusable
@@ -30,7 +30,7 @@ class ChatCheckpoint:
 
     session: Session
     state: MemoryState
-    asked: str | None
+    question: str | None
 
 
 class ChatTurns:
@@ -75,7 +75,7 @@ class ChatTurns:
         asked = next((message.content for message in reversed(said[:-1]) if message.role == "user"), None)
         if behind is not None:
             after, session, state, heard = behind.session.id, behind.session, behind.state, 0
-            asked = asked or behind.asked
+            asked = asked or behind.question
         else:
             if documents:  # also if the dialogue is known: what was deleted is not talked about
                 await self._documents.ensure_reading(fingerprint, documents)
@@ -116,7 +116,7 @@ class ChatTurns:
         if session.reading is not None:
             reading = await self._documents.reading(session.reading, with_state=True)
             if reading is None or reading.status != "ready":
-                raise unread(reading, "this chat", "messages")
+                raise not_ready_error(reading, "this chat", "messages")
             session = replace(
                 session,
                 started=True,

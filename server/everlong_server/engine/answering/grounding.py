@@ -83,7 +83,7 @@ _NEAR = 0.3
 """The share of the best passage's score that others must have."""
 _LEAST = 128
 """Tokens of a segment that are worth being kept to. Of fewer, passages begin in it and go on behind its end."""
-BESIDE = 256
+RECENT_TOKENS = 256
 """Tokens before the open segment that a later answer with evidence looks at besides, where the memory keeps tokens: the
 dialogue. The first answer looks at nothing but its evidence, as if the chat began there: the document's end, which a question
 is hardly about, distracts from the passages (docs/results.md), and encoding it takes as long as they do."""
@@ -91,22 +91,22 @@ is hardly about, distracts from the passages (docs/results.md), and encoding it 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How passages and a question become one text: opening, passages with `between` between them, closing, question; or,
+    """How passages and a question become one text: opening, passages with `separator` between them, closing, question; or,
     where the text has nothing about the question, `nothing` and the question."""
 
     opening: str
-    between: str
+    separator: str
     closing: str
     nothing: str = (
         "The text above does not hold the answer to the following question. Answer only: “The text does not say.”\n\n"
         "Question: "
     )
 
-    def before(self, passages: Sequence[str]) -> str:
+    def render(self, passages: Sequence[str]) -> str:
         """What goes before the question; nothing if there are no passages."""
         if not passages:
             return ""
-        return self.opening + self.between.join(passage.strip() for passage in passages) + self.closing
+        return self.opening + self.separator.join(passage.strip() for passage in passages) + self.closing
 
 
 TEMPLATE = Template("Answer the question from these passages of the text.\n\n", "\n\n", "\n\nQuestion: ")
@@ -121,7 +121,7 @@ class Recall:
     tokens: int
 
 
-def words_of(question: str, before: str | None) -> dict[str, float]:
+def search_words(question: str, before: str | None) -> dict[str, float]:
     """The words to look for and their weight, for a question and the one before it; none for small talk, which has everyday
     words only and does not ask about what was talked of before."""
     every = _words(question)
@@ -139,23 +139,23 @@ def words_of(question: str, before: str | None) -> dict[str, float]:
     return words
 
 
-def asks(message: str) -> bool:
+def is_question(message: str) -> bool:
     """Whether a message is a question about something: one that a text can hold the answer to, or not."""
     return "?" in message and not (STOP_WORDS | EVERYDAY_WORDS).issuperset(_words(message))
 
 
-def lacks(question: str, found: Sequence[Passage], *, talked: bool) -> bool:
+def texts_lack_answer(question: str, found: Sequence[Passage], *, talked: bool) -> bool:
     """Whether texts that were searched, all of them, do not hold the answer to `question` if this was `found`. `talked`:
     there is a dialogue besides, that could."""
     return (
-        asks(question)
+        is_question(question)
         and not _enough(found)
         and not (talked and not _TALKING.isdisjoint(_words(question)))
         and all(ord(letter) < _LATIN for letter in question if letter.isalpha())
     )
 
 
-def choose(
+def select_passages(
     found: Sequence[Passage], seen: str, budget: int, count: Callable[[str], int], template: Template = TEMPLATE
 ) -> tuple[list[Passage], str]:
     """What an answer rests on, the best first, and the text that goes before the question, where the best stands last: a
@@ -167,7 +167,7 @@ def choose(
     """
 
     def before(passages: Sequence[Passage]) -> str:
-        return template.before([passage.text for passage in passages])
+        return template.render([passage.text for passage in passages])
 
     least = _NEAR * max((p.score for p in found), default=0.0)
     good = [p for p in found if _enough(found) and p.score >= least]
@@ -186,7 +186,7 @@ def choose(
     return [_bare(p) for p in evidence], before(fresh[::-1])
 
 
-def choose_in_window(
+def select_passages_in_window(
     found: Sequence[Passage],
     kept: list[int],
     budget: int,
@@ -204,13 +204,13 @@ def choose_in_window(
     text; `after`: behind the text.
     """
     budget = min(budget, window - after)
-    evidence, text = choose(found, decode(kept) if kept and found else "", budget, count, template)
+    evidence, text = select_passages(found, decode(kept) if kept and found else "", budget, count, template)
     if evidence and kept and len(kept) + between + count(text) + after > window:
-        return choose(found, "", budget, count, template)  # some of what was there will have gone
+        return select_passages(found, "", budget, count, template)  # some of what was there will have gone
     return evidence, text
 
 
-def choose_in_segment(
+def select_passages_in_segment(
     found: Sequence[Passage],
     seen: str,
     budget: int,
@@ -235,14 +235,14 @@ def choose_in_segment(
         seen = ""  # the segment that was open does not stay so
 
     def fitting() -> tuple[list[Passage], str]:
-        return choose(found, seen, min(budget, here), count, template) if here >= 0 else ([], "")
+        return select_passages(found, seen, min(budget, here), count, template) if here >= 0 else ([], "")
 
     if not found:
         return [], ""
     best = found[0].text.strip()
-    if here >= min(budget, _LEAST) or here >= (0 if best in seen else count(template.before([best]))):
+    if here >= min(budget, _LEAST) or here >= (0 if best in seen else count(template.render([best]))):
         return fitting()
-    evidence, text = choose(found, "", min(budget, here + segment), count, template)
+    evidence, text = select_passages(found, "", min(budget, here + segment), count, template)
     total = at + count(text) + after
     gone = (total - 1) // segment * segment - at  # tokens of the text that go into the memory
     if gone > 0:

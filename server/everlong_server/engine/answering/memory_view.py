@@ -23,7 +23,7 @@ from everlong_server.store.texts.passages import Passage
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class DocumentSpan:
     """The tokens [`start`, `end`) of the context that are a document's."""
 
     document: str
@@ -37,7 +37,7 @@ class SessionMemory:
 
     session: Session
     view: MemoryView
-    documents: list[Extent]
+    documents: list[DocumentSpan]
     passages: dict[Span, Passage]
 
 
@@ -60,34 +60,34 @@ class MemoryViews:
         self._token_offsets = token_offsets
         self._quota = quota
 
-    async def look(self, session_id: str) -> SessionMemory:
+    async def view(self, session_id: str) -> SessionMemory:
         """Raises `NotFound`, and whatever a message to the session would be refused with, but for its being busy."""
         with self._engine.admit():
-            async with self._quota.stream(self._engine.usual_seconds):
-                return await self._look(session_id)
+            async with self._quota.stream(self._engine.typical_seconds):
+                return await self._view(session_id)
 
-    async def _look(self, session_id: str) -> SessionMemory:
+    async def _view(self, session_id: str) -> SessionMemory:
         session = await self._sessions.get(session_id, with_state=True)
         await self._session_turns.require_ready(session)
         state = await asyncio.to_thread(load_state, session, self._engine.model)
-        view = await self._engine.look(
+        view = await self._engine.memory_view(
             state, list(session.open), session.position - len(session.open), self._quota.tenant
         )
         extents = await self._extents(session)
         spans = {(phrase.start, phrase.end) for layer in view.layers for phrase in layer.phrases}
         return SessionMemory(session, view, extents, await self._passages(extents, spans))
 
-    async def _extents(self, session: Session) -> list[Extent]:
+    async def _extents(self, session: Session) -> list[DocumentSpan]:
         """Where the session's documents are; of one that was deleted nobody knows."""
         extents = []
         for n, document in enumerate(session.documents, 1):
             reading = await self._documents.reading(reading_id(session.model, session.documents[:n]))
             if reading is not None and reading.status == "ready":
                 end = reading.cursor.position
-                extents.append(Extent(document, end - reading.cursor.tokens, end))
+                extents.append(DocumentSpan(document, end - reading.cursor.tokens, end))
         return extents
 
-    async def _passages(self, extents: Sequence[Extent], spans: Collection[Span]) -> dict[Span, Passage]:
+    async def _passages(self, extents: Sequence[DocumentSpan], spans: Collection[Span]) -> dict[Span, Passage]:
         """The words of `spans`, in the documents that are there."""
         passages: dict[Span, Passage] = {}
         for extent in extents:
@@ -104,7 +104,7 @@ class MemoryViews:
         return passages
 
 
-def _inside(span: Span, extent: Extent) -> Span | None:
+def _inside(span: Span, extent: DocumentSpan) -> Span | None:
     """The part of `span` that is the document's, counted from its beginning; None if there is none."""
     start, end = max(span[0], extent.start), min(span[1], extent.end)
     return (start - extent.start, end - extent.start) if start < end else None

@@ -65,7 +65,7 @@ class ResponseTurns:
         await self._quota.hold_on(previous.id, self._store.seconds)
         return previous
 
-    def ask(
+    def create(
         self,
         previous: Response | None,
         documents: Sequence[str],
@@ -177,21 +177,21 @@ class ResponseTurns:
 
     async def keep(self, response: Response) -> None:
         """Stores one that has its answer."""
-        await self.count(response)
+        await self.count_bytes(response)
         await self._store.keep(response)
 
     def _expected(self, response: Response) -> int:
         """Bytes that one without its answer is going to take, at least."""
         return response.stored_bytes + self._engine.model.state_bytes
 
-    async def count(self, response: Response) -> None:
+    async def count_bytes(self, response: Response) -> None:
         """Counts the bytes of one that has its answer, in place of those that were expected."""
         await self._quota.hold(response.id, response.stored_bytes, self._store.seconds, limited=False)
 
-    async def recount(self, response_id: str) -> None:
+    async def recount_bytes(self, response_id: str) -> None:
         """Counts the bytes of one as it is stored now: none, if it is gone."""
         try:
-            await self.count(await self._store.get(response_id))
+            await self.count_bytes(await self._store.get(response_id))
         except NotFound:
             await self._quota.release(response_id)
 
@@ -213,7 +213,7 @@ class ResponseTurns:
                 code="not_in_background",
             )
         await self._store.end(response_id, "cancelled")
-        await self.recount(response_id)  # without the state that it was expected to have
+        await self.recount_bytes(response_id)  # without the state that it was expected to have
         return await self._store.get(response_id)
 
     async def delete(self, response_id: str) -> None:

@@ -60,7 +60,7 @@ class SessionTurns:
             )  # fmt: skip
         if session.started or session.reading is None:
             return
-        raise unread(await self._documents.reading(session.reading), f"session {session.id!r}", "session_id")
+        raise not_ready_error(await self._documents.reading(session.reading), f"session {session.id!r}", "session_id")
 
     async def send(
         self, session_id: str, content: str, params: SamplingParams, recall: Recall, *, id: str | None = None
@@ -111,7 +111,7 @@ class SessionTurns:
                 except RedisError:  # away: the lease is ours for as long as it was last promised
                     continue
             self._metrics.lease_losses.labels("session").inc()
-            turn.lose(unchanged(session_id, "the lease was lost"))
+            turn.fail(unchanged(session_id, "the lease was lost"))
 
         keeper = asyncio.create_task(keep())
         try:
@@ -122,7 +122,7 @@ class SessionTurns:
                 await asyncio.shield(self._sessions.release(lease))
 
 
-def unread(reading: Reading | None, who: str, param: str) -> ServerError:
+def not_ready_error(reading: Reading | None, who: str, param: str) -> ServerError:
     """Why `who` cannot be talked to, whose documents' `reading` has not come to its end."""
     if reading is None:
         return DocumentFailed(f"a document of {who} was deleted before it was read", param="documents")

@@ -25,18 +25,18 @@ from everlong_models import (
     encode_state,
 )
 from everlong_server.engine.answering.grounding import (
-    BESIDE,
+    RECENT_TOKENS,
     TEMPLATE,
     Recall,
     Template,
-    choose_in_segment,
-    choose_in_window,
     evidence_view,
-    lacks,
-    words_of,
+    search_words,
+    select_passages_in_segment,
+    select_passages_in_window,
+    texts_lack_answer,
 )
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.device.requests import Answer, Finished
+from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import InvalidRequest, StateUnusable, TooLarge
 from everlong_server.observability.metrics import Metrics
@@ -53,15 +53,15 @@ Written = dict[str, Any]
 @dataclass(slots=True)
 class Turn:
     """A message and its answer under way. `events` yields what the caller is sent; `cancel` ends the answer and keeps it,
-    `lose` ends it and keeps nothing."""
+    `fail` ends it and keeps nothing."""
 
     id: str
     events: AsyncGenerator[Event, None] = field(init=False)
-    _answer: Answer | None = None
+    _answer: AnswerRequest | None = None
     _engine: Engine | None = None
     _lost: Exception | None = None
 
-    def begun(self, answer: Answer, engine: Engine) -> None:
+    def attach(self, answer: AnswerRequest, engine: Engine) -> None:
         """There is something to cancel now. Raises what it was lost with before."""
         self._answer, self._engine = answer, engine
         if self._lost is not None:
@@ -72,7 +72,7 @@ class Turn:
         if self._answer is not None and self._engine is not None:
             self._engine.cancel(self._answer)
 
-    def lose(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """The place is somebody else's: the answer ends with `error`."""
         self._lost = error
         self.cancel()
@@ -88,9 +88,9 @@ class TurnContext:
 
     session: Session
     state: MemoryState
-    earlier: Sequence[Message]
-    asked: str | None
-    keep: Callable[[Event, Written], Awaitable[None]]
+    unread: Sequence[Message]
+    previous_question: str | None
+    commit: Callable[[Event, Written], Awaitable[None]]
 
 
 def load_state(session: Session, model: Model) -> MemoryState:
@@ -166,7 +166,7 @@ class TurnRunner:
         async with AsyncExitStack() as stack:
             span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
             stack.enter_context(self._engine.admit())
-            spent = await stack.enter_async_context(self._quota.stream(self._engine.usual_seconds))
+            spent = await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
             grammar = await self._grammar(params)
             place = await stack.enter_async_context(entered)
             session = place.session
@@ -175,10 +175,10 @@ class TurnRunner:
             prompt, rests, newest, alone = await asyncio.to_thread(
                 self._prompt, place, content, found, recall, lacking=lacking
             )
-            rests = await self._passages.placed(await self._token_offsets.placed(rests))
+            rests = await self._passages.placed(await self._token_offsets.with_tokens(rests))
             evidence = [evidence_view(passage) for passage in rests]
             seed = params.seed if params.seed is not None else secrets.randbits(53)
-            answer = Answer(
+            answer = AnswerRequest(
                 place.state,
                 list(session.open),
                 prompt,
@@ -190,7 +190,7 @@ class TurnRunner:
                 grammar,
                 self._quota.tenant,
             )
-            turn.begun(answer, self._engine)
+            turn.attach(answer, self._engine)
             message: dict[str, Any] = {
                 "id": turn.id, "object": "message", "role": "assistant", "session": session.id,
                 "model": self._engine.model.name, "created_at": now(), "seed": seed,
@@ -198,12 +198,12 @@ class TurnRunner:
             yield {"type": "response.created", "response": message}
             message["evidence"] = evidence
             yield {"type": "response.evidence", "response_id": turn.id, "evidence": evidence}
-            finished: Finished | None = None
+            finished: AnswerFinished | None = None
             logprobs: list[dict[str, Any]] = []
             try:
                 async with contextlib.aclosing(self._engine.answer(answer)) as events:
                     async for event in events:
-                        if isinstance(event, Finished):
+                        if isinstance(event, AnswerFinished):
                             finished = event
                             break
                         pace.token()
@@ -238,7 +238,7 @@ class TurnRunner:
                 **({"logprobs": logprobs} if params.logprobs else {}),
             }
             if finished is not None:
-                await place.keep(message, await self._written(session, finished))
+                await place.commit(message, await self._written(session, finished))
                 pace.end()
                 self._metrics.answered(finished.reason, prompt=len(prompt), generated=finished.tokens, reused=reused)
         # The lease is back before the caller hears of the end, so that its next message finds the session free.
@@ -268,19 +268,19 @@ class TurnRunner:
     async def _recall(self, place: TurnContext, content: str, recall: Recall) -> tuple[list[Passage], bool]:
         """The passages of the session's documents that a question is about, the best first; and whether these documents
         lack what is asked for."""
-        documents, talked = place.session.documents, bool(place.session.messages or place.earlier)
+        documents, talked = place.session.documents, bool(place.session.messages or place.unread)
         if not recall.passages or not documents:
             return [], False
-        words = await asyncio.to_thread(words_of, content, place.asked)
+        words = await asyncio.to_thread(search_words, content, place.previous_question)
         found = await self._passages.search(documents, words, recall.passages) if words else []
-        lacking = await asyncio.to_thread(lacks, content, found, talked=talked)
+        lacking = await asyncio.to_thread(texts_lack_answer, content, found, talked=talked)
         return found, bool(words) and lacking and await self._passages.complete(documents)
 
     def _prompt(
         self, place: TurnContext, content: str, found: list[Passage], recall: Recall, *, lacking: bool
     ) -> tuple[list[int], list[Passage], int | None, bool]:
-        """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`Answer.newest`,
-        `Answer.alone`)."""
+        """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`AnswerRequest.newest`,
+        `AnswerRequest.alone`)."""
         memory, chat, tokenizer = self._engine.model.memory, self._engine.model.chat, self._engine.model.tokenizer
         session = place.session
         kept, open = memory.kept(place.state), session.open
@@ -294,20 +294,20 @@ class TurnRunner:
         budget, window = recall.tokens, memory.sight - memory.segment_length
         if window:
             budget = min(budget, window - len(question))
-            evidence, text = choose_in_window(
-                found, [] if alone else [*kept[-BESIDE:], *open], budget, count, tokenizer.decode, window=window,
+            evidence, text = select_passages_in_window(
+                found, [] if alone else [*kept[-RECENT_TOKENS:], *open], budget, count, tokenizer.decode, window=window,
                 between=between, after=len(question), template=self._template,
             )  # fmt: skip
         else:
-            evidence, text = choose_in_segment(
-                found, tokenizer.decode([*kept[-BESIDE:], *open]) if found else "", budget, count, tokenizer.spans,
+            evidence, text = select_passages_in_segment(
+                found, tokenizer.decode([*kept[-RECENT_TOKENS:], *open]) if found else "", budget, count, tokenizer.spans,
                 segment=memory.segment_length, before=len(open) + between, after=len(question), template=self._template,
             )  # fmt: skip
         if lacking and self._engine.model.trained is None:  # without a trained memory, what they lack nothing holds
             text = self._template.nothing if count(self._template.nothing) <= budget else ""
         alone = alone and bool(evidence or text)
         prompt = [*self._before(place, anew=alone), *tokenizer.encode(text), *question]
-        newest = BESIDE if evidence or text else None
+        newest = RECENT_TOKENS if evidence or text else None
         return prompt, evidence, newest, alone
 
     def _before(self, place: TurnContext, *, anew: bool) -> list[int]:
@@ -316,7 +316,7 @@ class TurnRunner:
         begins = anew or not place.session.position
         lead = chat.turn if place.session.messages else chat.head if begins else chat.separator
         tokens: list[int] = []
-        for said in place.earlier:
+        for said in place.unread:
             behind = {"system": chat.separator, "user": chat.ask, "assistant": chat.turn}[said.role]
             if said.role == "system" and begins and chat.system is not None:
                 lead, behind = chat.system
@@ -324,7 +324,7 @@ class TurnRunner:
             lead = behind
         return [*tokens, *lead]
 
-    async def _written(self, session: Session, finished: Finished) -> Written:
+    async def _written(self, session: Session, finished: AnswerFinished) -> Written:
         return {
             "state": await asyncio.to_thread(encode_state, finished.state, self._engine.model.fingerprint),
             "state_bytes": finished.state.nbytes,

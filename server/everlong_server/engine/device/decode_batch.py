@@ -8,7 +8,7 @@ import torch
 
 from everlong_models import CacheSlots, StepGraphs
 from everlong_models.memories.base import SegmentReader
-from everlong_server.engine.device.requests import Answer
+from everlong_server.engine.device.requests import AnswerRequest
 
 
 class DecodeBatch:
@@ -20,29 +20,29 @@ class DecodeBatch:
         self._device = device
         self._graphs = graphs
         self._slots = CacheSlots(kept=graphs is not None)
-        self.rows: list[Answer] = []
+        self.rows: list[AnswerRequest] = []
 
-    def enter(self, item: Answer) -> None:
+    def add(self, item: AnswerRequest) -> None:
         """Reads the answer's open segment (1 … S tokens) into a row, and has the logits of what follows."""
-        tokens = torch.tensor([item.open[item.skipped :]], dtype=torch.int64, device=self._device)
-        if item.newest is None:
+        tokens = torch.tensor([item.open[item.hidden_open :]], dtype=torch.int64, device=self._device)
+        if item.visible_kept is None:
             cache, logits = self._memory.open(item.state, tokens)
         else:
-            cache, logits = self._memory.open_near(item.state, tokens, item.newest, sinks=not item.alone)
+            cache, logits = self._memory.open_near(item.state, tokens, item.visible_kept, sinks=not item.prompt_only)
         item.logits = logits[0]
         self._slots.add(cache)
         self.rows.append(item)
 
-    def go_on(self, item: Answer) -> bool:
+    def start_next_segment(self, item: AnswerRequest) -> bool:
         """Whether the answer's segment, which is full, has gone into its memory and its row stands where the next one begins.
         If not, nothing has changed: the row has to leave, and enter again."""
         row, segment = self.rows.index(item), torch.tensor([item.open], device=self._device)
         state = self._memory.go_on(self._slots.rows.slots(row, row + 1), segment, item.state)
         if state is not None:
-            item.remember(state, len(item.open))
+            item.commit_segment(state, len(item.open))
         return state is not None
 
-    def leave(self, item: Answer) -> None:
+    def remove(self, item: AnswerRequest) -> None:
         """Without the answer's row; the last one takes its place."""
         row = self.rows.index(item)
         self._slots.remove(row)

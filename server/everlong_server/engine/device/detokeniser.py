@@ -29,18 +29,18 @@ class Detokeniser:
         """Whether a stop string has come."""
         return self._stop.found
 
-    def take(self, token: int) -> str:
+    def feed(self, token: int) -> str:
         """What can be said with `token`: none of half a character, and nothing that may become a stop string."""
-        return self._said(self._stop.feed(self._stream.feed(token)))
+        return self._append(self._stop.feed(self._stream.feed(token)))
 
-    def end(self) -> str:
+    def finish(self) -> str:
         """What was held back and is said at the end."""
         if self.stopped:
             return ""
         rest = self._stop.feed(self._stream.finish())
-        return self._said(rest + ("" if self.stopped else self._stop.finish()))
+        return self._append(rest + ("" if self.stopped else self._stop.finish()))
 
-    def _said(self, text: str) -> str:
+    def _append(self, text: str) -> str:
         self._parts.append(text)
         return text
 

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from everlong_models import Grammar, Grammars, MemoryState, MemoryView, Model
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
-from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Look, Read
+from everlong_server.engine.device.requests import (
+    AnswerFinished,
+    AnswerRequest,
+    MemoryViewRequest,
+    PrefillRequest,
+    RequestFailed,
+    TokenDelta,
+)
 from everlong_server.engine.device.runner import Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
 from everlong_server.pools import Pool
@@ -46,12 +53,12 @@ class Engine:
         self._bridge = EventLoopBridge()
         self._runner = Runner(
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
-            graphs=graphs, on_step=on_step, post=self._bridge,
+            graphs=graphs, on_step=on_step, bridge=self._bridge,
         )  # fmt: skip
         self._max_queued = max_queued
         self._admitted = 0
         self._durations: deque[float] = deque(maxlen=32)
-        self._answers: set[asyncio.Queue[Delta | Finished | Failed]] = set()
+        self._answers: set[asyncio.Queue[TokenDelta | AnswerFinished | RequestFailed]] = set()
         self.draining = False
 
     async def grammar(self, schema: dict[str, Any]) -> Grammar:
@@ -82,7 +89,7 @@ class Engine:
         return self._runner.max_streams
 
     @property
-    def answering(self) -> int:
+    def admitted(self) -> int:
         """Answers that are being generated or wait for it."""
         return self._admitted
 
@@ -92,7 +99,7 @@ class Engine:
         return self._runner.rows
 
     @property
-    def usual_seconds(self) -> float:
+    def typical_seconds(self) -> float:
         """How long answers have taken lately, once it was their turn."""
         return sum(self._durations) / len(self._durations) if self._durations else _USUAL
 
@@ -107,7 +114,7 @@ class Engine:
             )
         if self._admitted >= self.max_streams + self._max_queued:
             waiting = self._admitted - self.max_streams + 1
-            seconds = waiting * self.usual_seconds / self.max_streams
+            seconds = waiting * self.typical_seconds / self.max_streams
             raise Overloaded(
                 f"{self._admitted} answers are being generated or wait; the limit is {self.max_streams} + {self._max_queued}",
                 retry_after=max(1, math.ceil(seconds)),
@@ -118,29 +125,31 @@ class Engine:
         finally:
             self._admitted -= 1
 
-    async def read(self, state: MemoryState, tokens: Tensor, owner: str = "") -> MemoryState:
+    async def prefill(self, state: MemoryState, tokens: Tensor, owner: str = "") -> MemoryState:
         """The state after full segments `tokens` (n·S,), n ≥ 1. Cancelling the task stops it after the segment at hand.
         `owner`: the tenant whose turns it takes."""
-        return await self._done(lambda sink: Read(state, tokens, sink, owner))
+        return await self._done(lambda sink: PrefillRequest(state, tokens, sink, owner))
 
-    async def look(self, state: MemoryState, open: list[int], read: int, owner: str = "") -> MemoryView:
+    async def memory_view(self, state: MemoryState, open: list[int], read: int, owner: str = "") -> MemoryView:
         """What there is to say about `state`, which has read `read` tokens, and the `open` segment. `owner`: as of `read`."""
-        return await self._done(lambda sink: Look(state, open, read, sink, owner))
+        return await self._done(lambda sink: MemoryViewRequest(state, open, read, sink, owner))
 
-    async def _done(self, make: Callable[[Callable[[T | Failed], None]], Read | Look]) -> T:
+    async def _done(
+        self, make: Callable[[Callable[[T | RequestFailed], None]], PrefillRequest | MemoryViewRequest]
+    ) -> T:
         """What the work that `make` makes hands to its sink. Cancelling the task cancels the work."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
-        def settle(result: T | Failed) -> None:
+        def settle(result: T | RequestFailed) -> None:
             if future.done():
                 return
-            if isinstance(result, Failed):
+            if isinstance(result, RequestFailed):
                 future.set_exception(result.error)
             else:
                 future.set_result(result)
 
-        work = make(lambda result: self._bridge.put(loop, settle, result))
+        work = make(lambda result: self._bridge.call_soon(loop, settle, result))
         self._runner.submit(work)
         try:
             return await future
@@ -148,27 +157,27 @@ class Engine:
             work.cancelled = True
             self._runner.wake()
 
-    async def answer(self, answer: Answer) -> AsyncGenerator[Delta | Finished, None]:
-        """Tokens as they are generated, then `Finished`. Raises what the answer failed with.
+    async def answer(self, answer: AnswerRequest) -> AsyncGenerator[TokenDelta | AnswerFinished, None]:
+        """Tokens as they are generated, then `AnswerFinished`. Raises what the answer failed with.
 
         Closing the iterator cancels the answer within one step. To end it and keep it, call `cancel`.
         """
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Delta | Finished | Failed] = asyncio.Queue()
-        answer.sink = lambda event: self._bridge.put(loop, events.put_nowait, event)
+        events: asyncio.Queue[TokenDelta | AnswerFinished | RequestFailed] = asyncio.Queue()
+        answer.sink = lambda event: self._bridge.call_soon(loop, events.put_nowait, event)
         self._runner.submit(answer)
         self._answers.add(events)
         try:
             while True:
                 event = await events.get()
-                if isinstance(event, Failed):
+                if isinstance(event, RequestFailed):
                     if isinstance(event.error, InterruptedError):
                         raise event.error
                     raise event.error if isinstance(event.error, Exception) else Internal("the engine has failed")
-                if isinstance(event, Finished):
+                if isinstance(event, AnswerFinished):
                     self._durations.append(event.seconds)
                 yield event  # who has got the end does not come back
-                if isinstance(event, Finished):
+                if isinstance(event, AnswerFinished):
                     return
         finally:
             self._answers.discard(events)
@@ -177,9 +186,9 @@ class Engine:
     def abort(self, error: Exception) -> None:
         """Every answer under way fails with `error`, which its caller is told."""
         for events in self._answers:
-            events.put_nowait(Failed(error))
+            events.put_nowait(RequestFailed(error))
 
-    def cancel(self, answer: Answer) -> None:
-        """Ends the answer within one step; `Finished` says "cancelled". No effect on one that has ended."""
+    def cancel(self, answer: AnswerRequest) -> None:
+        """Ends the answer within one step; `AnswerFinished` says "cancelled". No effect on one that has ended."""
         answer.cancelled = True
         self._runner.wake()

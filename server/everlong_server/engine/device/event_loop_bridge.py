@@ -14,34 +14,34 @@ Letter = tuple[Callable[[Any], None], Any]
 
 
 class EventLoopBridge:
-    """Thread-safe. What is put in comes to its loop in that order: at once, or, while it is `held`, together."""
+    """Thread-safe. What is put in comes to its loop in that order: at once, or, while it is `buffered`, together."""
 
     def __init__(self) -> None:
         self._letters: deque[tuple[asyncio.AbstractEventLoop, Letter]] = deque()
-        self._delivering = threading.Lock()
-        self._held = False
+        self._flushing = threading.Lock()
+        self._buffering = False
 
-    def put(self, loop: asyncio.AbstractEventLoop, call: Callable[[Any], None], argument: Any) -> None:
+    def call_soon(self, loop: asyncio.AbstractEventLoop, call: Callable[[Any], None], argument: Any) -> None:
         """`call(argument)` on the loop's thread; a loop that has closed no longer wants to know."""
         self._letters.append((loop, (call, argument)))
-        if not self._held:
-            self.deliver()
+        if not self._buffering:
+            self.flush()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Within it no loop is woken but by `deliver`: it would take Python's lock from who has work to make ready. One thread's."""
-        self._held = True
+    def buffered(self) -> Iterator[None]:
+        """Within it no loop is woken but by `flush`: it would take Python's lock from who has work to make ready. One thread's."""
+        self._buffering = True
         try:
             yield
         finally:
-            self._held = False
-            self.deliver()
+            self._buffering = False
+            self.flush()
 
-    def deliver(self) -> None:
+    def flush(self) -> None:
         """Wakes the loops."""
         if not self._letters:
             return
-        with self._delivering:  # or what was put in later may come first
+        with self._flushing:  # or what was put in later may come first
             there = [self._letters.popleft() for _ in range(len(self._letters))]
             for loop, letters in groupby(there, lambda pair: pair[0]):
                 try:

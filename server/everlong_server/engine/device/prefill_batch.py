@@ -10,11 +10,11 @@ from torch import Tensor
 
 from everlong_models import MemoryState, ReadGraphs
 from everlong_models.memories.base import SegmentReader
-from everlong_server.engine.device.requests import Answer, Read
+from everlong_server.engine.device.requests import AnswerRequest, PrefillRequest
 
 log = logging.getLogger(__name__)
 
-Reading = Read | Answer
+Reading = PrefillRequest | AnswerRequest
 
 
 class PrefillBatch:
@@ -29,7 +29,7 @@ class PrefillBatch:
         self._graphs = graphs
         self.rows = rows
 
-    def read(self, items: Sequence[Reading]) -> Iterator[tuple[Reading, MemoryState | Exception]]:
+    def prefill(self, items: Sequence[Reading]) -> Iterator[tuple[Reading, MemoryState | Exception]]:
         """The state of each with its next segment, or what was wrong with it alone, one after the other.
 
         Raises `AcceleratorError`, after which the device can compute nothing.
@@ -49,12 +49,12 @@ class PrefillBatch:
                 yield from zip(items, states, strict=True)
                 return
         if half:  # behind the handler, which holds on to what had no room
-            yield from self.read(items[:half])
-            yield from self.read(items[half:])
+            yield from self.prefill(items[:half])
+            yield from self.prefill(items[half:])
             return
         for item in items:
             try:
-                state = self.after(self._next(item)[None], item.state)
+                state = self.read_segments(self._next(item)[None], item.state)
             except torch.AcceleratorError:
                 raise
             except Exception as error:
@@ -64,9 +64,9 @@ class PrefillBatch:
 
     def _together(self, items: Sequence[Reading]) -> list[MemoryState]:
         states = MemoryState.stack([item.state.to(self._device) for item in items])
-        return self.after(torch.stack([self._next(item) for item in items]), states).split()
+        return self.read_segments(torch.stack([self._next(item) for item in items]), states).split()
 
-    def after(self, segments: Tensor, state: MemoryState) -> MemoryState:
+    def read_segments(self, segments: Tensor, state: MemoryState) -> MemoryState:
         """The state behind the rows' `segments` (B, S), on the device."""
         read = self._graphs or self._memory.read
         return read(segments.to(self._device), state.to(self._device))
@@ -74,6 +74,6 @@ class PrefillBatch:
     def _next(self, item: Reading) -> Tensor:
         """The next S tokens: of a document, or of what lies before an answer, where there is more than one segment."""
         S = self._memory.segment_length
-        if isinstance(item, Read):
+        if isinstance(item, PrefillRequest):
             return item.tokens[item.at : item.at + S]
         return torch.tensor((item.open + item.prompt[item.at : item.at + S])[:S], dtype=torch.int64)

@@ -13,7 +13,7 @@ from everlong_server.engine.device.detokeniser import Detokeniser
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class TokenDelta:
     """A generated token: the text that it completes (often empty), and its log-probabilities if asked for."""
 
     text: str
@@ -21,7 +21,7 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class AnswerFinished:
     """The end of an answer. `tokens`: all that was generated, without the end-of-text token.
 
     `state`, `open`: the memory and the open segment behind the answer; `prompt`: tokens of the prompt. `seconds`: since the
@@ -38,21 +38,21 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class RequestFailed:
     """The answer or the reading broke off."""
 
     error: BaseException
 
 
-Sink = Callable[[Delta | Finished | Failed], None]
+Sink = Callable[[TokenDelta | AnswerFinished | RequestFailed], None]
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class AnswerRequest:
     """An answer to be generated: behind `state` and the open segment, the prompt.
 
-    `newest`: of the tokens that the state holds as they are, the answer looks at so many; None: at all. What comes into
-    the state meanwhile is looked at besides. `alone`: where the state keeps tokens, the answer looks at its prompt and at
+    `visible_kept`: of the tokens that the state holds as they are, the answer looks at so many; None: at all. What comes into
+    the state meanwhile is looked at besides. `prompt_only`: where the state keeps tokens, the answer looks at its prompt and at
     nothing before it; what is in `open` goes into the state with the segment all the same. `grammar`: what the answer may be.
     `owner`: the tenant whose turn it takes.
     """
@@ -63,18 +63,18 @@ class Answer:
     params: SamplingParams
     seed: int
     sink: Sink
-    newest: int | None = None
-    alone: bool = False
+    visible_kept: int | None = None
+    prompt_only: bool = False
     grammar: Grammar | None = None
     owner: str = ""
     id: int = -1
     cancelled: bool = False
     # What follows is the runner's own.
-    skipped: int = 0
+    hidden_open: int = 0
     """Tokens of `open` that it does not look at, the first."""
     context: list[int] = field(default_factory=list)
     """What `repetition_penalty` looks at beside what is generated: all tokens that the answer looks at when it begins."""
-    began: float | None = None
+    started: float | None = None
     """When the device began with it."""
     at: int = 0
     """Tokens of the prompt that were read."""
@@ -82,22 +82,22 @@ class Answer:
     logits: Tensor | None = None
     """(V,), for the token to come."""
     generated: int = 0
-    wording: Detokeniser | None = None
+    detokeniser: Detokeniser | None = None
 
-    def remember(self, state: MemoryState, segment: int) -> None:
+    def commit_segment(self, state: MemoryState, segment: int) -> None:
         """Its open segment, of `segment` tokens, has gone into `state`."""
-        if self.newest is not None:
-            self.newest += segment - self.skipped
-        self.state, self.open, self.skipped = state, [], 0
+        if self.visible_kept is not None:
+            self.visible_kept += segment - self.hidden_open
+        self.state, self.open, self.hidden_open = state, [], 0
 
 
 @dataclass(slots=True, eq=False)
-class Read:
+class PrefillRequest:
     """Full segments (n·S,) to be read behind `state`."""
 
     state: MemoryState
     tokens: Tensor
-    sink: Callable[[MemoryState | Failed], None]
+    sink: Callable[[MemoryState | RequestFailed], None]
     owner: str = ""
     id: int = -1
     cancelled: bool = False
@@ -105,16 +105,16 @@ class Read:
 
 
 @dataclass(slots=True, eq=False)
-class Look:
+class MemoryViewRequest:
     """A view of `state`, which has read `read` tokens, and of the open segment."""
 
     state: MemoryState
     open: list[int]
-    read: int
-    sink: Callable[[MemoryView | Failed], None]
+    tokens_read: int
+    sink: Callable[[MemoryView | RequestFailed], None]
     owner: str = ""
     id: int = -1
     cancelled: bool = False
 
 
-Item = Answer | Read | Look
+Request = AnswerRequest | PrefillRequest | MemoryViewRequest

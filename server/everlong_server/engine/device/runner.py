@@ -25,7 +25,15 @@ from everlong_server.engine.device.decode_batch import DecodeBatch
 from everlong_server.engine.device.detokeniser import Detokeniser, logprobs
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 from everlong_server.engine.device.prefill_batch import PrefillBatch
-from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Item, Look, Read
+from everlong_server.engine.device.requests import (
+    AnswerFinished,
+    AnswerRequest,
+    MemoryViewRequest,
+    PrefillRequest,
+    Request,
+    RequestFailed,
+    TokenDelta,
+)
 from everlong_server.engine.device.scheduler import Scheduler, Work
 
 log = logging.getLogger(__name__)
@@ -44,29 +52,29 @@ class Runner:
         reading_rows: int | None = None,
         graphs: bool = True,
         on_step: Callable[[float], None] = lambda fill: None,
-        post: EventLoopBridge | None = None,
+        bridge: EventLoopBridge | None = None,
     ) -> None:
         """`max_streams`: answers generated at once. None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
         read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64. `graphs`: on a GPU, steps,
-        the reading of segments and drawing are CUDA graphs. `post`: what sinks go through, if anything; it is held while a step is made ready."""
+        the reading of segments and drawing are CUDA graphs. `bridge`: what sinks go through, if anything; it is held while a step is made ready."""
         self._model = model
-        self._on_step, self._bridge = on_step, post or EventLoopBridge()
+        self._on_step, self._bridge = on_step, bridge or EventLoopBridge()
         self._memory = model.memory
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
         rows = reading_rows or (1 if self.on_cpu else 64)
         recorded = graphs and self._device.type == "cuda"
-        self._segments = PrefillBatch(
+        self._prefill_batch = PrefillBatch(
             model.memory, self._device, rows, ReadGraphs(model.memory, CUDAGraphs(self._device)) if recorded else None
         )
         self.max_streams = max_streams or (8 if self.on_cpu else 64)
         self._scheduler = Scheduler(self.max_streams, reading_share, max_stall, rows)
-        self._inbox: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
-        self._work: dict[int, Item] = {}
-        self._batch = DecodeBatch(
+        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._work: dict[int, Request] = {}
+        self._decode_batch = DecodeBatch(
             model.memory, self._device, StepGraphs(model.memory.step, CUDAGraphs(self._device)) if recorded else None
         )
-        self._draw = Recorded(drawn, CUDAGraphs(self._device), "a draw") if recorded else None
-        self._full: deque[tuple[Answer, Callable[[Answer], None]]] = deque()
+        self._sample = Recorded(drawn, CUDAGraphs(self._device), "a draw") if recorded else None
+        self._full: deque[tuple[AnswerRequest, Callable[[AnswerRequest], None]]] = deque()
         """Answers whose segment is full, out of the batch, and what is done with them: they go on, or end."""
         self._last_id = 0
         self._stepped = 0.0
@@ -85,7 +93,7 @@ class Runner:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after the work at hand; what is unfinished gets `Failed`."""
+        """Ends the thread after the work at hand; what is unfinished gets `RequestFailed`."""
         self._stopping.set()
         self._inbox.put(None)
         self._thread.join()
@@ -98,12 +106,12 @@ class Runner:
     @property
     def rows(self) -> int:
         """Answers in the batch."""
-        return len(self._batch.rows)
+        return len(self._decode_batch.rows)
 
-    def submit(self, work: Item) -> None:
+    def submit(self, work: Request) -> None:
         """Takes on `work`; its sink hears of it. Thread-safe. To cancel it, set `work.cancelled` and `wake`."""
         if self.dead is not None or self._stopping.is_set():
-            work.sink(Failed(self.dead or RuntimeError("the engine has stopped")))
+            work.sink(RequestFailed(self.dead or RuntimeError("the engine has stopped")))
             return
         self._inbox.put(work)
         if self._stopping.is_set():  # it may have ended between the two
@@ -117,7 +125,7 @@ class Runner:
             except queue.Empty:
                 return
             if late is not None:
-                late.sink(Failed(reason))
+                late.sink(RequestFailed(reason))
 
     def wake(self) -> None:
         """Lets the thread look at what was cancelled while it has nothing to do."""
@@ -146,7 +154,7 @@ class Runner:
             reason = self.dead or RuntimeError("the engine has stopped")
             self._stopping.set()
             for item in list(self._work.values()):
-                item.sink(Failed(reason))
+                item.sink(RequestFailed(reason))
             self._refuse(reason)
 
     def _receive(self) -> None:
@@ -160,31 +168,31 @@ class Runner:
             self._last_id += 1
             item.id = self._last_id
             self._work[item.id] = item
-            if isinstance(item, Answer) and item.alone:
-                item.newest, item.skipped = 0, len(item.open)
-            if not isinstance(item, Answer) or len(item.open) + len(item.prompt) > self._memory.segment_length:
+            if isinstance(item, AnswerRequest) and item.prompt_only:
+                item.visible_kept, item.hidden_open = 0, len(item.open)
+            if not isinstance(item, AnswerRequest) or len(item.open) + len(item.prompt) > self._memory.segment_length:
                 self._scheduler.add_document(item.id, item.owner)
             else:
                 self._scheduler.add_prompt(item.id, item.owner)
-            if isinstance(item, Answer) and item.params.repetition_penalty != 1:
+            if isinstance(item, AnswerRequest) and item.params.repetition_penalty != 1:
                 self._try(self._look_back, item)
 
-    def _look_back(self, item: Answer) -> None:
+    def _look_back(self, item: AnswerRequest) -> None:
         """Puts together the answer's context, before segments of its prompt go into the memory."""
         kept = self._memory.kept(item.state)
-        newest = len(kept) if item.newest is None else min(item.newest, len(kept))
-        item.context = [*kept[len(kept) - newest :], *item.open[item.skipped :], *item.prompt]
+        newest = len(kept) if item.visible_kept is None else min(item.visible_kept, len(kept))
+        item.context = [*kept[len(kept) - newest :], *item.open[item.hidden_open :], *item.prompt]
 
     def _end_cancelled(self) -> None:
         """Answers of the batch that nobody wants to go on."""
-        for item in [item for item in self._batch.rows if item.cancelled]:
+        for item in [item for item in self._decode_batch.rows if item.cancelled]:
             self._try(partial(self._finish, reason="cancelled"), item)
 
     def _drop_cancelled(self) -> None:
         self._end_cancelled()
         ending = {item for item, _ in self._full}
         for item in [item for item in self._work.values() if item.cancelled and item not in ending]:
-            if isinstance(item, Answer) and item.sampler is None:
+            if isinstance(item, AnswerRequest) and item.sampler is None:
                 # Its prompt was not read: nothing has happened to the session.
                 self._fail(item, InterruptedError("cancelled before it began"))
             else:
@@ -195,8 +203,8 @@ class Runner:
             self._step_all()
         items = [self._work[id] for id in work.ids]
         for item in items:
-            if isinstance(item, Answer) and item.began is None:
-                item.began = time.perf_counter()
+            if isinstance(item, AnswerRequest) and item.started is None:
+                item.started = time.perf_counter()
         with pausing(self._step_if_due):
             if work.kind == "read":
                 self._read(items)
@@ -207,7 +215,7 @@ class Runner:
                 item, go_on = self._full.popleft()
                 self._try(go_on, item)
 
-    def _try(self, do: Callable[[Any], None], item: Item) -> None:
+    def _try(self, do: Callable[[Any], None], item: Request) -> None:
         try:
             do(item)
         except torch.AcceleratorError:
@@ -226,7 +234,7 @@ class Runner:
         self._end_cancelled()
         start = time.perf_counter()
         try:
-            with self._bridge.held():
+            with self._bridge.buffered():
                 self._step()
         except torch.AcceleratorError:
             raise
@@ -237,47 +245,49 @@ class Runner:
 
     def _break(self, error: Exception) -> None:
         """The batch is lost (out of memory, say): every answer in it fails, what waits goes on."""
-        lost = {*self._batch.rows, *(self._work[id] for id in self._scheduler.streams if id in self._work)}
-        self._batch.clear()
+        lost = {*self._decode_batch.rows, *(self._work[id] for id in self._scheduler.streams if id in self._work)}
+        self._decode_batch.clear()
         for item in lost:
             self._fail(item, error)
 
-    def _fail(self, item: Item, error: BaseException) -> None:
+    def _fail(self, item: Request, error: BaseException) -> None:
         try:
             self._forget(item)
         finally:
-            item.sink(Failed(error))
+            item.sink(RequestFailed(error))
 
-    def _forget(self, item: Item) -> None:
+    def _forget(self, item: Request) -> None:
         self._take_out(item)
         self._work.pop(item.id, None)
 
-    def _take_out(self, item: Item) -> None:
+    def _take_out(self, item: Request) -> None:
         """Out of its queue, or the batch."""
         self._scheduler.remove(item.id)
-        if isinstance(item, Answer) and item in self._batch.rows:
-            self._batch.leave(item)
+        if isinstance(item, AnswerRequest) and item in self._decode_batch.rows:
+            self._decode_batch.remove(item)
 
     # Documents
 
-    def _read(self, items: list[Item]) -> None:
+    def _read(self, items: list[Request]) -> None:
         """A segment further for every document and long prompt."""
         for item in items:
-            if isinstance(item, Look):
+            if isinstance(item, MemoryViewRequest):
                 self._try(self._look, item)
-        for item, read in self._segments.read([item for item in items if not isinstance(item, Look)]):
+        for item, read in self._prefill_batch.prefill(
+            [item for item in items if not isinstance(item, MemoryViewRequest)]
+        ):
             if isinstance(read, MemoryState):
                 self._try(partial(self._keep, state=read), item)
             else:
                 self._fail(item, read)
-        self._scheduler.reading_rows = self._segments.rows
+        self._scheduler.reading_rows = self._prefill_batch.rows
         if self._device.type == "cuda":  # or the answers are charged for it, which come next
             torch.cuda.synchronize(self._device)
 
-    def _keep(self, item: Read | Answer, state: MemoryState) -> None:
+    def _keep(self, item: PrefillRequest | AnswerRequest, state: MemoryState) -> None:
         """`state` has the item's next segment."""
         S = self._memory.segment_length
-        if isinstance(item, Read):
+        if isinstance(item, PrefillRequest):
             item.state = state
             item.at += S
             if item.at >= len(item.tokens):
@@ -285,42 +295,42 @@ class Runner:
                 item.sink(item.state.to("cpu"))
             return
         item.at += S - len(item.open)
-        item.remember(state, S)
+        item.commit_segment(state, S)
         if len(item.prompt) - item.at <= S:
             self._scheduler.remove(item.id)
             self._scheduler.add_prompt(item.id, item.owner)
 
-    def _look(self, item: Look) -> None:
+    def _look(self, item: MemoryViewRequest) -> None:
         """At most a pass over one segment: its turn comes as a document's does, so that answers do not wait for it."""
-        view = self._memory.view(item.state.to(self._device), self._tensor(item.open), item.read)
+        view = self._memory.view(item.state.to(self._device), self._tensor(item.open), item.tokens_read)
         self._forget(item)
         item.sink(view)
 
     # Answers
 
-    def _open(self, item: Answer) -> None:
+    def _open(self, item: AnswerRequest) -> None:
         """Reads the last 1 … S tokens before the answer into a cache, which joins the batch."""
         item.state = item.state.to(self._device)
         item.open, item.at = item.open + item.prompt[item.at :], len(item.prompt)
         item.sampler = Sampler(item.params, item.seed, item.context, self._memory.vocab_size, item.grammar)
-        item.wording = Detokeniser(self._model.tokenizer, item.params.stop)
-        self._batch.enter(item)
+        item.detokeniser = Detokeniser(self._model.tokenizer, item.params.stop)
+        self._decode_batch.add(item)
         self._scheduler.opened(item.id)
 
-    def _remember(self, item: Answer) -> None:
+    def _remember(self, item: AnswerRequest) -> None:
         """Takes the answer's segment, which is full, into its state.
 
         It is read again, alone: what its tokens left in the batch's cache depends, in the last bits, on the rows that were
         beside it then. So a state follows from its tokens, and is the same whatever else the server did. One pass over a
         segment is a small part of what its generation took.
         """
-        item.remember(self._segments.after(torch.tensor([item.open]), item.state), len(item.open))
+        item.commit_segment(self._prefill_batch.read_segments(torch.tensor([item.open]), item.state), len(item.open))
 
-    def _begin_segment(self, item: Answer, token: int) -> None:
+    def _begin_segment(self, item: AnswerRequest, token: int) -> None:
         """The answer's segment goes into its memory; `token`, drawn already, begins the next one."""
         self._remember(item)
         item.open = [token]
-        self._batch.enter(item)
+        self._decode_batch.add(item)
         self._scheduler.opened(item.id)
 
     def _step(self) -> None:
@@ -333,9 +343,9 @@ class Runner:
             except Exception as error:  # a sink or a grammar that fails ends its own answer only
                 self._fail(item, error)
         S = self._memory.segment_length
-        for item in [item for item in self._batch.rows if len(item.open) == S]:
+        for item in [item for item in self._decode_batch.rows if len(item.open) == S]:
             try:
-                went_on = self._batch.go_on(item)
+                went_on = self._decode_batch.start_next_segment(item)
             except torch.AcceleratorError:
                 raise
             except Exception as error:  # as above; its row may be neither here nor there
@@ -345,18 +355,20 @@ class Runner:
                 if not went_on:
                     self._set_aside(item, partial(self._begin_segment, token=drawn.pop(item.id)))
         self._on_step(len(drawn) / self.max_streams)
-        with pausing(self._bridge.deliver):
-            self._batch.step(drawn)
+        with pausing(self._bridge.flush):
+            self._decode_batch.step(drawn)
 
-    def _set_aside(self, item: Answer, go_on: Callable[[Answer], None]) -> None:
+    def _set_aside(self, item: AnswerRequest, go_on: Callable[[AnswerRequest], None]) -> None:
         """Its segment goes into the memory, which takes long: the others are stepped in the middle of that."""
         self._take_out(item)
         self._full.append((item, go_on))
 
-    def _chosen(self) -> list[tuple[Answer, int]]:
+    def _chosen(self) -> list[tuple[AnswerRequest, int]]:
         """The next token of every answer."""
         rows = [
-            (item, item.sampler, item.logits) for item in self._batch.rows if item.sampler and item.logits is not None
+            (item, item.sampler, item.logits)
+            for item in self._decode_batch.rows
+            if item.sampler and item.logits is not None
         ]
         if not rows:
             return []
@@ -374,13 +386,13 @@ class Runner:
                 there.append(row)
         if len(there) < len(rows):
             rows, scores = [rows[row] for row in there], scores[there]
-        tokens = choose([sampler for _, sampler, _ in rows], scores, self._draw) if rows else []
+        tokens = choose([sampler for _, sampler, _ in rows], scores, self._sample) if rows else []
         return [(item, token) for (item, *_), token in zip(rows, tokens, strict=True)]
 
-    def _say(self, item: Answer, token: int) -> bool:
+    def _say(self, item: AnswerRequest, token: int) -> bool:
         """Tells the sink of an answer its next token. False if that was its end."""
         assert item.sampler is not None
-        assert item.wording is not None
+        assert item.detokeniser is not None
         assert item.logits is not None
         params, tokenizer, grammar = item.params, self._model.tokenizer, item.grammar
         item.sampler.take(token)
@@ -390,41 +402,41 @@ class Runner:
             self._finish(item, "stop")
             return False
         item.generated += 1
-        text = item.wording.take(token)
+        text = item.detokeniser.feed(token)
         likely = [logprobs(tokenizer, item.logits, token, params.top_logprobs)] if params.logprobs else []
-        item.sink(Delta(text, likely))
-        over = item.wording.stopped or (grammar is not None and grammar.over)
+        item.sink(TokenDelta(text, likely))
+        over = item.detokeniser.stopped or (grammar is not None and grammar.over)
         if over or item.generated >= params.max_tokens:
             self._finish(item, "stop" if over else "length", token)
             return False
         return True
 
-    def _finish(self, item: Answer, reason: str, last: int | None = None) -> None:
+    def _finish(self, item: AnswerRequest, reason: str, last: int | None = None) -> None:
         """Ends an answer. `last`: a token that belongs to it and was not read yet.
 
         What is held back, half a character or what may become a stop string, is said at the end. Of a cancelled answer it
         is not: had it gone on, or is it made again because a server was lost, it says what it says then.
         """
-        assert item.wording is not None
-        if reason != "cancelled" and (rest := item.wording.end()):
-            item.sink(Delta(rest, []))
+        assert item.detokeniser is not None
+        if reason != "cancelled" and (rest := item.detokeniser.finish()):
+            item.sink(TokenDelta(rest, []))
         end = partial(self._end, reason=reason, last=last)
         if len(item.open) + (last is not None) >= self._memory.segment_length:
             self._set_aside(item, end)
         else:
             end(item)
 
-    def _end(self, item: Answer, reason: str, last: int | None) -> None:
+    def _end(self, item: AnswerRequest, reason: str, last: int | None) -> None:
         """Hands out what the answer leaves."""
-        assert item.wording is not None
+        assert item.detokeniser is not None
         for token in (None, last):
             if token is not None:
                 item.open = [*item.open, token]
             if len(item.open) == self._memory.segment_length:
                 self._remember(item)
-        finished = Finished(
-            reason, item.wording.text, item.state.to("cpu"), list(item.open), item.generated, len(item.prompt),
-            time.perf_counter() - (item.began or 0.0),
+        finished = AnswerFinished(
+            reason, item.detokeniser.text, item.state.to("cpu"), list(item.open), item.generated, len(item.prompt),
+            time.perf_counter() - (item.started or 0.0),
         )  # fmt: skip
         self._forget(item)
         item.sink(finished)

@@ -32,18 +32,18 @@ MEMORY = 2 << 30
 _ZIP = b"PK\x03\x04"
 
 
-Piece = tuple[str, int | None, str | None]
+TextBlock = tuple[str, int | None, str | None]
 """Text, and its page or section; neither: what follows belongs to the piece before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`name`: for people. `needs`: the package that reads it. `pieces`: raises `_Unreadable` for what cannot be read.
+    """`name`: for people. `needs`: the package that reads it. `pieces`: raises `_UnreadableFile` for what cannot be read.
     `extensions`, `media_types`: what such files usually have; what one is, its first bytes tell."""
 
     name: str
     needs: str
-    pieces: Callable[[Path], Iterator[Piece]]
+    pieces: Callable[[Path], Iterator[TextBlock]]
     extensions: tuple[str, ...]
     media_types: tuple[str, ...]
 
@@ -53,11 +53,11 @@ class Format:
         return importlib.util.find_spec(self.needs) is not None
 
 
-class _Unreadable(Exception):
+class _UnreadableFile(Exception):
     """Why a file has no text that could be read."""
 
 
-def recognised(head: bytes) -> str | None:
+def detect_kind(head: bytes) -> str | None:
     """The kind of file that begins so, if it is one that could be converted: "pdf", "zip" (Word, EPUB) or "html"."""
     if head.startswith(b"%PDF-"):
         return "pdf"
@@ -89,14 +89,14 @@ def convert(file: Path, kind: str, text: Path, limit: int) -> tuple[str, list[Ou
     match done.returncode:
         case 0:
             return kind, [OutlineEntry(*mark) for mark in json.loads(said)]
-        case _End.TOO_LARGE:
+        case _ExitCode.TOO_LARGE:
             raise TooLarge(
                 f"the document's text has more than {limit} bytes, the limit (EVERLONG_MAX_DOCUMENT_BYTES)",
                 param="file",
             )
-        case _End.NEITHER:
+        case _ExitCode.UNKNOWN_ZIP:
             raise UnsupportedMedia("the document is a ZIP file, and neither Word's nor an EPUB", param="file")
-        case _End.SAID:
+        case _ExitCode.UNREADABLE:
             raise _unreadable(said)
     raise _unreadable(f"{_name(kind)} that cannot be read: it is damaged, or takes too much time or memory")
 
@@ -112,13 +112,13 @@ def _unreadable(why: str) -> InvalidRequest:
 # What runs in the process of its own
 
 
-class _End(IntEnum):
+class _ExitCode(IntEnum):
     """What it exits with, if it does not break down. It writes a line with the format as soon as that is known, behind it the
     marks, or why there is no text."""
 
     TOO_LARGE = 3
-    SAID = 4
-    NEITHER = 5
+    UNREADABLE = 4
+    UNKNOWN_ZIP = 5
 
 
 def _in_zip(file: Path) -> str | None:
@@ -127,26 +127,26 @@ def _in_zip(file: Path) -> str | None:
         with zipfile.ZipFile(file) as packed:
             names = set(packed.namelist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise _Unreadable(f"a damaged ZIP file ({error})") from None
+        raise _UnreadableFile(f"a damaged ZIP file ({error})") from None
     if "word/document.xml" in names:
         return "docx"
     return "epub" if "META-INF/container.xml" in names else None
 
 
-def _pdf(file: Path) -> Iterator[Piece]:
+def _pdf(file: Path) -> Iterator[TextBlock]:
     import pypdfium2  # noqa: PLC0415 - an extra; and only this process needs it
 
     try:
         document = pypdfium2.PdfDocument(file)
     except pypdfium2.PdfiumError as error:
         why = "it is encrypted: upload it without a password" if "password" in str(error).lower() else "it is damaged"
-        raise _Unreadable(f"a PDF that cannot be read: {why}") from None
+        raise _UnreadableFile(f"a PDF that cannot be read: {why}") from None
     for number, page in enumerate(document, 1):
         yield page.get_textpage().get_text_range().replace("\r\n", "\n").replace("\x02", "-").strip(), number, None
         page.close()
 
 
-def _html(file: Path) -> Iterator[Piece]:
+def _html(file: Path) -> Iterator[TextBlock]:
     from lxml import html  # noqa: PLC0415
 
     # Without `huge_tree` what is nested deeper than 256 elements, or behind 10 MB of one text, would be left out silently.
@@ -183,7 +183,7 @@ def _utf8(data: bytes) -> bytes:
     return data
 
 
-def _laid_out(tree: Any) -> Iterator[Piece]:
+def _laid_out(tree: Any) -> Iterator[TextBlock]:
     """A page as a browser lays it out, in sections."""
     from inscriptis.html_engine import Inscriptis  # noqa: PLC0415
     from inscriptis.model.config import ParserConfig  # noqa: PLC0415
@@ -200,7 +200,7 @@ def _laid_out(tree: Any) -> Iterator[Piece]:
         yield text[start:end].strip(), None, " ".join(heading.split())
 
 
-def _epub(file: Path) -> Iterator[Piece]:
+def _epub(file: Path) -> Iterator[TextBlock]:
     from lxml import etree, html  # noqa: PLC0415
 
     xml = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
@@ -219,14 +219,14 @@ def _epub(file: Path) -> Iterator[Piece]:
         for reference in package.xpath("//*[local-name()='spine']/*/@idref"):
             name = posixpath.normpath(posixpath.join(posixpath.dirname(root), items[reference]))
             if name in sealed:
-                raise _Unreadable("an EPUB that cannot be read: it is encrypted")
+                raise _UnreadableFile("an EPUB that cannot be read: it is encrypted")
             content = packed.read(name)
             if content.strip():
                 parser = html.HTMLParser(encoding="utf-8", no_network=True, huge_tree=True)
                 yield from _laid_out(html.document_fromstring(_utf8(content), parser))
 
 
-def _docx(file: Path) -> Iterator[Piece]:
+def _docx(file: Path) -> Iterator[TextBlock]:
     import docx  # noqa: PLC0415
     from docx.text.paragraph import Paragraph  # noqa: PLC0415
 
@@ -286,7 +286,7 @@ MEDIA_TYPES = tuple(media_type for made in FORMATS.values() for media_type in ma
 """Beside text/*."""
 
 
-def accepted() -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
+def accepted_formats() -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
     """Every format that can be uploaded here: its id, name, extensions and media types. Text of UTF-8 always can."""
     yield "text", "UTF-8 text", (".txt", ".md"), ("text/*",)
     for id, made in FORMATS.items():
@@ -294,7 +294,7 @@ def accepted() -> Iterator[tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
             yield id, made.name, made.extensions, made.media_types
 
 
-def _write(pieces: Iterator[Piece], text: IO[str], limit: int) -> list[OutlineEntry]:
+def _write(pieces: Iterator[TextBlock], text: IO[str], limit: int) -> list[OutlineEntry]:
     """The pieces, a blank line between them, and where their pages and sections begin."""
     marks: list[OutlineEntry] = []
     at = size = 0
@@ -310,7 +310,7 @@ def _write(pieces: Iterator[Piece], text: IO[str], limit: int) -> list[OutlineEn
         if size > limit:
             raise OverflowError
     if not at:
-        raise _Unreadable("there is no text in it; pages that are pictures would have to be recognised first")
+        raise _UnreadableFile("there is no text in it; pages that are pictures would have to be recognised first")
     return marks
 
 
@@ -321,16 +321,16 @@ def _main(kind: str, file: str, text: str, limit: str) -> int:
     try:
         found = _in_zip(Path(file)) if kind == "zip" else kind
         if found is None:
-            return _End.NEITHER
+            return _ExitCode.UNKNOWN_ZIP
         sys.stdout.write(found)
         sys.stdout.flush()  # it is known, whatever becomes of this process
         with Path(text).open("w", encoding="utf-8", newline="") as stream:
             marks = _write(FORMATS[found].pieces(Path(file)), stream, int(limit))
     except OverflowError:
-        return _End.TOO_LARGE
-    except _Unreadable as error:
+        return _ExitCode.TOO_LARGE
+    except _UnreadableFile as error:
         sys.stdout.write(f"\n{error}")
-        return _End.SAID
+        return _ExitCode.UNREADABLE
     sys.stdout.write("\n")
     json.dump([(mark.start, mark.page, mark.section) for mark in marks], sys.stdout)
     return 0

@@ -25,7 +25,7 @@ from redis.exceptions import RedisError, ResponseError
 from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import TokenOffsets
-from everlong_server.engine.documents.token_stream import pieces
+from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.errors import Damaged, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
@@ -238,21 +238,21 @@ class Reader:
             file = stack.enter_context(await _READING.run(self._blobs.open, document.id, offset))
             index = await stack.enter_async_context(self._indexed(document))
             checkpoints = await stack.enter_async_context(_Checkpoints(self._documents, self._metrics, reading, claim))
-            source = pieces(file, model.tokenizer, offset)
+            source = token_blocks(file, model.tokenizer, offset)
             skip, places = cursor.skip, array("q")
             # The next piece is encoded while the device reads this one.
             upcoming = asyncio.create_task(_READING.run(next, source, None))
             try:
                 while (piece := await upcoming) is not None:
                     upcoming = asyncio.create_task(_READING.run(next, source, None))
-                    places.extend(chain.from_iterable(piece.places))
+                    places.extend(chain.from_iterable(piece.resume_points))
                     done, skip = skip, max(0, skip - len(piece.tokens))
                     while done < len(piece.tokens):
                         taken = piece.tokens[done : done + at_once * S - len(cursor.open)]
                         tokens, full = list(cursor.open) + taken, (len(cursor.open) + len(taken)) // S * S
                         if full:
                             begin = time.perf_counter()
-                            state = await self._engine.read(state, torch.tensor(tokens[:full]), reading.tenant)
+                            state = await self._engine.prefill(state, torch.tensor(tokens[:full]), reading.tenant)
                             each = (time.perf_counter() - begin) * S / full
                             self._metrics.segment_seconds.observe(each)
                             # Of what may be lost and read again, a quarter.
@@ -274,7 +274,7 @@ class Reader:
                                 return cursor, False
                 await checkpoints.written()
                 await index
-                await self._token_offsets.keep(document, places if offset == document.text_offset else None)
+                await self._token_offsets.ensure(document, places if offset == document.text_offset else None)
             finally:
                 upcoming.cancel()
                 await asyncio.gather(upcoming, return_exceptions=True)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from everlong_models.text.tokenizer import Place, Tokenizer
-from everlong_server.engine.documents.token_stream import pieces
+from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.errors import Damaged, NotFound
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
@@ -45,7 +45,7 @@ _SUM = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class _EncodedText:
     """Some text of a document from `begin` on, and the characters of it that each of its tokens is of: (tokens, 2)."""
 
     begin: Place
@@ -90,7 +90,7 @@ class TokenOffsets:
         self._digest = tokenizer.digest()[:16]
         self._whole = lru_cache(maxsize=2)(self._encoded)
 
-    async def keep(self, document: Document, places: array[int] | None = None) -> None:
+    async def ensure(self, document: Document, places: array[int] | None = None) -> None:
         """Makes the document's table unless it is there, or the document is not. `places`: its rows; None: not known.
 
         One that cannot be kept is made when it is needed.
@@ -106,7 +106,7 @@ class TokenOffsets:
         """Removes the document's tables, those of other tokenizers too; no error if there is none."""
         await self._blobs.delete_all(f"{document_id}.tokens.*")
 
-    async def placed(self, passages: Sequence[Passage]) -> list[Passage]:
+    async def with_tokens(self, passages: Sequence[Passage]) -> list[Passage]:
         """`passages` with their tokens, as far as their documents are there."""
         placed: dict[Passage, Passage] = {}
         for document_id in dict.fromkeys(passage.document for passage in passages):
@@ -150,7 +150,7 @@ class TokenOffsets:
 
     def _stretch(
         self, file: IO[bytes], document: Document, table: Table, column: int, start: int, end: int
-    ) -> _Stretch:
+    ) -> _EncodedText:
         """Text that has all characters, or tokens, of [start, end), as far as the document has them."""
         if not self._tokenizer.streams:
             return self._whole(document)
@@ -165,27 +165,27 @@ class TokenOffsets:
             data += file.read(to - begin.byte - len(data))
             text = data.decode()
             spans = np.array(self._tokenizer.spans(text, whole=whole), np.int64).reshape(-1, 2)
-            stretch = _Stretch(begin, text, spans)
+            stretch = _EncodedText(begin, text, spans)
             if whole or stretch.covers(column, start, end):
                 return stretch
             last += max(1, last - first)  # doubled, so that the work stays linear
 
-    def _encoded(self, document: Document) -> _Stretch:
+    def _encoded(self, document: Document) -> _EncodedText:
         with self._blobs.open(document.id, document.text_offset) as file:
             text = file.read().decode()
-        return _Stretch(Place(0, 0, 0), text, np.array(self._tokenizer.spans(text), np.int64).reshape(-1, 2))
+        return _EncodedText(Place(0, 0, 0), text, np.array(self._tokenizer.spans(text), np.int64).reshape(-1, 2))
 
     async def _table(self, document: Document) -> Table:
         """The document's table, which is made if it is missing or damaged. Raises `OSError`."""
         if not self._tokenizer.streams:
             return np.zeros((0, 3), np.int64)
-        await self.keep(document)
+        await self.ensure(document)
         try:
             return await asyncio.to_thread(self._load, document)
         except Damaged as error:
             log.warning("%s: it is made again", error)
             await self._blobs.delete(self._name(document.id))
-            await self.keep(document)
+            await self.ensure(document)
         return await asyncio.to_thread(self._load, document)
 
     def _load(self, document: Document) -> Table:
@@ -199,10 +199,10 @@ class TokenOffsets:
         if places is None:
             places = array("q")
             with self._blobs.open(document.id, document.text_offset) as file:
-                for piece in pieces(file, self._tokenizer, document.text_offset):
+                for piece in token_blocks(file, self._tokenizer, document.text_offset):
                     if stop.is_set():
                         raise Stopped
-                    places.extend(chain.from_iterable(piece.places))
+                    places.extend(chain.from_iterable(piece.resume_points))
         rows = np.array(places, "<i8").tobytes()
         path.write_bytes(hashlib.sha256(rows).digest() + rows)
 

@@ -13,7 +13,7 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TokenBlock:
     """Tokens of a text, and its bytes: at `offset` encoding can be resumed to get them again.
 
     `places`: others of that kind in it, counted from where the first piece begins.
@@ -22,10 +22,10 @@ class Piece:
     offset: int
     end: int
     tokens: list[int]
-    places: list[Place]
+    resume_points: list[Place]
 
 
-def pieces(file: IO[bytes], tokenizer: Tokenizer, offset: int) -> Iterator[Piece]:
+def token_blocks(file: IO[bytes], tokenizer: Tokenizer, offset: int) -> Iterator[TokenBlock]:
     """The tokens of the UTF-8 text in `file`, which stands at byte `offset`, in bounded memory."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     stream = tokenizer.stream()
@@ -37,6 +37,6 @@ def pieces(file: IO[bytes], tokenizer: Tokenizer, offset: int) -> Iterator[Piece
             tokens += stream.finish()
         if tokens:
             places, stream.places = stream.places, []
-            yield Piece(offset + start, offset + stream.consumed, tokens, places)
+            yield TokenBlock(offset + start, offset + stream.consumed, tokens, places)
         if not block:
             return

@@ -15,8 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong_models import load_model
-from everlong_server.engine.answering.grounding import TEMPLATE, Recall, asks, choose, choose_in_window, lacks, words_of
-from everlong_server.engine.answering.turn import Place, TurnRunner
+from everlong_server.engine.answering.grounding import (
+    TEMPLATE,
+    Recall,
+    is_question,
+    search_words,
+    select_passages,
+    select_passages_in_window,
+    texts_lack_answer,
+)
+from everlong_server.engine.answering.turn import TurnContext, TurnRunner
 from everlong_server.store.records import Session
 from everlong_server.store.texts.passages import Passage, split
 from tests.tinymodel import NOVEL, STORY, make_model
@@ -38,7 +46,7 @@ def passages_of(text: str) -> list[Passage]:
 def test_neighbours_are_merged_and_offsets_are_exact() -> None:
     text = "  " + " ".join(f"Ünïcödé 字 wörd {n}." for n in range(150))
     a, b, c, d = passages_of(text)[:4]
-    evidence, before = choose([d, b, a], "", 100_000, len)
+    evidence, before = select_passages([d, b, a], "", 100_000, len)
     assert [(e.start, e.end) for e in evidence] == [
         (2, b.end - 1),
         (d.start, d.end - len(d.text) + len(d.text.rstrip())),
@@ -52,44 +60,44 @@ def test_neighbours_are_merged_and_offsets_are_exact() -> None:
 
 def test_the_best_passage_is_the_first_piece_of_evidence_and_stands_next_to_the_question() -> None:
     a, b, c = (replace(p, score=score) for p, score in zip(passages_of(ALICE)[:5:2], (2.0, 3.0, 1.5), strict=True))
-    evidence, before = choose([b, a, c], "", 10_000, len)
+    evidence, before = select_passages([b, a, c], "", 10_000, len)
     assert [e.start for e in evidence] == [b.start, a.start, c.start]
-    assert before == TEMPLATE.before([c.text, a.text, b.text])
+    assert before == TEMPLATE.render([c.text, a.text, b.text])
 
 
 def test_the_budget_holds_and_what_is_seen_is_not_repeated() -> None:
     found = passages_of(ALICE)[:9:2]
     for budget in (5, 60, 200, 700, 1500, 5000):
-        evidence, before = choose(found, "", budget, len)
+        evidence, before = select_passages(found, "", budget, len)
         assert len(before) <= budget
         assert bool(evidence) == bool(before) == (budget >= 200)
         for e in evidence:
             assert ALICE[e.start : e.end] == e.text
-    evidence, before = choose(found, ALICE, 5000, len)
+    evidence, before = select_passages(found, ALICE, 5000, len)
     assert len(evidence) == 5, "it rests on them all the same"
     assert before == ""
 
 
 def test_a_budget_that_holds_a_word_gives_it_and_a_smaller_one_nothing() -> None:
     (first, *_) = passages_of(ALICE)
-    template = TEMPLATE.before([""])
+    template = TEMPLATE.render([""])
     word = first.text.split()[0]
-    evidence, before = choose([first], "", len(template) + len(word), len)
+    evidence, before = select_passages([first], "", len(template) + len(word), len)
     assert [e.text for e in evidence] == [word]
-    assert before == TEMPLATE.before([word])
-    assert choose([first], "", len(template) + len(word) - 1, len) == ([], "")
-    assert choose([], "", 10_000, len) == ([], "")
+    assert before == TEMPLATE.render([word])
+    assert select_passages([first], "", len(template) + len(word) - 1, len) == ([], "")
+    assert select_passages([], "", 10_000, len) == ([], "")
 
 
 def test_of_a_best_passage_that_is_too_long_there_is_its_beginning_and_no_shorter_one_instead() -> None:
     long, short = passages_of("The submarine " + "sank " * 60 + "quickly. Yes. " + "And " * 80)[:2]
     short = replace(short, text=short.text[:5], end=short.start + 5, end_byte=short.start_byte + 5)
-    room = len(TEMPLATE.before([long.text])) - 20
-    assert len(TEMPLATE.before([short.text])) < room
-    (only,), _ = choose([long, short], "", room, len)
+    room = len(TEMPLATE.render([long.text])) - 20
+    assert len(TEMPLATE.render([short.text])) < room
+    (only,), _ = select_passages([long, short], "", room, len)
     assert only.start == 0
     assert long.text.startswith(only.text)
-    assert room - len(TEMPLATE.before([only.text])) < len("quickly. ")
+    assert room - len(TEMPLATE.render([only.text])) < len("quickly. ")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +108,7 @@ def test_of_a_best_passage_that_is_too_long_there_is_its_beginning_and_no_shorte
     ],
 )  # fmt: skip
 def test_a_question_about_something_is_told_from_talk(message: str, is_one: bool) -> None:
-    assert asks(message) is is_one
+    assert is_question(message) is is_one
 
 
 @pytest.mark.parametrize("tokens", [100, 128])
@@ -116,7 +124,7 @@ def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, t
             fields = Session.fields("", "", "", ["doc"]) | {"messages": messages, "position": open + S}
             session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
             session = replace(session, open=tuple(filling[:open]))
-            place = Place(session, state, (), None, AsyncMock())
+            place = TurnContext(session, state, (), None, AsyncMock())
             prompt, evidence, *_ = turns._prompt(place, QUESTION, found, Recall(16, tokens), lacking=False)
             said = [*session.open, *prompt]
             last = tokenizer.decode(said[(len(said) - 1) // S * S :], skip_special=False)
@@ -131,14 +139,14 @@ def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, t
 def test_that_a_text_lacks_an_answer_is_said_of_what_was_searched_for_well() -> None:
     foreign, near = "Which submarine torpedoed Zanzibar?", [replace(passages_of(ALICE)[0], share=0.1)]
     for talked in (False, True):
-        assert lacks(foreign, [], talked=talked)
-        assert lacks(foreign, near, talked=talked)
-        assert not lacks(foreign, [replace(near[0], share=0.9)], talked=talked)
+        assert texts_lack_answer(foreign, [], talked=talked)
+        assert texts_lack_answer(foreign, near, talked=talked)
+        assert not texts_lack_answer(foreign, [replace(near[0], share=0.9)], talked=talked)
         for other in ("孔子住在哪里?", "Где живёт Алиса?", "Sounds good?", "Tell me about submarines."):
-            assert not lacks(other, [], talked=talked)
+            assert not texts_lack_answer(other, [], talked=talked)
     own = "Which submarine did I ask you about?"
-    assert lacks(own, [], talked=False)
-    assert not lacks(own, [], talked=True)
+    assert texts_lack_answer(own, [], talked=False)
+    assert not texts_lack_answer(own, [], talked=True)
 
 
 @settings(max_examples=200, deadline=None)
@@ -152,7 +160,7 @@ def test_evidence_is_among_the_last_tokens_that_a_window_keeps(
     """Here a token is a character."""
     found = [replace(p, score=9.0 - n) for n, p in enumerate(passages_of(ALICE)[:6:2])]
     held = [*map(ord, ALICE[:kept])]
-    evidence, text = choose_in_window(
+    evidence, text = select_passages_in_window(
         found, held, budget, len, lambda ids: "".join(map(chr, ids)), window=window, between=between, after=after
     )
     assert len(text) <= budget
@@ -161,7 +169,7 @@ def test_evidence_is_among_the_last_tokens_that_a_window_keeps(
         assert e.text in seen
         assert ALICE[e.start : e.end] == e.text
     room = min(budget, window - after)
-    assert bool(evidence) or room < len(TEMPLATE.before([found[0].text]))
+    assert bool(evidence) or room < len(TEMPLATE.render([found[0].text]))
 
 
 def test_a_long_question_leaves_a_window_that_much_less_for_passages(tiny_model: Path, tmp_path: Path) -> None:
@@ -175,7 +183,7 @@ def test_a_long_question_leaves_a_window_that_much_less_for_passages(tiny_model:
         for asked, some in ((QUESTION, True), (QUESTION + " Indeed?" * 12, True), (QUESTION + " Indeed?" * 60, False)):
             fields = Session.fields("", "", "", ["doc"]) | {"messages": messages, "position": len(read)}
             session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
-            place = Place(session, state, (), None, AsyncMock())
+            place = TurnContext(session, state, (), None, AsyncMock())
             for tokens in (96, 192):
                 prompt, evidence, *_ = turns._prompt(place, asked, found, Recall(4, tokens), lacking=False)
                 visible = tokenizer.decode(prompt[-128 - len(prompt) % 64 :], skip_special=False)
@@ -191,15 +199,15 @@ def test_everyday_words_of_a_long_question_are_left_out_first() -> None:
         "Honestly, wow, this seems absolutely amazing, interesting, clever, lovely! Who torpedoed the aquarium in Zanzibar? "
         "Really sounds crazy, weird, strange, stupid, boring, seriously, pretty terrible."
     )
-    assert words_of(wordy, None) == {"torpedoed": 1.0, "aquarium": 1.0, "zanzibar": 1.0}
-    assert words_of(wordy.replace("torpedoed the aquarium in Zanzibar", "knew"), None) == {}
+    assert search_words(wordy, None) == {"torpedoed": 1.0, "aquarium": 1.0, "zanzibar": 1.0}
+    assert search_words(wordy.replace("torpedoed the aquarium in Zanzibar", "knew"), None) == {}
 
 
 def test_letters_with_a_thousand_accents_are_composed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Composing takes the square of their number, and Python's lock."""
     lengths, normalize = [], unicodedata.normalize
     monkeypatch.setattr(unicodedata, "normalize", lambda form, text: lengths.append(len(text)) or normalize(form, text))
-    words = words_of("Which cafe\u0301 is a" + "\u0301\u0323" * 3000 + "?", None)
+    words = search_words("Which cafe\u0301 is a" + "\u0301\u0323" * 3000 + "?", None)
     assert "caf\u00e9" in words
     assert sum(lengths) > 6000
     assert max(lengths) <= 256

@@ -124,7 +124,7 @@ def test_words_are_looked_for_while_the_look_is_admitted(monkeypatch: pytest.Mon
     phrases = [SimpleNamespace(start=n, end=n + 2) for n in (1, 21)]
     view = SimpleNamespace(layers=[SimpleNamespace(phrases=phrases)])
     memories: Any = MemoryViews(
-        SimpleNamespace(admit=admit, model=None, usual_seconds=1.0, look=AsyncMock(return_value=view)),  # type: ignore[arg-type]
+        SimpleNamespace(admit=admit, model=None, typical_seconds=1.0, memory_view=AsyncMock(return_value=view)),  # type: ignore[arg-type]
         AsyncMock(),
         AsyncMock(get=AsyncMock(return_value=session)),
         SimpleNamespace(reading=reading, get=document),  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def test_words_are_looked_for_while_the_look_is_admitted(monkeypatch: pytest.Mon
         SimpleNamespace(stream=lambda usual: contextlib.nullcontext(), tenant="ann"),  # type: ignore[arg-type]
     )
     monkeypatch.setattr("everlong_server.engine.answering.memory_view.load_state", lambda *_: None)
-    asyncio.run(memories.look("ses_1"))
+    asyncio.run(memories.view("ses_1"))
     assert looked == [("doc_a", [(1, 3)]), ("doc_c", [(1, 3)])]
 
 

@@ -17,36 +17,36 @@ async def come(came: list[Any], count: int) -> None:
 
 
 async def test_what_is_put_in_comes_in_its_order():
-    post, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
+    bridge, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
     for n in range(5):
-        post.put(loop, came.append, n)
+        bridge.call_soon(loop, came.append, n)
     await come(came, 5)
     assert came == [0, 1, 2, 3, 4]
 
 
 async def test_what_is_held_comes_with_the_rest_or_when_it_is_delivered():
-    post, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
-    with post.held():
-        post.put(loop, came.append, 0)
+    bridge, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
+    with bridge.buffered():
+        bridge.call_soon(loop, came.append, 0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert came == []
-        post.deliver()
+        bridge.flush()
         await come(came, 1)
-        post.put(loop, came.append, 1)
-        post.put(loop, came.append, 2)
+        bridge.call_soon(loop, came.append, 1)
+        bridge.call_soon(loop, came.append, 2)
     await come(came, 3)
     assert came == [0, 1, 2]
 
 
 async def test_what_was_held_comes_though_it_ends_with_an_error():
-    post, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
+    bridge, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
     try:
-        with post.held():
-            post.put(loop, came.append, 0)
+        with bridge.buffered():
+            bridge.call_soon(loop, came.append, 0)
             raise MemoryError
     except MemoryError:
-        post.put(loop, came.append, 1)
+        bridge.call_soon(loop, came.append, 1)
     await come(came, 2)
     assert came == [0, 1]
 
@@ -54,38 +54,38 @@ async def test_what_was_held_comes_though_it_ends_with_an_error():
 async def test_a_loop_that_has_closed_does_not_keep_others_from_theirs():
     closed = asyncio.new_event_loop()
     closed.close()
-    post, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
-    with post.held():
+    bridge, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
+    with bridge.buffered():
         for to in (loop, closed, loop):
-            post.put(to, came.append, to)
+            bridge.call_soon(to, came.append, to)
     await come(came, 2)
     assert came == [loop, loop]
 
 
 async def test_a_call_that_fails_keeps_no_other_from_its_own():
-    post, loop, came, failed = EventLoopBridge(), asyncio.get_running_loop(), [], []
+    bridge, loop, came, failed = EventLoopBridge(), asyncio.get_running_loop(), [], []
     loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
-    with post.held():
+    with bridge.buffered():
         for call in (came.append, [].remove, came.append):
-            post.put(loop, call, 7)
+            bridge.call_soon(loop, call, 7)
     await come(came, 2)
     assert came == [7, 7]
     assert [type(error) for error in failed] == [ValueError]
 
 
 async def test_several_threads_deliver_what_one_puts_in_in_its_order():
-    post, loop, came, done = EventLoopBridge(), asyncio.get_running_loop(), [], threading.Event()
+    bridge, loop, came, done = EventLoopBridge(), asyncio.get_running_loop(), [], threading.Event()
 
     def deliver() -> None:
         while not done.is_set():
-            post.deliver()
+            bridge.flush()
 
     threads = [threading.Thread(target=deliver) for _ in range(3)]
     for thread in threads:
         thread.start()
-    with post.held():
+    with bridge.buffered():
         for n in range(3000):
-            post.put(loop, came.append, n)
+            bridge.call_soon(loop, came.append, n)
             if n % 100 == 0:
                 await asyncio.sleep(0)
         done.set()

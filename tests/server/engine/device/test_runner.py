@@ -21,7 +21,13 @@ from everlong_models.errors import StateNotFinite
 from everlong_models.kernels.pause import pause
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
-from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Read
+from everlong_server.engine.device.requests import (
+    AnswerFinished,
+    AnswerRequest,
+    PrefillRequest,
+    RequestFailed,
+    TokenDelta,
+)
 from everlong_server.engine.device.runner import Runner
 from everlong_server.errors import Overloaded
 
@@ -31,13 +37,13 @@ def model(tiny_model: Path, tmp_path: Path):
     return load_model(str(tiny_model), models_dir=tmp_path)
 
 
-def answer(model: Any, events: queue.Queue, tokens: int, open: list[int] | None = None) -> Answer:
+def answer(model: Any, events: queue.Queue, tokens: int, open: list[int] | None = None) -> AnswerRequest:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    return Answer(model.memory.initial_state(1), open or [], [5, 6, 7], params, 0, events.put)
+    return AnswerRequest(model.memory.initial_state(1), open or [], [5, 6, 7], params, 0, events.put)
 
 
-def last(events: queue.Queue) -> Finished | Failed:
-    while isinstance(event := events.get(timeout=30), Delta):
+def last(events: queue.Queue) -> AnswerFinished | RequestFailed:
+    while isinstance(event := events.get(timeout=30), TokenDelta):
         pass
     return event
 
@@ -60,10 +66,10 @@ def test_an_error_in_the_batch_ends_its_answers_and_nothing_else(model, monkeypa
         for q in events:
             runner.submit(answer(model, q, 200))
         ends = [last(q) for q in events]
-        assert any(isinstance(end, Failed) and isinstance(end.error, MemoryError) for end in ends)
+        assert any(isinstance(end, RequestFailed) and isinstance(end.error, MemoryError) for end in ends)
         again: queue.Queue = queue.Queue()
         runner.submit(answer(model, again, 3))
-        assert isinstance(last(again), Finished)
+        assert isinstance(last(again), AnswerFinished)
         assert runner.dead is None
     finally:
         runner.stop()
@@ -81,7 +87,7 @@ def test_a_device_that_has_failed_ends_the_engine(model, monkeypatch) -> None:
     events: queue.Queue = queue.Queue()
     runner.submit(answer(model, events, 10))
     runner.start()
-    assert isinstance(last(events), Failed)
+    assert isinstance(last(events), RequestFailed)
     runner.stop()
     assert isinstance(runner.dead, torch.AcceleratorError)
 
@@ -107,7 +113,7 @@ def test_where_segments_have_no_room_side_by_side_fewer_are_read(model, monkeypa
     runner = Runner(model, max_streams=1, reading_share=0.5, max_stall=0.1, reading_rows=5)
     ends: list[queue.Queue] = [queue.Queue() for _ in texts]
     for text, sink in zip(texts, ends, strict=True):
-        runner.submit(Read(memory.initial_state(1), text, sink.put))
+        runner.submit(PrefillRequest(memory.initial_state(1), text, sink.put))
     runner.start()
     try:
         assert [sink.get(timeout=30).digest() for sink in ends] == expected
@@ -134,27 +140,27 @@ class Loop:
 
 
 def test_what_a_step_says_is_posted_together_once_it_computes(model, monkeypatch) -> None:
-    post, loop, real, rows = EventLoopBridge(), Loop(), model.memory.step, []
+    bridge, loop, real, rows = EventLoopBridge(), Loop(), model.memory.step, []
 
     def step(cache: Cache, tokens: torch.Tensor) -> torch.Tensor:
         before = len(loop.came)
         pause()
         assert len(loop.came) == before + 1
-        assert sum(isinstance(event, Delta) for event in loop.came[-1]) >= len(tokens)  # and of who ended with it
+        assert sum(isinstance(event, TokenDelta) for event in loop.came[-1]) >= len(tokens)  # and of who ended with it
         rows.append(len(tokens))
         return real(cache, tokens)
 
     monkeypatch.setattr(model.memory, "step", step)
-    runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1, post=post)
+    runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1, bridge=bridge)
     events: list[queue.Queue] = [queue.Queue(), queue.Queue()]
     for q in events:
         work = answer(model, q, 9)
-        work.sink = partial(post.put, loop, q.put)  # type: ignore[arg-type]
+        work.sink = partial(bridge.call_soon, loop, q.put)  # type: ignore[arg-type]
         runner.submit(work)
     runner.start()
     try:
         ends = [last(q) for q in events]
-        assert [isinstance(end, Finished) for end in ends] == [True, True], ends
+        assert [isinstance(end, AnswerFinished) for end in ends] == [True, True], ends
         assert rows.count(2) >= 7
     finally:
         runner.stop()
@@ -166,7 +172,7 @@ def test_a_cancelled_answer_that_cannot_end_harms_no_other(model) -> None:
 
     def deaf(event: Any) -> None:
         heard.put(event)
-        if isinstance(event, Finished):
+        if isinstance(event, AnswerFinished):
             raise OSError("nobody listens")
 
     other: queue.Queue = queue.Queue()
@@ -176,11 +182,11 @@ def test_a_cancelled_answer_that_cannot_end_harms_no_other(model) -> None:
         runner.submit(bad)
         runner.submit(good)
         runner.start()
-        assert isinstance(other.get(timeout=30), Delta)
+        assert isinstance(other.get(timeout=30), TokenDelta)
         bad.cancelled = True
-        assert isinstance(last(heard), Finished)
-        assert isinstance(heard.get(timeout=30), Failed)
-        assert isinstance(last(other), Finished)
+        assert isinstance(last(heard), AnswerFinished)
+        assert isinstance(heard.get(timeout=30), RequestFailed)
+        assert isinstance(last(other), AnswerFinished)
         assert runner.dead is None
     finally:
         runner.stop()
@@ -191,12 +197,12 @@ def test_stop_fails_what_is_unfinished_and_what_comes_late(model) -> None:
     runner.start()
     events: queue.Queue = queue.Queue()
     runner.submit(answer(model, events, 1_000_000))
-    assert isinstance(events.get(timeout=30), Delta)
+    assert isinstance(events.get(timeout=30), TokenDelta)
     runner.stop()
-    assert isinstance(last(events), Failed)
+    assert isinstance(last(events), RequestFailed)
     late: queue.Queue = queue.Queue()
     runner.submit(answer(model, late, 1))
-    assert isinstance(last(late), Failed)
+    assert isinstance(last(late), RequestFailed)
 
 
 def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_model: Path, tmp_path: Path) -> None:
@@ -212,7 +218,7 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
         ends = []
         for newest, by_itself in ((None, False), (0, False), (48, False), (48, True)):
             events: queue.Queue = queue.Queue()
-            runner.submit(Answer(state, [9, 9], prompt, params, 0, events.put, newest, by_itself))
+            runner.submit(AnswerRequest(state, [9, 9], prompt, params, 0, events.put, newest, by_itself))
             ends.append(last(events))
         whole, alone, all_of_it, anew = ends
         assert all_of_it.state.digest() == whole.state.digest()
@@ -245,13 +251,15 @@ def test_nothing_is_encoded_anew_at_a_border_of_the_window(
     monkeypatch.setattr(memory, "open", lambda state, tokens: opened.append(tokens.shape[1]) or real(state, tokens))
     lengths = (3, 9, 15)
 
-    def answered(tokens: int, lengths: Sequence[int] = lengths) -> list[Finished]:
+    def answered(tokens: int, lengths: Sequence[int] = lengths) -> list[AnswerFinished]:
         waiting: list[queue.Queue] = []
         for length in lengths:
             waiting.append(queue.Queue())
             params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-            runner.submit(Answer(memory.initial_state(1), [], list(range(20, 20 + length)), params, 0, waiting[-1].put))
-        return [end for end in map(last, waiting) if isinstance(end, Finished)]
+            runner.submit(
+                AnswerRequest(memory.initial_state(1), [], list(range(20, 20 + length)), params, 0, waiting[-1].put)
+            )
+        return [end for end in map(last, waiting) if isinstance(end, AnswerFinished)]
 
     runner.start()
     try:
@@ -297,14 +305,14 @@ def test_a_border_that_fails_ends_its_own_answer_only(
             waiting.append(queue.Queue())
             params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
             prompt = list(range(first, first + 4))
-            runner.submit(Answer(memory.initial_state(1), [], prompt, params, 0, waiting[-1].put))
+            runner.submit(AnswerRequest(memory.initial_state(1), [], prompt, params, 0, waiting[-1].put))
         one, failed, other = map(last, waiting)
     finally:
         runner.stop()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, RequestFailed)
     assert str(failed.error) == "no room"
-    assert isinstance(one, Finished)
-    assert isinstance(other, Finished)
+    assert isinstance(one, AnswerFinished)
+    assert isinstance(other, AnswerFinished)
     assert (one.tokens, other.tokens) == (40, 40)
 
 
@@ -321,13 +329,13 @@ def test_a_repetition_is_one_of_all_that_the_answer_looks_at(tiny_model, tmp_pat
         state = model.memory.read(torch.tensor([text[begin : begin + 16]]), state)
     events: queue.Queue = queue.Queue()
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, repetition_penalty=1.5)
-    item = Answer(state, [9, 8], prompt, params, 0, events.put, newest, alone)
+    item = AnswerRequest(state, [9, 8], prompt, params, 0, events.put, newest, alone)
     runner = Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
     runner.submit(item)
     runner.start()
     end = last(events)
     runner.stop()
-    assert isinstance(end, Finished)
+    assert isinstance(end, AnswerFinished)
     drawn = [*model.memory.kept(end.state), *end.open][-1]
     seen = [] if alone else [*text[-min(newest, 32) :], 9, 8] if newest else [9, 8] if newest == 0 else [*text, 9, 8]
     assert item.sampler is not None
@@ -353,19 +361,19 @@ def test_answers_go_on_in_the_middle_of_a_segment_that_is_read(model, monkeypatc
         steps_inside[0] += inside[0]
         return real_step(*args)
 
-    def run(*, beside: bool) -> Finished:
+    def run(*, beside: bool) -> AnswerFinished:
         runner = Runner(model, max_streams=2, reading_share=0.9, max_stall=stall)
         answers: queue.Queue = queue.Queue()
         states: queue.Queue = queue.Queue()
         runner.submit(answer(model, answers, S - 4))
         if beside:
-            runner.submit(Read(memory.initial_state(1), text, states.put))
+            runner.submit(PrefillRequest(memory.initial_state(1), text, states.put))
         runner.start()  # the prompt is read first, and then the text's first segment
         try:
             end = last(answers)
             if beside:
                 assert states.get(timeout=30).digest() == expected.digest()
-            assert isinstance(end, Finished)
+            assert isinstance(end, AnswerFinished)
             return end
         finally:
             runner.stop()
@@ -385,13 +393,13 @@ def test_what_was_said_of_a_cancelled_answer_is_the_beginning_of_the_whole(model
     runner = Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
     runner.start()
 
-    def run(most: int | None) -> tuple[str, Finished]:
+    def run(most: int | None) -> tuple[str, AnswerFinished]:
         events: queue.Queue = queue.Queue()
         said: list[str] = []
-        item = Answer(state, [], [5, 6, 7], params, 3, events.put)
+        item = AnswerRequest(state, [], [5, 6, 7], params, 3, events.put)
 
-        def sink(event: Delta | Finished | Failed) -> None:
-            if isinstance(event, Delta):
+        def sink(event: TokenDelta | AnswerFinished | RequestFailed) -> None:
+            if isinstance(event, TokenDelta):
                 said.append(event.text)
                 item.cancelled = len(said) == most
             else:
@@ -400,7 +408,7 @@ def test_what_was_said_of_a_cancelled_answer_is_the_beginning_of_the_whole(model
         item.sink = sink
         runner.submit(item)
         finished = events.get(timeout=30)
-        assert isinstance(finished, Finished)
+        assert isinstance(finished, AnswerFinished)
         assert finished.text == "".join(said)
         return finished.text, finished
 
@@ -424,7 +432,9 @@ def test_one_document_of_a_tenant_does_not_wait_for_all_of_anothers(model) -> No
     runner = Runner(model, max_streams=2, reading_share=0.5, max_stall=0.1)
     for number in range(4):
         owner = "one" if number == 3 else "many"
-        runner.submit(Read(memory.initial_state(1), text, lambda state, number=number: ended.put(number), owner))
+        runner.submit(
+            PrefillRequest(memory.initial_state(1), text, lambda state, number=number: ended.put(number), owner)
+        )
     runner.start()
     try:
         assert [ended.get(timeout=30) for _ in range(4)] == [3, 0, 1, 2]
@@ -437,7 +447,7 @@ async def test_a_look_at_one_tenants_memory_does_not_wait_for_all_of_anothers(mo
     ended = []
 
     async def look(number: int) -> None:
-        await engine.look(model.memory.initial_state(1), [5, 6], 0, "one" if number == 3 else "many")
+        await engine.memory_view(model.memory.initial_state(1), [5, 6], 0, "one" if number == 3 else "many")
         ended.append(number)
 
     async with asyncio.TaskGroup() as looks:
@@ -464,18 +474,18 @@ def test_segments_that_are_read_side_by_side_give_the_states_of_those_read_alone
 
     monkeypatch.setattr(memory, "read", read)
 
-    def run(at_once: int) -> tuple[list[Any], Finished]:
+    def run(at_once: int) -> tuple[list[Any], AnswerFinished]:
         runner = Runner(model, max_streams=1, reading_share=0.5, max_stall=0.1, reading_rows=at_once)
         states: list[queue.Queue] = [queue.Queue() for _ in texts]
         events: queue.Queue = queue.Queue()
         for text, sink in zip(texts, states, strict=True):
-            runner.submit(Read(memory.initial_state(1), text, sink.put))
+            runner.submit(PrefillRequest(memory.initial_state(1), text, sink.put))
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-        runner.submit(Answer(memory.initial_state(1), [9, 8], prompt, params, 0, events.put))
+        runner.submit(AnswerRequest(memory.initial_state(1), [9, 8], prompt, params, 0, events.put))
         runner.start()
         try:
             end = last(events)
-            assert isinstance(end, Finished)
+            assert isinstance(end, AnswerFinished)
             return [sink.get(timeout=30) for sink in states], end
         finally:
             runner.stop()
@@ -500,13 +510,13 @@ def test_one_damaged_state_does_not_harm_what_is_read_beside_it(model) -> None:
     runner = Runner(model, max_streams=1, reading_share=0.5, max_stall=0.1, reading_rows=4)
     ends: list[queue.Queue] = [queue.Queue() for _ in range(3)]
     for state, sink in zip((good, bad, good), ends, strict=True):
-        runner.submit(Read(state, torch.arange(2 * S) + 5, sink.put))
+        runner.submit(PrefillRequest(state, torch.arange(2 * S) + 5, sink.put))
     runner.start()
     try:
         first, failed, third = (sink.get(timeout=30) for sink in ends)
     finally:
         runner.stop()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, RequestFailed)
     assert isinstance(failed.error, StateNotFinite)
     assert first.digest() == third.digest()
 
@@ -524,7 +534,7 @@ def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(
     prompts = [list(range(5 + n, 25 + (7 * n) % (S - 25) + n)) for n in range(rows)]
     lengths = [S // 2 + (n * S) // 12 for n in range(rows)]
 
-    def run(at_once: int) -> list[Finished]:
+    def run(at_once: int) -> list[AnswerFinished]:
         runner, ends = Runner(model, max_streams=at_once, reading_share=0.3, max_stall=0.1), []
         for begin in range(0, len(prompts), at_once):
             events: list[queue.Queue] = []
@@ -532,7 +542,7 @@ def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(
                 events.append(queue.Queue())
                 state = model.memory.initial_state(1)
                 params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
-                runner.submit(Answer(state, [], prompt, params, 0, events[-1].put))
+                runner.submit(AnswerRequest(state, [], prompt, params, 0, events[-1].put))
             if begin == 0:
                 runner.start()  # with all of them at hand
             ends += [last(q) for q in events]
@@ -571,7 +581,7 @@ def run_while_it_reads(memory: Any, monkeypatch: pytest.MonkeyPatch, run: Callab
     assert steps_inside[0] > 0
     monkeypatch.setattr(memory, "read", no_read)
     failed, other = run()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, RequestFailed)
     assert isinstance(failed.error, MemoryError)
     assert (other.open, other.text) == (expected[1].open, expected[1].text)
     return expected
@@ -580,7 +590,7 @@ def run_while_it_reads(memory: Any, monkeypatch: pytest.MonkeyPatch, run: Callab
 def test_answers_go_on_while_anothers_segment_goes_into_its_memory(model, monkeypatch) -> None:
     S = model.memory.segment_length
 
-    def run() -> list[Finished | Failed]:
+    def run() -> list[AnswerFinished | RequestFailed]:
         runner = Runner(model, max_streams=2, reading_share=0.1, max_stall=0.0)
         events: list[queue.Queue] = [queue.Queue(), queue.Queue()]
         runner.submit(answer(model, events[0], 2 * S, open=[9] * (S // 2)))
@@ -599,15 +609,15 @@ def test_answers_go_on_while_another_ends_at_a_segments_border(model, monkeypatc
     S = model.memory.segment_length
     most = S - S // 2 - 3
 
-    def run(answers: int = 2) -> list[Finished | Failed]:
+    def run(answers: int = 2) -> list[AnswerFinished | RequestFailed]:
         runner = Runner(model, max_streams=2, reading_share=0.1, max_stall=0.0)
         events: list[queue.Queue] = [queue.Queue() for _ in range(answers)]
         item = answer(model, events[0], most if reason == "length" else S, open=[9] * (S // 2))
-        said: list[Delta] = []
+        said: list[TokenDelta] = []
 
-        def sink(event: Delta | Finished | Failed) -> None:
+        def sink(event: TokenDelta | AnswerFinished | RequestFailed) -> None:
             events[0].put(event)
-            said.extend([event] if isinstance(event, Delta) else [])
+            said.extend([event] if isinstance(event, TokenDelta) else [])
             item.cancelled = reason == "cancelled" and len(said) == most
 
         item.sink = sink
@@ -622,7 +632,7 @@ def test_answers_go_on_while_another_ends_at_a_segments_border(model, monkeypatc
 
     (alone,) = run(1)
     first, _ = run_while_it_reads(model.memory, monkeypatch, run)
-    assert isinstance(first, Finished)
+    assert isinstance(first, AnswerFinished)
     assert (first.reason, first.tokens, first.open) == (reason, most, [])
     assert (alone.open, alone.text, alone.state.digest()) == (first.open, first.text, first.state.digest())
 
@@ -642,7 +652,7 @@ async def test_who_is_turned_away_is_told_when_a_place_will_be_free(model) -> No
 
     async def one() -> float:
         async for event in engine.answer(answer(model, queue.Queue(), 100)):
-            if isinstance(event, Finished):
+            if isinstance(event, AnswerFinished):
                 return event.seconds
         raise AssertionError("it has no end")
 
@@ -652,7 +662,7 @@ async def test_who_is_turned_away_is_told_when_a_place_will_be_free(model) -> No
         start = time.perf_counter()
         took = await asyncio.gather(*(one() for _ in range(4)))
         assert 0 < sum(took) <= time.perf_counter() - start
-        assert engine.usual_seconds == sum(took) / 4
+        assert engine.typical_seconds == sum(took) / 4
         assert refused() == math.ceil(sum(took))
     finally:
         await engine.stop()

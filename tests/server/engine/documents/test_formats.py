@@ -28,7 +28,7 @@ def converted(tmp_path: Path) -> Callable[..., tuple[str, str, list[OutlineEntry
 
     def convert(data: bytes, limit: int = 1 << 20) -> tuple[str, str, list[OutlineEntry]]:
         (tmp_path / "in").write_bytes(data)
-        kind = formats.recognised(data[:1024])
+        kind = formats.detect_kind(data[:1024])
         assert kind is not None
         made_of, marks = formats.convert(tmp_path / "in", kind, tmp_path / "out", limit)
         return made_of, (tmp_path / "out").read_text("utf-8"), marks
@@ -181,10 +181,10 @@ def test_a_page_that_is_nested_too_deep_is_refused(converted: Callable) -> None:
 
 
 def test_text_is_not_taken_for_a_page() -> None:
-    assert formats.recognised(b"<p>html, some would say</p>") is None
-    assert formats.recognised(b"How to write <html>") is None
-    assert formats.recognised(b'\xef\xbb\xbf\n<?xml version="1.0"?><html xmlns="x">') == "html"
-    assert formats.recognised(b'<?xml version="1.0"?><tei>') is None
+    assert formats.detect_kind(b"<p>html, some would say</p>") is None
+    assert formats.detect_kind(b"How to write <html>") is None
+    assert formats.detect_kind(b'\xef\xbb\xbf\n<?xml version="1.0"?><html xmlns="x">') == "html"
+    assert formats.detect_kind(b'<?xml version="1.0"?><tei>') is None
 
 
 def test_a_place_is_in_the_last_part_that_began_before_it() -> None:
@@ -306,4 +306,4 @@ def test_the_server_says_what_it_takes(server: Server) -> None:
 
 def test_without_the_packages_there_is_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name != "docx" else object())
-    assert [id for id, *_ in formats.accepted()] == ["text", "docx"]
+    assert [id for id, *_ in formats.accepted_formats()] == ["text", "docx"]

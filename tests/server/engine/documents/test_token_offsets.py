@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import everlong_models.text.tokenizer as module
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_server.engine.documents.token_offsets import TokenOffsets
-from everlong_server.engine.documents.token_stream import pieces
+from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.errors import KeyMissing, NotFound
 from everlong_server.store.records import Document, new_id
 from everlong_server.store.texts.blobs import Blobs
@@ -57,7 +57,7 @@ class Texts:
     def placed(self, document: Document, text: str, *spans: tuple[int, int]) -> list[tuple[int | None, int | None]]:
         """The tokens of characters of the document, whose text is `text`."""
         passages = [passage_of(document, text, *span) for span in spans]
-        placed = asyncio.run(self.token_offsets.placed(passages))
+        placed = asyncio.run(self.token_offsets.with_tokens(passages))
         assert [(p.start, p.end, p.text) for p in placed] == [(p.start, p.end, p.text) for p in passages]
         return [(p.start_token, p.end_token) for p in placed]
 
@@ -174,20 +174,20 @@ def test_what_reading_hands_over_is_what_a_pass_over_the_text_finds(tokenizer: T
     read, passed = Texts(tokenizer), Texts(tokenizer)
     there, later = read.add(MIXED), passed.add(MIXED)
     with read.blobs.open(there.id, len(MARK)) as file:
-        places = [place for piece in pieces(file, tokenizer, len(MARK)) for place in piece.places]
+        places = [place for piece in token_blocks(file, tokenizer, len(MARK)) for place in piece.resume_points]
     tokens = [place.token for place in places]
     assert places[0] == (0, 0, 0)
     assert len(tokens) > len(tokenizer.encode(MIXED)) / 180
     assert {128 <= b - a < 150 for a, b in itertools.pairwise(tokens)} == {True}
-    asyncio.run(read.token_offsets.keep(there, array("q", itertools.chain.from_iterable(places))))
-    asyncio.run(passed.token_offsets.keep(later))
+    asyncio.run(read.token_offsets.ensure(there, array("q", itertools.chain.from_iterable(places))))
+    asyncio.run(passed.token_offsets.ensure(later))
     tables = []
     for texts in (read, passed):
         (name,) = texts.tables()
         with texts.blobs.open(name) as file:
             tables.append(file.read())
     assert tables[0] == tables[1]
-    asyncio.run(read.token_offsets.keep(there, array("q", [0, 0, 0])))
+    asyncio.run(read.token_offsets.ensure(there, array("q", [0, 0, 0])))
     with read.blobs.open(read.tables()[0]) as file:
         assert file.read() == tables[0], "what is there stays"
 
@@ -223,7 +223,7 @@ def test_tables_of_several_tokenizers_go_with_their_document(tokenizer: Tokenize
     assert {name.split(".")[0] for name in texts.tables()} == {stays.id}
     del texts.documents[document.id]
     assert texts.placed(document, MIXED, (5000, 5100)) == [(None, None)]
-    asyncio.run(texts.token_offsets.keep(document))
+    asyncio.run(texts.token_offsets.ensure(document))
     assert len(texts.tables()) == 2, "of one that was deleted meanwhile there is none"
 
 
