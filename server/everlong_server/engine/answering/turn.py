@@ -216,7 +216,7 @@ class TurnRunner:
             except InterruptedError:  # cancelled before the prompt was read: there is nothing to keep
                 pass
             finally:  # what the device has done is charged, though the caller left before the first word
-                spent.tokens = answer.at + answer.generated
+                spent.tokens = answer.prompt_read + answer.generated
             if turn._lost is not None:
                 raise turn._lost
             reused = session.position - len(session.open)

@@ -1,4 +1,4 @@
-"""What is handed to the `Runner`, and what it hands back: answers, documents to be read, looks at a memory."""
+"""The requests that a `Runner` takes (answers, prefills, memory views) and the events that it passes to their sinks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everlong_server.engine.device.detokeniser import Detokeniser
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """A generated token: the text that it completes (often empty), and its log-probabilities if asked for."""
+    """A generated token: the text that it completes (often empty), and its log-probabilities if they were requested."""
 
     text: str
     logprobs: list[dict[str, Any]]
@@ -22,10 +22,10 @@ class TokenDelta:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFinished:
-    """The end of an answer. `tokens`: all that was generated, without the end-of-text token.
+    """The end of an answer.
 
-    `state`, `open`: the memory and the open segment behind the answer; `prompt`: tokens of the prompt. `seconds`: since the
-    device began with it.
+    `tokens`: number of generated tokens, without the end-of-text token. `state`, `open`: memory and open segment after the
+    answer. `prompt`: number of prompt tokens. `seconds`: time since the device started the answer.
     """
 
     reason: str
@@ -39,7 +39,7 @@ class AnswerFinished:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The answer or the reading broke off."""
+    """The request failed with `error`, and no other event follows."""
 
     error: BaseException
 
@@ -49,12 +49,12 @@ Sink = Callable[[TokenDelta | AnswerFinished | RequestFailed], None]
 
 @dataclass(slots=True, eq=False)
 class AnswerRequest:
-    """An answer to be generated: behind `state` and the open segment, the prompt.
+    """A request to prefill `prompt` after `state` and the open segment, and to generate an answer.
 
-    `visible_kept`: of the tokens that the state holds as they are, the answer looks at so many; None: at all. What comes into
-    the state meanwhile is looked at besides. `prompt_only`: where the state keeps tokens, the answer looks at its prompt and at
-    nothing before it; what is in `open` goes into the state with the segment all the same. `grammar`: what the answer may be.
-    `owner`: the tenant whose turn it takes.
+    `visible_kept`: the answer attends to this many of the newest tokens that the state keeps; None: to all of them. Tokens
+    that enter the state while the request runs are always attended to. `prompt_only`: if the state keeps tokens, the answer
+    attends to its prompt and to nothing before it; the tokens in `open` still become part of the state with their segment.
+    `grammar`: constrains the answer. `owner`: the tenant, for fair scheduling.
     """
 
     state: MemoryState
@@ -69,23 +69,24 @@ class AnswerRequest:
     owner: str = ""
     id: int = -1
     cancelled: bool = False
-    # What follows is the runner's own.
+    # The fields below belong to the runner.
     hidden_open: int = 0
-    """Tokens of `open` that it does not look at, the first."""
+    """Number of leading tokens of `open` that the answer does not attend to."""
     context: list[int] = field(default_factory=list)
-    """What `repetition_penalty` looks at beside what is generated: all tokens that the answer looks at when it begins."""
+    """All tokens that the answer attends to when it begins. `repetition_penalty` counts them and the generated tokens."""
     started: float | None = None
-    """When the device began with it."""
-    at: int = 0
-    """Tokens of the prompt that were read."""
+    """Time at which the device started the request, by `time.perf_counter`."""
+    prompt_read: int = 0
+    """Number of prompt tokens that are prefilled."""
     sampler: Sampler | None = None
     logits: Tensor | None = None
-    """(V,), for the token to come."""
+    """Logits (V,) of the next token."""
     generated: int = 0
+    """Number of generated tokens."""
     detokeniser: Detokeniser | None = None
 
     def commit_segment(self, state: MemoryState, segment: int) -> None:
-        """Its open segment, of `segment` tokens, has gone into `state`."""
+        """Replace the state by `state`, which includes the open segment of `segment` tokens, and empty the open segment."""
         if self.visible_kept is not None:
             self.visible_kept += segment - self.hidden_open
         self.state, self.open, self.hidden_open = state, [], 0
@@ -93,7 +94,7 @@ class AnswerRequest:
 
 @dataclass(slots=True, eq=False)
 class PrefillRequest:
-    """Full segments (n·S,) to be read behind `state`."""
+    """A request to prefill full segments `tokens` (n·S,) after `state`."""
 
     state: MemoryState
     tokens: Tensor
@@ -101,12 +102,13 @@ class PrefillRequest:
     owner: str = ""
     id: int = -1
     cancelled: bool = False
-    at: int = 0
+    tokens_read: int = 0
+    """Number of tokens that are prefilled."""
 
 
 @dataclass(slots=True, eq=False)
 class MemoryViewRequest:
-    """A view of `state`, which has read `read` tokens, and of the open segment."""
+    """A request for a view of `state`, which has read `tokens_read` tokens, and of the open segment."""
 
     state: MemoryState
     open: list[int]
