@@ -215,7 +215,7 @@ def zipped(**entries: str) -> bytes:
             "damaged ZIP file",
         ),
         (zipped(**{"word/document.xml": "<broken"}), InvalidRequest, "a Word file that cannot be read"),
-        (zipped(**{"a.txt": "x"}), UnsupportedMedia, "neither Word's nor an EPUB"),
+        (zipped(**{"a.txt": "x"}), UnsupportedMedia, "neither a Word file nor an EPUB"),
         (files.word(("Normal", "x" * 300)), TooLarge, "more than 200 bytes"),
         (files.bomb(4 << 20), TooLarge, "more than 200 bytes"),
     ],
@@ -243,7 +243,7 @@ def test_a_zip_files_entries_are_read_by_the_process_that_has_limits(converted: 
     data = zipped(**{f"{n}": "" for n in range(20_000)})
     tracemalloc.start()
     try:
-        with pytest.raises(UnsupportedMedia, match="neither Word's nor an EPUB"):
+        with pytest.raises(UnsupportedMedia, match="neither a Word file nor an EPUB"):
             converted(data)
         assert tracemalloc.get_traced_memory()[1] < len(data)
     finally:
