@@ -1,7 +1,7 @@
-"""`TurnRunner`: a message and its answer, from admission to what is kept. A turn is a transaction.
+"""`TurnRunner`: runs a turn, one user message and its answer, from admission to commit.
 
-Either the answer is complete, and what it was said in contains it before the caller is told so; or all is as it was
-before. A caller that goes away in the middle, a lost lease, a killed server: all is as it was.
+A turn is a transaction. Either the answer is complete and committed before the caller receives its end, or nothing changes.
+Nothing changes if the caller disconnects, the lease is lost or the server is killed.
 """
 
 from __future__ import annotations
@@ -47,43 +47,42 @@ from everlong_server.store.texts.passages import Passage, Passages
 
 Event = dict[str, Any]
 Written = dict[str, Any]
-"""What is stored of a session behind an answer: state, open segment, position."""
+"""The fields of a session that an answer changes: state, open segment, position."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """A message and its answer under way. `events` yields what the caller is sent; `cancel` ends the answer and keeps it,
-    `fail` ends it and keeps nothing."""
+    """A running turn. `events` yields what the caller is sent. `cancel` ends the answer and commits it; `fail` ends it and
+    commits nothing."""
 
     id: str
     events: AsyncGenerator[Event, None] = field(init=False)
     _answer: AnswerRequest | None = None
     _engine: Engine | None = None
-    _lost: Exception | None = None
+    _error: Exception | None = None
 
     def attach(self, answer: AnswerRequest, engine: Engine) -> None:
-        """There is something to cancel now. Raises what it was lost with before."""
+        """Attach the running answer, so that it can be cancelled. Re-raises the error if the turn has failed already."""
         self._answer, self._engine = answer, engine
-        if self._lost is not None:
-            raise self._lost
+        if self._error is not None:
+            raise self._error
 
     def cancel(self) -> None:
-        """The answer ends within one step, with `finish_reason` "cancelled"; what was said is kept."""
+        """End the answer within one decode step, with `finish_reason` "cancelled". Its text so far is committed."""
         if self._answer is not None and self._engine is not None:
             self._engine.cancel(self._answer)
 
     def fail(self, error: Exception) -> None:
-        """The place is somebody else's: the answer ends with `error`."""
-        self._lost = error
+        """End the answer with `error`, as when the session's lease was lost."""
+        self._error = error
         self.cancel()
 
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """Where a message goes: to `session` as it stands, whose memory is `state`, behind `earlier` messages that it has
-    not read yet.
+    """What a message follows: `session` as committed, its memory `state`, and `unread` messages that are not in them yet.
 
-    `asked`: the question before it. `keep`: makes message and answer part of the dialogue.
+    `previous_question`: the user message before it. `commit`: stores the message and its answer.
     """
 
     session: Session
@@ -94,7 +93,7 @@ class TurnContext:
 
 
 def load_state(session: Session, model: Model) -> MemoryState:
-    """The session's memory. Raises `StateUnusable`."""
+    """Return the session's memory. Raises `StateUnusable`."""
     if session.state is None and not session.state_bytes:
         return model.memory.initial_state(1).to("cpu")
     try:
@@ -104,7 +103,7 @@ def load_state(session: Session, model: Model) -> MemoryState:
 
 
 class TurnRunner:
-    """Begins turns."""
+    """Starts turns."""
 
     def __init__(
         self,
@@ -136,18 +135,18 @@ class TurnRunner:
         *,
         id: str | None = None,
     ) -> Turn:
-        """A turn that has been admitted: its first event is at hand. Every refusal is raised here, before any event.
+        """Return an admitted turn, whose first event is available. Raises every refusal here, before any event.
 
-        `enter`: gives the place where `content` is said, which is the turn's as long as the context lasts.
+        `enter`: returns a context manager of the message's context, such as a locked session. The turn holds it to its end.
         """
         turn = Turn(id=id or new_id("msg"))
-        rest = self._turn(turn, enter(turn), content, params, recall)
-        first = await anext(rest)
+        following = self._turn(turn, enter(turn), content, params, recall)
+        first = await anext(following)
 
         async def events() -> AsyncGenerator[Event, None]:
-            async with contextlib.aclosing(rest):
+            async with contextlib.aclosing(following):
                 yield first
-                async for event in rest:
+                async for event in following:
                     yield event
 
         turn.events = events()
@@ -156,7 +155,7 @@ class TurnRunner:
     async def _turn(
         self,
         turn: Turn,
-        entered: AbstractAsyncContextManager[TurnContext],
+        entering: AbstractAsyncContextManager[TurnContext],
         content: str,
         params: SamplingParams,
         recall: Recall,
@@ -168,25 +167,25 @@ class TurnRunner:
             stack.enter_context(self._engine.admit())
             spent = await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
             grammar = await self._grammar(params)
-            place = await stack.enter_async_context(entered)
-            session = place.session
-            found, lacking = await self._recall(place, content, recall)
-            # Work that takes long in proportion to the message is not for the event loop.
-            prompt, rests, newest, alone = await asyncio.to_thread(
-                self._prompt, place, content, found, recall, lacking=lacking
+            context = await stack.enter_async_context(entering)
+            session = context.session
+            found, nothing_found = await self._recall(context, content, recall)
+            # On a thread: this takes time in proportion to the message.
+            prompt, passages, visible_kept, prompt_only = await asyncio.to_thread(
+                self._prompt, context, content, found, recall, nothing_found=nothing_found
             )
-            rests = await self._passages.placed(await self._token_offsets.with_tokens(rests))
-            evidence = [evidence_view(passage) for passage in rests]
+            passages = await self._passages.placed(await self._token_offsets.with_tokens(passages))
+            evidence = [evidence_view(passage) for passage in passages]
             seed = params.seed if params.seed is not None else secrets.randbits(53)
             answer = AnswerRequest(
-                place.state,
+                context.state,
                 list(session.open),
                 prompt,
                 params,
                 seed,
                 lambda event: None,
-                newest,
-                alone,
+                visible_kept,
+                prompt_only,
                 grammar,
                 self._quota.tenant,
             )
@@ -213,12 +212,12 @@ class TurnRunner:
                             yield delta | ({"logprobs": event.logprobs} if event.logprobs else {})
             except GrammarError as error:
                 raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
-            except InterruptedError:  # cancelled before the prompt was read: there is nothing to keep
+            except InterruptedError:  # cancelled before the prompt was prefilled: there is nothing to commit
                 pass
-            finally:  # what the device has done is charged, though the caller left before the first word
+            finally:  # charge the work of the device, even if the caller has left
                 spent.tokens = answer.prompt_read + answer.generated
-            if turn._lost is not None:
-                raise turn._lost
+            if turn._error is not None:
+                raise turn._error
             reused = session.position - len(session.open)
             span.set(
                 gen_ai__usage__input_tokens=len(prompt),
@@ -238,14 +237,14 @@ class TurnRunner:
                 **({"logprobs": logprobs} if params.logprobs else {}),
             }
             if finished is not None:
-                await place.commit(message, await self._written(session, finished))
+                await context.commit(message, await self._written(session, finished))
                 pace.end()
                 self._metrics.answered(finished.reason, prompt=len(prompt), generated=finished.tokens, reused=reused)
-        # The lease is back before the caller hears of the end, so that its next message finds the session free.
+        # The lease is released before the last event, so that the caller's next message finds the session free.
         yield {"type": "response.completed", "message": message}
 
     def _check(self, content: str, params: SamplingParams) -> None:
-        """Raises what is wrong with a message, whatever its session."""
+        """Raise what is wrong with a message, independent of its session."""
         if len(content) > self._max_message_chars:
             raise TooLarge(
                 f"content has {len(content)} characters, the limit is {self._max_message_chars}: "
@@ -265,27 +264,27 @@ class TurnRunner:
         except GrammarError as error:
             raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
 
-    async def _recall(self, place: TurnContext, content: str, recall: Recall) -> tuple[list[Passage], bool]:
-        """The passages of the session's documents that a question is about, the best first; and whether these documents
-        lack what is asked for."""
-        documents, talked = place.session.documents, bool(place.session.messages or place.unread)
+    async def _recall(self, context: TurnContext, content: str, recall: Recall) -> tuple[list[Passage], bool]:
+        """Return the passages of the session's documents that match the question, best first, and whether the documents lack
+        the answer."""
+        documents, talked = context.session.documents, bool(context.session.messages or context.unread)
         if not recall.passages or not documents:
             return [], False
-        words = await asyncio.to_thread(search_words, content, place.previous_question)
+        words = await asyncio.to_thread(search_words, content, context.previous_question)
         found = await self._passages.search(documents, words, recall.passages) if words else []
         lacking = await asyncio.to_thread(texts_lack_answer, content, found, talked=talked)
         return found, bool(words) and lacking and await self._passages.complete(documents)
 
     def _prompt(
-        self, place: TurnContext, content: str, found: list[Passage], recall: Recall, *, lacking: bool
+        self, context: TurnContext, content: str, found: list[Passage], recall: Recall, *, nothing_found: bool
     ) -> tuple[list[int], list[Passage], int | None, bool]:
-        """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`AnswerRequest.newest`,
-        `AnswerRequest.alone`)."""
+        """Return the prompt's tokens, the evidence, and `visible_kept` and `prompt_only` of its `AnswerRequest`."""
         memory, chat, tokenizer = self._engine.model.memory, self._engine.model.chat, self._engine.model.tokenizer
-        session = place.session
-        kept, open = memory.kept(place.state), session.open
-        alone = bool(kept) and not session.messages  # a text that fits into the open segment is seen whole
-        between = len(self._before(place, anew=alone))
+        session = context.session
+        kept, open = memory.kept(context.state), session.open
+        # Not without kept tokens: a text that fits into the open segment is seen whole.
+        prompt_only = bool(kept) and not session.messages
+        between = len(self._lead(context, from_start=prompt_only))
 
         def count(text: str) -> int:
             return len(tokenizer.encode(text))
@@ -295,33 +294,34 @@ class TurnRunner:
         if window:
             budget = min(budget, window - len(question))
             evidence, text = select_passages_in_window(
-                found, [] if alone else [*kept[-RECENT_TOKENS:], *open], budget, count, tokenizer.decode, window=window,
-                between=between, after=len(question), template=self._template,
+                found, [] if prompt_only else [*kept[-RECENT_TOKENS:], *open], budget, count, tokenizer.decode,
+                window=window, between=between, after=len(question), template=self._template,
             )  # fmt: skip
         else:
             evidence, text = select_passages_in_segment(
                 found, tokenizer.decode([*kept[-RECENT_TOKENS:], *open]) if found else "", budget, count, tokenizer.spans,
                 segment=memory.segment_length, before=len(open) + between, after=len(question), template=self._template,
             )  # fmt: skip
-        if lacking and self._engine.model.trained is None:  # without a trained memory, what they lack nothing holds
+        if nothing_found and self._engine.model.trained is None:  # an untrained memory cannot hold the answer either
             text = self._template.nothing if count(self._template.nothing) <= budget else ""
-        alone = alone and bool(evidence or text)
-        prompt = [*self._before(place, anew=alone), *tokenizer.encode(text), *question]
-        newest = RECENT_TOKENS if evidence or text else None
-        return prompt, evidence, newest, alone
+        prompt_only = prompt_only and bool(evidence or text)
+        prompt = [*self._lead(context, from_start=prompt_only), *tokenizer.encode(text), *question]
+        visible_kept = RECENT_TOKENS if evidence or text else None
+        return prompt, evidence, visible_kept, prompt_only
 
-    def _before(self, place: TurnContext, *, anew: bool) -> list[int]:
-        """What stands between all that the session has read and the words of the question; `anew`: as if it were nothing."""
+    def _lead(self, context: TurnContext, *, from_start: bool) -> list[int]:
+        """Return the tokens between those that the session has read and the words of the question: unread messages and the
+        chat format's markers. `from_start`: as if the session had read nothing."""
         chat, encode = self._engine.model.chat, self._engine.model.tokenizer.encode
-        begins = anew or not place.session.position
-        lead = chat.turn if place.session.messages else chat.head if begins else chat.separator
+        begins = from_start or not context.session.position
+        lead = chat.turn if context.session.messages else chat.head if begins else chat.separator
         tokens: list[int] = []
-        for said in place.unread:
-            behind = {"system": chat.separator, "user": chat.ask, "assistant": chat.turn}[said.role]
-            if said.role == "system" and begins and chat.system is not None:
-                lead, behind = chat.system
-            tokens += [*lead, *encode(said.content)]
-            lead = behind
+        for message in context.unread:
+            end = {"system": chat.separator, "user": chat.ask, "assistant": chat.turn}[message.role]
+            if message.role == "system" and begins and chat.system is not None:
+                lead, end = chat.system
+            tokens += [*lead, *encode(message.content)]
+            lead = end
         return [*tokens, *lead]
 
     async def _written(self, session: Session, finished: AnswerFinished) -> Written:

@@ -1,7 +1,7 @@
-"""`Reader`: does the jobs. Reads a document from its blob into a state, checkpointing as it goes.
+"""`Reader`: works on reading jobs. It prefills a document from its blob into a state, with checkpoints.
 
-Everything that a reading has learnt is in its record: state and cursor change together or not at all. So whoever takes
-the job over, after any kind of end, goes on at the last checkpoint and arrives at the same state, bit for bit.
+The record of a reading holds all of its progress: state and cursor change together or not at all. So any replica can take
+the job over at any time, resumes at the last checkpoint and arrives at the same state, bit for bit.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from everlong_server.store.texts.passages import Passages
 
 log = logging.getLogger(__name__)
 
-_MOST_SEGMENTS = 64
-"""Handed to the engine at once, where they are read quickly: each time costs a round through the event loop."""
+_MAX_SEGMENTS = 64
+"""Maximum number of segments in one request to the engine. Fewer requests mean fewer round trips through the event loop."""
 _READING = Pool("everlong-reading", max(4, os.cpu_count() or 4))
-"""Texts are checked and encoded in threads of their own: answers wait for none of that."""
+"""Threads that check and encode texts, so that answers do not wait for that."""
 _MAX_ATTEMPTS = 8
 _RETRY_SECONDS = 0.5
-_LONGEST_PAUSE = 30.0
-_BACK_SECONDS = 5.0
-"""Before a job is given back that cannot be done here, so that others are at it in the meantime."""
+_MAX_RETRY_SECONDS = 30.0
+_GIVE_BACK_SECONDS = 5.0
+"""Pause before giving back a job that this replica cannot do, so that other jobs and replicas go first."""
 
 
 class Reader:
-    """Takes jobs until it is stopped. Several of them may run beside each other."""
+    """Works on reading jobs until it is stopped. Several readers may run at the same time."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Reader:
         checkpoint_seconds: float,
         turn_seconds: float,
     ) -> None:
-        """`passages`: None if they are not wanted. `turn_seconds`: after so long a document lets others be read that wait,
-        and goes on behind them: short ones don't wait for long ones."""
+        """`passages`: None to index none. `turn_seconds`: after this time a document yields to waiting ones and continues
+        after them, so that short documents do not wait for long ones."""
         self._engine = engine
         self._documents = documents
         self._blobs = blobs
@@ -80,12 +80,12 @@ class Reader:
         self._indexing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until cancelled. Redis being away is waited out."""
+        """Run until cancelled. Waits while Redis is unavailable."""
         try:
             while True:
                 await self._next()
         finally:
-            await _ended(list(self._indexing))
+            await _cancel_all(list(self._indexing))
 
     async def _next(self) -> None:
         try:
@@ -95,14 +95,14 @@ class Reader:
                     self._metrics.redeliveries.labels("readings").inc()
                 await self._do(job)
         except RedisError as error:
-            log.warning("redis is away, reading waits: %s", type(error).__name__)
+            log.warning("redis is unavailable, reading waits: %s", type(error).__name__)
             await asyncio.sleep(_RETRY_SECONDS)
             if isinstance(error, ResponseError) and "NOGROUP" in str(error):  # Redis has lost its data
                 with contextlib.suppress(RedisError):
                     await self._jobs.prepare(alone=False)
 
     async def _do(self, job: Job) -> None:
-        """One job, to its end; also one that was begun elsewhere or before."""
+        """Work on a job until it ends here. It may have been started before, here or by another replica."""
         pause, by = _RETRY_SECONDS, job.claimant()
         claim: Claim | None = None
         lost: Claim | None = None
@@ -110,7 +110,7 @@ class Reader:
         while self._engine.alive:
             try:
                 if lost is not None:
-                    end = await self._left(job, lost)
+                    end = await self._after_fenced(job, lost)
                     lost = None
                 if end is None:
                     claim = await self._documents.claim(job.id, by)
@@ -119,36 +119,38 @@ class Reader:
                 await end()
                 return
             except Fenced as reason:
-                log.info("reading stops: %s", reason)
+                log.info("reading %s stops: %s", job.id, reason)
                 lost, by = claim, job.claimant()
             except RedisError as error:
-                # Nothing is lost: the next try starts at the last checkpoint. What has failed is not this one.
-                log.warning("redis is away, reading waits: %s", type(error).__name__)
+                # Not counted as a try. The next one resumes at the last checkpoint.
+                log.warning("redis is unavailable, reading waits: %s", type(error).__name__)
                 await asyncio.sleep(_RETRY_SECONDS)
             except (OSError, Unavailable) as error:
-                # The blob store is away or full, or this one text cannot be read: no reason to give the document up, nor to
-                # let others wait behind it. Or a key is missing that another replica may have.
+                # The blob store is unavailable or full, this text cannot be read, or this replica lacks an encryption key that
+                # another may have. The document may be readable later; other documents must not wait for it.
                 log.warning("reading %s is given back: %r", job.id, error)
-                await asyncio.sleep(_BACK_SECONDS)
-                end = partial(self._back, job, claim)
+                await asyncio.sleep(_GIVE_BACK_SECONDS)
+                end = partial(self._give_back, job, claim)
             except Exception:
-                # A device out of memory. The tries without progress are counted with the claim, and end this.
-                log.exception("reading %s broke off, trying again in %.1f s", job.id, pause)
+                # Such as a device out of memory. The claim counts tries without progress, and ends the reading after some.
+                log.exception("reading %s failed, retrying in %.1f s", job.id, pause)
                 await asyncio.sleep(pause)
-                pause, by = min(2 * pause, _LONGEST_PAUSE), job.claimant()
-        # The device is gone: the job stays, for this server's next start or for another replica.
+                pause, by = min(2 * pause, _MAX_RETRY_SECONDS), job.claimant()
+        # Keep the job for this server's next start or for another replica.
         log.error("the engine has failed, reading %s waits for a restart", job.id)
         await asyncio.Event().wait()
 
-    async def _back(self, job: Job, claim: Claim | None) -> None:
-        """Others may do the job; that it could not be done here was no try."""
+    async def _give_back(self, job: Job, claim: Claim | None) -> None:
+        """Queue the job again, for any replica, and reset its count of tries."""
         if claim is not None:
             await self._documents.untried(job.id, claim)
         await self._jobs.again(job)
 
-    async def _left(self, job: Job, lost: Claim) -> Callable[[], Awaitable[None]] | None:
-        """How the job ends here if somebody else has claimed its reading; None: it is to be claimed again, since it is over,
-        or what came between was a late write of our own."""
+    async def _after_fenced(self, job: Job, lost: Claim) -> Callable[[], Awaitable[None]] | None:
+        """Return how to end the job here, if another replica has claimed its reading.
+
+        Returns None to claim it again: the reading is over, or the write that fenced us was a late one of our own.
+        """
         holder = await self._documents.holder(job.id)
         if holder is None or holder[0] == lost.token:
             return None
@@ -156,23 +158,26 @@ class Reader:
         return partial(self._jobs.drop, job, entry_of(holder[1]))
 
     async def _read(self, reading_id: str, claim: Claim) -> bool:
-        """Whether it is over; False if it has to go on later."""
+        """Read and return whether the reading is over; False if it must continue later."""
         reading = await self._documents.reading(reading_id, with_state=True)
         if reading is None:
             return True
         try:
             if claim.attempts > _MAX_ATTEMPTS:
-                raise ReadingError("too_many_attempts", f"given up after {_MAX_ATTEMPTS} tries without progress")
+                raise ReadingError(
+                    "too_many_attempts",
+                    f"given up after {_MAX_ATTEMPTS} tries without progress; upload the document again",
+                )
             with self._tracing.span(
                 "read", "consumer", parent=reading.trace, everlong__document=reading.documents[-1],
                 everlong__model=self._engine.model.name, everlong__attempt=claim.attempts,
             ) as span:  # fmt: skip
-                read, over = await self._advance(reading, claim)
-                span.set(everlong__tokens__read=read.tokens, everlong__segments=read.segments)
+                cursor, over = await self._advance(reading, claim)
+                span.set(everlong__tokens__read=cursor.tokens, everlong__segments=cursor.segments)
                 return over
         except (ReadingError, EverlongModelError, Damaged, FileNotFoundError, UnicodeDecodeError) as error:
             if isinstance(error, FileNotFoundError) and await asyncio.to_thread(self._blobs.word) is None:
-                raise  # not this text alone is missing
+                raise  # the whole blob store is missing, not this text alone
             code = error.code if isinstance(error, ReadingError | Damaged) else "reading_failed"
             log.warning("reading %s failed: %s", reading_id, error)
             current = await self._documents.reading(reading_id)
@@ -182,7 +187,8 @@ class Reader:
             return True
 
     async def _begin(self, reading: Reading) -> tuple[MemoryState, Cursor]:
-        """Where this reading stands, or starts: behind the documents before the last, or the chat format's head."""
+        """Return the state and cursor of the last checkpoint or, without one, of the start: after the preceding documents, or the
+        chat format's head."""
         model = self._engine.model
         if reading.state is not None:
             return await asyncio.to_thread(decode_state, reading.state, model.fingerprint), reading.cursor
@@ -190,43 +196,48 @@ class Reader:
             return model.memory.initial_state(1).to("cpu"), Cursor(open=model.chat.head, position=len(model.chat.head))
         parent = await self._documents.reading(reading.parent, with_state=True)
         if parent is None or parent.status != "ready" or parent.state is None:
-            why = parent.error["message"] if parent is not None and parent.error else "it is not there"
-            raise ReadingError("document_failed", f"the document before it could not be read: {why}")
+            why = parent.error["message"] if parent is not None and parent.error else "it does not exist"
+            raise ReadingError("document_failed", f"the preceding document could not be read: {why}")
         before = parent.cursor
         cursor = Cursor(open=before.open + model.chat.separator, position=before.position + len(model.chat.separator))
         return await asyncio.to_thread(decode_state, parent.state, model.fingerprint), cursor
 
-    def _made(self, index: asyncio.Task[None]) -> None:
+    def _index_done(self, index: asyncio.Task[None]) -> None:
         self._indexing.discard(index)
-        if not index.cancelled() and (error := index.exception()) is not None:  # the next turn makes it, or says so
-            log.info("an index broke off: %r", error)
+        if (
+            not index.cancelled() and (error := index.exception()) is not None
+        ):  # the next turn indexes again, or raises the error
+            log.info("an index failed: %r", error)
 
     @asynccontextmanager
-    async def _indexed(self, document: Document) -> AsyncIterator[asyncio.Task[None]]:
-        """Makes the document's passages beside the block, on a thread of their own: a task to wait for at the text's end. It goes on
-        when only a turn is over, and ends with a reading that fails."""
+    async def _indexing_passages(self, document: Document) -> AsyncIterator[asyncio.Task[None]]:
+        """Index the document's passages during the block, on another thread. Yields the task, to await at the end of the text.
 
-        async def make() -> None:
+        The task continues after the block if only the reading's turn is over, and is cancelled if the reading fails.
+        """
+
+        async def index_passages() -> None:
             if self._passages is not None:
                 await self._passages.ensure(document)
 
-        index = asyncio.create_task(make())
+        index = asyncio.create_task(index_passages())
         self._indexing.add(index)
-        index.add_done_callback(self._made)
+        index.add_done_callback(self._index_done)
         try:
             yield index
         except BaseException:
-            await _ended([index])
+            await _cancel_all([index])
             raise
 
     async def _advance(self, reading: Reading, claim: Claim) -> tuple[Cursor, bool]:
-        """To the end of its last document, or until its turn is over and others wait. How far; whether that is the end."""
+        """Read to the end of the last document, or until the turn is over and others wait. Return the cursor, and whether it is the
+        end."""
         model = self._engine.model
         S = model.segment_length
         document: Document = await self._documents.get(reading.documents[-1])
         state, cursor = await self._begin(reading)
         start = saved = time.monotonic()
-        began, at_once = cursor.seconds - start, 1
+        seconds_offset, segments_per_request = cursor.seconds - start, 1
 
         size = document.text_offset + document.bytes
         if reading.state is None and (
@@ -236,35 +247,37 @@ class Reader:
         offset = max(cursor.offset, document.text_offset)
         async with AsyncExitStack() as stack:
             file = stack.enter_context(await _READING.run(self._blobs.open, document.id, offset))
-            index = await stack.enter_async_context(self._indexed(document))
+            index = await stack.enter_async_context(self._indexing_passages(document))
             checkpoints = await stack.enter_async_context(_Checkpoints(self._documents, self._metrics, reading, claim))
-            source = token_blocks(file, model.tokenizer, offset)
-            skip, places = cursor.skip, array("q")
-            # The next piece is encoded while the device reads this one.
-            upcoming = asyncio.create_task(_READING.run(next, source, None))
+            blocks = token_blocks(file, model.tokenizer, offset)
+            skip, resume_points = cursor.skip, array("q")
+            # A thread encodes the next block while the device reads this one.
+            next_block = asyncio.create_task(_READING.run(next, blocks, None))
             try:
-                while (piece := await upcoming) is not None:
-                    upcoming = asyncio.create_task(_READING.run(next, source, None))
-                    places.extend(chain.from_iterable(piece.resume_points))
-                    done, skip = skip, max(0, skip - len(piece.tokens))
-                    while done < len(piece.tokens):
-                        taken = piece.tokens[done : done + at_once * S - len(cursor.open)]
+                while (block := await next_block) is not None:
+                    next_block = asyncio.create_task(_READING.run(next, blocks, None))
+                    resume_points.extend(chain.from_iterable(block.resume_points))
+                    done, skip = skip, max(0, skip - len(block.tokens))
+                    while done < len(block.tokens):
+                        taken = block.tokens[done : done + segments_per_request * S - len(cursor.open)]
                         tokens, full = list(cursor.open) + taken, (len(cursor.open) + len(taken)) // S * S
                         if full:
                             begin = time.perf_counter()
                             state = await self._engine.prefill(state, torch.tensor(tokens[:full]), reading.tenant)
-                            each = (time.perf_counter() - begin) * S / full
-                            self._metrics.segment_seconds.observe(each)
-                            # Of what may be lost and read again, a quarter.
-                            at_once = max(1, min(_MOST_SEGMENTS, int(self._checkpoint_seconds / 4 / each)))
+                            segment_seconds = (time.perf_counter() - begin) * S / full
+                            self._metrics.segment_seconds.observe(segment_seconds)
+                            # One request takes a quarter of the time between checkpoints, the work that a crash may lose.
+                            segments_per_request = max(
+                                1, min(_MAX_SEGMENTS, int(self._checkpoint_seconds / 4 / segment_seconds))
+                            )
                         done += len(taken)
                         self._metrics.tokens_read.inc(len(taken))
                         cursor = replace(
-                            cursor, offset=piece.offset, skip=done, open=tuple(tokens[full:]),
+                            cursor, offset=block.offset, skip=done, open=tuple(tokens[full:]),
                             tokens=cursor.tokens + len(taken), position=cursor.position + len(taken),
                             segments=cursor.segments + full // S,
-                            bytes=piece.offset + (piece.end - piece.offset) * done // len(piece.tokens),
-                            seconds=began + time.monotonic(),
+                            bytes=block.offset + (block.end - block.offset) * done // len(block.tokens),
+                            seconds=seconds_offset + time.monotonic(),
                         )  # fmt: skip
                         if time.monotonic() - saved >= self._checkpoint_seconds:
                             await checkpoints.add(state, cursor)
@@ -274,25 +287,25 @@ class Reader:
                                 return cursor, False
                 await checkpoints.written()
                 await index
-                await self._token_offsets.ensure(document, places if offset == document.text_offset else None)
+                await self._token_offsets.ensure(document, resume_points if offset == document.text_offset else None)
             finally:
-                upcoming.cancel()
-                await asyncio.gather(upcoming, return_exceptions=True)
-        cursor = replace(cursor, offset=size, skip=0, bytes=size, seconds=began + time.monotonic())
+                next_block.cancel()
+                await asyncio.gather(next_block, return_exceptions=True)
+        cursor = replace(cursor, offset=size, skip=0, bytes=size, seconds=seconds_offset + time.monotonic())
         await checkpoints.add(state, cursor, status="ready", state_digest=await asyncio.to_thread(state.digest))
         await checkpoints.written()
         return cursor, True
 
 
-async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancels them, and waits for that."""
+async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel all tasks and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Checkpoints:
-    """Writes where a reading stands, one after the other, while the device goes on."""
+    """Writes the checkpoints of a reading one after the other, while the device continues."""
 
     def __init__(self, documents: Documents, metrics: Metrics, reading: Reading, claim: Claim) -> None:
         self._documents = documents
@@ -305,18 +318,18 @@ class _Checkpoints:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """What is not written by then is not wanted."""
+        """Cancel a write that is still running."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
 
     async def add(self, state: MemoryState, cursor: Cursor, **end: object) -> None:
-        """Begins to write, once the one before is written. Raises what that has failed with, as `Fenced`."""
+        """Start to write a checkpoint once the previous one is written. Raises that one's error, such as `Fenced`."""
         await self.written()
         self._writing = asyncio.create_task(self._write(state, cursor, end))
 
     async def written(self) -> None:
-        """All that was added is in Redis. Raises as `add` does."""
+        """Wait until the last checkpoint is in Redis. Raises as `add` does."""
         if self._writing is not None:
             await self._writing
 
@@ -330,7 +343,7 @@ class _Checkpoints:
 
 
 class ReadingError(Exception):
-    """A document that cannot be read; `code` for programs."""
+    """The document cannot be read. `code`: the reason, for programs."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

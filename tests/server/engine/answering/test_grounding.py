@@ -125,7 +125,7 @@ def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, t
             session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
             session = replace(session, open=tuple(filling[:open]))
             place = TurnContext(session, state, (), None, AsyncMock())
-            prompt, evidence, *_ = turns._prompt(place, QUESTION, found, Recall(16, tokens), lacking=False)
+            prompt, evidence, *_ = turns._prompt(place, QUESTION, found, Recall(16, tokens), nothing_found=False)
             said = [*session.open, *prompt]
             last = tokenizer.decode(said[(len(said) - 1) // S * S :], skip_special=False)
             for e in evidence:
@@ -185,11 +185,11 @@ def test_a_long_question_leaves_a_window_that_much_less_for_passages(tiny_model:
             session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
             place = TurnContext(session, state, (), None, AsyncMock())
             for tokens in (96, 192):
-                prompt, evidence, *_ = turns._prompt(place, asked, found, Recall(4, tokens), lacking=False)
+                prompt, evidence, *_ = turns._prompt(place, asked, found, Recall(4, tokens), nothing_found=False)
                 visible = tokenizer.decode(prompt[-128 - len(prompt) % 64 :], skip_special=False)
                 assert bool(evidence) is some, (messages, asked, tokens)
                 assert all(e.text in visible for e in evidence)
-    assert turns._prompt(place, asked, [], Recall(4, 192), lacking=True)[0] == prompt, (
+    assert turns._prompt(place, asked, [], Recall(4, 192), nothing_found=True)[0] == prompt, (
         "no room to say that it is not there"
     )
 

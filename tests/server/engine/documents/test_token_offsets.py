@@ -268,7 +268,7 @@ def test_a_passage_costs_the_same_in_a_long_text(tokenizer: Tokenizer) -> None:
         seconds = []
         for passage in random.Random(1).sample(passages, 50):
             start = time.process_time()
-            texts.token_offsets._placed(document, table, [passage])
+            texts.token_offsets._with_tokens(document, table, [passage])
             seconds.append(time.process_time() - start)
         medians.append(sorted(seconds)[25])
     assert medians[1] < 3 * medians[0], medians

@@ -43,8 +43,8 @@ OUTAGE = 12
 async def redis(redis: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
     for module in (reading, background):
         monkeypatch.setattr(module, "_RETRY_SECONDS", 0.001)
-        monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.001)
-        monkeypatch.setattr(module, "_BACK_SECONDS", 0.001)
+        monkeypatch.setattr(module, "_MAX_RETRY_SECONDS", 0.001)
+        monkeypatch.setattr(module, "_GIVE_BACK_SECONDS", 0.001)
     monkeypatch.setattr(scripts, "_COPY_MS", 1)
     return redis
 
@@ -345,7 +345,7 @@ class Answered(BackgroundResponses):
 
     async def once(self, job: Job) -> None:
         """As `run` does a job."""
-        await self._places.acquire()
+        await self._job_slots.acquire()
         await self._do(job)
 
 
