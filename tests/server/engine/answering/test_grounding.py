@@ -1,4 +1,4 @@
-"""What an answer is grounded on: the passages that are taken, and where they stand."""
+"""Grounding: which passages become evidence, and where in the prompt they are."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_neighbours_are_merged_and_offsets_are_exact() -> None:
     assert c.text not in before
 
 
-def test_the_best_passage_is_the_first_piece_of_evidence_and_stands_next_to_the_question() -> None:
+def test_the_best_passage_is_the_first_evidence_and_next_to_the_question() -> None:
     a, b, c = (replace(p, score=score) for p, score in zip(passages_of(ALICE)[:5:2], (2.0, 3.0, 1.5), strict=True))
     evidence, before = select_passages([b, a, c], "", 10_000, len)
     assert [e.start for e in evidence] == [b.start, a.start, c.start]
@@ -89,7 +89,7 @@ def test_a_budget_that_holds_a_word_gives_it_and_a_smaller_one_nothing() -> None
     assert select_passages([], "", 10_000, len) == ([], "")
 
 
-def test_of_a_best_passage_that_is_too_long_there_is_its_beginning_and_no_shorter_one_instead() -> None:
+def test_a_best_passage_that_is_too_long_is_shortened_and_not_replaced() -> None:
     long, short = passages_of("The submarine " + "sank " * 60 + "quickly. Yes. " + "And " * 80)[:2]
     short = replace(short, text=short.text[:5], end=short.start + 5, end_byte=short.start_byte + 5)
     room = len(TEMPLATE.render([long.text])) - 20
@@ -107,13 +107,13 @@ def test_of_a_best_passage_that_is_too_long_there_is_its_beginning_and_no_shorte
         ("What is the plot of the story?", False), ("Does that make sense?", False), ("Why?", False), ("?", False), ("孔子住在哪里?", True),
     ],
 )  # fmt: skip
-def test_a_question_about_something_is_told_from_talk(message: str, is_one: bool) -> None:
+def test_questions_are_distinguished_from_small_talk(message: str, is_one: bool) -> None:
     assert is_question(message) is is_one
 
 
 @pytest.mark.parametrize("tokens", [100, 128])
-def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, tokens: int) -> None:
-    """A memory of its kind keeps no tokens: what the end of a segment takes along cannot be quoted any more."""
+def test_evidence_is_in_the_segment_that_the_answer_begins_in(model: Path, tokens: int) -> None:
+    """This memory keeps no tokens, so tokens of earlier segments cannot be quoted."""
     served = load_model(str(model), models_dir=model.parent)
     S, tokenizer = served.memory.segment_length, served.tokenizer
     turns = TurnRunner(SimpleNamespace(model=served), *[None] * 5, max_message_chars=100)  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, t
     assert with_some > 0.9 * 2 * S
 
 
-def test_that_a_text_lacks_an_answer_is_said_of_what_was_searched_for_well() -> None:
+def test_texts_lack_an_answer_only_after_a_conclusive_search() -> None:
     foreign, near = "Which submarine torpedoed Zanzibar?", [replace(passages_of(ALICE)[0], share=0.1)]
     for talked in (False, True):
         assert texts_lack_answer(foreign, [], talked=talked)
@@ -157,7 +157,7 @@ def test_that_a_text_lacks_an_answer_is_said_of_what_was_searched_for_well() -> 
 def test_evidence_is_among_the_last_tokens_that_a_window_keeps(
     budget: int, window: int, after: int, kept: int, between: int
 ) -> None:
-    """Here a token is a character."""
+    """In this test a token is a character."""
     found = [replace(p, score=9.0 - n) for n, p in enumerate(passages_of(ALICE)[:6:2])]
     held = [*map(ord, ALICE[:kept])]
     evidence, text = select_passages_in_window(
@@ -172,7 +172,7 @@ def test_evidence_is_among_the_last_tokens_that_a_window_keeps(
     assert bool(evidence) or room < len(TEMPLATE.render([found[0].text]))
 
 
-def test_a_long_question_leaves_a_window_that_much_less_for_passages(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_long_question_leaves_less_of_the_window_for_passages(tiny_model: Path, tmp_path: Path) -> None:
     options = {"segment_length": 64, "sinks": 4, "window": 128}
     served = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
     memory, tokenizer = served.memory, served.tokenizer
@@ -204,7 +204,7 @@ def test_everyday_words_of_a_long_question_are_left_out_first() -> None:
 
 
 def test_letters_with_a_thousand_accents_are_composed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Composing takes the square of their number, and Python's lock."""
+    """Composing them at once takes quadratic time and holds the GIL."""
     lengths, normalize = [], unicodedata.normalize
     monkeypatch.setattr(unicodedata, "normalize", lambda form, text: lengths.append(len(text)) or normalize(form, text))
     words = search_words("Which cafe\u0301 is a" + "\u0301\u0323" * 3000 + "?", None)

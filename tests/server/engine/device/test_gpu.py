@@ -1,4 +1,4 @@
-"""The device thread on a device that is not the CPU: what it hands out is what a CPU has. On a GPU, or what stands for one: see `pretended`."""
+"""The device thread on a GPU, real or simulated (see `pretended`), produces the results of a CPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OnGPU(Runner):
 
 
 def served(model: Model, kind: type[Runner]) -> tuple[dict[str, Any], Runner]:
-    """Answers of every kind, documents side by side and a look, all at once."""
+    """Run answers of every kind, a batch of documents and a memory view at the same time."""
     memory = model.memory
     S, start = memory.segment_length, memory.initial_state(1).to("cpu")
     runner = kind(model, max_streams=8, reading_share=0.5, max_stall=0.1, reading_rows=3)
@@ -126,7 +126,7 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
             case _:
                 states = there[key], result
         for one, tensor in states[1].tensors.items():
-            # A real one has other last bits of float32's angles.
+            # A real GPU computes float32 angles with other last bits.
             torch.testing.assert_close(states[0][one], tensor, rtol=0 if REAL else 1e-9, atol=1e-6 if REAL else 1e-9)
 
 

@@ -1,4 +1,4 @@
-"""The device thread survives what goes wrong in one batch, and tells everybody."""
+"""The device thread survives the failure of one batch, and reports it to every sink."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_error_in_the_batch_ends_its_answers_and_nothing_else(model, monkeypa
 
     def fails_once(*args: Any) -> Any:
         calls[0] += 1
-        if calls[0] == (3 if method == "open" else 1):  # at a segment's border, with two rows in the batch
+        if calls[0] == (3 if method == "open" else 1):  # at the end of a segment, with two rows in the batch
             raise MemoryError("no room")
         return real(*args)
 
@@ -77,7 +77,7 @@ def test_an_error_in_the_batch_ends_its_answers_and_nothing_else(model, monkeypa
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_device_that_has_failed_ends_the_engine(model, monkeypatch) -> None:
-    """Nothing more can be computed on it: a server that went on would fail every answer and every document."""
+    """Nothing can be computed on the device any more: a server that continued would fail every request."""
     runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1)
 
     def broken(*args: Any) -> Any:
@@ -92,7 +92,7 @@ def test_a_device_that_has_failed_ends_the_engine(model, monkeypatch) -> None:
     assert isinstance(runner.dead, torch.AcceleratorError)
 
 
-def test_where_segments_have_no_room_side_by_side_fewer_are_read(model, monkeypatch) -> None:
+def test_a_batch_that_is_out_of_memory_is_halved(model, monkeypatch) -> None:
     memory, S = model.memory, model.memory.segment_length
     texts = [torch.randint(5, 500, (3 * S,), generator=torch.Generator().manual_seed(n)) for n in range(5)]
     expected = []
@@ -124,11 +124,11 @@ def test_where_segments_have_no_room_side_by_side_fewer_are_read(model, monkeypa
 
 
 class Loop:
-    """What `EventLoopBridge` wants of an event loop, on the thread that wakes it."""
+    """The part of an event loop that `EventLoopBridge` uses, on the calling thread."""
 
     def __init__(self) -> None:
         self.came: list[list[Any]] = []
-        """Of each time that it was woken."""
+        """The arguments of each batch of calls."""
 
     def call_soon_threadsafe(self, call: Callable[..., None], *arguments: Any) -> None:
         self.came.append([])
@@ -139,14 +139,16 @@ class Loop:
         call(argument)
 
 
-def test_what_a_step_says_is_posted_together_once_it_computes(model, monkeypatch) -> None:
+def test_the_tokens_of_a_step_are_delivered_in_one_batch_while_the_next_runs(model, monkeypatch) -> None:
     bridge, loop, real, rows = EventLoopBridge(), Loop(), model.memory.step, []
 
     def step(cache: Cache, tokens: torch.Tensor) -> torch.Tensor:
         before = len(loop.came)
         pause()
         assert len(loop.came) == before + 1
-        assert sum(isinstance(event, TokenDelta) for event in loop.came[-1]) >= len(tokens)  # and of who ended with it
+        assert sum(isinstance(event, TokenDelta) for event in loop.came[-1]) >= len(
+            tokens
+        )  # and those of answers that ended
         rows.append(len(tokens))
         return real(cache, tokens)
 
@@ -192,7 +194,7 @@ def test_a_cancelled_answer_that_cannot_end_harms_no_other(model) -> None:
         runner.stop()
 
 
-def test_stop_fails_what_is_unfinished_and_what_comes_late(model) -> None:
+def test_stop_fails_unfinished_and_late_requests(model) -> None:
     runner = Runner(model, max_streams=4, reading_share=0.3, max_stall=0.1)
     runner.start()
     events: queue.Queue = queue.Queue()
@@ -205,8 +207,8 @@ def test_stop_fails_what_is_unfinished_and_what_comes_late(model) -> None:
     assert isinstance(last(late), RequestFailed)
 
 
-def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_model: Path, tmp_path: Path) -> None:
-    """Over segment borders: what the prompt and the answer put into the window stays in sight."""
+def test_an_answer_that_attends_to_few_kept_tokens_leaves_the_whole_state(tiny_model: Path, tmp_path: Path) -> None:
+    """Across segments: the answer attends to the tokens that it and its prompt add to the window."""
     options = {"segment_length": 16, "sinks": 4, "window": 64}
     model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
     memory, runner = model.memory, Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
@@ -223,7 +225,7 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
         whole, alone, all_of_it, anew = ends
         assert all_of_it.state.digest() == whole.state.digest()
         assert all_of_it.open == whole.open
-        # Again by hand: the backbone over sinks, prompt and answer.
+        # The expected tokens: the backbone over sinks, prompt and answer.
         for end, seen in ((alone, [*text[0, :4].tolist(), 9, 9]), (anew, [])):
             context, drawn = [*seen, *prompt], []
             for _ in range(4):
@@ -232,17 +234,19 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
             kept = [*memory.kept(end.state), *end.open]
             assert kept[-12:-8] == drawn
             behind = [*text[0].tolist(), 9, 9, *prompt]
-            assert kept[:-12] == behind[-len(kept[:-12]) :], "what was not looked at is in the window all the same"
+            assert kept[:-12] == behind[-len(kept[:-12]) :], (
+                "tokens that the answer did not attend to are in the window"
+            )
             assert len(kept) > 34
     finally:
         runner.stop()
 
 
-def test_nothing_is_encoded_anew_at_a_border_of_the_window(
+def test_nothing_is_prefilled_again_at_the_end_of_a_segment(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three rows, over borders at different steps; while all is in sight, their words are the backbone's own. Behind that,
-    they are what each says without the others."""
+    """Three rows that reach the end of a segment at different steps. While the window holds all tokens, they are the backbone's
+    own. After that, they are those of each answer alone."""
     options = {"segment_length": 16, "sinks": 4, "window": 64}
     exact = {"quantize": False, "bfloat16": False}
     model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options, **exact)
@@ -273,7 +277,7 @@ def test_nothing_is_encoded_anew_at_a_border_of_the_window(
             assert seen == len(read) // 16 * 16
         assert sorted(opened) == [*lengths]
         opened.clear()
-        # Of 68 tokens of sinks and window the borders at 80, 96 and 112 let something go.
+        # Of 68 tokens of sinks and window the borders at 80, 96 and 112 drop tokens.
         together = answered(100)
         assert sorted(opened) == [*lengths]
         for length, end in zip(lengths, together, strict=True):
@@ -284,7 +288,7 @@ def test_nothing_is_encoded_anew_at_a_border_of_the_window(
         runner.stop()
 
 
-def test_a_border_that_fails_ends_its_own_answer_only(
+def test_an_error_at_the_end_of_a_segment_fails_its_own_answer_only(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"segment_length": 16, "sinks": 4, "window": 32}
@@ -343,8 +347,8 @@ def test_a_repetition_is_one_of_all_that_the_answer_looks_at(tiny_model, tmp_pat
 
 
 @pytest.mark.parametrize("stall", [0.0, 1e9])
-def test_answers_go_on_in_the_middle_of_a_segment_that_is_read(model, monkeypatch, stall: float) -> None:
-    """Between its layers, if they have waited for long enough; what is read and what is answered stays the same."""
+def test_answers_are_stepped_during_the_prefill_of_a_segment(model, monkeypatch, stall: float) -> None:
+    """Between its layers, if a step is due. The state and the answers stay the same."""
     memory, S = model.memory, model.memory.segment_length
     text = torch.randint(5, 500, (4 * S,), generator=torch.Generator().manual_seed(0))
     expected = memory.read(text[None], memory.initial_state(1))
@@ -368,7 +372,7 @@ def test_answers_go_on_in_the_middle_of_a_segment_that_is_read(model, monkeypatc
         runner.submit(answer(model, answers, S - 4))
         if beside:
             runner.submit(PrefillRequest(memory.initial_state(1), text, states.put))
-        runner.start()  # the prompt is read first, and then the text's first segment
+        runner.start()  # the prompt is opened first, then the text's first segment is read
         try:
             end = last(answers)
             if beside:
@@ -386,8 +390,8 @@ def test_answers_go_on_in_the_middle_of_a_segment_that_is_read(model, monkeypatc
     assert (steps_inside[0] > 0) == (stall == 0.0)
 
 
-def test_what_was_said_of_a_cancelled_answer_is_the_beginning_of_the_whole(model) -> None:
-    """Also in the middle of a character, or of what may become a stop string."""
+def test_the_text_of_a_cancelled_answer_is_the_beginning_of_the_whole(model) -> None:
+    """Even in the middle of a character or of a possible stop string."""
     params = SamplingParams(temperature=1, max_tokens=24, ignore_eos=True, stop=("no such words",))
     state = model.memory.initial_state(1)
     runner = Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
@@ -442,7 +446,7 @@ def test_one_document_of_a_tenant_does_not_wait_for_all_of_anothers(model) -> No
         runner.stop()
 
 
-async def test_a_look_at_one_tenants_memory_does_not_wait_for_all_of_anothers(model) -> None:
+async def test_a_memory_view_of_one_tenant_does_not_wait_for_all_documents_of_another(model) -> None:
     engine = Engine(model, max_streams=1, max_queued=1, reading_share=0.5, max_stall=0.1)
     ended = []
 
@@ -453,15 +457,15 @@ async def test_a_look_at_one_tenants_memory_does_not_wait_for_all_of_anothers(mo
     async with asyncio.TaskGroup() as looks:
         for number in range(4):
             looks.create_task(look(number))
-        await asyncio.sleep(0)  # until all are handed in
+        await asyncio.sleep(0)  # until all are submitted
         engine.start()
     await engine.stop()
     assert ended == [0, 3, 1, 2]
 
 
 @pytest.mark.parametrize("rows", [2, 7, 32])
-def test_segments_that_are_read_side_by_side_give_the_states_of_those_read_alone(model, monkeypatch, rows: int) -> None:
-    """Documents of 1 to 5 segments that come and go, and answers' prompts among them."""
+def test_segments_prefilled_in_a_batch_give_the_states_of_those_prefilled_alone(model, monkeypatch, rows: int) -> None:
+    """Documents of 1 to 5 segments that join and leave the batch, and prompts among them."""
     memory, S = model.memory, model.memory.segment_length
     texts = [torch.arange(S * (1 + n % 5)) * (n + 3) % 250 + 5 for n in range(rows)]
     prompt = [(7 * n) % 250 + 5 for n in range(2 * S + 20)]
@@ -503,7 +507,7 @@ def test_segments_that_are_read_side_by_side_give_the_states_of_those_read_alone
             torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-5)
 
 
-def test_one_damaged_state_does_not_harm_what_is_read_beside_it(model) -> None:
+def test_a_damaged_state_does_not_affect_the_rest_of_its_batch(model) -> None:
     memory, S = model.memory, model.memory.segment_length
     good = memory.initial_state(1)
     bad = MemoryState({name: torch.full_like(tensor, torch.nan) for name, tensor in good.tensors.items()})
@@ -522,10 +526,10 @@ def test_one_damaged_state_does_not_harm_what_is_read_beside_it(model) -> None:
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(2, torch.float32), (7, torch.float32), (32, torch.float64)])
-def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(
+def test_the_state_after_an_answer_does_not_depend_on_its_batch(
     tiny_model: Path, tmp_path: Path, rows: int, dtype: torch.dtype
 ) -> None:
-    """The same tokens, and bit for bit the same state: it is what reading them gives, whatever the batch. Rows come and go.
+    """The same tokens give the same state, bit for bit, whatever the batch. Rows join and leave it.
 
     The last bits of logits do depend on the batch. In float32 that turns one greedy choice in some thousands of a model with
     random weights, which finds many tokens equally likely."""
@@ -544,7 +548,7 @@ def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(
                 params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
                 runner.submit(AnswerRequest(state, [], prompt, params, 0, events[-1].put))
             if begin == 0:
-                runner.start()  # with all of them at hand
+                runner.start()  # once all are submitted
             ends += [last(q) for q in events]
         runner.stop()
         return ends
@@ -555,8 +559,8 @@ def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(
 
 
 def run_while_it_reads(memory: Any, monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[Any]]) -> list[Any]:
-    """What `run` gives: the same if others' steps are counted while a segment goes into the memory, of which there are some;
-    where it cannot be read, the first answer fails, and no other."""
+    """Return the results of `run`, after checks: other answers are stepped while a segment is committed, with the same results;
+    if the segment cannot be read, the first answer fails and no other."""
     real_read, real_step, inside, steps_inside = memory.read, memory.step, [False], [0]
 
     def read(tokens: torch.Tensor, state: Any) -> Any:
@@ -587,7 +591,7 @@ def run_while_it_reads(memory: Any, monkeypatch: pytest.MonkeyPatch, run: Callab
     return expected
 
 
-def test_answers_go_on_while_anothers_segment_goes_into_its_memory(model, monkeypatch) -> None:
+def test_answers_are_stepped_while_another_commits_a_segment(model, monkeypatch) -> None:
     S = model.memory.segment_length
 
     def run() -> list[AnswerFinished | RequestFailed]:
@@ -605,7 +609,7 @@ def test_answers_go_on_while_anothers_segment_goes_into_its_memory(model, monkey
 
 
 @pytest.mark.parametrize("reason", ["length", "cancelled"])
-def test_answers_go_on_while_another_ends_at_a_segments_border(model, monkeypatch, reason: str) -> None:
+def test_answers_are_stepped_while_another_ends_at_the_end_of_a_segment(model, monkeypatch, reason: str) -> None:
     S = model.memory.segment_length
     most = S - S // 2 - 3
 
@@ -637,8 +641,8 @@ def test_answers_go_on_while_another_ends_at_a_segments_border(model, monkeypatc
     assert (alone.open, alone.text, alone.state.digest()) == (first.open, first.text, first.state.digest())
 
 
-async def test_who_is_turned_away_is_told_when_a_place_will_be_free(model) -> None:
-    """Answers that wait for each other are not taken for answers that take long."""
+async def test_a_refused_caller_learns_when_to_retry(model) -> None:
+    """Time in the queue does not count as the duration of an answer."""
     engine = Engine(model, max_streams=1, max_queued=3, reading_share=0.3, max_stall=0.1)
 
     def refused() -> int:
