@@ -6,126 +6,90 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Callable
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from everlong_server.engine.answering.responses import ResponseTurn, ResponseTurns, Store
 from everlong_server.engine.device.engine import Engine
-from everlong_server.errors import Conflict, DocumentNotReady, Overloaded, RateLimited, ServerError, Unavailable
+from everlong_server.engine.jobs import CannotDoHere, JobWorker, Stopping
+from everlong_server.errors import DocumentNotReady, Overloaded, RateLimited, ServerError, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.jobs import Job, Jobs
+from everlong_server.store.jobs import Jobs
 from everlong_server.store.responses import Claim, Response, Responses
 
 log = logging.getLogger(__name__)
 
-_MAX_ATTEMPTS = 5
-_RETRY_SECONDS = 0.5
-_MAX_RETRY_SECONDS = 30.0
-_GIVE_BACK_SECONDS = 5.0
-"""Pause before giving back a job that this replica cannot do, so that other jobs and replicas go first."""
+_POSTPONE_SECONDS = 0.5
+"""Pause before a response that cannot start yet is queued again."""
 _CANCEL_POLL_SECONDS = 0.2
 """Interval at which a running answer checks whether its response was cancelled, deleted or taken over."""
 
 
-class BackgroundResponses:
-    """Works on response jobs until it is stopped.
+class BackgroundResponses(JobWorker[Claim]):
+    """Works on response jobs until it is cancelled.
 
     `response_turns`: returns those of a tenant. `store`: the responses of all tenants. `max_jobs`: number of jobs worked on
     at once, including those that wait for their documents.
     """
 
+    noun = "response"
+    max_tries = 5
+    remedy = "create the response again"
+
     def __init__(
-        self, engine: Engine, response_turns: Callable[[str], ResponseTurns], store: Responses, jobs: Jobs, tracing: Tracing, metrics: Metrics,
+        self,
+        engine: Engine,
+        response_turns: Callable[[str], ResponseTurns],
+        store: Responses,
+        jobs: Jobs,
+        tracing: Tracing,
+        metrics: Metrics,
         max_jobs: int,
-    ) -> None:  # fmt: skip
-        self._engine = engine
+    ) -> None:
+        super().__init__(engine, jobs, metrics, max_jobs)
         self._response_turns = response_turns
         self._store = store
-        self._jobs = jobs
         self._tracing = tracing
-        self._metrics = metrics
-        self._job_slots = asyncio.Semaphore(max_jobs)
 
-    async def run(self) -> None:
-        """Run until cancelled. Waits while Redis is unavailable."""
-        async with asyncio.TaskGroup() as tasks:
-            while not self._engine.draining:
-                await self._job_slots.acquire()
-                job = await self._next()
-                if job is None:
-                    self._job_slots.release()
-                else:
-                    if job.redelivered:
-                        self._metrics.redeliveries.labels("responses").inc()
-                    tasks.create_task(self._do(job))
-            await asyncio.Event().wait()
+    @property
+    def accepting(self) -> bool:
+        """Whether to take further jobs: not while the server is shutting down."""
+        return not self._engine.draining
 
-    async def _next(self) -> Job | None:
-        try:
-            return await self._jobs.next(wait_ms=1000)
-        except RedisError as error:
-            log.warning("redis is unavailable, background responses wait: %s", type(error).__name__)
-            await asyncio.sleep(_RETRY_SECONDS)
-            if isinstance(error, ResponseError) and "NOGROUP" in str(error):  # Redis has lost its data
-                with contextlib.suppress(RedisError):
-                    await self._jobs.prepare(alone=False)
-            return None
+    async def claim(self, id: str, by: str) -> Claim | None:
+        """Claim the response; None if it is over."""
+        return await self._store.claim(id, by)
 
-    async def _do(self, job: Job) -> None:
-        """Work on a job until it ends here. It may have been started before, here or by another replica."""
-        pause, by = _RETRY_SECONDS, job.claimant()
-        end: Callable[[], Awaitable[None]] | None = None
-        try:
-            while self._engine.alive:
-                try:
-                    if end is None:
-                        claim = await self._store.claim(job.id, by)
-                        over = claim is None or await self._answer(job.id, claim)
-                        end = partial(self._jobs.done if over else self._jobs.again, job)
-                    await end()
-                    return
-                except RedisError as error:  # not counted as a try
-                    log.warning("redis is unavailable, response %s waits: %s", job.id, type(error).__name__)
-                    await asyncio.sleep(_RETRY_SECONDS)
-                except (
-                    Unavailable
-                ) as error:  # this server is stopping: keep the job for its next start or another replica
-                    log.info("response %s is left for the next start or another replica: %s", job.id, error)
-                    return
-                except Exception:
-                    log.exception("response %s failed, retrying in %.1f s", job.id, pause)
-                    await asyncio.sleep(pause)
-                    pause, by = min(2 * pause, _MAX_RETRY_SECONDS), job.claimant()
-        finally:
-            self._job_slots.release()
+    async def reset_tries(self, id: str, claim: Claim) -> None:
+        """Set the response's count of tries back to zero."""
+        await self._store.write(id, claim, {"attempts": 0})
 
-    async def _answer(self, response_id: str, claim: Claim) -> bool:
+    async def fail(self, id: str, claim: Claim, code: str, message: str) -> None:
+        """Store that the response cannot be answered."""
+        log.warning("response %s failed: %s", id, message)
+        failure = json.dumps({"code": code, "message": message})
+        await self._store.write(id, claim, {"status": "failed", "error": failure})
+
+    async def perform(self, id: str, claim: Claim) -> bool:
         """Answer the response and return whether it is over; False if it must wait."""
         try:
-            if claim.attempts > _MAX_ATTEMPTS:
-                raise Conflict(
-                    f"given up after {_MAX_ATTEMPTS} tries; create the response again", code="too_many_attempts"
-                )
-            response = await self._store.get(response_id)
+            response = await self._store.get(id)
             with self._tracing.span("respond", "consumer", parent=response.trace, everlong__response=response.id):
                 return await self._respond(response, claim)
+        except FileNotFoundError:
+            raise  # counts as a try: the text may be gone for good
         except (OSError, Unavailable) as error:
-            stopping = isinstance(error, Unavailable) and (self._engine.draining or not self._engine.alive)
-            if stopping or isinstance(error, FileNotFoundError):
-                raise
+            if isinstance(error, Unavailable) and (self._engine.draining or not self._engine.alive):
+                raise Stopping(str(error)) from error
             # This replica lacks an encryption key that another may have, the blob store is unavailable or full, or one of its
             # texts cannot be read.
-            log.warning("response %s is given back: %r", response_id, error)
-            return await self._postpone(response_id, claim, _GIVE_BACK_SECONDS)
+            raise CannotDoHere(repr(error)) from error
         except _ResponseAbandoned as error:
             log.info("%s", error)
         except ServerError as error:
-            log.warning("response %s failed: %s", response_id, error)
-            failure = json.dumps({"code": error.code, "message": error.message})
-            await self._store.write(response_id, claim, {"status": "failed", "error": failure})
+            await self.fail(id, claim, error.code, error.message)
         return True
 
     async def _respond(self, response: Response, claim: Claim) -> bool:
@@ -136,14 +100,14 @@ class BackgroundResponses:
         except (Overloaded, RateLimited, DocumentNotReady) as error:
             if isinstance(error, RateLimited) and error.code != "streams_limit":
                 raise  # such as a quota that is used up for the day
-            return await self._postpone(response.id, claim, _RETRY_SECONDS)
-        await self._finish(response_turn, claim)
+            return await self._postpone(response.id, claim)
+        await self._run_answer(response_turn, claim)
         return True
 
-    async def _postpone(self, response_id: str, claim: Claim, seconds: float) -> bool:
-        """Pause before the job is queued again behind others, and reset its count of tries. Returns False: it is not over."""
-        await self._store.write(response_id, claim, {"attempts": 0})
-        await asyncio.sleep(seconds)
+    async def _postpone(self, response_id: str, claim: Claim) -> bool:
+        """Pause before the job is queued again behind others; that was no try. Returns False: the job is not over."""
+        await self.reset_tries(response_id, claim)
+        await asyncio.sleep(_POSTPONE_SECONDS)
         return False
 
     def _store_answer(self, response_turns: ResponseTurns, claim: Claim) -> Store:
@@ -155,7 +119,7 @@ class BackgroundResponses:
 
         return store
 
-    async def _finish(self, response_turn: ResponseTurn, claim: Claim) -> None:
+    async def _run_answer(self, response_turn: ResponseTurn, claim: Claim) -> None:
         """Run the answer to its end, or until the response is abandoned."""
         abandoned = asyncio.create_task(self._until_abandoned(response_turn.response.id, claim))
         events = response_turn.events

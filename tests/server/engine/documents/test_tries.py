@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from everlong_models import MemoryState, load_model
-from everlong_server.engine.answering import background
+from everlong_server.engine import jobs as engine_jobs
 from everlong_server.engine.answering.background import BackgroundResponses
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents import reading
@@ -41,10 +41,8 @@ OUTAGE = 12
 
 @pytest.fixture
 async def redis(redis: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
-    for module in (reading, background):
-        monkeypatch.setattr(module, "_RETRY_SECONDS", 0.001)
-        monkeypatch.setattr(module, "_MAX_RETRY_SECONDS", 0.001)
-        monkeypatch.setattr(module, "_GIVE_BACK_SECONDS", 0.001)
+    for name in ("_RETRY_SECONDS", "_MAX_RETRY_SECONDS", "_GIVE_BACK_SECONDS"):
+        monkeypatch.setattr(engine_jobs, name, 0.001)
     monkeypatch.setattr(scripts, "_COPY_MS", 1)
     return redis
 
@@ -127,7 +125,7 @@ async def test_claims_without_a_redis_replica_do_not_count_as_tries(redis: Clien
         return await store(id, by)
 
     reader._documents.claim = claim  # type: ignore[method-assign]
-    await reader._do(job)
+    await reader.work_on(job)
     assert len(refused) == OUTAGE + 1
     assert reader.tries == [1]
     assert await redis.hget(keys.reading(job.id), "status") == b"ready"
@@ -139,8 +137,8 @@ async def test_errors_of_a_reading_count_as_tries(redis: Client, tmp_path: Path)
     await uploaded(redis, blobs)
     job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
     reader.doing = failing(OUTAGE, RuntimeError("out of memory"), reader.doing)  # type: ignore[method-assign]
-    await reader._do(job)
-    assert reader.tries == list(range(1, reading._MAX_ATTEMPTS + 1))
+    await reader.work_on(job)
+    assert reader.tries == list(range(1, Reader.max_tries + 1))
     assert b"too_many_attempts" in await redis.hget(keys.reading(job.id), "error")
 
 
@@ -152,10 +150,10 @@ async def test_a_reading_without_its_key_is_left_to_other_replicas(redis: Client
     for _ in range(OUTAGE):
         reader = FakeReader(redis, blobs, jobs)
         reader.doing = failing(1, KeyMissing("encrypted with the key 'two'"), reader.doing)  # type: ignore[method-assign]
-        await reader._do(await taken(jobs))
+        await reader.work_on(await taken(jobs))
     assert await jobs.length() == 1
     reader, job = FakeReader(redis, blobs, other), await taken(other)
-    await reader._do(job)
+    await reader.work_on(job)
     assert reader.tries == [1]
     assert await redis.hget(keys.reading(job.id), "status") == b"ready"
 
@@ -179,7 +177,7 @@ async def test_a_reading_waits_for_its_blob_store(redis: Client, tmp_path: Path)
     reader.doing = failing(OUTAGE, OSError(5, "Input/output error"), reader.doing)  # type: ignore[method-assign]
     while await jobs.length():
         job = await taken(jobs)
-        await reader._do(job)
+        await reader.work_on(job)
     assert reader.tries == [1] * (2 * OUTAGE)
     assert await redis.hget(keys.reading(job.id), "status") == b"ready"
 
@@ -195,7 +193,7 @@ async def test_unreadable_texts_do_not_stop_all_reading(redis: Client, tmp_path:
     reader = FakeReader(redis, blobs, jobs)
     async with asyncio.timeout(30):
         for _ in range(OUTAGE):
-            await reader._do(await taken(jobs))
+            await reader.work_on(await taken(jobs))
     assert reader.tries == [1] * OUTAGE
     assert await redis.hget(keys.reading(reading_id(MODEL, (other.id,))), "status") == b"ready"
     assert await jobs.length() == len(broken)
@@ -210,7 +208,7 @@ async def test_a_missing_text_waits_if_its_store_may_be_missing(redis: Client, t
     reader = FakeReader(redis, blobs, jobs)
     for _ in range(OUTAGE):
         job = await taken(jobs)
-        await reader._do(job)
+        await reader.work_on(job)
     assert reader.tries == [1] * OUTAGE
     assert await redis.hget(keys.reading(job.id), "status") != b"failed"
     assert await jobs.length() == 1
@@ -222,7 +220,7 @@ async def test_a_missing_text_fails_at_once(redis: Client, tmp_path: Path) -> No
     document = await uploaded(redis, blobs)
     await blobs.delete(document.id)
     job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
-    await reader._do(job)
+    await reader.work_on(job)
     assert reader.tries == [1]
     assert b"reading_failed" in await redis.hget(keys.reading(job.id), "error")
     assert await jobs.length() == 0
@@ -257,7 +255,7 @@ async def test_a_failure_is_stored_after_a_late_checkpoint(redis: Client, tmp_pa
 
     reader.doing = fails  # type: ignore[method-assign]
     store.reading = looked_up  # type: ignore[method-assign]
-    await reader._do(job)
+    await reader.work_on(job)
     status, error, bytes = await redis.hmget(keys.reading(job.id), "status", "error", "bytes")
     assert (status, bytes) == (b"failed", b"7")
     assert b"broken" in error
@@ -279,7 +277,7 @@ async def test_a_fenced_reader_leaves_one_entry_to_the_other(redis: Client, tmp_
         await documents(redis).claim(job.id, other.claimant())
 
     reader.doing = claimed  # type: ignore[method-assign]
-    await reader._do(job)
+    await reader.work_on(job)
     assert reader.tries == [1]
     assert [entry for entry, _ in await redis.xrange(keys.jobs(MODEL))] == [other.entry.encode()]
     assert await a.next(10) is None
@@ -310,7 +308,7 @@ async def test_large_states_do_not_block_the_event_loop(
     reader = Reader(engine, store, blobs, None, token_offsets, jobs, Metrics(), Tracing(), 1.0, 1.0)
     engine.start()
     try:
-        await reader._do(await taken(jobs))
+        await reader.work_on(await taken(jobs))
     finally:
         await engine.stop()
     read = await store.reading(reading_id(model.fingerprint, (document.id,)), with_state=True)
@@ -343,11 +341,6 @@ class FakeBackgroundResponses(BackgroundResponses):
         await self.doing(response, claim)
         return True
 
-    async def once(self, job: Job) -> None:
-        """Work on a job like `run`."""
-        await self._job_slots.acquire()
-        await self._do(job)
-
 
 async def asked(redis: Client) -> Response:
     """Create a response that is queued."""
@@ -369,7 +362,7 @@ async def test_response_claims_without_a_redis_replica_do_not_count_as_tries(red
         return await store(id, by)
 
     work._store.claim = claim  # type: ignore[method-assign]
-    await work.once(job)
+    await work.work_on(job)
     assert len(refused) == OUTAGE + 1
     assert work.tries == [1]
     assert await redis.hget(keys.response(answered.id), "status") == b"completed"
@@ -380,7 +373,7 @@ async def test_a_response_waits_for_its_blob_store(redis: Client) -> None:
     work = FakeBackgroundResponses(redis, jobs)
     work.doing = failing(OUTAGE, OSError(5, "Input/output error"), work.doing)  # type: ignore[method-assign]
     while await jobs.length():
-        await work.once(await taken(jobs))
+        await work.work_on(await taken(jobs))
     assert work.tries == [1] * (OUTAGE + 1)
     assert await redis.hget(keys.response(response.id), "status") == b"completed"
     assert await jobs.length() == 0
@@ -400,7 +393,7 @@ async def test_a_response_with_an_unreadable_text_does_not_occupy_a_slot(redis: 
     work.doing = doing  # type: ignore[method-assign]
     async with asyncio.timeout(30):
         for _ in range(OUTAGE):
-            await work.once(await taken(jobs))
+            await work.work_on(await taken(jobs))
     assert work.tries == [1] * OUTAGE
     assert await redis.hget(keys.response(other.id), "status") == b"completed"
     assert await redis.hget(keys.response(broken.id), "status") == b"queued"
@@ -411,8 +404,8 @@ async def test_errors_of_a_response_count_as_tries(redis: Client) -> None:
     jobs, response = await replica(redis, stream=keys.responses), await asked(redis)
     job, work = await taken(jobs), FakeBackgroundResponses(redis, jobs)
     work.doing = failing(OUTAGE, RuntimeError("out of memory"), work.doing)  # type: ignore[method-assign]
-    await work.once(job)
-    assert work.tries == list(range(1, background._MAX_ATTEMPTS + 1))
+    await work.work_on(job)
+    assert work.tries == list(range(1, BackgroundResponses.max_tries + 1))
     assert b"too_many_attempts" in await redis.hget(keys.response(response.id), "error")
 
 
@@ -423,10 +416,10 @@ async def test_a_response_without_its_key_is_given_back(redis: Client) -> None:
     for _ in range(OUTAGE):
         work = FakeBackgroundResponses(redis, jobs)
         work.doing = failing(1, KeyMissing("encrypted with the key 'two'"), work.doing)  # type: ignore[method-assign]
-        await work.once(await taken(jobs))
+        await work.work_on(await taken(jobs))
     assert await jobs.length() == 1
     work = FakeBackgroundResponses(redis, other)
-    await work.once(await taken(other))
+    await work.work_on(await taken(other))
     assert work.tries == [1]
     assert await redis.hget(keys.response(response.id), "status") == b"completed"
 
@@ -437,7 +430,7 @@ async def test_a_stopping_server_leaves_its_jobs_to_others(redis: Client) -> Non
     job, work = await taken(jobs), FakeBackgroundResponses(redis, jobs)
     work.device.draining = True
     work.doing = failing(1, Unavailable("the server is shutting down"), work.doing)  # type: ignore[method-assign]
-    await work.once(job)
+    await work.work_on(job)
     assert await jobs.next(10) is None, "it is not tried here again"
     await jobs.leave()
     assert await other.next(10) == job
@@ -457,7 +450,7 @@ async def test_a_response_that_another_replica_took_over_stays_with_it(redis: Cl
         assert not await work._store.write(response.id, claim, {"status": "completed"})
 
     work.doing = stalled  # type: ignore[method-assign]
-    await work.once(job)
+    await work.work_on(job)
     assert await other.length() == 1
     await other.leave()
     third = await replica(redis, "c", keys.responses)
