@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from everlong_models import Grammar, MemoryState, MemoryView, Sampler, SamplingParams
-from everlong_server.engine.device.detokeniser import Detokeniser
+from everlong_models.text.tokenizer import Tokenizer
+from everlong_server.engine.device.detokeniser import Detokeniser, logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,37 @@ class AnswerRequest:
         if self.visible_kept is not None:
             self.visible_kept += segment - self.hidden_open
         self.state, self.open, self.hidden_open = state, [], 0
+
+    def hide_earlier_tokens(self) -> None:
+        """Restrict the answer to its prompt, before anything is prefilled."""
+        self.visible_kept, self.hidden_open = 0, len(self.open)
+
+    def collect_context(self, kept: list[int]) -> None:
+        """Set `context`, before segments of the prompt become part of the state. `kept`: the tokens that the state keeps."""
+        visible = len(kept) if self.visible_kept is None else min(self.visible_kept, len(kept))
+        self.context = [*kept[len(kept) - visible :], *self.open[self.hidden_open :], *self.prompt]
+
+    def open_prompt(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Move the rest of the prompt to the open segment, and prepare to sample tokens."""
+        self.open, self.prompt_read = self.open + self.prompt[self.prompt_read :], len(self.prompt)
+        self.sampler = Sampler(self.params, self.seed, self.context, vocab_size, self.grammar)
+        self.detokeniser = Detokeniser(tokenizer, self.params.stop)
+
+    def delta(self, token: int, tokenizer: Tokenizer) -> TokenDelta:
+        """Count a sampled token and return its text, with log-probabilities if they were requested."""
+        assert self.detokeniser is not None
+        assert self.logits is not None
+        self.generated += 1
+        text, top = self.detokeniser.feed(token), self.params.top_logprobs
+        return TokenDelta(text, [logprobs(tokenizer, self.logits, token, top)] if self.params.logprobs else [])
+
+    def finished(self, reason: str) -> AnswerFinished:
+        """Return the end of the answer, with its state on the CPU."""
+        assert self.detokeniser is not None
+        return AnswerFinished(
+            reason, self.detokeniser.text, self.state.to("cpu"), list(self.open), self.generated, len(self.prompt),
+            time.perf_counter() - (self.started or 0.0),
+        )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)

@@ -5,8 +5,8 @@ All answers are decoded as one batch. The runner calls sinks on its own thread, 
 
 from __future__ import annotations
 
+import itertools
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -15,17 +15,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, Recorded, Sampler, StepGraphs
-from everlong_models.generate.sampling import choose, drawn
+from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, StepGraphs
 from everlong_models.kernels.pause import pausing
 from everlong_server.engine.device.decode_batch import DecodeBatch
-from everlong_server.engine.device.detokeniser import Detokeniser, logprobs
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
+from everlong_server.engine.device.inbox import Inbox
 from everlong_server.engine.device.prefill_batch import PrefillBatch
 from everlong_server.engine.device.requests import (
-    AnswerFinished,
     AnswerRequest,
     MemoryViewRequest,
     PrefillRequest,
@@ -34,6 +31,7 @@ from everlong_server.engine.device.requests import (
     TokenDelta,
 )
 from everlong_server.engine.device.scheduler import Scheduler, Work
+from everlong_server.engine.device.token_sampler import TokenSampler
 
 log = logging.getLogger(__name__)
 
@@ -69,15 +67,15 @@ class Runner:
         )
         self.max_streams = max_streams or (8 if self.on_cpu else 64)
         self._scheduler = Scheduler(self.max_streams, reading_share, max_stall, rows)
-        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._requests: dict[int, Request] = {}
         self._decode_batch = DecodeBatch(
             model.memory, self._device, StepGraphs(model.memory.step, CUDAGraphs(self._device)) if recorded else None
         )
-        self._sample = Recorded(drawn, CUDAGraphs(self._device), "sampling") if recorded else None
+        self._sampler = TokenSampler(CUDAGraphs(self._device) if recorded else None)
         self._full_answers: deque[tuple[AnswerRequest, Callable[[AnswerRequest], None]]] = deque()
         """Answers whose segment is full, taken out of the batch, and the action that commits it: to continue or to end them."""
-        self._last_id = 0
+        self._ids = itertools.count(1)
         self._last_step = 0.0
         """Time of the last decode step."""
         self._step_seconds = 0.0
@@ -85,7 +83,6 @@ class Runner:
         self._interrupted_seconds = 0.0
         """Seconds that decode steps have taken from the current work."""
         self._thread = threading.Thread(target=self._run, name="everlong-device", daemon=True)
-        self._stopping = threading.Event()
         self.dead: BaseException | None = None
         """The error that killed the thread, if one did."""
 
@@ -95,8 +92,8 @@ class Runner:
 
     def stop(self) -> None:
         """End the thread after its current work. Unfinished requests get `RequestFailed`."""
-        self._stopping.set()
-        self._inbox.put(None)
+        self._inbox.close(RuntimeError("the engine has stopped"))
+        self._inbox.wake()
         self._thread.join()
 
     @property
@@ -111,33 +108,18 @@ class Runner:
 
     def submit(self, request: Request) -> None:
         """Queue a request, whose sink receives its events. Thread-safe. To cancel, set `request.cancelled` and call `wake`."""
-        if self.dead is not None or self._stopping.is_set():
-            request.sink(RequestFailed(self.dead or RuntimeError("the engine has stopped")))
-            return
         self._inbox.put(request)
-        if self._stopping.is_set():  # the thread may have ended between the check and the put
-            self._refuse(self.dead or RuntimeError("the engine has stopped"))
-
-    def _refuse(self, reason: BaseException) -> None:
-        """Fail the requests that are left in the inbox of a thread that has ended."""
-        while True:
-            try:
-                request = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            if request is not None:
-                request.sink(RequestFailed(reason))
 
     def wake(self) -> None:
         """Wake an idle thread, so that it sees cancelled requests."""
-        self._inbox.put(None)
+        self._inbox.wake()
 
     # The thread
 
     def _run(self) -> None:
         try:
             with torch.inference_mode():
-                while not self._stopping.is_set():
+                while not self._inbox.closed:
                     self._receive()
                     self._drop_cancelled()
                     work = self._scheduler.next() or (Work("step") if self._full_answers else None)
@@ -153,39 +135,31 @@ class Runner:
             raise
         finally:
             reason = self.dead or RuntimeError("the engine has stopped")
-            self._stopping.set()
+            self._inbox.close(reason)
             for request in list(self._requests.values()):
                 request.sink(RequestFailed(reason))
-            self._refuse(reason)
+            self._inbox.fail_all()
 
     def _receive(self) -> None:
-        """Take all requests from the inbox. Waits for one if there is no work."""
-        idle = not self._requests
-        while idle or not self._inbox.empty():
-            request = self._inbox.get()
-            idle = False
-            if request is None:
-                continue
-            self._last_id += 1
-            request.id = self._last_id
+        """Schedule all requests of the inbox. Waits for one if there is no work."""
+        for request in self._inbox.receive(wait=not self._requests):
+            request.id = next(self._ids)
             self._requests[request.id] = request
-            if isinstance(request, AnswerRequest) and request.prompt_only:
-                request.visible_kept, request.hidden_open = 0, len(request.open)
-            if (
-                not isinstance(request, AnswerRequest)
-                or len(request.open) + len(request.prompt) > self._memory.segment_length
-            ):
-                self._scheduler.add_document(request.id, request.owner)
+            if isinstance(request, AnswerRequest):
+                self._schedule_answer(request)
             else:
-                self._scheduler.add_prompt(request.id, request.owner)
-            if isinstance(request, AnswerRequest) and request.params.repetition_penalty != 1:
-                self._try(self._collect_context, request)
+                self._scheduler.add_document(request.id, request.owner)
 
-    def _collect_context(self, request: AnswerRequest) -> None:
-        """Set the answer's context before segments of its prompt become part of the memory."""
-        kept = self._memory.kept(request.state)
-        visible = len(kept) if request.visible_kept is None else min(request.visible_kept, len(kept))
-        request.context = [*kept[len(kept) - visible :], *request.open[request.hidden_open :], *request.prompt]
+    def _schedule_answer(self, request: AnswerRequest) -> None:
+        """Queue the answer: as a document while its prompt exceeds a segment."""
+        if request.prompt_only:
+            request.hide_earlier_tokens()
+        if len(request.open) + len(request.prompt) > self._memory.segment_length:
+            self._scheduler.add_document(request.id, request.owner)
+        else:
+            self._scheduler.add_prompt(request.id, request.owner)
+        if request.params.repetition_penalty != 1:
+            self._try(lambda answer: answer.collect_context(self._memory.kept(answer.state)), request)
 
     def _end_cancelled(self) -> None:
         """Finish the cancelled answers of the batch."""
@@ -313,7 +287,8 @@ class Runner:
 
     def _view_memory(self, request: MemoryViewRequest) -> None:
         """Pass a view of the memory to the sink. It costs up to one segment's prefill and is scheduled like one."""
-        view = self._memory.view(request.state.to(self._device), self._tensor(request.open), request.tokens_read)
+        open = torch.tensor([request.open], dtype=torch.int64, device=self._device)
+        view = self._memory.view(request.state.to(self._device), open, request.tokens_read)
         self._remove(request)
         request.sink(view)
 
@@ -322,11 +297,7 @@ class Runner:
     def _open(self, request: AnswerRequest) -> None:
         """Prefill the last 1 … S tokens before the answer into a KV cache and add it to the decode batch."""
         request.state = request.state.to(self._device)
-        request.open, request.prompt_read = request.open + request.prompt[request.prompt_read :], len(request.prompt)
-        request.sampler = Sampler(
-            request.params, request.seed, request.context, self._memory.vocab_size, request.grammar
-        )
-        request.detokeniser = Detokeniser(self._model.tokenizer, request.params.stop)
+        request.open_prompt(self._model.tokenizer, self._memory.vocab_size)
         self._decode_batch.add(request)
         self._scheduler.opened(request.id)
 
@@ -351,12 +322,19 @@ class Runner:
     def _step(self) -> None:
         """Sample a token for every answer and run a decode step on them."""
         sampled: dict[int, int] = {}
-        for request, token in self._sample_tokens():
+        for request, token in self._sampler.sample(self._decode_batch.rows, self._fail):
             try:
                 if self._emit(request, token):
                     sampled[request.id] = token
             except Exception as error:  # a sink or a grammar that fails ends its own answer only
                 self._fail(request, error)
+        self._start_next_segments(sampled)
+        self._on_step(len(sampled) / self.max_streams)
+        with pausing(self._bridge.flush):
+            self._decode_batch.step(sampled)
+
+    def _start_next_segments(self, sampled: dict[int, int]) -> None:
+        """Start the next segment of each answer whose segment is full. Removes answers that leave the batch from `sampled`."""
         S = self._memory.segment_length
         for request in [request for request in self._decode_batch.rows if len(request.open) == S]:
             try:
@@ -369,46 +347,16 @@ class Runner:
             else:
                 if not continued:
                     self._defer(request, partial(self._begin_segment, token=sampled.pop(request.id)))
-        self._on_step(len(sampled) / self.max_streams)
-        with pausing(self._bridge.flush):
-            self._decode_batch.step(sampled)
 
     def _defer(self, request: AnswerRequest, action: Callable[[AnswerRequest], None]) -> None:
         """Take the answer out of the batch, to run `action` later: committing a segment takes long, and steps can interrupt it."""
         self._unschedule(request)
         self._full_answers.append((request, action))
 
-    def _sample_tokens(self) -> list[tuple[AnswerRequest, int]]:
-        """Sample the next token of every answer. An answer whose sampler fails is failed and left out."""
-        rows = [
-            (request, request.sampler, request.logits)
-            for request in self._decode_batch.rows
-            if request.sampler and request.logits is not None
-        ]
-        if not rows:
-            return []
-        scores = torch.stack([logits for *_, logits in rows]).float()  # (rows, V), converted at once
-        valid: list[int] = []
-        for row, (request, sampler, _) in enumerate(rows):
-            try:
-                if sampler.adjusts:
-                    scores[row] = sampler.adjust(scores[row])
-            except torch.AcceleratorError:
-                raise
-            except Exception as error:  # of this answer alone
-                self._fail(request, error)
-            else:
-                valid.append(row)
-        if len(valid) < len(rows):
-            rows, scores = [rows[row] for row in valid], scores[valid]
-        tokens = choose([sampler for _, sampler, _ in rows], scores, self._sample) if rows else []
-        return [(request, token) for (request, *_), token in zip(rows, tokens, strict=True)]
-
     def _emit(self, request: AnswerRequest, token: int) -> bool:
         """Pass an answer's next token to its sink. Returns False if the token ends the answer."""
         assert request.sampler is not None
         assert request.detokeniser is not None
-        assert request.logits is not None
         params, tokenizer, grammar = request.params, self._model.tokenizer, request.grammar
         request.sampler.take(token)
         # Even under `ignore_eos`, a grammar may allow nothing but the end.
@@ -416,10 +364,7 @@ class Runner:
         if token in params.stop_token_ids or (ends and token in tokenizer.eos_ids):
             self._finish(request, "stop")
             return False
-        request.generated += 1
-        text = request.detokeniser.feed(token)
-        token_logprobs = [logprobs(tokenizer, request.logits, token, params.top_logprobs)] if params.logprobs else []
-        request.sink(TokenDelta(text, token_logprobs))
+        request.sink(request.delta(token, tokenizer))
         over = request.detokeniser.stopped or (grammar is not None and grammar.over)
         if over or request.generated >= params.max_tokens:
             self._finish(request, "stop" if over else "length", token)
@@ -443,18 +388,11 @@ class Runner:
 
     def _end(self, request: AnswerRequest, reason: str, last: int | None) -> None:
         """Pass the finished answer, its memory and its open segment to the sink."""
-        assert request.detokeniser is not None
         for token in (None, last):
             if token is not None:
                 request.open = [*request.open, token]
             if len(request.open) == self._memory.segment_length:
                 self._commit_segment(request)
-        finished = AnswerFinished(
-            reason, request.detokeniser.text, request.state.to("cpu"), list(request.open), request.generated, len(request.prompt),
-            time.perf_counter() - (request.started or 0.0),
-        )  # fmt: skip
+        finished = request.finished(reason)
         self._remove(request)
         request.sink(finished)
-
-    def _tensor(self, tokens: list[int]) -> Tensor:
-        return torch.tensor([tokens], dtype=torch.int64, device=self._device)

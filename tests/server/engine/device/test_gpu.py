@@ -99,7 +99,11 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
     with gpu(), caplog.at_level(logging.WARNING):
         monkeypatch.setattr(running, "CUDAGraphs", Graphs)
         there, runner = served(load_model(name, device=DEVICE, **how), OnGPU)
-        recorded = runner._decode_batch._graphs._graphs, runner._sample._kept, runner._prefill_batch._graphs._read._kept
+        recorded = (
+            runner._decode_batch._graphs._graphs,
+            runner._sampler._kernel._kept,
+            runner._prefill_batch._graphs._read._kept,
+        )
         assert [bool(graphs) for graphs in recorded] == [True, True, memory == "rmt"], (
             "steps, draws, segments where they can be"
         )
