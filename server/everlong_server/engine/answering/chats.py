@@ -13,7 +13,8 @@ from redis.exceptions import RedisError
 from everlong_models import MemoryState, SamplingParams
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.answering.sessions import not_ready_error
-from everlong_server.engine.answering.turn import Event, Turn, TurnContext, TurnRunner, Written, load_state
+from everlong_server.engine.answering.turn import Turn, TurnRunner
+from everlong_server.engine.answering.turn_context import Event, TurnContext, Written, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import StateUnusable
 from everlong_server.store.chats import Chats, digests

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from everlong_models import MemoryView
 from everlong_server.engine.answering.sessions import SessionTurns
-from everlong_server.engine.answering.turn import load_state
+from everlong_server.engine.answering.turn_context import load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import Span, TokenOffsets
 from everlong_server.errors import NotFound

@@ -11,7 +11,8 @@ from typing import Any
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.chats import ChatCheckpoint, ChatTurns
 from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.answering.turn import Event, Turn, load_state
+from everlong_server.engine.answering.turn import Turn
+from everlong_server.engine.answering.turn_context import Event, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import Conflict, NotFound, StateUnusable, Unavailable
 from everlong_server.observability.tracing import current

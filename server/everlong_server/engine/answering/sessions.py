@@ -12,7 +12,8 @@ from redis.exceptions import RedisError
 
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.answering.turn import Event, Turn, TurnContext, TurnRunner, Written, load_state
+from everlong_server.engine.answering.turn import Turn, TurnRunner
+from everlong_server.engine.answering.turn_context import Event, TurnContext, Written, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import DocumentFailed, DocumentNotReady, ServerError, StateUnusable
 from everlong_server.observability.metrics import Metrics

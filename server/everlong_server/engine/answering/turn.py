@@ -9,45 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from everlong_models import (
-    EverlongModelError,
-    Grammar,
-    GrammarError,
-    MemoryState,
-    Model,
-    SamplingParams,
-    decode_state,
-    encode_state,
-)
-from everlong_server.engine.answering.grounding import (
-    RECENT_TOKENS,
-    TEMPLATE,
-    Recall,
-    Template,
-    evidence_view,
-    search_words,
-    select_passages_in_segment,
-    select_passages_in_window,
-    texts_lack_answer,
-)
+from everlong_models import Grammar, GrammarError, SamplingParams, encode_state
+from everlong_server.engine.answering.grounding import TEMPLATE, Recall, Template, evidence_view
+from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
+from everlong_server.engine.answering.turn_context import Event, TurnContext, Written
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
 from everlong_server.engine.documents.token_offsets import TokenOffsets
-from everlong_server.errors import InvalidRequest, StateUnusable, TooLarge
-from everlong_server.observability.metrics import Metrics
+from everlong_server.errors import InvalidRequest, TooLarge
+from everlong_server.observability.metrics import Metrics, Pace
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.records import Message, Session, new_id, now
+from everlong_server.store.records import Session, new_id, now
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.texts.passages import Passage, Passages
-
-Event = dict[str, Any]
-Written = dict[str, Any]
-"""The fields of a session that an answer changes: state, open segment, position."""
 
 
 @dataclass(slots=True)
@@ -78,28 +57,25 @@ class Turn:
         self.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class TurnContext:
-    """What a message follows: `session` as committed, its memory `state`, and `unread` messages that are not in them yet.
+@dataclass(slots=True)
+class _Answer:
+    """What the engine has generated. `finished`: None for an answer that was cancelled before its prompt was prefilled."""
 
-    `previous_question`: the user message before it. `commit`: stores the message and its answer.
-    """
+    finished: AnswerFinished | None = None
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
 
-    session: Session
-    state: MemoryState
-    unread: Sequence[Message]
-    previous_question: str | None
-    commit: Callable[[Event, Written], Awaitable[None]]
-
-
-def load_state(session: Session, model: Model) -> MemoryState:
-    """Return the session's memory. Raises `StateUnusable`."""
-    if session.state is None and not session.state_bytes:
-        return model.memory.initial_state(1).to("cpu")
-    try:
-        return decode_state(session.state or b"", model.fingerprint)
-    except EverlongModelError as error:
-        raise StateUnusable(f"the stored state of session {session.id!r} is damaged: {error}") from error
+    def fields(self, session: Session, request: AnswerRequest) -> Event:
+        """Return the fields of the message that are known at the end of the answer."""
+        return {
+            "content": self.finished.text if self.finished else "",
+            "finish_reason": self.finished.reason if self.finished else "cancelled",
+            "usage": {
+                "prompt_tokens": session.position + len(request.prompt),
+                "completion_tokens": self.finished.tokens if self.finished else 0,
+                "reused_tokens": session.position - len(session.open),
+            },
+            **({"logprobs": self.logprobs} if request.params.logprobs else {}),
+        }
 
 
 class TurnRunner:
@@ -124,7 +100,7 @@ class TurnRunner:
         self._metrics = metrics
         self._tracing = tracing
         self._max_message_chars = max_message_chars
-        self._template = template
+        self._prompts = PromptBuilder(engine, passages, template)
 
     async def begin(
         self,
@@ -160,88 +136,103 @@ class TurnRunner:
         params: SamplingParams,
         recall: Recall,
     ) -> AsyncGenerator[Event, None]:
+        """Yield the turn's events: created, evidence, a delta for each piece of text, completed."""
         pace = self._metrics.pace()
         self._check(content, params)
         async with AsyncExitStack() as stack:
             span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
             stack.enter_context(self._engine.admit())
-            spent = await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
+            usage = await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
             grammar = await self._grammar(params)
             context = await stack.enter_async_context(entering)
-            session = context.session
-            found, nothing_found = await self._recall(context, content, recall)
-            # On a thread: this takes time in proportion to the message.
-            prompt, passages, visible_kept, prompt_only = await asyncio.to_thread(
-                self._prompt, context, content, found, recall, nothing_found=nothing_found
-            )
-            passages = await self._passages.placed(await self._token_offsets.with_tokens(passages))
-            evidence = [evidence_view(passage) for passage in passages]
-            seed = params.seed if params.seed is not None else secrets.randbits(53)
-            answer = AnswerRequest(
-                context.state,
-                list(session.open),
-                prompt,
-                params,
-                seed,
-                lambda event: None,
-                visible_kept,
-                prompt_only,
-                grammar,
-                self._quota.tenant,
-            )
-            turn.attach(answer, self._engine)
-            message: dict[str, Any] = {
-                "id": turn.id, "object": "message", "role": "assistant", "session": session.id,
-                "model": self._engine.model.name, "created_at": now(), "seed": seed,
-            }  # fmt: skip
+            prompt = await self._prompts.prompt(context, content, recall)
+            evidence = [evidence_view(passage) for passage in await self._located(prompt.evidence)]
+            request = self._request(context, prompt, params, grammar)
+            turn.attach(request, self._engine)
+            message = self._message(turn, context.session, request.seed)
             yield {"type": "response.created", "response": message}
             message["evidence"] = evidence
             yield {"type": "response.evidence", "response_id": turn.id, "evidence": evidence}
-            finished: AnswerFinished | None = None
-            logprobs: list[dict[str, Any]] = []
+            answer = _Answer()
             try:
-                async with contextlib.aclosing(self._engine.answer(answer)) as events:
-                    async for event in events:
-                        if isinstance(event, AnswerFinished):
-                            finished = event
-                            break
-                        pace.token()
-                        logprobs += event.logprobs
-                        if event.text or event.logprobs:
-                            delta = {"type": "response.output_text.delta", "response_id": turn.id, "delta": event.text}
-                            yield delta | ({"logprobs": event.logprobs} if event.logprobs else {})
-            except GrammarError as error:
-                raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
-            except InterruptedError:  # cancelled before the prompt was prefilled: there is nothing to commit
-                pass
+                async with contextlib.aclosing(self._deltas(turn, request, answer, pace)) as deltas:
+                    async for delta in deltas:
+                        yield delta
             finally:  # charge the work of the device, even if the caller has left
-                spent.tokens = answer.prompt_read + answer.generated
+                usage.tokens = request.prompt_read + request.generated
             if turn._error is not None:
                 raise turn._error
-            reused = session.position - len(session.open)
+            message |= answer.fields(context.session, request)
             span.set(
-                gen_ai__usage__input_tokens=len(prompt),
-                gen_ai__usage__output_tokens=finished.tokens if finished else 0,
-                everlong__tokens__reused=reused,
+                gen_ai__usage__input_tokens=len(request.prompt),
+                gen_ai__usage__output_tokens=message["usage"]["completion_tokens"],
+                everlong__tokens__reused=message["usage"]["reused_tokens"],
                 everlong__evidence=len(evidence),
-                everlong__finish_reason=finished.reason if finished else "cancelled",
+                everlong__finish_reason=message["finish_reason"],
             )
-            message |= {
-                "content": finished.text if finished else "",
-                "finish_reason": finished.reason if finished else "cancelled",
-                "usage": {
-                    "prompt_tokens": session.position + len(prompt),
-                    "completion_tokens": finished.tokens if finished else 0,
-                    "reused_tokens": reused,
-                },
-                **({"logprobs": logprobs} if params.logprobs else {}),
-            }
-            if finished is not None:
-                await context.commit(message, await self._written(session, finished))
+            if answer.finished is not None:
+                await self._commit(context, message, answer.finished)
                 pace.end()
-                self._metrics.answered(finished.reason, prompt=len(prompt), generated=finished.tokens, reused=reused)
         # The lease is released before the last event, so that the caller's next message finds the session free.
         yield {"type": "response.completed", "message": message}
+
+    async def _located(self, passages: Sequence[Passage]) -> list[Passage]:
+        """Return the passages with their token offsets, pages and sections."""
+        return await self._passages.placed(await self._token_offsets.with_tokens(passages))
+
+    def _request(
+        self, context: TurnContext, prompt: Prompt, params: SamplingParams, grammar: Grammar | None
+    ) -> AnswerRequest:
+        """Return the request to the engine. Without a seed in `params`, it has a random one."""
+        return AnswerRequest(
+            context.state,
+            list(context.session.open),
+            prompt.tokens,
+            params,
+            params.seed if params.seed is not None else secrets.randbits(53),
+            lambda event: None,
+            prompt.visible_kept,
+            prompt.prompt_only,
+            grammar,
+            self._quota.tenant,
+        )
+
+    def _message(self, turn: Turn, session: Session, seed: int) -> Event:
+        """Return the answer's message as its turn begins."""
+        return {
+            "id": turn.id, "object": "message", "role": "assistant", "session": session.id,
+            "model": self._engine.model.name, "created_at": now(), "seed": seed,
+        }  # fmt: skip
+
+    async def _deltas(
+        self, turn: Turn, request: AnswerRequest, answer: _Answer, pace: Pace
+    ) -> AsyncGenerator[Event, None]:
+        """Generate the answer and yield its deltas. `answer` collects its log-probabilities and its end."""
+        try:
+            async with contextlib.aclosing(self._engine.answer(request)) as events:
+                async for event in events:
+                    if isinstance(event, AnswerFinished):
+                        answer.finished = event
+                        break
+                    pace.token()
+                    answer.logprobs += event.logprobs
+                    if event.text or event.logprobs:
+                        delta = {"type": "response.output_text.delta", "response_id": turn.id, "delta": event.text}
+                        yield delta | ({"logprobs": event.logprobs} if event.logprobs else {})
+        except GrammarError as error:
+            raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
+        except InterruptedError:  # cancelled before the prompt was prefilled: there is nothing to commit
+            pass
+
+    async def _commit(self, context: TurnContext, message: Event, finished: AnswerFinished) -> None:
+        """Store the message and its answer, and count them."""
+        await context.commit(message, await self._written(context.session, finished))
+        self._metrics.answered(
+            finished.reason,
+            prompt=finished.prompt,
+            generated=finished.tokens,
+            reused=message["usage"]["reused_tokens"],
+        )
 
     def _check(self, content: str, params: SamplingParams) -> None:
         """Raise what is wrong with a message, independent of its session."""
@@ -263,66 +254,6 @@ class TurnRunner:
             return None if params.json_schema is None else await self._engine.grammar(params.json_schema)
         except GrammarError as error:
             raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
-
-    async def _recall(self, context: TurnContext, content: str, recall: Recall) -> tuple[list[Passage], bool]:
-        """Return the passages of the session's documents that match the question, best first, and whether the documents lack
-        the answer."""
-        documents, talked = context.session.documents, bool(context.session.messages or context.unread)
-        if not recall.passages or not documents:
-            return [], False
-        words = await asyncio.to_thread(search_words, content, context.previous_question)
-        found = await self._passages.search(documents, words, recall.passages) if words else []
-        lacking = await asyncio.to_thread(texts_lack_answer, content, found, talked=talked)
-        return found, bool(words) and lacking and await self._passages.complete(documents)
-
-    def _prompt(
-        self, context: TurnContext, content: str, found: list[Passage], recall: Recall, *, nothing_found: bool
-    ) -> tuple[list[int], list[Passage], int | None, bool]:
-        """Return the prompt's tokens, the evidence, and `visible_kept` and `prompt_only` of its `AnswerRequest`."""
-        memory, chat, tokenizer = self._engine.model.memory, self._engine.model.chat, self._engine.model.tokenizer
-        session = context.session
-        kept, open = memory.kept(context.state), session.open
-        # Not without kept tokens: a text that fits into the open segment is seen whole.
-        prompt_only = bool(kept) and not session.messages
-        between = len(self._lead(context, from_start=prompt_only))
-
-        def count(text: str) -> int:
-            return len(tokenizer.encode(text))
-
-        question = [*tokenizer.encode(content), *chat.ask]
-        budget, window = recall.tokens, memory.sight - memory.segment_length
-        if window:
-            budget = min(budget, window - len(question))
-            evidence, text = select_passages_in_window(
-                found, [] if prompt_only else [*kept[-RECENT_TOKENS:], *open], budget, count, tokenizer.decode,
-                window=window, between=between, after=len(question), template=self._template,
-            )  # fmt: skip
-        else:
-            evidence, text = select_passages_in_segment(
-                found, tokenizer.decode([*kept[-RECENT_TOKENS:], *open]) if found else "", budget, count, tokenizer.spans,
-                segment=memory.segment_length, before=len(open) + between, after=len(question), template=self._template,
-            )  # fmt: skip
-        if nothing_found and self._engine.model.trained is None:  # an untrained memory cannot hold the answer either
-            text = self._template.nothing if count(self._template.nothing) <= budget else ""
-        prompt_only = prompt_only and bool(evidence or text)
-        prompt = [*self._lead(context, from_start=prompt_only), *tokenizer.encode(text), *question]
-        visible_kept = RECENT_TOKENS if evidence or text else None
-        return prompt, evidence, visible_kept, prompt_only
-
-    def _lead(self, context: TurnContext, *, from_start: bool) -> list[int]:
-        """Return the tokens between those that the session has read and the words of the question: unread messages and the
-        chat format's markers. `from_start`: as if the session had read nothing."""
-        chat, encode = self._engine.model.chat, self._engine.model.tokenizer.encode
-        begins = from_start or not context.session.position
-        lead = chat.turn if context.session.messages else chat.head if begins else chat.separator
-        tokens: list[int] = []
-        for message in context.unread:
-            end = {"system": chat.separator, "user": chat.ask, "assistant": chat.turn}[message.role]
-            if message.role == "system" and begins and chat.system is not None:
-                lead, end = chat.system
-            tokens += [*lead, *encode(message.content)]
-            lead = end
-        return [*tokens, *lead]
 
     async def _written(self, session: Session, finished: AnswerFinished) -> Written:
         return {

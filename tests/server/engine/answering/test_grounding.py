@@ -24,7 +24,8 @@ from everlong_server.engine.answering.grounding import (
     select_passages_in_window,
     texts_lack_answer,
 )
-from everlong_server.engine.answering.turn import TurnContext, TurnRunner
+from everlong_server.engine.answering.prompt import PromptBuilder
+from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.store.records import Session
 from everlong_server.store.texts.passages import Passage, split
 from tests.tinymodel import NOVEL, STORY, make_model
@@ -116,7 +117,7 @@ def test_evidence_is_in_the_segment_that_the_answer_begins_in(model: Path, token
     """This memory keeps no tokens, so tokens of earlier segments cannot be quoted."""
     served = load_model(str(model), models_dir=model.parent)
     S, tokenizer = served.memory.segment_length, served.tokenizer
-    turns = TurnRunner(SimpleNamespace(model=served), *[None] * 5, max_message_chars=100)  # type: ignore[arg-type]
+    prompts = PromptBuilder(SimpleNamespace(model=served), None, TEMPLATE)  # type: ignore[arg-type]
     found = [replace(p, score=9.0 - n) for n, p in enumerate(passages_of(ALICE)[4:16])]
     state, filling, with_some = served.memory.initial_state(1), tokenizer.encode(NOVEL.read_text()[:2000]), 0
     for messages in (0, 2):
@@ -124,9 +125,9 @@ def test_evidence_is_in_the_segment_that_the_answer_begins_in(model: Path, token
             fields = Session.fields("", "", "", ["doc"]) | {"messages": messages, "position": open + S}
             session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
             session = replace(session, open=tuple(filling[:open]))
-            place = TurnContext(session, state, (), None, AsyncMock())
-            prompt, evidence, *_ = turns._prompt(place, QUESTION, found, Recall(16, tokens), nothing_found=False)
-            said = [*session.open, *prompt]
+            context = TurnContext(session, state, (), None, AsyncMock())
+            prompt = prompts.build(context, QUESTION, found, Recall(16, tokens), nothing_found=False)
+            evidence, said = prompt.evidence, [*session.open, *prompt.tokens]
             last = tokenizer.decode(said[(len(said) - 1) // S * S :], skip_special=False)
             for e in evidence:
                 assert e.text in last, open
@@ -176,20 +177,21 @@ def test_a_long_question_leaves_less_of_the_window_for_passages(tiny_model: Path
     options = {"segment_length": 64, "sinks": 4, "window": 128}
     served = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
     memory, tokenizer = served.memory, served.tokenizer
-    turns = TurnRunner(SimpleNamespace(model=served), *[None] * 5, max_message_chars=10_000)  # type: ignore[arg-type]
+    prompts = PromptBuilder(SimpleNamespace(model=served), None, TEMPLATE)  # type: ignore[arg-type]
     found, read = passages_of(ALICE)[4:9:2], tokenizer.encode(ALICE)[: 6 * 64]
     state = memory.read(torch.tensor([read]), memory.initial_state(1))
     for messages in (0, 2):
         for asked, some in ((QUESTION, True), (QUESTION + " Indeed?" * 12, True), (QUESTION + " Indeed?" * 60, False)):
             fields = Session.fields("", "", "", ["doc"]) | {"messages": messages, "position": len(read)}
             session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
-            place = TurnContext(session, state, (), None, AsyncMock())
+            context = TurnContext(session, state, (), None, AsyncMock())
             for tokens in (96, 192):
-                prompt, evidence, *_ = turns._prompt(place, asked, found, Recall(4, tokens), nothing_found=False)
+                built = prompts.build(context, asked, found, Recall(4, tokens), nothing_found=False)
+                prompt, evidence = built.tokens, built.evidence
                 visible = tokenizer.decode(prompt[-128 - len(prompt) % 64 :], skip_special=False)
                 assert bool(evidence) is some, (messages, asked, tokens)
                 assert all(e.text in visible for e in evidence)
-    assert turns._prompt(place, asked, [], Recall(4, 192), nothing_found=True)[0] == prompt, (
+    assert prompts.build(context, asked, [], Recall(4, 192), nothing_found=True).tokens == prompt, (
         "no room to say that it is not there"
     )
 
