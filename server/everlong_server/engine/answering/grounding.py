@@ -165,15 +165,15 @@ def is_question(message: str) -> bool:
     return "?" in message and not (STOP_WORDS | EVERYDAY_WORDS).issuperset(_words(message))
 
 
-def texts_lack_answer(question: str, found: Sequence[Passage], *, talked: bool) -> bool:
+def texts_lack_answer(question: str, found: Sequence[Passage], *, has_history: bool) -> bool:
     """Return whether the texts do not hold the answer to `question`, if searching all of them `found` these passages.
 
-    `talked`: there are earlier messages, which could hold it.
+    `has_history`: there are earlier messages, which could hold it.
     """
     return (
         is_question(question)
         and not _enough(found)
-        and not (talked and not _PERSONAL_WORDS.isdisjoint(_words(question)))
+        and not (has_history and not _PERSONAL_WORDS.isdisjoint(_words(question)))
         and all(ord(letter) < _LATIN_END for letter in question if letter.isalpha())
     )
 

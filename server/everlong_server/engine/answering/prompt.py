@@ -40,27 +40,27 @@ class PromptBuilder:
 
     async def prompt(self, context: TurnContext, content: str, recall: Recall) -> Prompt:
         """Return the prompt for the message `content`, with passages of the session's documents."""
-        found, nothing_found = await self._search(context, content, recall)
+        found, lacks_answer = await self._search(context, content, recall)
         # On a thread: this takes time in proportion to the message.
-        return await asyncio.to_thread(self.build, context, content, found, recall, nothing_found=nothing_found)
+        return await asyncio.to_thread(self.build, context, content, found, recall, lacks_answer=lacks_answer)
 
     async def _search(self, context: TurnContext, content: str, recall: Recall) -> tuple[list[Passage], bool]:
         """Return the passages of the session's documents that match the question, best first, and whether the documents lack
         the answer."""
-        documents, talked = context.session.documents, bool(context.session.messages or context.unread)
+        documents, has_history = context.session.documents, bool(context.session.messages or context.unread)
         if not recall.passages or not documents:
             return [], False
         words = await asyncio.to_thread(search_words, content, context.previous_question)
         found = await self._passages.search(documents, words, recall.passages) if words else []
-        lacking = await asyncio.to_thread(texts_lack_answer, content, found, talked=talked)
-        return found, bool(words) and lacking and await self._passages.complete(documents)
+        lacks_answer = await asyncio.to_thread(texts_lack_answer, content, found, has_history=has_history)
+        return found, bool(words) and lacks_answer and await self._passages.complete(documents)
 
     def build(
-        self, context: TurnContext, content: str, found: list[Passage], recall: Recall, *, nothing_found: bool
+        self, context: TurnContext, content: str, found: list[Passage], recall: Recall, *, lacks_answer: bool
     ) -> Prompt:
         """Return the prompt for the message `content`.
 
-        `found`: passages to choose evidence from, best first. `nothing_found`: the documents do not hold the answer.
+        `found`: passages to choose evidence from, best first. `lacks_answer`: the documents do not hold the answer.
         """
         model = self._engine.model
         tokenizer, memory = model.tokenizer, model.memory
@@ -71,7 +71,7 @@ class PromptBuilder:
         if window:
             budget = min(budget, window - len(question))
         evidence, text = self._select(context, found, budget, len(question), prompt_only=prompt_only)
-        if nothing_found and model.trained is None:  # an untrained memory cannot hold the answer either
+        if lacks_answer and model.trained is None:  # an untrained memory cannot hold the answer either
             text = self._template.nothing if self._count(self._template.nothing) <= budget else ""
         grounded = bool(evidence or text)
         prompt_only = prompt_only and grounded

@@ -126,7 +126,7 @@ def test_evidence_is_in_the_segment_that_the_answer_begins_in(model: Path, token
             session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
             session = replace(session, open=tuple(filling[:open]))
             context = TurnContext(session, state, (), None, AsyncMock())
-            prompt = prompts.build(context, QUESTION, found, Recall(16, tokens), nothing_found=False)
+            prompt = prompts.build(context, QUESTION, found, Recall(16, tokens), lacks_answer=False)
             evidence, said = prompt.evidence, [*session.open, *prompt.tokens]
             last = tokenizer.decode(said[(len(said) - 1) // S * S :], skip_special=False)
             for e in evidence:
@@ -139,15 +139,15 @@ def test_evidence_is_in_the_segment_that_the_answer_begins_in(model: Path, token
 
 def test_texts_lack_an_answer_only_after_a_conclusive_search() -> None:
     foreign, near = "Which submarine torpedoed Zanzibar?", [replace(passages_of(ALICE)[0], share=0.1)]
-    for talked in (False, True):
-        assert texts_lack_answer(foreign, [], talked=talked)
-        assert texts_lack_answer(foreign, near, talked=talked)
-        assert not texts_lack_answer(foreign, [replace(near[0], share=0.9)], talked=talked)
+    for has_history in (False, True):
+        assert texts_lack_answer(foreign, [], has_history=has_history)
+        assert texts_lack_answer(foreign, near, has_history=has_history)
+        assert not texts_lack_answer(foreign, [replace(near[0], share=0.9)], has_history=has_history)
         for other in ("孔子住在哪里?", "Где живёт Алиса?", "Sounds good?", "Tell me about submarines."):
-            assert not texts_lack_answer(other, [], talked=talked)
+            assert not texts_lack_answer(other, [], has_history=has_history)
     own = "Which submarine did I ask you about?"
-    assert texts_lack_answer(own, [], talked=False)
-    assert not texts_lack_answer(own, [], talked=True)
+    assert texts_lack_answer(own, [], has_history=False)
+    assert not texts_lack_answer(own, [], has_history=True)
 
 
 @settings(max_examples=200, deadline=None)
@@ -186,12 +186,12 @@ def test_a_long_question_leaves_less_of_the_window_for_passages(tiny_model: Path
             session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
             context = TurnContext(session, state, (), None, AsyncMock())
             for tokens in (96, 192):
-                built = prompts.build(context, asked, found, Recall(4, tokens), nothing_found=False)
+                built = prompts.build(context, asked, found, Recall(4, tokens), lacks_answer=False)
                 prompt, evidence = built.tokens, built.evidence
                 visible = tokenizer.decode(prompt[-128 - len(prompt) % 64 :], skip_special=False)
                 assert bool(evidence) is some, (messages, asked, tokens)
                 assert all(e.text in visible for e in evidence)
-    assert prompts.build(context, asked, [], Recall(4, 192), nothing_found=True).tokens == prompt, (
+    assert prompts.build(context, asked, [], Recall(4, 192), lacks_answer=True).tokens == prompt, (
         "no room to say that it is not there"
     )
 
