@@ -271,7 +271,7 @@ def frames(count: int) -> dict[str, int]:
     services: Any = SimpleNamespace(
         settings=Settings(),
         credentials=SimpleNamespace(check=fine), quota=SimpleNamespace(request=fine), recall=Recall(1, 10),
-        session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, ask=lambda *_, **__: SimpleNamespace(documents=())),
+        session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, create=lambda *_, **__: SimpleNamespace(documents=())),
         model=SimpleNamespace(name="m", memory=SimpleNamespace(vocab_size=100, sight=100)),
     )  # fmt: skip
 
