@@ -270,7 +270,7 @@ async def running(
         )
         engine.start()
         stack.push_async_callback(engine.stop)
-        metrics.follow(lambda: engine.answering, lambda: engine.rows, model.state_bytes)
+        metrics.follow(lambda: engine.admitted, lambda: engine.rows, model.state_bytes)
         token_offsets = TokenOffsets(blobs, everybodys, model.tokenizer)
         searched, session_turns, chat_turns, response_turns, memory_views = _around(
             settings,

@@ -16,8 +16,8 @@ from everlong_lab.harness.report import Report, Target
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
 from everlong_models.errors import DataError
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.engine.answering.grounding import words_of
-from everlong_server.engine.documents.token_stream import pieces
+from everlong_server.engine.answering.grounding import search_words
+from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.search_only import SearchOnlyTexts
@@ -107,7 +107,7 @@ def _cpu(work: Callable[[], object]) -> float:
 
 def _encode(shelf: SearchOnlyTexts, tokenizer: Tokenizer, document: Document) -> int:
     with shelf.blobs.open(document.id, 0) as file:
-        return sum(len(piece.tokens) for piece in pieces(file, tokenizer, 0))
+        return sum(len(piece.tokens) for piece in token_blocks(file, tokenizer, 0))
 
 
 async def _search(shelf: SearchOnlyTexts, document: Document, question: str) -> float:
@@ -115,7 +115,7 @@ async def _search(shelf: SearchOnlyTexts, document: Document, question: str) -> 
     begin = 0.0
     for _ in range(2):  # the first one reads the file
         begin = time.process_time()
-        await shelf.passages.search([document.id], words_of(question, None), PASSAGES)
+        await shelf.passages.search([document.id], search_words(question, None), PASSAGES)
     return time.process_time() - begin
 
 

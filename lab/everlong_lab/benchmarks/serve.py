@@ -30,8 +30,8 @@ from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
 from everlong_models import MemoryState, Model, SamplingParams
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone
-from everlong_server.engine.answering.grounding import BESIDE
-from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished
+from everlong_server.engine.answering.grounding import RECENT_TOKENS
+from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest, RequestFailed, TokenDelta
 from everlong_server.engine.device.runner import Runner
 from everlong_server.process.loading import load
 from everlong_server.settings import Settings, load_settings
@@ -270,19 +270,19 @@ def _engine(model: Model, settings: Settings) -> Iterator[Runner]:
 def _alone(plan: Plan, runner: Runner, answers: int, streams: int, state: MemoryState, prompt: list[int]) -> float:
     """Seconds for so many answers, `streams` at a time, without HTTP and Redis, each behind `state` and `prompt`."""
     params = SamplingParams(max_tokens=plan.written, ignore_eos=True)
-    events: queue.SimpleQueue[Delta | Finished | Failed] = queue.SimpleQueue()
+    events: queue.SimpleQueue[TokenDelta | AnswerFinished | RequestFailed] = queue.SimpleQueue()
 
     def submit() -> None:
-        runner.submit(Answer(state, [], prompt, params, 0, events.put, BESIDE if plan.recall else None))
+        runner.submit(AnswerRequest(state, [], prompt, params, 0, events.put, RECENT_TOKENS if plan.recall else None))
 
     began, waiting, left = time.perf_counter(), answers - min(answers, streams), answers
     for _ in range(answers - waiting):
         submit()
     while left:
         event = events.get()
-        if isinstance(event, Failed):
+        if isinstance(event, RequestFailed):
             raise RuntimeError("the engine failed") from event.error
-        if isinstance(event, Finished):
+        if isinstance(event, AnswerFinished):
             left -= 1
             if waiting:
                 waiting -= 1

@@ -74,7 +74,7 @@ class Text:
         """Raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest` naming what was found and where."""
         if len(self._head) < 1024:
             self._head += data[: 1024 - len(self._head)]
-            self.foreign = self.foreign or formats.recognised(self._head)
+            self.foreign = self.foreign or formats.detect_kind(self._head)
             for magic, name in _MAGIC.items():
                 if self._head.startswith(magic):
                     raise UnsupportedMedia(f"the document is {name}; upload plain UTF-8 text", param="file")

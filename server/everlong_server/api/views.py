@@ -6,10 +6,10 @@ import contextlib
 from dataclasses import asdict
 from typing import Annotated
 
-from everlong_models.memories.view import LayerView
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
+from everlong_models.memories.view import LayerView
 from everlong_server.api import schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
 from everlong_server.engine.documents import formats
@@ -123,7 +123,7 @@ def formats_view(services: Services) -> schemas.FormatList:
     """What can be uploaded here."""
     data = [
         schemas.Format(id=id, name=name, extensions=list(extensions), media_types=list(media_types))
-        for id, name, extensions, media_types in formats.accepted()
+        for id, name, extensions, media_types in formats.accepted_formats()
     ]
     return schemas.FormatList(data=data, max_bytes=services.settings.max_document_bytes)
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from everlong_models.memories.window import Window
 from fastapi import FastAPI
 from rich.markup import escape
 
 from everlong_models import EverlongModelError, Model
+from everlong_models.memories.window import Window
 from everlong_server.app import create_app
 from everlong_server.errors import Unavailable
 from everlong_server.observability.logs import Voice
@@ -130,18 +130,18 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second one ends. (Uvicorn's own would raise the signal again at the very end.)"""
         services: Services | None = self._app.state.services
-        if self._drain is not None or services is None or services.engine.answering == 0:
+        if self._drain is not None or services is None or services.engine.admitted == 0:
             self.force_exit = self.should_exit
             self.should_exit = True
         else:
-            self._voice.say(f"{signal.Signals(sig).name}: finishing {services.engine.answering} answers")
+            self._voice.say(f"{signal.Signals(sig).name}: finishing {services.engine.admitted} answers")
             self._drain = asyncio.get_running_loop().create_task(self._finish(services))
         if services is not None:
             services.engine.draining = True
 
     async def _finish(self, services: Services) -> None:
         deadline = time.monotonic() + self._drain_seconds
-        while services.engine.answering and time.monotonic() < deadline:  # noqa: ASYNC110 - once, at the end
+        while services.engine.admitted and time.monotonic() < deadline:  # noqa: ASYNC110 - once, at the end
             await asyncio.sleep(0.05)
         # What is not finished ends with an error that its caller is told, and leaves its session as it was.
         services.engine.abort(Unavailable("the server is shutting down", code="draining", retry_after=5))

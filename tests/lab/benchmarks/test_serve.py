@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from everlong_lab.benchmarks import serve
 from everlong_lab.cli.bench import bench
 from everlong_lab.harness.process import Process
-from everlong_server.engine.device.requests import Finished
+from everlong_server.engine.device.requests import AnswerFinished
 from tests.process import Server
 
 
@@ -154,9 +154,9 @@ def test_the_engine_alone_has_no_more_answers_at_once_than_the_load() -> None:
             self.under_way.append(answer)
             self.most = max(self.most, len(self.under_way))
             if len(self.under_way) == 3 or self.submitted > 7:
-                self.under_way.pop(0).sink(Finished("length", "", None, [], 1, 1, 0.0))  # type: ignore[arg-type]
+                self.under_way.pop(0).sink(AnswerFinished("length", "", None, [], 1, 1, 0.0))  # type: ignore[arg-type]
                 while self.submitted == 10 and self.under_way:
-                    self.under_way.pop(0).sink(Finished("length", "", None, [], 1, 1, 0.0))  # type: ignore[arg-type]
+                    self.under_way.pop(0).sink(AnswerFinished("length", "", None, [], 1, 1, 0.0))  # type: ignore[arg-type]
 
     runner, plan = Counting(), serve.Plan("rmt", [1000], [3], 1, 1, 4, 1, 1, recall=False, guidellm="")
     assert serve._alone(plan, runner, 10, 3, None, [1]) > 0  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from everlong_server.api.native.stream import _Conversation
 from everlong_server.api.openai.responses_socket import _Responses
 from everlong_server.api.upload import Nowhere, receive
 from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.documents.token_stream import pieces
+from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.errors import Damaged, InvalidRequest, KeyMissing, ServerError
 from everlong_server.settings import Settings
 from everlong_server.store.vault import Vault
@@ -167,7 +167,7 @@ def uploads(count: int) -> dict[str, int]:
 
             file = io.BytesIO(bytes(kept.data))
             file.seek(received.text_offset)
-            tokens = [token for piece in pieces(file, tokenizer, received.text_offset) for token in piece.tokens]
+            tokens = [token for piece in token_blocks(file, tokenizer, received.text_offset) for token in piece.tokens]
             assert tokenizer.decode(tokens) == bytes(kept.data)[received.text_offset :].decode()
             assert not set(tokens) & set(backend.all_special_ids), "text became markup"
         return True
@@ -271,7 +271,7 @@ def frames(count: int) -> dict[str, int]:
     services: Any = SimpleNamespace(
         settings=Settings(),
         credentials=SimpleNamespace(check=fine), quota=SimpleNamespace(request=fine), recall=Recall(1, 10),
-        session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, ask=lambda *_, **__: SimpleNamespace(documents=())),
+        session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, create=lambda *_, **__: SimpleNamespace(documents=())),
         model=SimpleNamespace(name="m", memory=SimpleNamespace(vocab_size=100, sight=100)),
     )  # fmt: skip
 

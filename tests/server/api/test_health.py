@@ -43,7 +43,7 @@ def test_a_server_that_is_loading_is_alive_and_not_ready(new_server) -> None:
 
 async def test_a_server_whose_device_has_failed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else would start it again, and no other would take over its documents."""
-    engine = SimpleNamespace(alive=True, draining=False, answering=0)
+    engine = SimpleNamespace(alive=True, draining=False, admitted=0)
     app = FastAPI()
     app.state.services = SimpleNamespace(engine=engine)
     server = listening._Server(app, load_settings(), None, Voice(Console(), as_json=False))

@@ -25,7 +25,14 @@ from everlong_lab.eval.grounded.scores import Mean, declines, holds, mean, ratio
 from everlong_lab.harness.report import Report, Target
 from everlong_models import Model, SamplingParams
 from everlong_models.errors import DataError
-from everlong_server.engine.answering.grounding import TEMPLATE, Recall, Template, asks, choose, words_of
+from everlong_server.engine.answering.grounding import (
+    TEMPLATE,
+    Recall,
+    Template,
+    is_question,
+    search_words,
+    select_passages,
+)
 from everlong_server.engine.answering.sessions import SessionTurns
 from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.errors import DocumentFailed
@@ -182,12 +189,12 @@ async def _measure(
     wanted = max(plan.samples if plan.ways else 0, plan.searches)
 
     async def search(kind: str, document: Document, asked: Asked) -> list[Span]:
-        question, words = asked.question, words_of(asked.question, None)
+        question, words = asked.question, search_words(asked.question, None)
         passages = await shelf.passages.search([document.id], words, recall.passages) if words else []
-        evidence, _ = choose(passages, "", recall.tokens, answers.count, template)
+        evidence, _ = select_passages(passages, "", recall.tokens, answers.count, template)
         cell.sources.setdefault(kind, []).append(asked.source)
         cell.shares.setdefault(kind, []).append(max((passage.share for passage in passages), default=0.0))
-        cell.refused.setdefault(kind, []).append(float(not evidence and asks(question)))
+        cell.refused.setdefault(kind, []).append(float(not evidence and is_question(question)))
         return [(passage.start, passage.end) for passage in evidence]
 
     before: list[Asked] = []
@@ -308,7 +315,7 @@ class _Answers:
         if way in ("recall", "both"):
             recall = self._recall
         if way == "ceiling":
-            content = self._template.before([hidden.passage(asked)]) + content
+            content = self._template.render([hidden.passage(asked)]) + content
         session = await services.sessions.create(
             services.model.fingerprint,
             services.model.name,

@@ -22,7 +22,7 @@ from everlong_lab.eval.grounded.hiding import Asked, Hidden, Novels, books, docu
 from everlong_lab.eval.grounded.questions import LEARNT, texts
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models.errors import DataError
-from everlong_server.engine.answering.grounding import TEMPLATE, choose, words_of
+from everlong_server.engine.answering.grounding import TEMPLATE, search_words, select_passages
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.search_only import SearchOnlyTexts
@@ -116,12 +116,12 @@ class _Maker:
         """A question and those of `others` that are asked after it; None where the passages lack the answer by chance: whether
         they do is known only in part."""
         draw = self._draw
-        words = words_of(asked.question, None)
+        words = search_words(asked.question, None)
         found = await self._shelf.passages.search([document.id], words, _PASSAGES) if words else []
         without = bool(asked.answers) and draw.random() < self._plan.without
         if without:
             found = [p for p in found if not any(p.start < end and start < p.end for start, end in asked.right)]
-        evidence, before = choose(found, "", draw.choice(self._plan.room), self._count)
+        evidence, before = select_passages(found, "", draw.choice(self._plan.room), self._count)
         pieces = [(p.start, p.end) for p in evidence]
         answers = list(asked.answers) if asked.answers and evidence and not without else [REFUSAL]
         if answers[0] != REFUSAL and rank(hidden, asked, pieces) is None:

@@ -106,7 +106,7 @@ async def memory(session_id: str, services: Served) -> schemas.SessionMemory:
 
     Of the session as it was last committed; a message under way is not waited for.
     """
-    return memory_view(services, await services.memory_views.look(session_id))
+    return memory_view(services, await services.memory_views.view(session_id))
 
 
 @router.get("/{session_id}/messages", response_model_exclude_none=True)

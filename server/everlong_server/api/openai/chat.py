@@ -25,7 +25,8 @@ from everlong_server.api.openai.schemas import (
 from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
 from everlong_server.api.sse import data_stream
 from everlong_server.api.views import Served
-from everlong_server.engine.answering.turn import Event, Turn
+from everlong_server.engine.answering.turn import Turn
+from everlong_server.engine.answering.turn_context import Event
 from everlong_server.services import Services
 from everlong_server.store.records import Message, new_id, now
 

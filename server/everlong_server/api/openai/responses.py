@@ -128,7 +128,7 @@ async def asked(services: Services, body: CreateResponse, previous: store.Respon
         case JsonSchemaFormat(schema_=schema):
             schema = await require_schema(services, schema, "text.format.schema")
             params = params.model_copy(update={"json_schema": schema})
-    response = services.response_turns.ask(
+    response = services.response_turns.create(
         previous, documents, said, instructions, params, recall(services, body.recall),
         background=body.background, items=items, model=services.model.name,
         **body.model_dump(include={"metadata", "store", "text", "truncation"}, by_alias=True),

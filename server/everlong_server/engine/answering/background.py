@@ -1,4 +1,4 @@
-"""`BackgroundResponses`: answers responses that nobody waits for. Whoever dies over one leaves it to another, who begins anew."""
+"""`BackgroundResponses`: answers queued responses. If a replica dies over one, another answers it from the start."""
 
 from __future__ import annotations
 
@@ -6,177 +6,148 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Callable
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
-from everlong_server.engine.answering.responses import Keep, ResponseTurn, ResponseTurns
+from everlong_server.engine.answering.responses import ResponseTurn, ResponseTurns, Store
 from everlong_server.engine.device.engine import Engine
-from everlong_server.errors import Conflict, DocumentNotReady, Overloaded, RateLimited, ServerError, Unavailable
+from everlong_server.engine.jobs import CannotDoHere, JobWorker, Stopping
+from everlong_server.errors import DocumentNotReady, Overloaded, RateLimited, ServerError, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.jobs import Job, Jobs
+from everlong_server.store.jobs import Jobs
 from everlong_server.store.responses import Claim, Response, Responses
 
 log = logging.getLogger(__name__)
 
-_MAX_ATTEMPTS = 5
-_RETRY_SECONDS = 0.5
-_LONGEST_PAUSE = 30.0
-_BACK_SECONDS = 5.0
-"""Before a job is given back that cannot be done here, so that others are at it in the meantime."""
-_LOOK_SECONDS = 0.2
-"""How often an answer under way looks whether it is still wanted."""
+_POSTPONE_SECONDS = 0.5
+"""Pause before a response that cannot start yet is queued again."""
+_CANCEL_POLL_SECONDS = 0.2
+"""Interval at which a running answer checks whether its response was cancelled, deleted or taken over."""
 
 
-class BackgroundResponses:
-    """Takes jobs until it is stopped. `response_turns`: of a tenant. `store`: everybody's responses. `at_once`: so many
-    are answered, or wait for their documents."""
+class BackgroundResponses(JobWorker[Claim]):
+    """Works on response jobs until it is cancelled.
+
+    `response_turns`: returns those of a tenant. `store`: the responses of all tenants. `max_jobs`: number of jobs worked on
+    at once, including those that wait for their documents.
+    """
+
+    noun = "response"
+    max_tries = 5
+    remedy = "create the response again"
 
     def __init__(
-        self, engine: Engine, response_turns: Callable[[str], ResponseTurns], store: Responses, jobs: Jobs, tracing: Tracing, metrics: Metrics,
-        at_once: int,
-    ) -> None:  # fmt: skip
-        self._engine = engine
-        self._responding = response_turns
+        self,
+        engine: Engine,
+        response_turns: Callable[[str], ResponseTurns],
+        store: Responses,
+        jobs: Jobs,
+        tracing: Tracing,
+        metrics: Metrics,
+        max_jobs: int,
+    ) -> None:
+        super().__init__(engine, jobs, metrics, max_jobs)
+        self._response_turns = response_turns
         self._store = store
-        self._jobs = jobs
         self._tracing = tracing
-        self._metrics = metrics
-        self._places = asyncio.Semaphore(at_once)
 
-    async def run(self) -> None:
-        """Until cancelled. Redis being away is waited out."""
-        async with asyncio.TaskGroup() as tasks:
-            while not self._engine.draining:
-                await self._places.acquire()
-                job = await self._next()
-                if job is None:
-                    self._places.release()
-                else:
-                    if job.redelivered:
-                        self._metrics.redeliveries.labels("responses").inc()
-                    tasks.create_task(self._do(job))
-            await asyncio.Event().wait()
+    @property
+    def accepting(self) -> bool:
+        """Whether to take further jobs: not while the server is shutting down."""
+        return not self._engine.draining
 
-    async def _next(self) -> Job | None:
+    async def claim(self, id: str, by: str) -> Claim | None:
+        """Claim the response; None if it is over."""
+        return await self._store.claim(id, by)
+
+    async def reset_tries(self, id: str, claim: Claim) -> None:
+        """Set the response's count of tries back to zero."""
+        await self._store.write(id, claim, {"attempts": 0})
+
+    async def fail(self, id: str, claim: Claim, code: str, message: str) -> None:
+        """Store that the response cannot be answered."""
+        log.warning("response %s failed: %s", id, message)
+        failure = json.dumps({"code": code, "message": message})
+        await self._store.write(id, claim, {"status": "failed", "error": failure})
+
+    async def perform(self, id: str, claim: Claim) -> bool:
+        """Answer the response and return whether it is over; False if it must wait."""
         try:
-            return await self._jobs.next(wait_ms=1000)
-        except RedisError as error:
-            log.warning("redis is away, the background waits: %s", type(error).__name__)
-            await asyncio.sleep(_RETRY_SECONDS)
-            if isinstance(error, ResponseError) and "NOGROUP" in str(error):  # Redis has lost its data
-                with contextlib.suppress(RedisError):
-                    await self._jobs.prepare(alone=False)
-            return None
-
-    async def _do(self, job: Job) -> None:
-        """One job, to its end; also one that was begun elsewhere or before."""
-        pause, by = _RETRY_SECONDS, job.claimant()
-        end: Callable[[], Awaitable[None]] | None = None
-        try:
-            while self._engine.alive:
-                try:
-                    if end is None:
-                        claim = await self._store.claim(job.id, by)
-                        over = claim is None or await self._answer(job.id, claim)
-                        end = partial(self._jobs.done if over else self._jobs.again, job)
-                    await end()
-                    return
-                except RedisError as error:  # what has failed is not this try
-                    log.warning("redis is away, response %s waits: %s", job.id, type(error).__name__)
-                    await asyncio.sleep(_RETRY_SECONDS)
-                except Unavailable as error:  # this server ends: the job stays, for its next start or another replica
-                    log.info("response %s is left: %s", job.id, error)
-                    return
-                except Exception:
-                    log.exception("response %s broke off, trying again in %.1f s", job.id, pause)
-                    await asyncio.sleep(pause)
-                    pause, by = min(2 * pause, _LONGEST_PAUSE), job.claimant()
-        finally:
-            self._places.release()
-
-    async def _answer(self, response_id: str, claim: Claim) -> bool:
-        """Whether it is over; False if it has to wait."""
-        try:
-            if claim.attempts > _MAX_ATTEMPTS:
-                raise Conflict(f"given up after {_MAX_ATTEMPTS} tries", code="too_many_attempts")
-            response = await self._store.get(response_id)
+            response = await self._store.get(id)
             with self._tracing.span("respond", "consumer", parent=response.trace, everlong__response=response.id):
                 return await self._respond(response, claim)
+        except FileNotFoundError:
+            raise  # counts as a try: the text may be gone for good
         except (OSError, Unavailable) as error:
-            ends = isinstance(error, Unavailable) and (self._engine.draining or not self._engine.alive)
-            if ends or isinstance(error, FileNotFoundError):
-                raise
-            # A key that this server has not, say: another replica may have it. Or the blob store is away or full, or one of its
+            if isinstance(error, Unavailable) and (self._engine.draining or not self._engine.alive):
+                raise Stopping(str(error)) from error
+            # This replica lacks an encryption key that another may have, the blob store is unavailable or full, or one of its
             # texts cannot be read.
-            log.warning("response %s is given back: %r", response_id, error)
-            return await self._wait(response_id, claim, _BACK_SECONDS)
-        except _Unwanted as error:
+            raise CannotDoHere(repr(error)) from error
+        except _ResponseAbandoned as error:
             log.info("%s", error)
         except ServerError as error:
-            log.warning("response %s failed: %s", response_id, error)
-            failure = json.dumps({"code": error.code, "message": error.message})
-            await self._store.write(response_id, claim, {"status": "failed", "error": failure})
+            await self.fail(id, claim, error.code, error.message)
         return True
 
     async def _respond(self, response: Response, claim: Claim) -> bool:
-        response_turns = self._responding(response.tenant)
+        response_turns = self._response_turns(response.tenant)
         previous = await response_turns.previous(response.previous) if response.previous else None
         try:
-            answering = await response_turns.begin(response, previous, self._keep(response_turns, claim))
+            response_turn = await response_turns.begin(response, previous, self._store_answer(response_turns, claim))
         except (Overloaded, RateLimited, DocumentNotReady) as error:
             if isinstance(error, RateLimited) and error.code != "streams_limit":
-                raise  # what is used up for a day, say
-            return await self._wait(response.id, claim, _RETRY_SECONDS)
-        await self._through(answering, claim)
+                raise  # such as a quota that is used up for the day
+            return await self._postpone(response.id, claim)
+        await self._run_answer(response_turn, claim)
         return True
 
-    async def _wait(self, response_id: str, claim: Claim, seconds: float) -> bool:
-        """Before it goes behind others' jobs, which are not to wait with it. It was no try."""
-        await self._store.write(response_id, claim, {"attempts": 0})
-        await asyncio.sleep(seconds)
+    async def _postpone(self, response_id: str, claim: Claim) -> bool:
+        """Pause before the job is queued again behind others; that was no try. Returns False: the job is not over."""
+        await self.reset_tries(response_id, claim)
+        await asyncio.sleep(_POSTPONE_SECONDS)
         return False
 
-    def _keep(self, response_turns: ResponseTurns, claim: Claim) -> Keep:
-        async def keep(done: Response) -> None:
-            await response_turns.count(done)
-            if not await self._store.write(done.id, claim, done.end()):
-                await response_turns.recount(done.id)  # its answer is not stored
-                raise _Unwanted(f"response {done.id!r} is not wanted any more")
+    def _store_answer(self, response_turns: ResponseTurns, claim: Claim) -> Store:
+        async def store(answered: Response) -> None:
+            await response_turns.count_bytes(answered)
+            if not await self._store.write(answered.id, claim, answered.end()):
+                await response_turns.recount_bytes(answered.id)  # its answer is not stored
+                raise _ResponseAbandoned(f"response {answered.id!r} was cancelled, deleted or taken over")
 
-        return keep
+        return store
 
-    async def _through(self, answering: ResponseTurn, claim: Claim) -> None:
-        """To the end of the answer, or until it is not wanted any more."""
-        wanted = asyncio.create_task(self._wanted(answering.response.id, claim))
-        events = answering.events
+    async def _run_answer(self, response_turn: ResponseTurn, claim: Claim) -> None:
+        """Run the answer to its end, or until the response is abandoned."""
+        abandoned = asyncio.create_task(self._until_abandoned(response_turn.response.id, claim))
+        events = response_turn.events
 
-        async def whole() -> None:
+        async def drain() -> None:
             async for _ in events:
                 pass
 
-        answer = asyncio.create_task(whole())
+        answer = asyncio.create_task(drain())
         try:
-            await self._store.write(answering.response.id, claim, {"status": "in_progress"})
-            await asyncio.wait((answer, wanted), return_when=asyncio.FIRST_COMPLETED)
+            await self._store.write(response_turn.response.id, claim, {"status": "in_progress"})
+            await asyncio.wait((answer, abandoned), return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 await answer
         finally:
-            for task in (answer, wanted):
+            for task in (answer, abandoned):
                 task.cancel()
-            await asyncio.gather(answer, wanted, return_exceptions=True)
+            await asyncio.gather(answer, abandoned, return_exceptions=True)
             await events.aclose()
 
-    async def _wanted(self, response_id: str, claim: Claim) -> None:
-        """As long as the response is to be answered, and by us."""
+    async def _until_abandoned(self, response_id: str, claim: Claim) -> None:
+        """Return once the response is cancelled, deleted or claimed by another replica."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            with contextlib.suppress(RedisError):  # away: nobody can have cancelled it
+            await asyncio.sleep(_CANCEL_POLL_SECONDS)
+            with contextlib.suppress(RedisError):  # Redis is unavailable, so nobody can have cancelled it
                 if not await self._store.write(response_id, claim):
                     return
 
 
-class _Unwanted(ServerError):
-    """It was cancelled, deleted, or taken by another."""
+class _ResponseAbandoned(ServerError):
+    """The response was cancelled, deleted or taken over by another replica."""

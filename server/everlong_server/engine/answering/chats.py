@@ -1,4 +1,4 @@
-"""`ChatTurns`: what callers say in full each time. An answer goes on from where the dialogue is known to have stood."""
+"""`ChatTurns`: answers chats, whose callers send all messages each time. An answer resumes from the last stored checkpoint."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from redis.exceptions import RedisError
 
 from everlong_models import MemoryState, SamplingParams
 from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.answering.sessions import unread
-from everlong_server.engine.answering.turn import Event, Turn, TurnContext, TurnRunner, Written, load_state
+from everlong_server.engine.answering.sessions import not_ready_error
+from everlong_server.engine.answering.turn import Turn, TurnRunner
+from everlong_server.engine.answering.turn_context import Event, TurnContext, Written, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import StateUnusable
 from everlong_server.store.chats import Chats, digests
@@ -25,16 +26,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChatCheckpoint:
-    """Where a dialogue stood after an answer: its `session` under its digest, whose memory is `state`. `asked`: the
-    question of that answer."""
+    """A chat after an answer: its `session`, whose id is the chat's digest, and memory `state`. `question`: the message answered."""
 
     session: Session
     state: MemoryState
-    asked: str | None
+    question: str | None
 
 
 class ChatTurns:
-    """Answers the last message of chat_turns that their callers keep."""
+    """Answers the last message of chats whose messages their callers keep."""
 
     def __init__(self, turns: TurnRunner, engine: Engine, chats: Chats, documents: Documents) -> None:
         self._turns = turns
@@ -45,78 +45,80 @@ class ChatTurns:
     async def answer(
         self,
         documents: Sequence[str],
-        said: Sequence[Message],
+        messages: Sequence[Message],
         params: SamplingParams,
         recall: Recall,
         *,
-        behind: ChatCheckpoint | None = None,
-        kept: Callable[[Event, Session], Awaitable[None]] | None = None,
+        checkpoint: ChatCheckpoint | None = None,
+        on_complete: Callable[[Event, Session], Awaitable[None]] | None = None,
     ) -> Turn:
-        """A turn for the last message of a dialogue about `documents`, all of which is `said` by the caller; or all
-        that comes `behind` the place where it stood.
+        """Return an admitted turn for the last of `messages`, in a chat about `documents`. Its first event is available.
 
-        Admitted: its first event is at hand. Where it is known how the dialogue stood after an answer, it goes on from
-        there; the rest is read now. `kept`: told of the complete answer and where the dialogue stands then, before the
-        caller is.
+        `messages`: the whole chat, or those after `checkpoint`. Without one, the chat resumes from the last of its answers
+        whose state is stored. `on_complete`: called with the complete answer and the session after it, before the caller has
+        the last event.
         """
-        place = self._place(documents, said, behind, kept)
-        return await self._turns.begin(lambda _: place, said[-1].content, params, recall)
+        context = self._context(documents, messages, checkpoint, on_complete)
+        return await self._turns.begin(lambda _: context, messages[-1].content, params, recall)
 
     @asynccontextmanager
-    async def _place(
+    async def _context(
         self,
         documents: Sequence[str],
-        said: Sequence[Message],
-        behind: ChatCheckpoint | None,
-        kept: Callable[[Event, Session], Awaitable[None]] | None,
+        messages: Sequence[Message],
+        checkpoint: ChatCheckpoint | None,
+        on_complete: Callable[[Event, Session], Awaitable[None]] | None,
     ) -> AsyncIterator[TurnContext]:
-        """The dialogue up to the last answer after which it is known how it stood, or its documents."""
+        """Yield the context of the last message: the chat after its last stored answer, or its documents."""
         fingerprint = self._engine.model.fingerprint
-        asked = next((message.content for message in reversed(said[:-1]) if message.role == "user"), None)
-        if behind is not None:
-            after, session, state, heard = behind.session.id, behind.session, behind.state, 0
-            asked = asked or behind.asked
+        question = next((message.content for message in reversed(messages[:-1]) if message.role == "user"), None)
+        if checkpoint is not None:
+            after, session, state, included = checkpoint.session.id, checkpoint.session, checkpoint.state, 0
+            question = question or checkpoint.question
         else:
-            if documents:  # also if the dialogue is known: what was deleted is not talked about
+            if documents:  # checked even if the chat is stored, since deleted documents must not be answered about
                 await self._documents.ensure_reading(fingerprint, documents)
             after = None
-            points = digests(fingerprint, documents, said)
-            session, state, heard = await self._known(points, said) or await self._fresh(documents)
+            chat_ids = digests(fingerprint, documents, messages)
+            session, state, included = await self._stored(chat_ids, messages) or await self._fresh(documents)
 
-        async def keep(message: Event, written: Written) -> None:
-            point = digests(fingerprint, documents, [*said, Message("assistant", message["content"])], after)[-1]
-            stands = session.behind(point, session.messages + len(said) - heard + 1, **written)
+        async def commit(message: Event, written: Written) -> None:
+            answered = [*messages, Message("assistant", message["content"])]
+            chat_id = digests(fingerprint, documents, answered, after)[-1]
+            next_session = session.behind(chat_id, session.messages + len(messages) - included + 1, **written)
             try:
-                await self._chats.keep(stands)
-            except RedisError as error:  # the answer is whole all the same; going on from it costs more
-                log.warning("a chat was not kept: %s", error)
-            if kept is not None:
-                await kept(message, stands)
+                await self._chats.keep(next_session)
+            except RedisError as error:  # the answer is complete; continuing the chat will only cost more
+                log.warning("the state of a chat was not stored: %s", error)
+            if on_complete is not None:
+                await on_complete(message, next_session)
 
-        yield TurnContext(session, state, said[heard:-1], asked, keep)
+        yield TurnContext(session, state, messages[included:-1], question, commit)
 
-    async def _known(self, points: Sequence[str], said: Sequence[Message]) -> tuple[Session, MemoryState, int] | None:
-        """Where the dialogue stood after the last answer of which that is known, and how many messages that was after."""
-        answered = [n for n in reversed(range(len(said) - 1)) if said[n].role == "assistant"]
-        while answered and (found := await self._chats.find([points[n] for n in answered])) is not None:
-            index, session = found
-            n, answered = answered[index], answered[index + 1 :]
+    async def _stored(
+        self, chat_ids: Sequence[str], messages: Sequence[Message]
+    ) -> tuple[Session, MemoryState, int] | None:
+        """Return the chat after its last answer whose state is stored, and the number of messages that it includes."""
+        answers = [n for n in reversed(range(len(messages) - 1)) if messages[n].role == "assistant"]
+        while answers and (hit := await self._chats.find([chat_ids[n] for n in answers])) is not None:
+            index, session = hit
+            n, answers = answers[index], answers[index + 1 :]
             try:
                 return session, await asyncio.to_thread(load_state, session, self._engine.model), n + 1
             except StateUnusable as error:
-                log.warning("a chat is read again: %s", error)
-                await self._chats.drop(points[n])
+                log.warning("a chat is read again from an earlier message: %s", error)
+                await self._chats.drop(chat_ids[n])
         return None
 
     async def _fresh(self, documents: Sequence[str]) -> tuple[Session, MemoryState, int]:
-        """A session over `documents` that nobody has talked to, and that is stored nowhere."""
+        """Return a new session over `documents`, which is not stored, its state, and 0 for the number of its messages."""
         model = self._engine.model
         fields = Session.fields("", model.fingerprint, model.name, documents)
         session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
         if session.reading is not None:
             reading = await self._documents.reading(session.reading, with_state=True)
             if reading is None or reading.status != "ready":
-                raise unread(reading, "this chat", "messages")
+                raise not_ready_error(reading, "this chat", "messages")
             session = replace(
                 session,
                 started=True,

@@ -1,6 +1,6 @@
-"""What a question is grounded on: passages of the text, found by its words, put before the question.
+"""Grounding: passages of the documents that a search by the question's words finds, put before the question.
 
-All that a model sees of them is made here: which words are looked for, which passages are good enough, and the template.
+This module decides all that the model sees of them: the search words, which passages are good enough, and the template.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from everlong_server.store.texts.passages import Passage, plain
 
-# Words that say nothing about what a text is to be searched for: grammar, questions, small talk.
+# Words that are not searched for: grammar, words of questions, small talk.
 STOP_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -35,8 +35,8 @@ STOP_WORDS = frozenset(
         """,
     )
 )
-# Words that people say about anything: a message that has no others, and does not ask about what was talked of before, is
-# small talk. Beside others they are searched for, since texts are about them, too.
+# Words that people use about anything. A message that has no others, and does not refer to an earlier question, is small
+# talk. Together with other words they are searched for, since texts are about them, too.
 EVERYDAY_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -63,130 +63,153 @@ EVERYDAY_WORDS = frozenset(
         """,
     )
 )
-# A question with one of these is about what was talked of before.
-_POINTING = {"he", "her", "him", "his", "it", "its", "she", "that", "their", "them", "these", "they", "this", "those"}
-_TALKING = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "your", "yours"}
-"""In a dialogue, a question with one of these can be about what was said there, which no text holds."""
-_LATIN = 0x250
-"""Letters beyond: of those languages the index does not know how words are inflected, or where they end."""
-_ASKING = {"describe", "explain", "list", "summarise", "summarize", "tell"}
+# A question with one of these refers to the question before.
+_REFERRING_WORDS = {
+    "he",
+    "her",
+    "him",
+    "his",
+    "it",
+    "its",
+    "she",
+    "that",
+    "their",
+    "them",
+    "these",
+    "they",
+    "this",
+    "those",
+}
+_PERSONAL_WORDS = {"i", "me", "mine", "my", "our", "ours", "us", "we", "you", "your", "yours"}
+"""A question with one of these can be about the conversation itself, which no document holds."""
+_LATIN_END = 0x250
+"""First code point after the Latin letters. For other scripts the index does not know inflections or word boundaries."""
+_REQUESTING_WORDS = {"describe", "explain", "list", "summarise", "summarize", "tell"}
 _WORD = re.compile(r"[^\W_]+")
-_MOST = 16
-"""A question is searched for by at most so many words, with those of the question before: of its beginning and its end."""
-_FEW = 3
-"""A question of fewer words of its own takes those of the question before along."""
-_BEFORE = 0.5
-"""What these weigh."""
-_ENOUGH = 0.25
-"""The share of what was asked for that a passage must have for any to be taken. With less, the text has nothing about it."""
-_NEAR = 0.3
-"""The share of the best passage's score that others must have."""
-_LEAST = 128
-"""Tokens of a segment that are worth being kept to. Of fewer, passages begin in it and go on behind its end."""
-BESIDE = 256
-"""Tokens before the open segment that a later answer with evidence looks at besides, where the memory keeps tokens: the
-dialogue. The first answer looks at nothing but its evidence, as if the chat began there: the document's end, which a question
-is hardly about, distracts from the passages (docs/results.md), and encoding it takes as long as they do."""
+_MAX_WORDS = 16
+"""Maximum number of search words, with those of the previous question. Longer questions use their first and last words."""
+_FEW_WORDS = 3
+"""A question with fewer words of its own also uses those of the previous question."""
+_PREVIOUS_WEIGHT = 0.5
+"""Weight of the words of the previous question."""
+_MIN_SHARE = 0.25
+"""Share of the search words that the best passage must have. Below it, the text counts as having nothing about the question."""
+_MIN_RELATIVE_SCORE = 0.3
+"""Share of the best passage's score that other passages must have."""
+_MIN_ROOM = 128
+"""Free tokens in a segment that suffice for evidence. With fewer, passages begin in it and continue in the next segment."""
+RECENT_TOKENS = 256
+"""Tokens before the open segment that a later answer with evidence also attends to, if the memory keeps tokens: the conversation.
+
+The first answer attends to its evidence alone, as if the chat began there. The end of the document, which a question is
+rarely about, distracts from the passages (docs/results.md), and encoding it takes as long as encoding them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How passages and a question become one text: opening, passages with `between` between them, closing, question; or,
-    where the text has nothing about the question, `nothing` and the question."""
+    """How passages and a question become one text: `opening`, passages with `separator` between them, `closing`, question.
+
+    If the text has nothing about the question: `nothing` and the question.
+    """
 
     opening: str
-    between: str
+    separator: str
     closing: str
     nothing: str = (
         "The text above does not hold the answer to the following question. Answer only: “The text does not say.”\n\n"
         "Question: "
     )
 
-    def before(self, passages: Sequence[str]) -> str:
-        """What goes before the question; nothing if there are no passages."""
+    def render(self, passages: Sequence[str]) -> str:
+        """Return the text that goes before the question; "" without passages."""
         if not passages:
             return ""
-        return self.opening + self.between.join(passage.strip() for passage in passages) + self.closing
+        return self.opening + self.separator.join(passage.strip() for passage in passages) + self.closing
 
 
 TEMPLATE = Template("Answer the question from these passages of the text.\n\n", "\n\n", "\n\nQuestion: ")
-"""The one that is used. It was measured against others: docs/results.md."""
+"""The default template. docs/results.md compares it with others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """`passages`: at most so many are given to an answer; 0 is none. `tokens`: what they may take with their template."""
+    """Limits of the evidence for an answer. `passages`: maximum number; 0 turns grounding off. `tokens`: with the template."""
 
     passages: int
     tokens: int
 
 
-def words_of(question: str, before: str | None) -> dict[str, float]:
-    """The words to look for and their weight, for a question and the one before it; none for small talk, which has everyday
-    words only and does not ask about what was talked of before."""
-    every = _words(question)
-    own = list(dict.fromkeys(word for word in every if word not in STOP_WORDS))
-    telling = [word for word in own if word not in EVERYDAY_WORDS]
-    words = dict.fromkeys(own if len(own) <= _MOST else _ends(telling, _MOST), 1.0)
-    pointing = not _POINTING.isdisjoint(every)
-    if not telling:
-        pointing = ("?" in question or not _ASKING.isdisjoint(every)) and "you" not in every
-        if before is None or not pointing:
+def search_words(question: str, previous: str | None) -> dict[str, float]:
+    """Return the words to search for and their weights, for a question and the one before it.
+
+    Returns none for small talk: a message with everyday words only that does not refer to the previous question.
+    """
+    all_words = _words(question)
+    own = list(dict.fromkeys(word for word in all_words if word not in STOP_WORDS))
+    specific = [word for word in own if word not in EVERYDAY_WORDS]
+    words = dict.fromkeys(own if len(own) <= _MAX_WORDS else _first_and_last(specific, _MAX_WORDS), 1.0)
+    refers_back = not _REFERRING_WORDS.isdisjoint(all_words)
+    if not specific:
+        refers_back = ("?" in question or not _REQUESTING_WORDS.isdisjoint(all_words)) and "you" not in all_words
+        if previous is None or not refers_back:
             return {}
-    if before is not None and (pointing or len(own) < _FEW):
-        earlier = [word for word in _words(before) if word not in STOP_WORDS and word not in words]
-        words |= dict.fromkeys(_ends(earlier, _MOST - len(words)), _BEFORE)
+    if previous is not None and (refers_back or len(own) < _FEW_WORDS):
+        earlier = [word for word in _words(previous) if word not in STOP_WORDS and word not in words]
+        words |= dict.fromkeys(_first_and_last(earlier, _MAX_WORDS - len(words)), _PREVIOUS_WEIGHT)
     return words
 
 
-def asks(message: str) -> bool:
-    """Whether a message is a question about something: one that a text can hold the answer to, or not."""
+def is_question(message: str) -> bool:
+    """Return whether a message is a question about something, which a text can answer or not."""
     return "?" in message and not (STOP_WORDS | EVERYDAY_WORDS).issuperset(_words(message))
 
 
-def lacks(question: str, found: Sequence[Passage], *, talked: bool) -> bool:
-    """Whether texts that were searched, all of them, do not hold the answer to `question` if this was `found`. `talked`:
-    there is a dialogue besides, that could."""
+def texts_lack_answer(question: str, found: Sequence[Passage], *, has_history: bool) -> bool:
+    """Return whether the texts do not hold the answer to `question`, if searching all of them `found` these passages.
+
+    `has_history`: there are earlier messages, which could hold it.
+    """
     return (
-        asks(question)
+        is_question(question)
         and not _enough(found)
-        and not (talked and not _TALKING.isdisjoint(_words(question)))
-        and all(ord(letter) < _LATIN for letter in question if letter.isalpha())
+        and not (has_history and not _PERSONAL_WORDS.isdisjoint(_words(question)))
+        and all(ord(letter) < _LATIN_END for letter in question if letter.isalpha())
     )
 
 
-def choose(
+def select_passages(
     found: Sequence[Passage], seen: str, budget: int, count: Callable[[str], int], template: Template = TEMPLATE
 ) -> tuple[list[Passage], str]:
-    """What an answer rests on, the best first, and the text that goes before the question, where the best stands last: a
-    small model answers from what it has read a moment ago (docs/results.md).
+    """Return the evidence for an answer, best passage first, and the text to put before the question.
 
-    `found`: passages, what is to be taken first at the beginning. `seen`: text that the model has before it anyway; what stands there is not
-    repeated. `budget`: tokens that the text may take, by `count`; one that holds not even a word of the best passage
-    beside the template gives no passages.
+    The text has the best passage last: a small model answers from what it has read most recently (docs/results.md).
+    `found`: passages in the order in which to take them. `seen`: text that the model attends to anyway; passages in it are
+    evidence, but not repeated. `budget`: maximum number of tokens of the text, by `count`. If not even one word of the best
+    passage fits with the template, there is no evidence.
     """
 
-    def before(passages: Sequence[Passage]) -> str:
-        return template.before([passage.text for passage in passages])
+    def render(passages: Sequence[Passage]) -> str:
+        return template.render([passage.text for passage in passages])
 
-    least = _NEAR * max((p.score for p in found), default=0.0)
-    good = [p for p in found if _enough(found) and p.score >= least]
-    there = [p for p in good if p.text.strip() in seen]
+    min_score = _MIN_RELATIVE_SCORE * max((p.score for p in found), default=0.0)
+    good = [p for p in found if _enough(found) and p.score >= min_score]
+    already_seen = [p for p in good if p.text.strip() in seen]
     fresh: list[Passage] = []
     for passage in good:
-        if passage not in there:
+        if passage not in already_seen:
             more = _merged([*fresh, passage])
-            if count(before(more)) <= budget:
+            if count(render(more)) <= budget:
                 fresh = more
-            elif not fresh:  # the best: a shorter one of its stretch is nothing without it
-                fresh = _cut(passage, lambda some: count(before([some])) <= budget)
+            elif not fresh:  # the best passage: shorten it rather than take a worse one that fits
+                fresh = _shortened(passage, lambda shorter: count(render([shorter])) <= budget)
                 break
-    fresh.sort(key=lambda p: -p.score)  # stable: equals in the order of the text
-    evidence = sorted([*_merged(there), *fresh], key=lambda p: -p.score)
-    return [_bare(p) for p in evidence], before(fresh[::-1])
+    fresh.sort(key=lambda p: -p.score)  # stable: equal scores stay in text order
+    evidence = sorted([*_merged(already_seen), *fresh], key=lambda p: -p.score)
+    return [_stripped(p) for p in evidence], render(fresh[::-1])
 
 
-def choose_in_window(
+def select_passages_in_window(
     found: Sequence[Passage],
     kept: list[int],
     budget: int,
@@ -198,19 +221,19 @@ def choose_in_window(
     after: int,
     template: Template = TEMPLATE,
 ) -> tuple[list[Passage], str]:
-    """As `choose`, for a memory that keeps its last `window` tokens: what an answer rests on must be among them.
+    """Like `select_passages`, for a memory that keeps its last `window` tokens, which must include the evidence.
 
-    `kept`: the tokens before the message that it has before it anyway. `between`: tokens that stand between these and the
-    text; `after`: behind the text.
+    `kept`: tokens before the message that the answer attends to anyway. `between`: number of tokens between these and the
+    text; `after`: number of tokens after the text.
     """
     budget = min(budget, window - after)
-    evidence, text = choose(found, decode(kept) if kept and found else "", budget, count, template)
+    evidence, text = select_passages(found, decode(kept) if kept and found else "", budget, count, template)
     if evidence and kept and len(kept) + between + count(text) + after > window:
-        return choose(found, "", budget, count, template)  # some of what was there will have gone
+        return select_passages(found, "", budget, count, template)  # the window will have dropped some kept tokens
     return evidence, text
 
 
-def choose_in_segment(
+def select_passages_in_segment(
     found: Sequence[Passage],
     seen: str,
     budget: int,
@@ -222,63 +245,63 @@ def choose_in_segment(
     after: int,
     template: Template = TEMPLATE,
 ) -> tuple[list[Passage], str]:
-    """As `choose`, for a memory that keeps no tokens: a segment that is full goes into it, and what an answer can rest on
-    stands in the last one, which is open.
+    """Like `select_passages`, for a memory that keeps no tokens. Evidence must be in the last, open segment.
 
-    `segment`: tokens of one; `before`, `after`: tokens that stand before the text, from the beginning of a segment on,
-    and behind it. `spans`: the characters of each token of a text. Where the segment that the text begins in has
-    little room for it, passages fill it up, and those that stand behind its end, the best, are the evidence.
+    `segment`: its length in tokens. `before`: number of tokens before the text, from the beginning of a segment on; `after`:
+    number of tokens after the text. `spans`: returns the start and end characters of each token of a text. If the segment
+    in which the text begins has little room, passages fill it up, and those in the next segment, the best, are the evidence.
     """
-    at = before % segment
-    here = segment - at - after
-    if at < before or here < 0:
-        seen = ""  # the segment that was open does not stay so
+    offset = before % segment
+    room = segment - offset - after
+    if offset < before or room < 0:
+        seen = ""  # the open segment will be full, and become part of the memory
 
     def fitting() -> tuple[list[Passage], str]:
-        return choose(found, seen, min(budget, here), count, template) if here >= 0 else ([], "")
+        return select_passages(found, seen, min(budget, room), count, template) if room >= 0 else ([], "")
 
     if not found:
         return [], ""
     best = found[0].text.strip()
-    if here >= min(budget, _LEAST) or here >= (0 if best in seen else count(template.before([best]))):
+    if room >= min(budget, _MIN_ROOM) or room >= (0 if best in seen else count(template.render([best]))):
         return fitting()
-    evidence, text = choose(found, "", min(budget, here + segment), count, template)
-    total = at + count(text) + after
-    gone = (total - 1) // segment * segment - at  # tokens of the text that go into the memory
-    if gone > 0:
-        end = spans(text)[gone - 1][1] if gone <= count(text) else len(text)
-        evidence = [rest for passage in evidence if (rest := _behind(passage, text, end)) is not None]
-    return max(fitting(), (evidence, text), key=lambda chosen: sum(len(passage.text) for passage in chosen[0]))
+    evidence, text = select_passages(found, "", min(budget, room + segment), count, template)
+    total = offset + count(text) + after
+    committed = (total - 1) // segment * segment - offset  # tokens of the text that become part of the memory
+    if committed > 0:
+        end = spans(text)[committed - 1][1] if committed <= count(text) else len(text)
+        evidence = [rest for passage in evidence if (rest := _part_from(passage, text, end)) is not None]
+    return max(fitting(), (evidence, text), key=lambda choice: sum(len(passage.text) for passage in choice[0]))
 
 
 def evidence_view(passage: Passage) -> dict[str, Any]:
-    """As callers see it."""
-    place = {
+    """Return the passage as JSON for callers, without unknown fields."""
+    optional = {
         "start_token": passage.start_token, "end_token": passage.end_token, "page": passage.page, "section": passage.section,
     }  # fmt: skip
     return {
         "document": passage.document, "start": passage.start, "end": passage.end, "start_byte": passage.start_byte,
         "end_byte": passage.end_byte, "text": passage.text, "score": passage.score,
-        **{name: value for name, value in place.items() if value is not None},
+        **{name: value for name, value in optional.items() if value is not None},
     }  # fmt: skip
 
 
 def _enough(found: Sequence[Passage]) -> bool:
-    return max((passage.share for passage in found), default=0.0) >= _ENOUGH
+    return max((passage.share for passage in found), default=0.0) >= _MIN_SHARE
 
 
 def _words(text: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(plain(text))]
 
 
-def _ends(words: Sequence[str], most: int) -> list[str]:
+def _first_and_last(words: Sequence[str], most: int) -> list[str]:
+    """Return `most` different words, half of them from the beginning and half from the end."""
     words = list(dict.fromkeys(words))
     last = most // 2
     return words if len(words) <= most else words[: most - last] + words[len(words) - last :]
 
 
 def _merged(passages: Sequence[Passage]) -> list[Passage]:
-    """In the order of the text; neighbours are one, with the better's score."""
+    """Return the passages in text order. Adjacent ones become one, with the better score."""
     merged: list[Passage] = []
     for passage in sorted(passages, key=lambda p: (p.document, p.start)):
         last = merged[-1] if merged else None
@@ -292,18 +315,18 @@ def _merged(passages: Sequence[Passage]) -> list[Passage]:
     return merged
 
 
-def _cut(passage: Passage, fits: Callable[[Passage], bool]) -> list[Passage]:
-    """The beginning of a passage that alone is too long, as many words as fit; nothing if none does."""
-    passage = _bare(passage)
+def _shortened(passage: Passage, fits: Callable[[Passage], bool]) -> list[Passage]:
+    """Return the beginning of a passage that is too long, with as many words as fit; no passage if none fits."""
+    passage = _stripped(passage)
     ends = [match.start() for match in re.finditer(r"\s+", passage.text)]
-    while ends and not fits(_first(passage, ends[-1])):
+    while ends and not fits(_prefix(passage, ends[-1])):
         ends.pop()
-    return [_first(passage, ends[-1])] if ends else []
+    return [_prefix(passage, ends[-1])] if ends else []
 
 
-def _behind(passage: Passage, text: str, at: int) -> Passage | None:
-    """What of a passage stands in `text` from the character `at` on, in whole words."""
-    cut = max(0, at - text.rindex(passage.text))
+def _part_from(passage: Passage, text: str, start: int) -> Passage | None:
+    """Return the part of the passage in `text` from the character `start` on, in whole words; None if there is none."""
+    cut = max(0, start - text.rindex(passage.text))
     if cut:
         space = re.compile(r"\s+").search(passage.text, cut)
         if space is None or space.end() == len(passage.text):
@@ -315,13 +338,13 @@ def _behind(passage: Passage, text: str, at: int) -> Passage | None:
     )  # fmt: skip
 
 
-def _first(passage: Passage, length: int) -> Passage:
+def _prefix(passage: Passage, length: int) -> Passage:
     text = passage.text[:length]
     return replace(passage, text=text, end=passage.start + length, end_byte=passage.start_byte + len(text.encode()))
 
 
-def _bare(passage: Passage) -> Passage:
-    """Without the white space around it."""
+def _stripped(passage: Passage) -> Passage:
+    """Return the passage without surrounding white space."""
     text = passage.text.strip()
     lead = passage.text[: passage.text.index(text)]
     start, start_byte = passage.start + len(lead), passage.start_byte + len(lead.encode())

@@ -1,6 +1,6 @@
-"""`MemoryViews`: what a session's memory holds, how full it is and what it attends to, in words of its documents.
+"""`MemoryViews`: shows what a session's memory holds, how full it is and which phrases of its documents it attends to.
 
-A look changes nothing and needs no lease: it is of the session as it was last committed.
+A view shows the session as last committed. It changes nothing and needs no lease.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from everlong_models import MemoryView
 from everlong_server.engine.answering.sessions import SessionTurns
-from everlong_server.engine.answering.turn import load_state
+from everlong_server.engine.answering.turn_context import load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents.token_offsets import Span, TokenOffsets
 from everlong_server.errors import NotFound
@@ -23,8 +23,8 @@ from everlong_server.store.texts.passages import Passage
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """The tokens [`start`, `end`) of the context that are a document's."""
+class DocumentSpan:
+    """The tokens [`start`, `end`) of the session's context that belong to a document."""
 
     document: str
     start: int
@@ -33,16 +33,16 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class SessionMemory:
-    """`passages`: the text of the view's phrases, as far as they are of documents that are there."""
+    """A view of a session's memory. `passages`: the text of the view's phrases, by token span, if their document still exists."""
 
     session: Session
     view: MemoryView
-    documents: list[Extent]
+    documents: list[DocumentSpan]
     passages: dict[Span, Passage]
 
 
 class MemoryViews:
-    """Looks at the memories of sessions."""
+    """Makes views of the memories of sessions."""
 
     def __init__(
         self,
@@ -60,51 +60,51 @@ class MemoryViews:
         self._token_offsets = token_offsets
         self._quota = quota
 
-    async def look(self, session_id: str) -> SessionMemory:
-        """Raises `NotFound`, and whatever a message to the session would be refused with, but for its being busy."""
+    async def view(self, session_id: str) -> SessionMemory:
+        """Return a view of the session's memory. Raises `NotFound` and the errors of a message to it, except that it is busy."""
         with self._engine.admit():
-            async with self._quota.stream(self._engine.usual_seconds):
-                return await self._look(session_id)
+            async with self._quota.stream(self._engine.typical_seconds):
+                return await self._view(session_id)
 
-    async def _look(self, session_id: str) -> SessionMemory:
+    async def _view(self, session_id: str) -> SessionMemory:
         session = await self._sessions.get(session_id, with_state=True)
         await self._session_turns.require_ready(session)
         state = await asyncio.to_thread(load_state, session, self._engine.model)
-        view = await self._engine.look(
+        view = await self._engine.memory_view(
             state, list(session.open), session.position - len(session.open), self._quota.tenant
         )
-        extents = await self._extents(session)
+        document_spans = await self._document_spans(session)
         spans = {(phrase.start, phrase.end) for layer in view.layers for phrase in layer.phrases}
-        return SessionMemory(session, view, extents, await self._passages(extents, spans))
+        return SessionMemory(session, view, document_spans, await self._passages(document_spans, spans))
 
-    async def _extents(self, session: Session) -> list[Extent]:
-        """Where the session's documents are; of one that was deleted nobody knows."""
-        extents = []
+    async def _document_spans(self, session: Session) -> list[DocumentSpan]:
+        """Return the token ranges of the session's documents. A deleted document has none."""
+        document_spans = []
         for n, document in enumerate(session.documents, 1):
             reading = await self._documents.reading(reading_id(session.model, session.documents[:n]))
             if reading is not None and reading.status == "ready":
                 end = reading.cursor.position
-                extents.append(Extent(document, end - reading.cursor.tokens, end))
-        return extents
+                document_spans.append(DocumentSpan(document, end - reading.cursor.tokens, end))
+        return document_spans
 
-    async def _passages(self, extents: Sequence[Extent], spans: Collection[Span]) -> dict[Span, Passage]:
-        """The words of `spans`, in the documents that are there."""
+    async def _passages(self, document_spans: Sequence[DocumentSpan], spans: Collection[Span]) -> dict[Span, Passage]:
+        """Return the text of `spans`, in the documents that still exist."""
         passages: dict[Span, Passage] = {}
-        for extent in extents:
-            inside = {span: own for span in spans if (own := _inside(span, extent)) is not None}
+        for document_span in document_spans:
+            inside = {span: local for span in spans if (local := _overlap(span, document_span)) is not None}
             if not inside:
                 continue
             try:
-                document = await self._documents.get(extent.document)
-            except NotFound:  # deleted since
+                document = await self._documents.get(document_span.document)
+            except NotFound:  # deleted in the meantime
                 continue
-            found = await self._token_offsets.passages(document, list(inside.values()))
-            # A phrase that reaches into two documents is the later one's, which has its end.
-            passages |= {span: found[own] for span, own in inside.items() if own in found}
+            texts = await self._token_offsets.passages(document, list(inside.values()))
+            # A phrase that spans two documents belongs to the later one, which has its end.
+            passages |= {span: texts[local] for span, local in inside.items() if local in texts}
         return passages
 
 
-def _inside(span: Span, extent: Extent) -> Span | None:
-    """The part of `span` that is the document's, counted from its beginning; None if there is none."""
-    start, end = max(span[0], extent.start), min(span[1], extent.end)
-    return (start - extent.start, end - extent.start) if start < end else None
+def _overlap(span: Span, document_span: DocumentSpan) -> Span | None:
+    """Return the part of `span` in the document, counted from the document's first token; None if there is none."""
+    start, end = max(span[0], document_span.start), min(span[1], document_span.end)
+    return (start - document_span.start, end - document_span.start) if start < end else None

@@ -1,4 +1,4 @@
-"""`ResponseTurns`: answers under an id, each of which any number of others can go on from."""
+"""`ResponseTurns`: creates, answers and stores responses. Any number of others can continue from a response by its id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.chats import ChatCheckpoint, ChatTurns
 from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.answering.turn import Event, Turn, load_state
+from everlong_server.engine.answering.turn import Turn
+from everlong_server.engine.answering.turn_context import Event, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import Conflict, NotFound, StateUnusable, Unavailable
 from everlong_server.observability.tracing import current
@@ -23,29 +24,30 @@ from everlong_server.store.tenants.quota import Quota
 
 log = logging.getLogger(__name__)
 
-Keep = Callable[[Response], Awaitable[None]]
+Store = Callable[[Response], Awaitable[None]]
+"""Stores an answered response."""
 
 
 @dataclass(slots=True)
 class ResponseTurn:
-    """A response under way. `response` has its answer once the turn's last event is there."""
+    """A response that is being answered. `response` has its answer once the turn has yielded its last event."""
 
     response: Response
     turn: Turn
 
     @property
     def events(self) -> AsyncGenerator[Event, None]:
-        """The turn's."""
+        """The events of the turn."""
         return self.turn.events
 
 
 class ResponseTurns:
-    """Makes responses: each is the next answer of a dialogue."""
+    """Creates and answers responses: each is the next answer of a conversation."""
 
     def __init__(
         self, chat_turns: ChatTurns, engine: Engine, store: Responses, chats: Chats, jobs: Jobs, quota: Quota
     ) -> None:
-        """`jobs`: those of the background."""
+        """`jobs`: the queue of background responses."""
         self._quota = quota
         self._chat_turns = chat_turns
         self._engine = engine
@@ -54,22 +56,22 @@ class ResponseTurns:
         self._jobs = jobs
 
     async def previous(self, response_id: str) -> Response:
-        """The response that another one goes on from. Raises `NotFound`, or `Conflict` for one without an answer."""
+        """Return the response that another one continues from. Raises `NotFound`, or `Conflict` for one without an answer."""
         previous = await self._store.get(response_id, with_state=True, param="previous_response_id")
         if previous.session is None:
             raise Conflict(
-                f"response {response_id!r} is {previous.status}: only one that has its answer can be gone on from",
+                f"response {response_id!r} is {previous.status}; continue from a completed response",
                 param="previous_response_id",
                 code="response_not_complete",
             )
         await self._quota.hold_on(previous.id, self._store.seconds)
         return previous
 
-    def ask(
+    def create(
         self,
         previous: Response | None,
         documents: Sequence[str],
-        said: Sequence[Message],
+        messages: Sequence[Message],
         instructions: str | None,
         params: SamplingParams,
         recall: Recall,
@@ -77,17 +79,17 @@ class ResponseTurns:
         background: bool,
         **more: Any,
     ) -> Response:
-        """A response to be answered, stored nowhere yet. `more`: what the API wants to see again, as JSON.
+        """Return a new response without an answer, which is not stored yet. `more`: JSON that the API shows in the response.
 
-        Instructions that were in force before are in the memory and not said again.
+        Instructions that are unchanged are in the memory already and not added again.
         """
         before = previous.instructions if previous is not None else None
         if instructions is not None and instructions != before:
-            first, *rest = said
+            first, *rest = messages
             if first.role == "system":
-                said = [Message("system", f"{instructions}\n\n{first.content}"), *rest]
+                messages = [Message("system", f"{instructions}\n\n{first.content}"), *rest]
             else:
-                said = [Message("system", instructions), *said]
+                messages = [Message("system", instructions), *messages]
         known = previous.documents if previous is not None else ()
         return Response(
             id=new_id("resp"),
@@ -96,7 +98,7 @@ class ResponseTurns:
             background=background,
             previous=previous.id if previous is not None else None,
             documents=(*known, *(document for document in documents if document not in known)),
-            said=tuple(said),
+            said=tuple(messages),
             instructions=before if instructions is None else instructions,
             request={
                 "params": params.model_dump(), "recall": [recall.passages, recall.tokens],
@@ -107,119 +109,127 @@ class ResponseTurns:
             trace=current().traceparent if background else "",
         )  # fmt: skip
 
-    async def begin(self, response: Response, previous: Response | None, keep: Keep | None) -> ResponseTurn:
-        """The response under way, admitted: its first event is at hand. `keep` stores it once it has its answer.
+    async def begin(self, response: Response, previous: Response | None, store: Store | None) -> ResponseTurn:
+        """Start to answer the response. Its turn is admitted, and the first event is available.
 
-        Raises `RateLimited` if there is no room for it; one in the background has its room since it was queued.
+        `store`: called with the answered response before the last event. Raises `RateLimited` if the tenant has no room for
+        the response; a background response has reserved its room when it was queued.
         """
-        if keep is not None and not response.background:
-            await self._quota.require_bytes(self._expected(response))
+        if store is not None and not response.background:
+            await self._quota.require_bytes(self._expected_bytes(response))
         params = SamplingParams.model_validate(response.request["params"])
         recall = Recall(*response.request["recall"])
-        answering: ResponseTurn | None = None
+        response_turn: ResponseTurn | None = None
 
-        async def kept(message: Event, stands: Session) -> None:
-            assert answering is not None
-            done = response.answered(message, stands)
-            if keep is not None:
-                await keep(done)
-            answering.response = done
+        async def on_complete(message: Event, session: Session) -> None:
+            assert response_turn is not None
+            answered = response.answered(message, session)
+            if store is not None:
+                await store(answered)
+            response_turn.response = answered
 
-        documents, said = response.documents, response.said
-        behind = await self._stood(response, previous)
-        if behind is None and previous is not None:
-            said = (*await self._dialogue(previous), *said)
-        turn = await self._chat_turns.answer(documents, said, params, recall, behind=behind, kept=kept)
-        answering = ResponseTurn(response, turn)
-        return answering
+        messages = response.said
+        checkpoint = await self._checkpoint(response, previous)
+        if checkpoint is None and previous is not None:
+            messages = (*await self._messages_until(previous), *messages)
+        turn = await self._chat_turns.answer(
+            response.documents, messages, params, recall, checkpoint=checkpoint, on_complete=on_complete
+        )
+        response_turn = ResponseTurn(response, turn)
+        return response_turn
 
-    async def _stood(self, response: Response, previous: Response | None) -> ChatCheckpoint | None:
-        """Where `response` goes on; None if all that was said before must be read again: it is about more documents, or
-        the model is another."""
+    async def _checkpoint(self, response: Response, previous: Response | None) -> ChatCheckpoint | None:
+        """Return the checkpoint that `response` continues from.
+
+        Returns None if all messages must be read again: the response has more documents, or the model has changed.
+        """
         if previous is None or previous.session is None or previous.documents != response.documents:
             return None
         try:
             state = await asyncio.to_thread(load_state, previous.session, self._engine.model)
         except StateUnusable as error:
-            log.info("what was said before %s is read again: %s", response.id, error)
+            log.info("the messages before response %s are read again: %s", response.id, error)
             return None
         return ChatCheckpoint(previous.session, state, previous.question)
 
-    async def _dialogue(self, last: Response) -> list[Message]:
-        """All that was said up to the answer of `last`. Raises `Conflict` if a part of it was deleted."""
-        links: list[list[Message]] = []
-        before: str | None = last.id
-        while before is not None:
+    async def _messages_until(self, last: Response) -> list[Message]:
+        """Return all messages up to the answer of `last`. Raises `Conflict` if a response among them was deleted."""
+        turns: list[list[Message]] = []
+        id: str | None = last.id
+        while id is not None:
             try:
-                at = last if before == last.id else await self._store.get(before)
+                response = last if id == last.id else await self._store.get(id)
             except NotFound:
                 raise Conflict(
-                    f"what was said before has to be read again, and of it response {before!r} was deleted",
+                    f"the earlier messages must be read again, but response {id!r} among them was deleted: "
+                    "start a new conversation",
                     param="previous_response_id",
                     code="response_deleted",
                 ) from None
-            assert at.message is not None
-            links.append([*at.said, Message("assistant", at.message["content"])])
-            before = at.previous
-        return [said for link in reversed(links) for said in link]
+            assert response.message is not None
+            turns.append([*response.said, Message("assistant", response.message["content"])])
+            id = response.previous
+        return [message for turn in reversed(turns) for message in turn]
 
-    # What is stored
+    # Stored responses
 
     async def get(self, response_id: str) -> Response:
-        """Raises `NotFound`. One that nobody will answer any more has failed."""
+        """Return a response. An unanswered one whose model no server serves any more is ended as failed. Raises `NotFound`."""
         response = await self._store.get(response_id)
         orphan = response.status in OPEN and response.model != self._engine.model.fingerprint
         if orphan and not await self._jobs.served(response.model):
-            error = {"code": "model_not_found", "message": "no server serves the model that was asked any more"}
+            error = {"code": "model_not_found", "message": "no server serves the model of this response any more"}
             await self._store.end(response_id, "failed", error)
             return await self._store.get(response_id)
         return response
 
     async def keep(self, response: Response) -> None:
-        """Stores one that has its answer."""
-        await self.count(response)
+        """Store an answered response."""
+        await self.count_bytes(response)
         await self._store.keep(response)
 
-    def _expected(self, response: Response) -> int:
-        """Bytes that one without its answer is going to take, at least."""
+    def _expected_bytes(self, response: Response) -> int:
+        """Return the least number of bytes that an unanswered response will take once it is answered."""
         return response.stored_bytes + self._engine.model.state_bytes
 
-    async def count(self, response: Response) -> None:
-        """Counts the bytes of one that has its answer, in place of those that were expected."""
+    async def count_bytes(self, response: Response) -> None:
+        """Count the bytes of an answered response towards the quota, in place of the expected ones."""
         await self._quota.hold(response.id, response.stored_bytes, self._store.seconds, limited=False)
 
-    async def recount(self, response_id: str) -> None:
-        """Counts the bytes of one as it is stored now: none, if it is gone."""
+    async def recount_bytes(self, response_id: str) -> None:
+        """Count the bytes of a response as it is stored now; none if it is gone."""
         try:
-            await self.count(await self._store.get(response_id))
+            await self.count_bytes(await self._store.get(response_id))
         except NotFound:
             await self._quota.release(response_id)
 
     async def queue(self, response: Response) -> None:
-        """Stores it; it is answered in the background, here or by another replica. Raises `Unavailable`, and `RateLimited` if
-        there is no room for it."""
+        """Store a response and queue it to be answered in the background, by any replica.
+
+        Raises `Unavailable`, and `RateLimited` if the tenant has no room for it.
+        """
         if self._engine.draining:
             raise Unavailable("the server is shutting down", code="draining", retry_after=5)
-        await self._quota.hold(response.id, self._expected(response), self._store.seconds)
+        await self._quota.hold(response.id, self._expected_bytes(response), self._store.seconds)
         await self._store.queue(response)
 
     async def cancel(self, response_id: str) -> Response:
-        """A background response, which is not answered any more; one that is over stays as it is. Raises `Conflict`."""
+        """Cancel a background response and return it. One that has ended is unchanged. Raises `Conflict` for other responses."""
         response = await self._store.get(response_id)
         if not response.background:
             raise Conflict(
-                f"response {response_id!r} was not asked for in the background: it ends with its connection",
+                f"response {response_id!r} is not a background response: close its connection to cancel it",
                 param="response_id",
                 code="not_in_background",
             )
         await self._store.end(response_id, "cancelled")
-        await self.recount(response_id)  # without the state that it was expected to have
+        await self.recount_bytes(response_id)  # without the reserved bytes of its state
         return await self._store.get(response_id)
 
     async def delete(self, response_id: str) -> None:
-        """Deletes it and where the dialogue stood behind it. Raises `NotFound`."""
+        """Delete a response and the chat state after it. Raises `NotFound`."""
         response = await self._store.get(response_id)
-        # First: if the rest breaks off, there is something to be deleted again.
+        # The quota first: if deleting fails after this, the response is still there and can be deleted again.
         await self._quota.release(response_id)
         await self._store.delete(response_id)
         if response.session is not None:

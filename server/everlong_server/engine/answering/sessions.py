@@ -1,4 +1,4 @@
-"""`SessionTurns`: messages to sessions, one writer at a time."""
+"""`SessionTurns`: sends messages to sessions, with one writer at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from redis.exceptions import RedisError
 
 from everlong_models import SamplingParams
 from everlong_server.engine.answering.grounding import Recall
-from everlong_server.engine.answering.turn import Event, Turn, TurnContext, TurnRunner, Written, load_state
+from everlong_server.engine.answering.turn import Turn, TurnRunner
+from everlong_server.engine.answering.turn_context import Event, TurnContext, Written, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import DocumentFailed, DocumentNotReady, ServerError, StateUnusable
 from everlong_server.observability.metrics import Metrics
@@ -42,7 +43,7 @@ class SessionTurns:
         self._lease_seconds = lease_seconds
 
     async def state_of(self, session: Session) -> str:
-        """`ready`, `reading` or `failed`: whether the session can be talked to. Raises nothing."""
+        """Return whether the session can take messages: "ready", "reading" or "failed"."""
         if session.started or session.reading is None:
             return "ready"
         reading = await self._documents.reading(session.reading)
@@ -51,41 +52,41 @@ class SessionTurns:
         return "reading"
 
     async def require_ready(self, session: Session) -> None:
-        """Raises why the session cannot be talked to, if it can't."""
+        """Raise the reason if the session cannot take messages."""
         model = self._engine.model
         if session.model != model.fingerprint:
             raise StateUnusable(
-                f"session {session.id!r} was made with model {session.model_name!r} (fingerprint {session.model[:12]}…); "
-                f"this server serves {model.name!r} ({model.fingerprint[:12]}…)", param="session_id",
+                f"session {session.id!r} was created with model {session.model_name!r} (fingerprint {session.model[:12]}…); "
+                f"this server serves {model.name!r} ({model.fingerprint[:12]}…): create a new session", param="session_id",
             )  # fmt: skip
         if session.started or session.reading is None:
             return
-        raise unread(await self._documents.reading(session.reading), f"session {session.id!r}", "session_id")
+        raise not_ready_error(await self._documents.reading(session.reading), f"session {session.id!r}", "session_id")
 
     async def send(
         self, session_id: str, content: str, params: SamplingParams, recall: Recall, *, id: str | None = None
     ) -> Turn:
-        """A turn that has been admitted: its first event is at hand. Every refusal is raised here, before any event.
+        """Return an admitted turn, whose first event is available. Raises every refusal here, before any event.
 
-        `id`: of the answer.
+        `id`: the answer's id.
         """
         return await self._turns.begin(
-            lambda turn: self._place(turn, session_id, content), content, params, recall, id=id
+            lambda turn: self._context(turn, session_id, content), content, params, recall, id=id
         )
 
     @asynccontextmanager
-    async def _place(self, turn: Turn, session_id: str, content: str) -> AsyncIterator[TurnContext]:
-        """The session, ours as long as the context lasts."""
-        # A session that cannot be talked to says why before it says that it is busy.
+    async def _context(self, turn: Turn, session_id: str, content: str) -> AsyncIterator[TurnContext]:
+        """Lock the session for the turn, and yield its context."""
+        # Raise why the session cannot take messages before the error that it is busy.
         await self.require_ready(await self._sessions.get(session_id))
         async with self._lease(turn, session_id) as lease:
             session = await self._sessions.get(session_id, with_state=True)
             await self.require_ready(session)
             state = await asyncio.to_thread(load_state, session, self._engine.model)
-            # Only what is looked for in documents depends on the question before.
-            before = await self._sessions.messages(session.id, last=2) if session.documents and session.messages else []
+            # Only the search in documents needs the previous question.
+            last = await self._sessions.messages(session.id, last=2) if session.documents and session.messages else []
 
-            async def keep(message: Event, written: Written) -> None:
+            async def commit(message: Event, written: Written) -> None:
                 question = {
                     "id": new_id("msg"), "object": "message", "role": "user", "content": content,
                     "created_at": message["created_at"],
@@ -93,14 +94,14 @@ class SessionTurns:
                 answer = {key: value for key, value in message.items() if key not in ("logprobs", "session")}
                 await self._sessions.commit(session, lease, **written, messages=[question, answer])
 
-            yield TurnContext(session, state, (), before[0]["content"] if before else None, keep)
+            yield TurnContext(session, state, (), last[0]["content"] if last else None, commit)
 
     @asynccontextmanager
     async def _lease(self, turn: Turn, session_id: str) -> AsyncIterator[Lease]:
-        """The session's lease, renewed meanwhile and given back. If it is lost the answer ends with `Conflict`."""
+        """Hold and renew the session's lease, and release it at the end. If it is lost, the turn fails with `Conflict`."""
         lease = await self._sessions.acquire(session_id)
 
-        async def keep() -> None:
+        async def renew() -> None:
             renewed = time.monotonic()
             while time.monotonic() - renewed < self._lease_seconds:
                 await asyncio.sleep(self._lease_seconds / 3)
@@ -108,26 +109,26 @@ class SessionTurns:
                     if not await self._sessions.renew(lease):
                         break
                     renewed = time.monotonic()
-                except RedisError:  # away: the lease is ours for as long as it was last promised
+                except RedisError:  # Redis is unavailable: the lease lasts until it expires
                     continue
             self._metrics.lease_losses.labels("session").inc()
-            turn.lose(unchanged(session_id, "the lease was lost"))
+            turn.fail(unchanged(session_id, "the lease was lost"))
 
-        keeper = asyncio.create_task(keep())
+        renewal = asyncio.create_task(renew())
         try:
             yield lease
         finally:
-            keeper.cancel()
-            with contextlib.suppress(RedisError):  # it expires by itself; what was committed is committed
+            renewal.cancel()
+            with contextlib.suppress(RedisError):  # the lease expires by itself
                 await asyncio.shield(self._sessions.release(lease))
 
 
-def unread(reading: Reading | None, who: str, param: str) -> ServerError:
-    """Why `who` cannot be talked to, whose documents' `reading` has not come to its end."""
+def not_ready_error(reading: Reading | None, who: str, param: str) -> ServerError:
+    """Return the error for a session or chat `who` whose documents' `reading` is not ready."""
     if reading is None:
         return DocumentFailed(f"a document of {who} was deleted before it was read", param="documents")
     if reading.status == "failed":
         return DocumentFailed(
             f"a document of {who} could not be read: {(reading.error or {}).get('message')}", param="documents"
         )
-    return DocumentNotReady(f"the documents of {who} are still being read", param=param, retry_after=1)
+    return DocumentNotReady(f"the documents of {who} are still being read; retry later", param=param, retry_after=1)

@@ -1,7 +1,7 @@
-"""`TurnRunner`: a message and its answer, from admission to what is kept. A turn is a transaction.
+"""`TurnRunner`: runs a turn, one user message and its answer, from admission to commit.
 
-Either the answer is complete, and what it was said in contains it before the caller is told so; or all is as it was
-before. A caller that goes away in the middle, a lost lease, a killed server: all is as it was.
+A turn is a transaction. Either the answer is complete and committed before the caller receives its end, or nothing changes.
+Nothing changes if the caller disconnects, the lease is lost or the server is killed.
 """
 
 from __future__ import annotations
@@ -9,102 +9,77 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from everlong_models import (
-    EverlongModelError,
-    Grammar,
-    GrammarError,
-    MemoryState,
-    Model,
-    SamplingParams,
-    decode_state,
-    encode_state,
-)
-from everlong_server.engine.answering.grounding import (
-    BESIDE,
-    TEMPLATE,
-    Recall,
-    Template,
-    choose_in_segment,
-    choose_in_window,
-    evidence_view,
-    lacks,
-    words_of,
-)
+from everlong_models import Grammar, GrammarError, SamplingParams, encode_state
+from everlong_server.engine.answering.grounding import TEMPLATE, Recall, Template, evidence_view
+from everlong_server.engine.answering.prompt import Prompt, PromptBuilder
+from everlong_server.engine.answering.turn_context import Event, TurnContext, Written
 from everlong_server.engine.device.engine import Engine
-from everlong_server.engine.device.requests import Answer, Finished
+from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
 from everlong_server.engine.documents.token_offsets import TokenOffsets
-from everlong_server.errors import InvalidRequest, StateUnusable, TooLarge
-from everlong_server.observability.metrics import Metrics
+from everlong_server.errors import InvalidRequest, TooLarge
+from everlong_server.observability.metrics import Metrics, Pace
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.records import Message, Session, new_id, now
+from everlong_server.store.records import Session, new_id, now
 from everlong_server.store.tenants.quota import Quota
 from everlong_server.store.texts.passages import Passage, Passages
-
-Event = dict[str, Any]
-Written = dict[str, Any]
-"""What is stored of a session behind an answer: state, open segment, position."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """A message and its answer under way. `events` yields what the caller is sent; `cancel` ends the answer and keeps it,
-    `lose` ends it and keeps nothing."""
+    """A running turn. `events` yields what the caller is sent. `cancel` ends the answer and commits it; `fail` ends it and
+    commits nothing."""
 
     id: str
     events: AsyncGenerator[Event, None] = field(init=False)
-    _answer: Answer | None = None
+    _answer: AnswerRequest | None = None
     _engine: Engine | None = None
-    _lost: Exception | None = None
+    _error: Exception | None = None
 
-    def begun(self, answer: Answer, engine: Engine) -> None:
-        """There is something to cancel now. Raises what it was lost with before."""
+    def attach(self, answer: AnswerRequest, engine: Engine) -> None:
+        """Attach the running answer, so that it can be cancelled. Re-raises the error if the turn has failed already."""
         self._answer, self._engine = answer, engine
-        if self._lost is not None:
-            raise self._lost
+        if self._error is not None:
+            raise self._error
 
     def cancel(self) -> None:
-        """The answer ends within one step, with `finish_reason` "cancelled"; what was said is kept."""
+        """End the answer within one decode step, with `finish_reason` "cancelled". Its text so far is committed."""
         if self._answer is not None and self._engine is not None:
             self._engine.cancel(self._answer)
 
-    def lose(self, error: Exception) -> None:
-        """The place is somebody else's: the answer ends with `error`."""
-        self._lost = error
+    def fail(self, error: Exception) -> None:
+        """End the answer with `error`, as when the session's lease was lost."""
+        self._error = error
         self.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class TurnContext:
-    """Where a message goes: to `session` as it stands, whose memory is `state`, behind `earlier` messages that it has
-    not read yet.
+@dataclass(slots=True)
+class _Answer:
+    """What the engine has generated. `finished`: None for an answer that was cancelled before its prompt was prefilled."""
 
-    `asked`: the question before it. `keep`: makes message and answer part of the dialogue.
-    """
+    finished: AnswerFinished | None = None
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
 
-    session: Session
-    state: MemoryState
-    earlier: Sequence[Message]
-    asked: str | None
-    keep: Callable[[Event, Written], Awaitable[None]]
-
-
-def load_state(session: Session, model: Model) -> MemoryState:
-    """The session's memory. Raises `StateUnusable`."""
-    if session.state is None and not session.state_bytes:
-        return model.memory.initial_state(1).to("cpu")
-    try:
-        return decode_state(session.state or b"", model.fingerprint)
-    except EverlongModelError as error:
-        raise StateUnusable(f"the stored state of session {session.id!r} is damaged: {error}") from error
+    def fields(self, session: Session, request: AnswerRequest) -> Event:
+        """Return the fields of the message that are known at the end of the answer."""
+        return {
+            "content": self.finished.text if self.finished else "",
+            "finish_reason": self.finished.reason if self.finished else "cancelled",
+            "usage": {
+                "prompt_tokens": session.position + len(request.prompt),
+                "completion_tokens": self.finished.tokens if self.finished else 0,
+                "reused_tokens": session.position - len(session.open),
+            },
+            **({"logprobs": self.logprobs} if request.params.logprobs else {}),
+        }
 
 
 class TurnRunner:
-    """Begins turns."""
+    """Starts turns."""
 
     def __init__(
         self,
@@ -125,7 +100,7 @@ class TurnRunner:
         self._metrics = metrics
         self._tracing = tracing
         self._max_message_chars = max_message_chars
-        self._template = template
+        self._prompts = PromptBuilder(engine, passages, template)
 
     async def begin(
         self,
@@ -136,18 +111,18 @@ class TurnRunner:
         *,
         id: str | None = None,
     ) -> Turn:
-        """A turn that has been admitted: its first event is at hand. Every refusal is raised here, before any event.
+        """Return an admitted turn, whose first event is available. Raises every refusal here, before any event.
 
-        `enter`: gives the place where `content` is said, which is the turn's as long as the context lasts.
+        `enter`: returns a context manager of the message's context, such as a locked session. The turn holds it to its end.
         """
         turn = Turn(id=id or new_id("msg"))
-        rest = self._turn(turn, enter(turn), content, params, recall)
-        first = await anext(rest)
+        following = self._turn(turn, enter(turn), content, params, recall)
+        first = await anext(following)
 
         async def events() -> AsyncGenerator[Event, None]:
-            async with contextlib.aclosing(rest):
+            async with contextlib.aclosing(following):
                 yield first
-                async for event in rest:
+                async for event in following:
                     yield event
 
         turn.events = events()
@@ -156,96 +131,111 @@ class TurnRunner:
     async def _turn(
         self,
         turn: Turn,
-        entered: AbstractAsyncContextManager[TurnContext],
+        entering: AbstractAsyncContextManager[TurnContext],
         content: str,
         params: SamplingParams,
         recall: Recall,
     ) -> AsyncGenerator[Event, None]:
+        """Yield the turn's events: created, evidence, a delta for each piece of text, completed."""
         pace = self._metrics.pace()
         self._check(content, params)
         async with AsyncExitStack() as stack:
             span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
             stack.enter_context(self._engine.admit())
-            spent = await stack.enter_async_context(self._quota.stream(self._engine.usual_seconds))
+            usage = await stack.enter_async_context(self._quota.stream(self._engine.typical_seconds))
             grammar = await self._grammar(params)
-            place = await stack.enter_async_context(entered)
-            session = place.session
-            found, lacking = await self._recall(place, content, recall)
-            # Work that takes long in proportion to the message is not for the event loop.
-            prompt, rests, newest, alone = await asyncio.to_thread(
-                self._prompt, place, content, found, recall, lacking=lacking
-            )
-            rests = await self._passages.placed(await self._token_offsets.placed(rests))
-            evidence = [evidence_view(passage) for passage in rests]
-            seed = params.seed if params.seed is not None else secrets.randbits(53)
-            answer = Answer(
-                place.state,
-                list(session.open),
-                prompt,
-                params,
-                seed,
-                lambda event: None,
-                newest,
-                alone,
-                grammar,
-                self._quota.tenant,
-            )
-            turn.begun(answer, self._engine)
-            message: dict[str, Any] = {
-                "id": turn.id, "object": "message", "role": "assistant", "session": session.id,
-                "model": self._engine.model.name, "created_at": now(), "seed": seed,
-            }  # fmt: skip
+            context = await stack.enter_async_context(entering)
+            prompt = await self._prompts.prompt(context, content, recall)
+            evidence = [evidence_view(passage) for passage in await self._located(prompt.evidence)]
+            request = self._request(context, prompt, params, grammar)
+            turn.attach(request, self._engine)
+            message = self._message(turn, context.session, request.seed)
             yield {"type": "response.created", "response": message}
             message["evidence"] = evidence
             yield {"type": "response.evidence", "response_id": turn.id, "evidence": evidence}
-            finished: Finished | None = None
-            logprobs: list[dict[str, Any]] = []
+            answer = _Answer()
             try:
-                async with contextlib.aclosing(self._engine.answer(answer)) as events:
-                    async for event in events:
-                        if isinstance(event, Finished):
-                            finished = event
-                            break
-                        pace.token()
-                        logprobs += event.logprobs
-                        if event.text or event.logprobs:
-                            delta = {"type": "response.output_text.delta", "response_id": turn.id, "delta": event.text}
-                            yield delta | ({"logprobs": event.logprobs} if event.logprobs else {})
-            except GrammarError as error:
-                raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
-            except InterruptedError:  # cancelled before the prompt was read: there is nothing to keep
-                pass
-            finally:  # what the device has done is charged, though the caller left before the first word
-                spent.tokens = answer.at + answer.generated
-            if turn._lost is not None:
-                raise turn._lost
-            reused = session.position - len(session.open)
+                async with contextlib.aclosing(self._deltas(turn, request, answer, pace)) as deltas:
+                    async for delta in deltas:
+                        yield delta
+            finally:  # charge the work of the device, even if the caller has left
+                usage.tokens = request.prompt_read + request.generated
+            if turn._error is not None:
+                raise turn._error
+            message |= answer.fields(context.session, request)
             span.set(
-                gen_ai__usage__input_tokens=len(prompt),
-                gen_ai__usage__output_tokens=finished.tokens if finished else 0,
-                everlong__tokens__reused=reused,
+                gen_ai__usage__input_tokens=len(request.prompt),
+                gen_ai__usage__output_tokens=message["usage"]["completion_tokens"],
+                everlong__tokens__reused=message["usage"]["reused_tokens"],
                 everlong__evidence=len(evidence),
-                everlong__finish_reason=finished.reason if finished else "cancelled",
+                everlong__finish_reason=message["finish_reason"],
             )
-            message |= {
-                "content": finished.text if finished else "",
-                "finish_reason": finished.reason if finished else "cancelled",
-                "usage": {
-                    "prompt_tokens": session.position + len(prompt),
-                    "completion_tokens": finished.tokens if finished else 0,
-                    "reused_tokens": reused,
-                },
-                **({"logprobs": logprobs} if params.logprobs else {}),
-            }
-            if finished is not None:
-                await place.keep(message, await self._written(session, finished))
+            if answer.finished is not None:
+                await self._commit(context, message, answer.finished)
                 pace.end()
-                self._metrics.answered(finished.reason, prompt=len(prompt), generated=finished.tokens, reused=reused)
-        # The lease is back before the caller hears of the end, so that its next message finds the session free.
+        # The lease is released before the last event, so that the caller's next message finds the session free.
         yield {"type": "response.completed", "message": message}
 
+    async def _located(self, passages: Sequence[Passage]) -> list[Passage]:
+        """Return the passages with their token offsets, pages and sections."""
+        return await self._passages.placed(await self._token_offsets.with_tokens(passages))
+
+    def _request(
+        self, context: TurnContext, prompt: Prompt, params: SamplingParams, grammar: Grammar | None
+    ) -> AnswerRequest:
+        """Return the request to the engine. Without a seed in `params`, it has a random one."""
+        return AnswerRequest(
+            context.state,
+            list(context.session.open),
+            prompt.tokens,
+            params,
+            params.seed if params.seed is not None else secrets.randbits(53),
+            lambda event: None,
+            prompt.visible_kept,
+            prompt.prompt_only,
+            grammar,
+            self._quota.tenant,
+        )
+
+    def _message(self, turn: Turn, session: Session, seed: int) -> Event:
+        """Return the answer's message as its turn begins."""
+        return {
+            "id": turn.id, "object": "message", "role": "assistant", "session": session.id,
+            "model": self._engine.model.name, "created_at": now(), "seed": seed,
+        }  # fmt: skip
+
+    async def _deltas(
+        self, turn: Turn, request: AnswerRequest, answer: _Answer, pace: Pace
+    ) -> AsyncGenerator[Event, None]:
+        """Generate the answer and yield its deltas. `answer` collects its log-probabilities and its end."""
+        try:
+            async with contextlib.aclosing(self._engine.answer(request)) as events:
+                async for event in events:
+                    if isinstance(event, AnswerFinished):
+                        answer.finished = event
+                        break
+                    pace.token()
+                    answer.logprobs += event.logprobs
+                    if event.text or event.logprobs:
+                        delta = {"type": "response.output_text.delta", "response_id": turn.id, "delta": event.text}
+                        yield delta | ({"logprobs": event.logprobs} if event.logprobs else {})
+        except GrammarError as error:
+            raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
+        except InterruptedError:  # cancelled before the prompt was prefilled: there is nothing to commit
+            pass
+
+    async def _commit(self, context: TurnContext, message: Event, finished: AnswerFinished) -> None:
+        """Store the message and its answer, and count them."""
+        await context.commit(message, await self._written(context.session, finished))
+        self._metrics.answered(
+            finished.reason,
+            prompt=finished.prompt,
+            generated=finished.tokens,
+            reused=message["usage"]["reused_tokens"],
+        )
+
     def _check(self, content: str, params: SamplingParams) -> None:
-        """Raises what is wrong with a message, whatever its session."""
+        """Raise what is wrong with a message, independent of its session."""
         if len(content) > self._max_message_chars:
             raise TooLarge(
                 f"content has {len(content)} characters, the limit is {self._max_message_chars}: "
@@ -265,66 +255,7 @@ class TurnRunner:
         except GrammarError as error:
             raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
 
-    async def _recall(self, place: TurnContext, content: str, recall: Recall) -> tuple[list[Passage], bool]:
-        """The passages of the session's documents that a question is about, the best first; and whether these documents
-        lack what is asked for."""
-        documents, talked = place.session.documents, bool(place.session.messages or place.earlier)
-        if not recall.passages or not documents:
-            return [], False
-        words = await asyncio.to_thread(words_of, content, place.asked)
-        found = await self._passages.search(documents, words, recall.passages) if words else []
-        lacking = await asyncio.to_thread(lacks, content, found, talked=talked)
-        return found, bool(words) and lacking and await self._passages.complete(documents)
-
-    def _prompt(
-        self, place: TurnContext, content: str, found: list[Passage], recall: Recall, *, lacking: bool
-    ) -> tuple[list[int], list[Passage], int | None, bool]:
-        """The message's tokens, the passages that its answer can rest on, and what it looks at besides (`Answer.newest`,
-        `Answer.alone`)."""
-        memory, chat, tokenizer = self._engine.model.memory, self._engine.model.chat, self._engine.model.tokenizer
-        session = place.session
-        kept, open = memory.kept(place.state), session.open
-        alone = bool(kept) and not session.messages  # a text that fits into the open segment is seen whole
-        between = len(self._before(place, anew=alone))
-
-        def count(text: str) -> int:
-            return len(tokenizer.encode(text))
-
-        question = [*tokenizer.encode(content), *chat.ask]
-        budget, window = recall.tokens, memory.sight - memory.segment_length
-        if window:
-            budget = min(budget, window - len(question))
-            evidence, text = choose_in_window(
-                found, [] if alone else [*kept[-BESIDE:], *open], budget, count, tokenizer.decode, window=window,
-                between=between, after=len(question), template=self._template,
-            )  # fmt: skip
-        else:
-            evidence, text = choose_in_segment(
-                found, tokenizer.decode([*kept[-BESIDE:], *open]) if found else "", budget, count, tokenizer.spans,
-                segment=memory.segment_length, before=len(open) + between, after=len(question), template=self._template,
-            )  # fmt: skip
-        if lacking and self._engine.model.trained is None:  # without a trained memory, what they lack nothing holds
-            text = self._template.nothing if count(self._template.nothing) <= budget else ""
-        alone = alone and bool(evidence or text)
-        prompt = [*self._before(place, anew=alone), *tokenizer.encode(text), *question]
-        newest = BESIDE if evidence or text else None
-        return prompt, evidence, newest, alone
-
-    def _before(self, place: TurnContext, *, anew: bool) -> list[int]:
-        """What stands between all that the session has read and the words of the question; `anew`: as if it were nothing."""
-        chat, encode = self._engine.model.chat, self._engine.model.tokenizer.encode
-        begins = anew or not place.session.position
-        lead = chat.turn if place.session.messages else chat.head if begins else chat.separator
-        tokens: list[int] = []
-        for said in place.earlier:
-            behind = {"system": chat.separator, "user": chat.ask, "assistant": chat.turn}[said.role]
-            if said.role == "system" and begins and chat.system is not None:
-                lead, behind = chat.system
-            tokens += [*lead, *encode(said.content)]
-            lead = behind
-        return [*tokens, *lead]
-
-    async def _written(self, session: Session, finished: Finished) -> Written:
+    async def _written(self, session: Session, finished: AnswerFinished) -> Written:
         return {
             "state": await asyncio.to_thread(encode_state, finished.state, self._engine.model.fingerprint),
             "state_bytes": finished.state.nbytes,

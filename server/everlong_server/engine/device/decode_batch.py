@@ -1,4 +1,4 @@
-"""`DecodeBatch`: the answers that are being generated, a row of one cache each."""
+"""`DecodeBatch`: the answers that are being decoded, one row of a shared KV cache each."""
 
 from __future__ import annotations
 
@@ -8,60 +8,64 @@ import torch
 
 from everlong_models import CacheSlots, StepGraphs
 from everlong_models.memories.base import SegmentReader
-from everlong_server.engine.device.requests import Answer
+from everlong_server.engine.device.requests import AnswerRequest
 
 
 class DecodeBatch:
-    """Answers in the order of their rows. Each row holds the answer's open segment; what lies before is in its state."""
+    """Answers in row order. A row caches the answer's open segment; all earlier tokens are in the answer's state."""
 
     def __init__(self, memory: SegmentReader, device: torch.device, graphs: StepGraphs | None = None) -> None:
-        """`graphs`: of the memory's step, where it is to be recorded."""
+        """`graphs`: CUDA graphs of the memory's decode step; None runs the step without graphs."""
         self._memory = memory
         self._device = device
         self._graphs = graphs
         self._slots = CacheSlots(kept=graphs is not None)
-        self.rows: list[Answer] = []
+        self.rows: list[AnswerRequest] = []
 
-    def enter(self, item: Answer) -> None:
-        """Reads the answer's open segment (1 … S tokens) into a row, and has the logits of what follows."""
-        tokens = torch.tensor([item.open[item.skipped :]], dtype=torch.int64, device=self._device)
-        if item.newest is None:
-            cache, logits = self._memory.open(item.state, tokens)
+    def add(self, request: AnswerRequest) -> None:
+        """Prefill the answer's open segment (1 … S tokens) into a new row, and set the logits of the next token."""
+        tokens = torch.tensor([request.open[request.hidden_open :]], dtype=torch.int64, device=self._device)
+        if request.visible_kept is None:
+            cache, logits = self._memory.open(request.state, tokens)
         else:
-            cache, logits = self._memory.open_near(item.state, tokens, item.newest, sinks=not item.alone)
-        item.logits = logits[0]
+            cache, logits = self._memory.open_near(
+                request.state, tokens, request.visible_kept, sinks=not request.prompt_only
+            )
+        request.logits = logits[0]
         self._slots.add(cache)
-        self.rows.append(item)
+        self.rows.append(request)
 
-    def go_on(self, item: Answer) -> bool:
-        """Whether the answer's segment, which is full, has gone into its memory and its row stands where the next one begins.
-        If not, nothing has changed: the row has to leave, and enter again."""
-        row, segment = self.rows.index(item), torch.tensor([item.open], device=self._device)
-        state = self._memory.go_on(self._slots.rows.slots(row, row + 1), segment, item.state)
+    def start_next_segment(self, request: AnswerRequest) -> bool:
+        """Commit the answer's full segment to its memory and reuse its row for the next segment.
+
+        Returns False, having changed nothing, if the memory cannot do that. Then remove the row and add it again.
+        """
+        row, segment = self.rows.index(request), torch.tensor([request.open], device=self._device)
+        state = self._memory.go_on(self._slots.rows.slots(row, row + 1), segment, request.state)
         if state is not None:
-            item.remember(state, len(item.open))
+            request.commit_segment(state, len(request.open))
         return state is not None
 
-    def leave(self, item: Answer) -> None:
-        """Without the answer's row; the last one takes its place."""
-        row = self.rows.index(item)
+    def remove(self, request: AnswerRequest) -> None:
+        """Remove the answer's row; the last row moves into its slot."""
+        row = self.rows.index(request)
         self._slots.remove(row)
         self.rows[row] = self.rows[-1]
         del self.rows[-1]
 
-    def step(self, drawn: Mapping[int, int]) -> None:
-        """One token further for every answer: `drawn` has it by the answer's id."""
+    def step(self, sampled: Mapping[int, int]) -> None:
+        """Run one decode step for all rows. `sampled`: the new token of each answer, by the answer's id."""
         if not self.rows:
             return
-        tokens = [drawn[item.id] for item in self.rows]
+        tokens = [sampled[request.id] for request in self.rows]
         if self._graphs is None:
             logits = self._memory.step(self._slots.rows, torch.tensor(tokens, device=self._device))
         else:
             logits = self._graphs(self._slots, torch.tensor(tokens))
-        for item, token, scores in zip(self.rows, tokens, logits, strict=True):
-            item.logits = scores
-            item.open.append(token)
+        for request, token, row_logits in zip(self.rows, tokens, logits, strict=True):
+            request.logits = row_logits
+            request.open.append(token)
 
     def clear(self) -> None:
-        """Without any row."""
+        """Remove all rows."""
         self.rows, self._slots = [], CacheSlots(kept=self._graphs is not None)

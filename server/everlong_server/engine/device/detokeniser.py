@@ -1,4 +1,4 @@
-"""`Detokeniser`: what an answer says, out of its tokens, up to a stop string; and how likely each token was."""
+"""`Detokeniser`: turns an answer's tokens into text and stops at a stop string. `logprobs`: a token's log-probabilities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from everlong_models.text.tokenizer import Tokenizer
 
 
 class Detokeniser:
-    """Text that grows by a token at a time."""
+    """The text of one answer, extended token by token."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
         self._stream = tokenizer.text_stream()
@@ -21,39 +21,42 @@ class Detokeniser:
 
     @property
     def text(self) -> str:
-        """All that was said so far, without the stop string that ended it."""
+        """All text so far, without the stop string that ended it."""
         return "".join(self._parts)
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has come."""
+        """Whether the text has reached a stop string."""
         return self._stop.found
 
-    def take(self, token: int) -> str:
-        """What can be said with `token`: none of half a character, and nothing that may become a stop string."""
-        return self._said(self._stop.feed(self._stream.feed(token)))
+    def feed(self, token: int) -> str:
+        """Add `token` and return the new text. Holds back incomplete characters and possible beginnings of a stop string."""
+        return self._append(self._stop.feed(self._stream.feed(token)))
 
-    def end(self) -> str:
-        """What was held back and is said at the end."""
+    def finish(self) -> str:
+        """End the text and return what was held back."""
         if self.stopped:
             return ""
         rest = self._stop.feed(self._stream.finish())
-        return self._said(rest + ("" if self.stopped else self._stop.finish()))
+        return self._append(rest + ("" if self.stopped else self._stop.finish()))
 
-    def _said(self, text: str) -> str:
+    def _append(self, text: str) -> str:
         self._parts.append(text)
         return text
 
 
 def logprobs(tokenizer: Tokenizer, logits: Tensor, token: int, top: int) -> dict[str, Any]:
-    """Of `token` and the `top` likeliest, by the model's own `logits` (V,), before sampling changes them."""
-    found = torch.log_softmax(logits.float(), dim=-1)
+    """Return the log-probability of `token` and the `top` most likely tokens with theirs.
+
+    `logits` (V,): the model's own, before sampling parameters change them.
+    """
+    log_probabilities = torch.log_softmax(logits.float(), dim=-1)
 
     def entry(token_id: int) -> dict[str, Any]:
         return {
-            "token": tokenizer.token(token_id), "id": token_id, "logprob": float(found[token_id]),
+            "token": tokenizer.token(token_id), "id": token_id, "logprob": float(log_probabilities[token_id]),
             "bytes": list(tokenizer.token_bytes(token_id)),
         }  # fmt: skip
 
-    others = torch.topk(found, top).indices.tolist() if top else []
-    return entry(token) | {"top_logprobs": [entry(other) for other in others]}
+    likeliest = torch.topk(log_probabilities, top).indices.tolist() if top else []
+    return entry(token) | {"top_logprobs": [entry(other) for other in likeliest]}

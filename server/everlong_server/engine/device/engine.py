@@ -1,4 +1,4 @@
-"""`Engine`: the runner as the event loop sees it. Admission, streaming, cancellation."""
+"""`Engine`: the asynchronous interface of the device thread. Admission, streaming and cancellation of requests."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from torch import Tensor
 
 from everlong_models import Grammar, GrammarCompiler, MemoryState, MemoryView, Model
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
-from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Look, Read
+from everlong_server.engine.device.requests import (
+    AnswerFinished,
+    AnswerRequest,
+    MemoryViewRequest,
+    PrefillRequest,
+    RequestFailed,
+    TokenDelta,
+)
 from everlong_server.engine.device.runner import Runner
 from everlong_server.errors import Internal, Overloaded, Unavailable
 from everlong_server.pools import Pool
 
 T = TypeVar("T")
-_USUAL = 10.0
-"""Seconds of an answer, before there was one."""
-_COMPILERS = Pool("everlong-grammars", 2)
+_DEFAULT_ANSWER_SECONDS = 10.0
+"""Typical duration of an answer, before any was measured."""
+_GRAMMAR_COMPILERS = Pool("everlong-grammars", 2)
 
 
 class Engine:
@@ -39,36 +46,37 @@ class Engine:
         graphs: bool = True,
         on_step: Callable[[float], None] = lambda fill: None,
     ) -> None:
-        """`max_stall`: seconds. `max_streams`, `reading_rows`, `graphs`: see `Runner`. `on_step`: told on the device's thread, after each
-        step of the answers, which share of the places was taken."""
+        """`max_queued`: answers that may wait beyond `max_streams`. `reading_share`, `max_stall` (seconds): see `Scheduler`.
+        `max_streams`, `reading_rows`, `graphs`: see `Runner`. `on_step`: called on the device thread after each decode step with
+        the share of streams that were in use."""
         self.model = model
         self._grammars = GrammarCompiler(model.tokenizer, model.memory.vocab_size)
         self._bridge = EventLoopBridge()
         self._runner = Runner(
             model, max_streams=max_streams, reading_share=reading_share, max_stall=max_stall, reading_rows=reading_rows,
-            graphs=graphs, on_step=on_step, post=self._bridge,
+            graphs=graphs, on_step=on_step, bridge=self._bridge,
         )  # fmt: skip
         self._max_queued = max_queued
         self._admitted = 0
         self._durations: deque[float] = deque(maxlen=32)
-        self._answers: set[asyncio.Queue[Delta | Finished | Failed]] = set()
+        self._answers: set[asyncio.Queue[TokenDelta | AnswerFinished | RequestFailed]] = set()
         self.draining = False
 
     async def grammar(self, schema: dict[str, Any]) -> Grammar:
-        """What an answer of that JSON schema may be. Raises `GrammarError`. A large one takes seconds, and threads of its own."""
-        return await _COMPILERS.run(self._grammars.json, schema)
+        """Compile a JSON schema into a grammar for answers, on a thread. A large schema takes seconds. Raises `GrammarError`."""
+        return await _GRAMMAR_COMPILERS.run(self._grammars.json, schema)
 
     def start(self) -> None:
-        """Starts the device thread."""
+        """Start the device thread."""
         self._runner.start()
 
     async def stop(self) -> None:
-        """Ends the device thread after the work at hand."""
+        """End the device thread after its current work."""
         await asyncio.to_thread(self._runner.stop)
 
     @property
     def alive(self) -> bool:
-        """False once the device thread has died."""
+        """Whether the device thread has not died."""
         return self._runner.dead is None
 
     @property
@@ -78,27 +86,27 @@ class Engine:
 
     @property
     def max_streams(self) -> int:
-        """Answers that are generated at once."""
+        """Number of answers that are generated at once."""
         return self._runner.max_streams
 
     @property
-    def answering(self) -> int:
-        """Answers that are being generated or wait for it."""
+    def admitted(self) -> int:
+        """Number of admitted answers: those being generated and those waiting."""
         return self._admitted
 
     @property
     def rows(self) -> int:
-        """Answers that are being generated now."""
+        """Number of answers that are being generated now."""
         return self._runner.rows
 
     @property
-    def usual_seconds(self) -> float:
-        """How long answers have taken lately, once it was their turn."""
-        return sum(self._durations) / len(self._durations) if self._durations else _USUAL
+    def typical_seconds(self) -> float:
+        """Mean duration of recent answers, without their time in the queue."""
+        return sum(self._durations) / len(self._durations) if self._durations else _DEFAULT_ANSWER_SECONDS
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """A place for one answer. Raises `Overloaded` or `Unavailable` at once, before anything else is done for it."""
+        """Admit one answer for the length of the block. Raises `Overloaded` or `Unavailable` at once."""
         if self.draining:
             raise Unavailable("the server is shutting down", code="draining", retry_after=5)
         if not self.alive:
@@ -107,9 +115,9 @@ class Engine:
             )
         if self._admitted >= self.max_streams + self._max_queued:
             waiting = self._admitted - self.max_streams + 1
-            seconds = waiting * self.usual_seconds / self.max_streams
+            seconds = waiting * self.typical_seconds / self.max_streams
             raise Overloaded(
-                f"{self._admitted} answers are being generated or wait; the limit is {self.max_streams} + {self._max_queued}",
+                f"{self._admitted} answers are being generated or waiting; the limit is {self.max_streams} + {self._max_queued}",
                 retry_after=max(1, math.ceil(seconds)),
             )
         self._admitted += 1
@@ -118,68 +126,72 @@ class Engine:
         finally:
             self._admitted -= 1
 
-    async def read(self, state: MemoryState, tokens: Tensor, owner: str = "") -> MemoryState:
-        """The state after full segments `tokens` (n·S,), n ≥ 1. Cancelling the task stops it after the segment at hand.
-        `owner`: the tenant whose turns it takes."""
-        return await self._done(lambda sink: Read(state, tokens, sink, owner))
+    async def prefill(self, state: MemoryState, tokens: Tensor, owner: str = "") -> MemoryState:
+        """Return the state after full segments `tokens` (n·S,), n ≥ 1. Cancelling the task stops after the current segment.
 
-    async def look(self, state: MemoryState, open: list[int], read: int, owner: str = "") -> MemoryView:
-        """What there is to say about `state`, which has read `read` tokens, and the `open` segment. `owner`: as of `read`."""
-        return await self._done(lambda sink: Look(state, open, read, sink, owner))
+        `owner`: the tenant, for fair scheduling.
+        """
+        return await self._result(lambda sink: PrefillRequest(state, tokens, sink, owner))
 
-    async def _done(self, make: Callable[[Callable[[T | Failed], None]], Read | Look]) -> T:
-        """What the work that `make` makes hands to its sink. Cancelling the task cancels the work."""
+    async def memory_view(self, state: MemoryState, open: list[int], tokens_read: int, owner: str = "") -> MemoryView:
+        """Return a view of `state`, which has read `tokens_read` tokens, and the `open` segment. `owner`: as in `prefill`."""
+        return await self._result(lambda sink: MemoryViewRequest(state, open, tokens_read, sink, owner))
+
+    async def _result(
+        self, make: Callable[[Callable[[T | RequestFailed], None]], PrefillRequest | MemoryViewRequest]
+    ) -> T:
+        """Submit the request that `make` builds around a sink, and return its result. Cancelling the task cancels it."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
-        def settle(result: T | Failed) -> None:
+        def settle(result: T | RequestFailed) -> None:
             if future.done():
                 return
-            if isinstance(result, Failed):
+            if isinstance(result, RequestFailed):
                 future.set_exception(result.error)
             else:
                 future.set_result(result)
 
-        work = make(lambda result: self._bridge.put(loop, settle, result))
-        self._runner.submit(work)
+        request = make(lambda result: self._bridge.call_soon(loop, settle, result))
+        self._runner.submit(request)
         try:
             return await future
         finally:
-            work.cancelled = True
+            request.cancelled = True
             self._runner.wake()
 
-    async def answer(self, answer: Answer) -> AsyncGenerator[Delta | Finished, None]:
-        """Tokens as they are generated, then `Finished`. Raises what the answer failed with.
+    async def answer(self, answer: AnswerRequest) -> AsyncGenerator[TokenDelta | AnswerFinished, None]:
+        """Yield tokens as they are generated, then `AnswerFinished`. Raises the error of a failed answer.
 
-        Closing the iterator cancels the answer within one step. To end it and keep it, call `cancel`.
+        Closing the iterator cancels the answer within one step and drops it. To end it and keep it, call `cancel`.
         """
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Delta | Finished | Failed] = asyncio.Queue()
-        answer.sink = lambda event: self._bridge.put(loop, events.put_nowait, event)
+        events: asyncio.Queue[TokenDelta | AnswerFinished | RequestFailed] = asyncio.Queue()
+        answer.sink = lambda event: self._bridge.call_soon(loop, events.put_nowait, event)
         self._runner.submit(answer)
         self._answers.add(events)
         try:
             while True:
                 event = await events.get()
-                if isinstance(event, Failed):
+                if isinstance(event, RequestFailed):
                     if isinstance(event.error, InterruptedError):
                         raise event.error
                     raise event.error if isinstance(event.error, Exception) else Internal("the engine has failed")
-                if isinstance(event, Finished):
+                if isinstance(event, AnswerFinished):
                     self._durations.append(event.seconds)
-                yield event  # who has got the end does not come back
-                if isinstance(event, Finished):
+                yield event  # a caller that has its last event may not resume this generator
+                if isinstance(event, AnswerFinished):
                     return
         finally:
             self._answers.discard(events)
             self.cancel(answer)
 
     def abort(self, error: Exception) -> None:
-        """Every answer under way fails with `error`, which its caller is told."""
+        """Fail every running answer with `error`, which its caller receives."""
         for events in self._answers:
-            events.put_nowait(Failed(error))
+            events.put_nowait(RequestFailed(error))
 
-    def cancel(self, answer: Answer) -> None:
-        """Ends the answer within one step; `Finished` says "cancelled". No effect on one that has ended."""
+    def cancel(self, answer: AnswerRequest) -> None:
+        """End the answer within one step, with the reason "cancelled". No effect on an answer that has ended."""
         answer.cancelled = True
         self._runner.wake()

@@ -1,4 +1,4 @@
-"""`EventLoopBridge`: what the device's thread has to say to the event loop."""
+"""`EventLoopBridge`: passes calls from the device thread to event loops."""
 
 from __future__ import annotations
 
@@ -10,48 +10,52 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
-Letter = tuple[Callable[[Any], None], Any]
+Call = tuple[Callable[[Any], None], Any]
+"""A function and its one argument."""
 
 
 class EventLoopBridge:
-    """Thread-safe. What is put in comes to its loop in that order: at once, or, while it is `held`, together."""
+    """Runs calls on their event loop in the order they were made: at once or, while `buffered`, in batches. Thread-safe."""
 
     def __init__(self) -> None:
-        self._letters: deque[tuple[asyncio.AbstractEventLoop, Letter]] = deque()
-        self._delivering = threading.Lock()
-        self._held = False
+        self._calls: deque[tuple[asyncio.AbstractEventLoop, Call]] = deque()
+        self._flushing = threading.Lock()
+        self._buffering = False
 
-    def put(self, loop: asyncio.AbstractEventLoop, call: Callable[[Any], None], argument: Any) -> None:
-        """`call(argument)` on the loop's thread; a loop that has closed no longer wants to know."""
-        self._letters.append((loop, (call, argument)))
-        if not self._held:
-            self.deliver()
+    def call_soon(self, loop: asyncio.AbstractEventLoop, call: Callable[[Any], None], argument: Any) -> None:
+        """Run `call(argument)` on the loop's thread. A loop that is closed drops the call."""
+        self._calls.append((loop, (call, argument)))
+        if not self._buffering:
+            self.flush()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Within it no loop is woken but by `deliver`: it would take Python's lock from who has work to make ready. One thread's."""
-        self._held = True
+    def buffered(self) -> Iterator[None]:
+        """Collect calls until `flush` or the end of the block. For one thread at a time.
+
+        Waking a loop takes the GIL from the device thread while it prepares work for the device.
+        """
+        self._buffering = True
         try:
             yield
         finally:
-            self._held = False
-            self.deliver()
+            self._buffering = False
+            self.flush()
 
-    def deliver(self) -> None:
-        """Wakes the loops."""
-        if not self._letters:
+    def flush(self) -> None:
+        """Hand all collected calls to their loops, and wake these."""
+        if not self._calls:
             return
-        with self._delivering:  # or what was put in later may come first
-            there = [self._letters.popleft() for _ in range(len(self._letters))]
-            for loop, letters in groupby(there, lambda pair: pair[0]):
+        with self._flushing:  # a second thread could otherwise deliver later calls first
+            calls = [self._calls.popleft() for _ in range(len(self._calls))]
+            for loop, batch in groupby(calls, lambda pair: pair[0]):
                 try:
-                    loop.call_soon_threadsafe(_open, loop, [letter for _, letter in letters])
+                    loop.call_soon_threadsafe(_run_calls, loop, [call for _, call in batch])
                 except RuntimeError:
                     if not loop.is_closed():
                         raise
 
 
-def _open(loop: asyncio.AbstractEventLoop, letters: Sequence[Letter]) -> None:
-    """Each by itself, so that one that fails keeps no other from its own."""
-    for call, argument in letters:
+def _run_calls(loop: asyncio.AbstractEventLoop, calls: Sequence[Call]) -> None:
+    """Schedule each call separately, so that one that fails does not prevent the others."""
+    for call, argument in calls:
         loop.call_soon(call, argument)

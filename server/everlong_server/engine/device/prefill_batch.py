@@ -1,4 +1,4 @@
-"""`PrefillBatch`: the next segments of documents and of long prompts, read side by side as far as the device has room."""
+"""`PrefillBatch`: prefills the next segments of documents and long prompts, in as large a batch as fits the device."""
 
 from __future__ import annotations
 
@@ -10,70 +10,74 @@ from torch import Tensor
 
 from everlong_models import MemoryState, ReadGraphs
 from everlong_models.memories.base import SegmentReader
-from everlong_server.engine.device.requests import Answer, Read
+from everlong_server.engine.device.requests import AnswerRequest, PrefillRequest
 
 log = logging.getLogger(__name__)
 
-Reading = Read | Answer
+Prefillable = PrefillRequest | AnswerRequest
 
 
 class PrefillBatch:
-    """Of one memory on one device. `rows`: how many are read in one pass at most; fewer once that had no room. `graphs`: of the
-    memory's reading, where it is to be recorded."""
+    """Prefills segments with one memory on one device."""
 
     def __init__(
         self, memory: SegmentReader, device: torch.device, rows: int, graphs: ReadGraphs | None = None
     ) -> None:
+        """`rows`: the largest batch; it shrinks when a batch runs out of memory. `graphs`: CUDA graphs of the memory's prefill."""
         self._memory = memory
         self._device = device
         self._graphs = graphs
         self.rows = rows
 
-    def read(self, items: Sequence[Reading]) -> Iterator[tuple[Reading, MemoryState | Exception]]:
-        """The state of each with its next segment, or what was wrong with it alone, one after the other.
+    def prefill(self, requests: Sequence[Prefillable]) -> Iterator[tuple[Prefillable, MemoryState | Exception]]:
+        """Yield each request with the state after its next segment, or with the error of that request alone.
 
         Raises `AcceleratorError`, after which the device can compute nothing.
         """
         half = 0
-        if len(items) > 1:
+        if len(requests) > 1:
             try:
-                states = self._together(items)
+                states = self._prefill_together(requests)
             except torch.AcceleratorError:
                 raise
             except torch.OutOfMemoryError as error:
-                half = self.rows = len(items) // 2
-                log.warning("%d segments have no room side by side, %d from now on: %s", len(items), half, error)
-            except Exception as error:  # whose fault it is (a damaged state, say) shows when each is read alone
-                log.warning("%d segments could not be read side by side: %s", len(items), error)
+                half = self.rows = len(requests) // 2
+                log.warning(
+                    "out of memory prefilling %d segments in one batch; the limit is now %d: %s",
+                    len(requests), half, error,
+                )  # fmt: skip
+            except Exception as error:  # one row's fault, such as a damaged state: prefill each alone to find it
+                log.warning("a batch of %d segments failed, each is prefilled alone: %s", len(requests), error)
             else:
-                yield from zip(items, states, strict=True)
+                yield from zip(requests, states, strict=True)
                 return
-        if half:  # behind the handler, which holds on to what had no room
-            yield from self.read(items[:half])
-            yield from self.read(items[half:])
+        if half:  # outside the handler, which would keep the failed batch's tensors alive
+            yield from self.prefill(requests[:half])
+            yield from self.prefill(requests[half:])
             return
-        for item in items:
+        for request in requests:
             try:
-                state = self.after(self._next(item)[None], item.state)
+                state = self.read_segments(self._next_segment(request)[None], request.state)
             except torch.AcceleratorError:
                 raise
             except Exception as error:
-                yield item, error
+                yield request, error
             else:
-                yield item, state
+                yield request, state
 
-    def _together(self, items: Sequence[Reading]) -> list[MemoryState]:
-        states = MemoryState.stack([item.state.to(self._device) for item in items])
-        return self.after(torch.stack([self._next(item) for item in items]), states).split()
+    def _prefill_together(self, requests: Sequence[Prefillable]) -> list[MemoryState]:
+        states = MemoryState.stack([request.state.to(self._device) for request in requests])
+        return self.read_segments(torch.stack([self._next_segment(request) for request in requests]), states).split()
 
-    def after(self, segments: Tensor, state: MemoryState) -> MemoryState:
-        """The state behind the rows' `segments` (B, S), on the device."""
+    def read_segments(self, segments: Tensor, state: MemoryState) -> MemoryState:
+        """Return the state after `segments` (B, S), a segment for each row, on the device."""
         read = self._graphs or self._memory.read
         return read(segments.to(self._device), state.to(self._device))
 
-    def _next(self, item: Reading) -> Tensor:
-        """The next S tokens: of a document, or of what lies before an answer, where there is more than one segment."""
+    def _next_segment(self, request: Prefillable) -> Tensor:
+        """Return the request's next S tokens (S,): of the document, or of the open segment and a prompt that exceeds it."""
         S = self._memory.segment_length
-        if isinstance(item, Read):
-            return item.tokens[item.at : item.at + S]
-        return torch.tensor((item.open + item.prompt[item.at : item.at + S])[:S], dtype=torch.int64)
+        if isinstance(request, PrefillRequest):
+            return request.tokens[request.tokens_read : request.tokens_read + S]
+        prompt = request.prompt[request.prompt_read : request.prompt_read + S]
+        return torch.tensor((request.open + prompt)[:S], dtype=torch.int64)

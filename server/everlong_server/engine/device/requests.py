@@ -1,7 +1,8 @@
-"""What is handed to the `Runner`, and what it hands back: answers, documents to be read, looks at a memory."""
+"""The requests that a `Runner` takes (answers, prefills, memory views) and the events that it passes to their sinks."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,23 +10,24 @@ from typing import Any
 from torch import Tensor
 
 from everlong_models import Grammar, MemoryState, MemoryView, Sampler, SamplingParams
-from everlong_server.engine.device.detokeniser import Detokeniser
+from everlong_models.text.tokenizer import Tokenizer
+from everlong_server.engine.device.detokeniser import Detokeniser, logprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """A generated token: the text that it completes (often empty), and its log-probabilities if asked for."""
+class TokenDelta:
+    """A generated token: the text that it completes (often empty), and its log-probabilities if they were requested."""
 
     text: str
     logprobs: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """The end of an answer. `tokens`: all that was generated, without the end-of-text token.
+class AnswerFinished:
+    """The end of an answer.
 
-    `state`, `open`: the memory and the open segment behind the answer; `prompt`: tokens of the prompt. `seconds`: since the
-    device began with it.
+    `tokens`: number of generated tokens, without the end-of-text token. `state`, `open`: memory and open segment after the
+    answer. `prompt`: number of prompt tokens. `seconds`: time since the device started the answer.
     """
 
     reason: str
@@ -38,23 +40,23 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """The answer or the reading broke off."""
+class RequestFailed:
+    """The request failed with `error`, and no other event follows."""
 
     error: BaseException
 
 
-Sink = Callable[[Delta | Finished | Failed], None]
+Sink = Callable[[TokenDelta | AnswerFinished | RequestFailed], None]
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
-    """An answer to be generated: behind `state` and the open segment, the prompt.
+class AnswerRequest:
+    """A request to prefill `prompt` after `state` and the open segment, and to generate an answer.
 
-    `newest`: of the tokens that the state holds as they are, the answer looks at so many; None: at all. What comes into
-    the state meanwhile is looked at besides. `alone`: where the state keeps tokens, the answer looks at its prompt and at
-    nothing before it; what is in `open` goes into the state with the segment all the same. `grammar`: what the answer may be.
-    `owner`: the tenant whose turn it takes.
+    `visible_kept`: the answer attends to this many of the newest tokens that the state keeps; None: to all of them. Tokens
+    that enter the state while the request runs are always attended to. `prompt_only`: if the state keeps tokens, the answer
+    attends to its prompt and to nothing before it; the tokens in `open` still become part of the state with their segment.
+    `grammar`: constrains the answer. `owner`: the tenant, for fair scheduling.
     """
 
     state: MemoryState
@@ -63,58 +65,91 @@ class Answer:
     params: SamplingParams
     seed: int
     sink: Sink
-    newest: int | None = None
-    alone: bool = False
+    visible_kept: int | None = None
+    prompt_only: bool = False
     grammar: Grammar | None = None
     owner: str = ""
     id: int = -1
     cancelled: bool = False
-    # What follows is the runner's own.
-    skipped: int = 0
-    """Tokens of `open` that it does not look at, the first."""
+    # The fields below belong to the runner.
+    hidden_open: int = 0
+    """Number of leading tokens of `open` that the answer does not attend to."""
     context: list[int] = field(default_factory=list)
-    """What `repetition_penalty` looks at beside what is generated: all tokens that the answer looks at when it begins."""
-    began: float | None = None
-    """When the device began with it."""
-    at: int = 0
-    """Tokens of the prompt that were read."""
+    """All tokens that the answer attends to when it begins. `repetition_penalty` counts them and the generated tokens."""
+    started: float | None = None
+    """Time at which the device started the request, by `time.perf_counter`."""
+    prompt_read: int = 0
+    """Number of prompt tokens that are prefilled."""
     sampler: Sampler | None = None
     logits: Tensor | None = None
-    """(V,), for the token to come."""
+    """Logits (V,) of the next token."""
     generated: int = 0
-    wording: Detokeniser | None = None
+    """Number of generated tokens."""
+    detokeniser: Detokeniser | None = None
 
-    def remember(self, state: MemoryState, segment: int) -> None:
-        """Its open segment, of `segment` tokens, has gone into `state`."""
-        if self.newest is not None:
-            self.newest += segment - self.skipped
-        self.state, self.open, self.skipped = state, [], 0
+    def commit_segment(self, state: MemoryState, segment: int) -> None:
+        """Replace the state by `state`, which includes the open segment of `segment` tokens, and empty the open segment."""
+        if self.visible_kept is not None:
+            self.visible_kept += segment - self.hidden_open
+        self.state, self.open, self.hidden_open = state, [], 0
+
+    def hide_earlier_tokens(self) -> None:
+        """Restrict the answer to its prompt, before anything is prefilled."""
+        self.visible_kept, self.hidden_open = 0, len(self.open)
+
+    def collect_context(self, kept: list[int]) -> None:
+        """Set `context`, before segments of the prompt become part of the state. `kept`: the tokens that the state keeps."""
+        visible = len(kept) if self.visible_kept is None else min(self.visible_kept, len(kept))
+        self.context = [*kept[len(kept) - visible :], *self.open[self.hidden_open :], *self.prompt]
+
+    def open_prompt(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Move the rest of the prompt to the open segment, and prepare to sample tokens."""
+        self.open, self.prompt_read = self.open + self.prompt[self.prompt_read :], len(self.prompt)
+        self.sampler = Sampler(self.params, self.seed, self.context, vocab_size, self.grammar)
+        self.detokeniser = Detokeniser(tokenizer, self.params.stop)
+
+    def delta(self, token: int, tokenizer: Tokenizer) -> TokenDelta:
+        """Count a sampled token and return its text, with log-probabilities if they were requested."""
+        assert self.detokeniser is not None
+        assert self.logits is not None
+        self.generated += 1
+        text, top = self.detokeniser.feed(token), self.params.top_logprobs
+        return TokenDelta(text, [logprobs(tokenizer, self.logits, token, top)] if self.params.logprobs else [])
+
+    def finished(self, reason: str) -> AnswerFinished:
+        """Return the end of the answer, with its state on the CPU."""
+        assert self.detokeniser is not None
+        return AnswerFinished(
+            reason, self.detokeniser.text, self.state.to("cpu"), list(self.open), self.generated, len(self.prompt),
+            time.perf_counter() - (self.started or 0.0),
+        )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
-class Read:
-    """Full segments (n·S,) to be read behind `state`."""
+class PrefillRequest:
+    """A request to prefill full segments `tokens` (n·S,) after `state`."""
 
     state: MemoryState
     tokens: Tensor
-    sink: Callable[[MemoryState | Failed], None]
+    sink: Callable[[MemoryState | RequestFailed], None]
     owner: str = ""
     id: int = -1
     cancelled: bool = False
-    at: int = 0
+    tokens_read: int = 0
+    """Number of tokens that are prefilled."""
 
 
 @dataclass(slots=True, eq=False)
-class Look:
-    """A view of `state`, which has read `read` tokens, and of the open segment."""
+class MemoryViewRequest:
+    """A request for a view of `state`, which has read `tokens_read` tokens, and of the open segment."""
 
     state: MemoryState
     open: list[int]
-    read: int
-    sink: Callable[[MemoryView | Failed], None]
+    tokens_read: int
+    sink: Callable[[MemoryView | RequestFailed], None]
     owner: str = ""
     id: int = -1
     cancelled: bool = False
 
 
-Item = Answer | Read | Look
+Request = AnswerRequest | PrefillRequest | MemoryViewRequest

@@ -1,13 +1,12 @@
-"""`Runner`: the one thread that owns the device. Answers and documents go in; tokens and states come out.
+"""`Runner`: the one thread that owns the device. It takes requests and passes tokens, states and views to their sinks.
 
-Rows of all answers are stepped as one batch. What a caller is told, it is told by callbacks that the runner calls on
-its own thread: they must be quick and thread-safe.
+All answers are decoded as one batch. The runner calls sinks on its own thread, so they must be quick and thread-safe.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -16,23 +15,29 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from everlong_models import CUDAGraphs, GraphedFunction, MemoryState, Model, ReadGraphs, Sampler, StepGraphs
-from everlong_models.generate.sampling import sample_from_logits, sample_tokens
+from everlong_models import CUDAGraphs, MemoryState, Model, ReadGraphs, StepGraphs
 from everlong_models.kernels.yield_point import at_yield_points
 from everlong_server.engine.device.decode_batch import DecodeBatch
-from everlong_server.engine.device.detokeniser import Detokeniser, logprobs
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
+from everlong_server.engine.device.inbox import Inbox
 from everlong_server.engine.device.prefill_batch import PrefillBatch
-from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Item, Look, Read
+from everlong_server.engine.device.requests import (
+    AnswerRequest,
+    MemoryViewRequest,
+    PrefillRequest,
+    Request,
+    RequestFailed,
+    TokenDelta,
+)
 from everlong_server.engine.device.scheduler import Scheduler, Work
+from everlong_server.engine.device.token_sampler import TokenSampler
 
 log = logging.getLogger(__name__)
 
 
 class Runner:
-    """Start with `start`; hand in work with `submit`; end with `stop`, which fails what is unfinished."""
+    """Start it with `start`, pass requests to `submit`, end it with `stop`, which fails unfinished requests."""
 
     def __init__(
         self,
@@ -44,50 +49,51 @@ class Runner:
         reading_rows: int | None = None,
         graphs: bool = True,
         on_step: Callable[[float], None] = lambda fill: None,
-        post: EventLoopBridge | None = None,
+        bridge: EventLoopBridge | None = None,
     ) -> None:
-        """`max_streams`: answers generated at once. None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
-        read in one pass. None: 1 on a CPU, which a segment keeps busy, else 64. `graphs`: on a GPU, steps,
-        the reading of segments and drawing are CUDA graphs. `post`: what sinks go through, if anything; it is held while a step is made ready."""
+        """`max_streams`: answers generated at once; None: 8 on a CPU, else 64. `reading_rows`: documents whose segments are
+        prefilled in one batch; None: 1 on a CPU, which one segment keeps busy, else 64. `reading_share`, `max_stall`: see
+        `Scheduler`. `graphs`: on a GPU, record decode steps, prefill and sampling as CUDA graphs. `on_step`: called after each
+        decode step with the share of streams in use. `bridge`: the bridge that sinks use; the runner buffers it while it
+        prepares a step."""
         self._model = model
-        self._on_step, self._bridge = on_step, post or EventLoopBridge()
+        self._on_step, self._bridge = on_step, bridge or EventLoopBridge()
         self._memory = model.memory
         self._device = next(iter(model.memory.initial_state(1).tensors.values())).device
         rows = reading_rows or (1 if self.on_cpu else 64)
         recorded = graphs and self._device.type == "cuda"
-        self._segments = PrefillBatch(
+        self._prefill_batch = PrefillBatch(
             model.memory, self._device, rows, ReadGraphs(model.memory, CUDAGraphs(self._device)) if recorded else None
         )
         self.max_streams = max_streams or (8 if self.on_cpu else 64)
         self._scheduler = Scheduler(self.max_streams, reading_share, max_stall, rows)
-        self._inbox: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
-        self._work: dict[int, Item] = {}
-        self._batch = DecodeBatch(
+        self._inbox = Inbox()
+        self._requests: dict[int, Request] = {}
+        self._decode_batch = DecodeBatch(
             model.memory, self._device, StepGraphs(model.memory.step, CUDAGraphs(self._device)) if recorded else None
         )
-        self._draw = GraphedFunction(sample_from_logits, CUDAGraphs(self._device), "sampling") if recorded else None
-        self._full: deque[tuple[Answer, Callable[[Answer], None]]] = deque()
-        """Answers whose segment is full, out of the batch, and what is done with them: they go on, or end."""
-        self._last_id = 0
-        self._stepped = 0.0
-        """When the answers were stepped last."""
-        self._took = 0.0
-        """Seconds of that step."""
-        self._between = 0.0
-        """Seconds of steps in the middle of the work at hand."""
+        self._sampler = TokenSampler(CUDAGraphs(self._device) if recorded else None)
+        self._full_answers: deque[tuple[AnswerRequest, Callable[[AnswerRequest], None]]] = deque()
+        """Answers whose segment is full, taken out of the batch, and the action that commits it: to continue or to end them."""
+        self._ids = itertools.count(1)
+        self._last_step = 0.0
+        """Time of the last decode step."""
+        self._step_seconds = 0.0
+        """Duration of the last decode step."""
+        self._interrupted_seconds = 0.0
+        """Seconds that decode steps have taken from the current work."""
         self._thread = threading.Thread(target=self._run, name="everlong-device", daemon=True)
-        self._stopping = threading.Event()
         self.dead: BaseException | None = None
-        """What ended the thread before its time, if anything did."""
+        """The error that killed the thread, if one did."""
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after the work at hand; what is unfinished gets `Failed`."""
-        self._stopping.set()
-        self._inbox.put(None)
+        """End the thread after its current work. Unfinished requests get `RequestFailed`."""
+        self._inbox.close(RuntimeError("the engine has stopped"))
+        self._inbox.wake()
         self._thread.join()
 
     @property
@@ -97,337 +103,296 @@ class Runner:
 
     @property
     def rows(self) -> int:
-        """Answers in the batch."""
-        return len(self._batch.rows)
+        """Number of answers in the decode batch."""
+        return len(self._decode_batch.rows)
 
-    def submit(self, work: Item) -> None:
-        """Takes on `work`; its sink hears of it. Thread-safe. To cancel it, set `work.cancelled` and `wake`."""
-        if self.dead is not None or self._stopping.is_set():
-            work.sink(Failed(self.dead or RuntimeError("the engine has stopped")))
-            return
-        self._inbox.put(work)
-        if self._stopping.is_set():  # it may have ended between the two
-            self._refuse(self.dead or RuntimeError("the engine has stopped"))
-
-    def _refuse(self, reason: BaseException) -> None:
-        """Fails what nobody will take out of the inbox any more."""
-        while True:
-            try:
-                late = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            if late is not None:
-                late.sink(Failed(reason))
+    def submit(self, request: Request) -> None:
+        """Queue a request, whose sink receives its events. Thread-safe. To cancel, set `request.cancelled` and call `wake`."""
+        self._inbox.put(request)
 
     def wake(self) -> None:
-        """Lets the thread look at what was cancelled while it has nothing to do."""
-        self._inbox.put(None)
+        """Wake an idle thread, so that it sees cancelled requests."""
+        self._inbox.wake()
 
     # The thread
 
     def _run(self) -> None:
         try:
             with torch.inference_mode():
-                while not self._stopping.is_set():
+                while not self._inbox.closed:
                     self._receive()
                     self._drop_cancelled()
-                    work = self._scheduler.next() or (Work("step") if self._full else None)
+                    work = self._scheduler.next() or (Work("step") if self._full_answers else None)
                     if work is not None:
-                        start, self._between = time.perf_counter(), 0.0
+                        start, self._interrupted_seconds = time.perf_counter(), 0.0
                         self._do(work)
-                        self._scheduler.record(work, time.perf_counter() - start - self._between)
-                        self._scheduler.record(Work("step"), self._between)
-        # Nothing more can be computed after an AcceleratorError, which therefore passes all that would go on. And the thread
-        # must not die silently: whoever waits is told.
+                        self._scheduler.record(work, time.perf_counter() - start - self._interrupted_seconds)
+                        self._scheduler.record(Work("step"), self._interrupted_seconds)
+        # Nothing can be computed after an AcceleratorError, so every handler passes it on to here. All waiting sinks must
+        # learn that the thread has died.
         except BaseException as error:
             self.dead = error
             raise
         finally:
             reason = self.dead or RuntimeError("the engine has stopped")
-            self._stopping.set()
-            for item in list(self._work.values()):
-                item.sink(Failed(reason))
-            self._refuse(reason)
+            self._inbox.close(reason)
+            for request in list(self._requests.values()):
+                request.sink(RequestFailed(reason))
+            self._inbox.fail_all()
 
     def _receive(self) -> None:
-        """Takes in what has arrived; waits for something if there is nothing to do."""
-        idle = not self._work
-        while idle or not self._inbox.empty():
-            item = self._inbox.get()
-            idle = False
-            if item is None:
-                continue
-            self._last_id += 1
-            item.id = self._last_id
-            self._work[item.id] = item
-            if isinstance(item, Answer) and item.alone:
-                item.newest, item.skipped = 0, len(item.open)
-            if not isinstance(item, Answer) or len(item.open) + len(item.prompt) > self._memory.segment_length:
-                self._scheduler.add_document(item.id, item.owner)
+        """Schedule all requests of the inbox. Waits for one if there is no work."""
+        for request in self._inbox.receive(wait=not self._requests):
+            request.id = next(self._ids)
+            self._requests[request.id] = request
+            if isinstance(request, AnswerRequest):
+                self._schedule_answer(request)
             else:
-                self._scheduler.add_prompt(item.id, item.owner)
-            if isinstance(item, Answer) and item.params.repetition_penalty != 1:
-                self._try(self._look_back, item)
+                self._scheduler.add_document(request.id, request.owner)
 
-    def _look_back(self, item: Answer) -> None:
-        """Puts together the answer's context, before segments of its prompt go into the memory."""
-        kept = self._memory.kept(item.state)
-        newest = len(kept) if item.newest is None else min(item.newest, len(kept))
-        item.context = [*kept[len(kept) - newest :], *item.open[item.skipped :], *item.prompt]
+    def _schedule_answer(self, request: AnswerRequest) -> None:
+        """Queue the answer: as a document while its prompt exceeds a segment."""
+        if request.prompt_only:
+            request.hide_earlier_tokens()
+        if len(request.open) + len(request.prompt) > self._memory.segment_length:
+            self._scheduler.add_document(request.id, request.owner)
+        else:
+            self._scheduler.add_prompt(request.id, request.owner)
+        if request.params.repetition_penalty != 1:
+            self._try(lambda answer: answer.collect_context(self._memory.kept(answer.state)), request)
 
     def _end_cancelled(self) -> None:
-        """Answers of the batch that nobody wants to go on."""
-        for item in [item for item in self._batch.rows if item.cancelled]:
-            self._try(partial(self._finish, reason="cancelled"), item)
+        """Finish the cancelled answers of the batch."""
+        for request in [request for request in self._decode_batch.rows if request.cancelled]:
+            self._try(partial(self._finish, reason="cancelled"), request)
 
     def _drop_cancelled(self) -> None:
+        """Finish or fail all cancelled requests, except answers that are already ending."""
         self._end_cancelled()
-        ending = {item for item, _ in self._full}
-        for item in [item for item in self._work.values() if item.cancelled and item not in ending]:
-            if isinstance(item, Answer) and item.sampler is None:
-                # Its prompt was not read: nothing has happened to the session.
-                self._fail(item, InterruptedError("cancelled before it began"))
+        ending = {request for request, _ in self._full_answers}
+        for request in [request for request in self._requests.values() if request.cancelled and request not in ending]:
+            if isinstance(request, AnswerRequest) and request.sampler is None:
+                # The prompt is not prefilled: the session is unchanged.
+                self._fail(request, InterruptedError("cancelled before it began"))
             else:
-                self._fail(item, InterruptedError("cancelled"))
+                self._fail(request, InterruptedError("cancelled"))
 
     def _do(self, work: Work) -> None:
+        """Do one piece of scheduled work; decode steps that become due interrupt it."""
         if work.kind == "step":
             self._step_all()
-        items = [self._work[id] for id in work.ids]
-        for item in items:
-            if isinstance(item, Answer) and item.began is None:
-                item.began = time.perf_counter()
+        requests = [self._requests[id] for id in work.ids]
+        for request in requests:
+            if isinstance(request, AnswerRequest) and request.started is None:
+                request.started = time.perf_counter()
         with at_yield_points(self._step_if_due):
             if work.kind == "read":
-                self._read(items)
+                self._prefill(requests)
             elif work.kind == "open":
-                for item in items:
-                    self._try(self._open, item)
-            while self._full:
-                item, go_on = self._full.popleft()
-                self._try(go_on, item)
+                for request in requests:
+                    self._try(self._open, request)
+            while self._full_answers:
+                request, action = self._full_answers.popleft()
+                self._try(action, request)
 
-    def _try(self, do: Callable[[Any], None], item: Item) -> None:
+    def _try(self, action: Callable[[Any], None], request: Request) -> None:
+        """Run `action` on the request. An error fails this request alone."""
         try:
-            do(item)
+            action(request)
         except torch.AcceleratorError:
             raise
-        except Exception as error:  # the fault of this row (a damaged state, say): the others go on
-            self._fail(item, error)
+        except Exception as error:  # of this request alone, such as a damaged state
+            self._fail(request, error)
 
     def _step_if_due(self) -> None:
-        """In the middle of something long: the answers go on if they have waited for long enough."""
+        """Run a decode step if one is due. Called at pauses within long work."""
         start = time.perf_counter()
-        if self._scheduler.due(start - self._stepped, self._took):
+        if self._scheduler.due(start - self._last_step, self._step_seconds):
             self._step_all()
-            self._between += time.perf_counter() - start
+            self._interrupted_seconds += time.perf_counter() - start
 
     def _step_all(self) -> None:
+        """Run a decode step of all answers and measure it. If it fails, all of them fail."""
         self._end_cancelled()
         start = time.perf_counter()
         try:
-            with self._bridge.held():
+            with self._bridge.buffered():
                 self._step()
         except torch.AcceleratorError:
             raise
         except Exception as error:
-            self._break(error)
-        self._stepped = time.perf_counter()
-        self._took = self._stepped - start
+            self._fail_batch(error)
+        self._last_step = time.perf_counter()
+        self._step_seconds = self._last_step - start
 
-    def _break(self, error: Exception) -> None:
-        """The batch is lost (out of memory, say): every answer in it fails, what waits goes on."""
-        lost = {*self._batch.rows, *(self._work[id] for id in self._scheduler.streams if id in self._work)}
-        self._batch.clear()
-        for item in lost:
-            self._fail(item, error)
+    def _fail_batch(self, error: Exception) -> None:
+        """Fail all answers of the batch, as when the device is out of memory. Waiting requests are not affected."""
+        answers = {
+            *self._decode_batch.rows,
+            *(self._requests[id] for id in self._scheduler.streams if id in self._requests),
+        }
+        self._decode_batch.clear()
+        for request in answers:
+            self._fail(request, error)
 
-    def _fail(self, item: Item, error: BaseException) -> None:
+    def _fail(self, request: Request, error: BaseException) -> None:
         try:
-            self._forget(item)
+            self._remove(request)
         finally:
-            item.sink(Failed(error))
+            request.sink(RequestFailed(error))
 
-    def _forget(self, item: Item) -> None:
-        self._take_out(item)
-        self._work.pop(item.id, None)
+    def _remove(self, request: Request) -> None:
+        self._unschedule(request)
+        self._requests.pop(request.id, None)
 
-    def _take_out(self, item: Item) -> None:
-        """Out of its queue, or the batch."""
-        self._scheduler.remove(item.id)
-        if isinstance(item, Answer) and item in self._batch.rows:
-            self._batch.leave(item)
+    def _unschedule(self, request: Request) -> None:
+        """Remove the request from its queue or the batch."""
+        self._scheduler.remove(request.id)
+        if isinstance(request, AnswerRequest) and request in self._decode_batch.rows:
+            self._decode_batch.remove(request)
 
-    # Documents
+    # Prefill
 
-    def _read(self, items: list[Item]) -> None:
-        """A segment further for every document and long prompt."""
-        for item in items:
-            if isinstance(item, Look):
-                self._try(self._look, item)
-        for item, read in self._segments.read([item for item in items if not isinstance(item, Look)]):
-            if isinstance(read, MemoryState):
-                self._try(partial(self._keep, state=read), item)
+    def _prefill(self, requests: list[Request]) -> None:
+        """Prefill one segment of each document and long prompt, and answer requests for memory views."""
+        for request in requests:
+            if isinstance(request, MemoryViewRequest):
+                self._try(self._view_memory, request)
+        for request, result in self._prefill_batch.prefill(
+            [request for request in requests if not isinstance(request, MemoryViewRequest)]
+        ):
+            if isinstance(result, MemoryState):
+                self._try(partial(self._store_segment, state=result), request)
             else:
-                self._fail(item, read)
-        self._scheduler.reading_rows = self._segments.rows
-        if self._device.type == "cuda":  # or the answers are charged for it, which come next
+                self._fail(request, result)
+        self._scheduler.reading_rows = self._prefill_batch.rows
+        if self._device.type == "cuda":  # otherwise the next decode step would be charged for this work
             torch.cuda.synchronize(self._device)
 
-    def _keep(self, item: Read | Answer, state: MemoryState) -> None:
-        """`state` has the item's next segment."""
+    def _store_segment(self, request: PrefillRequest | AnswerRequest, state: MemoryState) -> None:
+        """Replace the request's state by `state`, which includes its next segment."""
         S = self._memory.segment_length
-        if isinstance(item, Read):
-            item.state = state
-            item.at += S
-            if item.at >= len(item.tokens):
-                self._forget(item)
-                item.sink(item.state.to("cpu"))
+        if isinstance(request, PrefillRequest):
+            request.state = state
+            request.tokens_read += S
+            if request.tokens_read >= len(request.tokens):
+                self._remove(request)
+                request.sink(request.state.to("cpu"))
             return
-        item.at += S - len(item.open)
-        item.remember(state, S)
-        if len(item.prompt) - item.at <= S:
-            self._scheduler.remove(item.id)
-            self._scheduler.add_prompt(item.id, item.owner)
+        request.prompt_read += S - len(request.open)
+        request.commit_segment(state, S)
+        if len(request.prompt) - request.prompt_read <= S:
+            self._scheduler.remove(request.id)
+            self._scheduler.add_prompt(request.id, request.owner)
 
-    def _look(self, item: Look) -> None:
-        """At most a pass over one segment: its turn comes as a document's does, so that answers do not wait for it."""
-        view = self._memory.view(item.state.to(self._device), self._tensor(item.open), item.read)
-        self._forget(item)
-        item.sink(view)
+    def _view_memory(self, request: MemoryViewRequest) -> None:
+        """Pass a view of the memory to the sink. It costs up to one segment's prefill and is scheduled like one."""
+        open = torch.tensor([request.open], dtype=torch.int64, device=self._device)
+        view = self._memory.view(request.state.to(self._device), open, request.tokens_read)
+        self._remove(request)
+        request.sink(view)
 
     # Answers
 
-    def _open(self, item: Answer) -> None:
-        """Reads the last 1 … S tokens before the answer into a cache, which joins the batch."""
-        item.state = item.state.to(self._device)
-        item.open, item.at = item.open + item.prompt[item.at :], len(item.prompt)
-        item.sampler = Sampler(item.params, item.seed, item.context, self._memory.vocab_size, item.grammar)
-        item.wording = Detokeniser(self._model.tokenizer, item.params.stop)
-        self._batch.enter(item)
-        self._scheduler.opened(item.id)
+    def _open(self, request: AnswerRequest) -> None:
+        """Prefill the last 1 … S tokens before the answer into a KV cache and add it to the decode batch."""
+        request.state = request.state.to(self._device)
+        request.open_prompt(self._model.tokenizer, self._memory.vocab_size)
+        self._decode_batch.add(request)
+        self._scheduler.opened(request.id)
 
-    def _remember(self, item: Answer) -> None:
-        """Takes the answer's segment, which is full, into its state.
+    def _commit_segment(self, request: AnswerRequest) -> None:
+        """Commit the answer's full segment to its state.
 
-        It is read again, alone: what its tokens left in the batch's cache depends, in the last bits, on the rows that were
-        beside it then. So a state follows from its tokens, and is the same whatever else the server did. One pass over a
-        segment is a small part of what its generation took.
+        The segment is prefilled again, alone: the last bits of the batch's cache depend on the other rows of the batch. So a
+        state depends on its tokens alone, whatever else the server did. The prefill takes a small part of the time that
+        generating the segment took.
         """
-        item.remember(self._segments.after(torch.tensor([item.open]), item.state), len(item.open))
+        request.commit_segment(
+            self._prefill_batch.read_segments(torch.tensor([request.open]), request.state), len(request.open)
+        )
 
-    def _begin_segment(self, item: Answer, token: int) -> None:
-        """The answer's segment goes into its memory; `token`, drawn already, begins the next one."""
-        self._remember(item)
-        item.open = [token]
-        self._batch.enter(item)
-        self._scheduler.opened(item.id)
+    def _begin_segment(self, request: AnswerRequest, token: int) -> None:
+        """Commit the answer's full segment and start the next one with `token`, which is already sampled."""
+        self._commit_segment(request)
+        request.open = [token]
+        self._decode_batch.add(request)
+        self._scheduler.opened(request.id)
 
     def _step(self) -> None:
-        """Draws a token for every row and reads it: one token further for every answer."""
-        drawn: dict[int, int] = {}
-        for item, token in self._chosen():
+        """Sample a token for every answer and run a decode step on them."""
+        sampled: dict[int, int] = {}
+        for request, token in self._sampler.sample(self._decode_batch.rows, self._fail):
             try:
-                if self._say(item, token):
-                    drawn[item.id] = token
+                if self._emit(request, token):
+                    sampled[request.id] = token
             except Exception as error:  # a sink or a grammar that fails ends its own answer only
-                self._fail(item, error)
+                self._fail(request, error)
+        self._start_next_segments(sampled)
+        self._on_step(len(sampled) / self.max_streams)
+        with at_yield_points(self._bridge.flush):
+            self._decode_batch.step(sampled)
+
+    def _start_next_segments(self, sampled: dict[int, int]) -> None:
+        """Start the next segment of each answer whose segment is full. Removes answers that leave the batch from `sampled`."""
         S = self._memory.segment_length
-        for item in [item for item in self._batch.rows if len(item.open) == S]:
+        for request in [request for request in self._decode_batch.rows if len(request.open) == S]:
             try:
-                went_on = self._batch.go_on(item)
+                continued = self._decode_batch.start_next_segment(request)
             except torch.AcceleratorError:
                 raise
-            except Exception as error:  # as above; its row may be neither here nor there
-                del drawn[item.id]
-                self._fail(item, error)
+            except Exception as error:  # of this answer alone; its row may be half updated
+                del sampled[request.id]
+                self._fail(request, error)
             else:
-                if not went_on:
-                    self._set_aside(item, partial(self._begin_segment, token=drawn.pop(item.id)))
-        self._on_step(len(drawn) / self.max_streams)
-        with at_yield_points(self._bridge.deliver):
-            self._batch.step(drawn)
+                if not continued:
+                    self._defer(request, partial(self._begin_segment, token=sampled.pop(request.id)))
 
-    def _set_aside(self, item: Answer, go_on: Callable[[Answer], None]) -> None:
-        """Its segment goes into the memory, which takes long: the others are stepped in the middle of that."""
-        self._take_out(item)
-        self._full.append((item, go_on))
+    def _defer(self, request: AnswerRequest, action: Callable[[AnswerRequest], None]) -> None:
+        """Take the answer out of the batch, to run `action` later: committing a segment takes long, and steps can interrupt it."""
+        self._unschedule(request)
+        self._full_answers.append((request, action))
 
-    def _chosen(self) -> list[tuple[Answer, int]]:
-        """The next token of every answer."""
-        rows = [
-            (item, item.sampler, item.logits) for item in self._batch.rows if item.sampler and item.logits is not None
-        ]
-        if not rows:
-            return []
-        scores = torch.stack([logits for *_, logits in rows]).float()  # of all in one go
-        there: list[int] = []
-        for row, (item, sampler, _) in enumerate(rows):
-            try:
-                if sampler.adjusts:
-                    scores[row] = sampler.adjust(scores[row])
-            except torch.AcceleratorError:
-                raise
-            except Exception as error:  # as above
-                self._fail(item, error)
-            else:
-                there.append(row)
-        if len(there) < len(rows):
-            rows, scores = [rows[row] for row in there], scores[there]
-        tokens = sample_tokens([sampler for _, sampler, _ in rows], scores, self._draw) if rows else []
-        return [(item, token) for (item, *_), token in zip(rows, tokens, strict=True)]
-
-    def _say(self, item: Answer, token: int) -> bool:
-        """Tells the sink of an answer its next token. False if that was its end."""
-        assert item.sampler is not None
-        assert item.wording is not None
-        assert item.logits is not None
-        params, tokenizer, grammar = item.params, self._model.tokenizer, item.grammar
-        item.sampler.accept(token)
-        # An answer that follows a grammar can have come to the one end that it allows.
+    def _emit(self, request: AnswerRequest, token: int) -> bool:
+        """Pass an answer's next token to its sink. Returns False if the token ends the answer."""
+        assert request.sampler is not None
+        assert request.detokeniser is not None
+        params, tokenizer, grammar = request.params, self._model.tokenizer, request.grammar
+        request.sampler.accept(token)
+        # Even under `ignore_eos`, a grammar may allow nothing but the end.
         ends = not params.ignore_eos or grammar is not None
         if token in params.stop_token_ids or (ends and token in tokenizer.eos_ids):
-            self._finish(item, "stop")
+            self._finish(request, "stop")
             return False
-        item.generated += 1
-        text = item.wording.take(token)
-        likely = [logprobs(tokenizer, item.logits, token, params.top_logprobs)] if params.logprobs else []
-        item.sink(Delta(text, likely))
-        over = item.wording.stopped or (grammar is not None and grammar.finished)
-        if over or item.generated >= params.max_tokens:
-            self._finish(item, "stop" if over else "length", token)
+        request.sink(request.delta(token, tokenizer))
+        over = request.detokeniser.stopped or (grammar is not None and grammar.finished)
+        if over or request.generated >= params.max_tokens:
+            self._finish(request, "stop" if over else "length", token)
             return False
         return True
 
-    def _finish(self, item: Answer, reason: str, last: int | None = None) -> None:
-        """Ends an answer. `last`: a token that belongs to it and was not read yet.
+    def _finish(self, request: AnswerRequest, reason: str, last: int | None = None) -> None:
+        """End an answer. `last`: its last token, if that is not prefilled yet.
 
-        What is held back, half a character or what may become a stop string, is said at the end. Of a cancelled answer it
-        is not: had it gone on, or is it made again because a server was lost, it says what it says then.
+        Text that the detokeniser holds back is emitted now. A cancelled answer drops it: had the answer continued, or if it is
+        generated again after a server was lost, other text follows.
         """
-        assert item.wording is not None
-        if reason != "cancelled" and (rest := item.wording.end()):
-            item.sink(Delta(rest, []))
+        assert request.detokeniser is not None
+        if reason != "cancelled" and (rest := request.detokeniser.finish()):
+            request.sink(TokenDelta(rest, []))
         end = partial(self._end, reason=reason, last=last)
-        if len(item.open) + (last is not None) >= self._memory.segment_length:
-            self._set_aside(item, end)
+        if len(request.open) + (last is not None) >= self._memory.segment_length:
+            self._defer(request, end)
         else:
-            end(item)
+            end(request)
 
-    def _end(self, item: Answer, reason: str, last: int | None) -> None:
-        """Hands out what the answer leaves."""
-        assert item.wording is not None
+    def _end(self, request: AnswerRequest, reason: str, last: int | None) -> None:
+        """Pass the finished answer, its memory and its open segment to the sink."""
         for token in (None, last):
             if token is not None:
-                item.open = [*item.open, token]
-            if len(item.open) == self._memory.segment_length:
-                self._remember(item)
-        finished = Finished(
-            reason, item.wording.text, item.state.to("cpu"), list(item.open), item.generated, len(item.prompt),
-            time.perf_counter() - (item.began or 0.0),
-        )  # fmt: skip
-        self._forget(item)
-        item.sink(finished)
-
-    def _tensor(self, tokens: list[int]) -> Tensor:
-        return torch.tensor([tokens], dtype=torch.int64, device=self._device)
+                request.open = [*request.open, token]
+            if len(request.open) == self._memory.segment_length:
+                self._commit_segment(request)
+        finished = request.finished(reason)
+        self._remove(request)
+        request.sink(finished)

@@ -1,56 +1,58 @@
-"""`Reader`: does the jobs. Reads a document from its blob into a state, checkpointing as it goes.
+"""`Reader`: works on reading jobs. It prefills a document from its blob into a state, with checkpoints.
 
-Everything that a reading has learnt is in its record: state and cursor change together or not at all. So whoever takes
-the job over, after any kind of end, goes on at the last checkpoint and arrives at the same state, bit for bit.
+The record of a reading holds all of its progress: state and cursor change together or not at all. So any replica can take
+the job over at any time, resumes at the last checkpoint and arrives at the same state, bit for bit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
-from functools import partial
 from itertools import chain
-from typing import Any, Self
+from typing import Self
 
-import torch
-from redis.exceptions import RedisError, ResponseError
-
-from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
+from everlong_models import EverlongModelError, MemoryState, decode_state
 from everlong_server.engine.device.engine import Engine
+from everlong_server.engine.documents.checkpoints import Checkpoints
+from everlong_server.engine.documents.document_prefill import DocumentPrefill
 from everlong_server.engine.documents.token_offsets import TokenOffsets
-from everlong_server.engine.documents.token_stream import pieces
+from everlong_server.engine.documents.token_stream import TokenBlock, token_blocks
+from everlong_server.engine.jobs import CannotDoHere, JobWorker
 from everlong_server.errors import Damaged, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.pools import Pool
-from everlong_server.store.documents import Claim, Documents, Fenced
-from everlong_server.store.jobs import Job, Jobs, entry_of
+from everlong_server.store.documents import Claim, Documents
+from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import Cursor, Document, Reading
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passages
 
 log = logging.getLogger(__name__)
 
-_MOST_SEGMENTS = 64
-"""Handed to the engine at once, where they are read quickly: each time costs a round through the event loop."""
-_READING = Pool("everlong-reading", max(4, os.cpu_count() or 4))
-"""Texts are checked and encoded in threads of their own: answers wait for none of that."""
-_MAX_ATTEMPTS = 8
-_RETRY_SECONDS = 0.5
-_LONGEST_PAUSE = 30.0
-_BACK_SECONDS = 5.0
-"""Before a job is given back that cannot be done here, so that others are at it in the meantime."""
+_TEXT_THREADS = Pool("everlong-reading", max(4, os.cpu_count() or 4))
+"""Threads that check and encode texts, so that answers do not wait for that."""
 
 
-class Reader:
-    """Takes jobs until it is stopped. Several of them may run beside each other."""
+class ReadingError(Exception):
+    """The document cannot be read. `code`: the reason, for programs."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Reader(JobWorker[Claim]):
+    """Works on reading jobs, one at a time, until it is cancelled. Several readers may run at the same time."""
+
+    noun = "reading"
+    max_tries = 8
+    remedy = "upload the document again"
 
     def __init__(
         self,
@@ -65,124 +67,131 @@ class Reader:
         checkpoint_seconds: float,
         turn_seconds: float,
     ) -> None:
-        """`passages`: None if they are not wanted. `turn_seconds`: after so long a document lets others be read that wait,
-        and goes on behind them: short ones don't wait for long ones."""
-        self._engine = engine
+        """`passages`: None to index none. `turn_seconds`: after this time a document yields to waiting ones and continues
+        after them, so that short documents do not wait for long ones."""
+        super().__init__(engine, jobs, metrics)
         self._documents = documents
         self._blobs = blobs
         self._passages = passages
         self._token_offsets = token_offsets
-        self._jobs = jobs
-        self._metrics = metrics
         self._tracing = tracing
         self._checkpoint_seconds = checkpoint_seconds
         self._turn_seconds = turn_seconds
         self._indexing: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until cancelled. Redis being away is waited out."""
+        """Take jobs and work on them until cancelled."""
         try:
-            while True:
-                await self._next()
+            await super().run()
         finally:
-            await _ended(list(self._indexing))
+            await _cancel_all(list(self._indexing))
 
-    async def _next(self) -> None:
+    async def claim(self, id: str, by: str) -> Claim | None:
+        """Claim the reading; None if it is over."""
+        return await self._documents.claim(id, by)
+
+    async def reset_tries(self, id: str, claim: Claim) -> None:
+        """Set the reading's count of tries back to zero."""
+        await self._documents.untried(id, claim)
+
+    async def holder(self, id: str, claim: Claim) -> str | None:
+        """Return the claimant that has taken the reading over.
+
+        None if the reading is over, or if a late write of `claim` itself has changed the reading.
+        """
+        holder = await self._documents.holder(id)
+        return None if holder is None or holder[0] == claim.token else holder[1]
+
+    async def fail(self, id: str, claim: Claim, code: str, message: str) -> None:
+        """Store that the document cannot be read."""
+        log.warning("reading %s failed: %s", id, message)
+        current = await self._documents.reading(id)
+        if current is not None:
+            failure = {"message": message, "code": code}
+            await self._documents.checkpoint(current, claim, current.cursor, None, status="failed", error=failure)
+
+    async def perform(self, id: str, claim: Claim) -> bool:
+        """Read and return whether the reading is over; False if its turn is."""
         try:
-            job = await self._jobs.next(wait_ms=1000)
-            if job is not None:
-                if job.redelivered:
-                    self._metrics.redeliveries.labels("readings").inc()
-                await self._do(job)
-        except RedisError as error:
-            log.warning("redis is away, reading waits: %s", type(error).__name__)
-            await asyncio.sleep(_RETRY_SECONDS)
-            if isinstance(error, ResponseError) and "NOGROUP" in str(error):  # Redis has lost its data
-                with contextlib.suppress(RedisError):
-                    await self._jobs.prepare(alone=False)
+            return await self._read(id, claim)
+        except (OSError, Unavailable) as error:
+            # The blob store is unavailable or full, this text cannot be read, or this replica lacks an encryption key that
+            # another may have. The document may be readable later; other documents must not wait for it.
+            raise CannotDoHere(repr(error)) from error
 
-    async def _do(self, job: Job) -> None:
-        """One job, to its end; also one that was begun elsewhere or before."""
-        pause, by = _RETRY_SECONDS, job.claimant()
-        claim: Claim | None = None
-        lost: Claim | None = None
-        end: Callable[[], Awaitable[None]] | None = None
-        while self._engine.alive:
-            try:
-                if lost is not None:
-                    end = await self._left(job, lost)
-                    lost = None
-                if end is None:
-                    claim = await self._documents.claim(job.id, by)
-                    over = claim is None or await self._read(job.id, claim)
-                    end = partial(self._jobs.done if over else self._jobs.again, job)
-                await end()
-                return
-            except Fenced as reason:
-                log.info("reading stops: %s", reason)
-                lost, by = claim, job.claimant()
-            except RedisError as error:
-                # Nothing is lost: the next try starts at the last checkpoint. What has failed is not this one.
-                log.warning("redis is away, reading waits: %s", type(error).__name__)
-                await asyncio.sleep(_RETRY_SECONDS)
-            except (OSError, Unavailable) as error:
-                # The blob store is away or full, or this one text cannot be read: no reason to give the document up, nor to
-                # let others wait behind it. Or a key is missing that another replica may have.
-                log.warning("reading %s is given back: %r", job.id, error)
-                await asyncio.sleep(_BACK_SECONDS)
-                end = partial(self._back, job, claim)
-            except Exception:
-                # A device out of memory. The tries without progress are counted with the claim, and end this.
-                log.exception("reading %s broke off, trying again in %.1f s", job.id, pause)
-                await asyncio.sleep(pause)
-                pause, by = min(2 * pause, _LONGEST_PAUSE), job.claimant()
-        # The device is gone: the job stays, for this server's next start or for another replica.
-        log.error("the engine has failed, reading %s waits for a restart", job.id)
-        await asyncio.Event().wait()
-
-    async def _back(self, job: Job, claim: Claim | None) -> None:
-        """Others may do the job; that it could not be done here was no try."""
-        if claim is not None:
-            await self._documents.untried(job.id, claim)
-        await self._jobs.again(job)
-
-    async def _left(self, job: Job, lost: Claim) -> Callable[[], Awaitable[None]] | None:
-        """How the job ends here if somebody else has claimed its reading; None: it is to be claimed again, since it is over,
-        or what came between was a late write of our own."""
-        holder = await self._documents.holder(job.id)
-        if holder is None or holder[0] == lost.token:
-            return None
-        self._metrics.lease_losses.labels("reading").inc()
-        return partial(self._jobs.drop, job, entry_of(holder[1]))
-
-    async def _read(self, reading_id: str, claim: Claim) -> bool:
-        """Whether it is over; False if it has to go on later."""
-        reading = await self._documents.reading(reading_id, with_state=True)
+    async def _read(self, id: str, claim: Claim) -> bool:
+        """Read, and fail the reading if its document cannot be read."""
+        reading = await self._documents.reading(id, with_state=True)
         if reading is None:
             return True
         try:
-            if claim.attempts > _MAX_ATTEMPTS:
-                raise ReadingError("too_many_attempts", f"given up after {_MAX_ATTEMPTS} tries without progress")
             with self._tracing.span(
                 "read", "consumer", parent=reading.trace, everlong__document=reading.documents[-1],
                 everlong__model=self._engine.model.name, everlong__attempt=claim.attempts,
             ) as span:  # fmt: skip
-                read, over = await self._advance(reading, claim)
-                span.set(everlong__tokens__read=read.tokens, everlong__segments=read.segments)
+                cursor, over = await self._advance(reading, claim)
+                span.set(everlong__tokens__read=cursor.tokens, everlong__segments=cursor.segments)
                 return over
         except (ReadingError, EverlongModelError, Damaged, FileNotFoundError, UnicodeDecodeError) as error:
             if isinstance(error, FileNotFoundError) and await asyncio.to_thread(self._blobs.word) is None:
-                raise  # not this text alone is missing
+                raise  # the whole blob store is missing, not this text alone
             code = error.code if isinstance(error, ReadingError | Damaged) else "reading_failed"
-            log.warning("reading %s failed: %s", reading_id, error)
-            current = await self._documents.reading(reading_id)
-            if current is not None:
-                failure = {"message": str(error), "code": code}
-                await self._documents.checkpoint(current, claim, current.cursor, None, status="failed", error=failure)
+            await self.fail(id, claim, code, str(error))
             return True
 
+    async def _advance(self, reading: Reading, claim: Claim) -> tuple[Cursor, bool]:
+        """Read to the end of the last document, or until the turn is over and others wait.
+
+        Returns the cursor, and whether it is the end.
+        """
+        document: Document = await self._documents.get(reading.documents[-1])
+        state, cursor = await self._begin(reading)
+        started = time.monotonic()
+        prefill = DocumentPrefill(
+            self._engine, self._metrics, reading.tenant, state, cursor, request_seconds=self._checkpoint_seconds / 4
+        )
+        if reading.state is None:
+            await self._check_text(document)
+        offset = max(cursor.offset, document.text_offset)
+        resume_points = array("q")
+        async with AsyncExitStack() as stack:
+            file = stack.enter_context(await _TEXT_THREADS.run(self._blobs.open, document.id, offset))
+            index = await stack.enter_async_context(self._indexing_passages(document))
+            checkpoints = await stack.enter_async_context(Checkpoints(self._documents, self._metrics, reading, claim))
+            blocks = token_blocks(file, self._engine.model.tokenizer, offset)
+            encoded = await stack.enter_async_context(_Prefetch(blocks))
+            while (block := await encoded.next()) is not None:
+                resume_points.extend(chain.from_iterable(block.resume_points))
+                prefill.start_block(block)
+                while prefill.has_tokens:
+                    await prefill.read_next()
+                    if checkpoints.age >= self._checkpoint_seconds:
+                        await checkpoints.add(prefill.state, prefill.cursor)
+                        if await self._turn_is_over(started):
+                            await checkpoints.written()
+                            return prefill.cursor, False
+            await checkpoints.written()
+            await index
+            await self._token_offsets.ensure(document, resume_points if offset == document.text_offset else None)
+            cursor = prefill.end(document)
+            digest = await asyncio.to_thread(prefill.state.digest)
+            await checkpoints.add(prefill.state, cursor, status="ready", state_digest=digest)
+            await checkpoints.written()
+        return cursor, True
+
+    async def _check_text(self, document: Document) -> None:
+        """Raise `ReadingError` if the stored text is not the one that was uploaded."""
+        size = document.text_offset + document.bytes
+        if damage := await _TEXT_THREADS.run(self._blobs.check, document.id, size, document.digest):
+            raise ReadingError("document_damaged", f"the stored text is damaged: {damage}")
+
+    async def _turn_is_over(self, started: float) -> bool:
+        """Return whether the reading has used its turn and other jobs wait."""
+        return time.monotonic() - started >= self._turn_seconds and await self._jobs.waiting()
+
     async def _begin(self, reading: Reading) -> tuple[MemoryState, Cursor]:
-        """Where this reading stands, or starts: behind the documents before the last, or the chat format's head."""
+        """Return the state and cursor of the last checkpoint or, without one, of the start: after the preceding documents, or the
+        chat format's head."""
         model = self._engine.model
         if reading.state is not None:
             return await asyncio.to_thread(decode_state, reading.state, model.fingerprint), reading.cursor
@@ -190,148 +199,62 @@ class Reader:
             return model.memory.initial_state(1).to("cpu"), Cursor(open=model.chat.head, position=len(model.chat.head))
         parent = await self._documents.reading(reading.parent, with_state=True)
         if parent is None or parent.status != "ready" or parent.state is None:
-            why = parent.error["message"] if parent is not None and parent.error else "it is not there"
-            raise ReadingError("document_failed", f"the document before it could not be read: {why}")
+            why = parent.error["message"] if parent is not None and parent.error else "it does not exist"
+            raise ReadingError("document_failed", f"the preceding document could not be read: {why}")
         before = parent.cursor
         cursor = Cursor(open=before.open + model.chat.separator, position=before.position + len(model.chat.separator))
         return await asyncio.to_thread(decode_state, parent.state, model.fingerprint), cursor
 
-    def _made(self, index: asyncio.Task[None]) -> None:
+    def _index_done(self, index: asyncio.Task[None]) -> None:
         self._indexing.discard(index)
-        if not index.cancelled() and (error := index.exception()) is not None:  # the next turn makes it, or says so
-            log.info("an index broke off: %r", error)
+        if not index.cancelled() and (error := index.exception()) is not None:
+            log.info("an index failed: %r", error)  # the next turn indexes again, or raises the error
 
     @asynccontextmanager
-    async def _indexed(self, document: Document) -> AsyncIterator[asyncio.Task[None]]:
-        """Makes the document's passages beside the block, on a thread of their own: a task to wait for at the text's end. It goes on
-        when only a turn is over, and ends with a reading that fails."""
+    async def _indexing_passages(self, document: Document) -> AsyncIterator[asyncio.Task[None]]:
+        """Index the document's passages during the block, on another thread. Yields the task, to await at the end of the text.
 
-        async def make() -> None:
+        The task continues after the block if only the reading's turn is over, and is cancelled if the reading fails.
+        """
+
+        async def index_passages() -> None:
             if self._passages is not None:
                 await self._passages.ensure(document)
 
-        index = asyncio.create_task(make())
+        index = asyncio.create_task(index_passages())
         self._indexing.add(index)
-        index.add_done_callback(self._made)
+        index.add_done_callback(self._index_done)
         try:
             yield index
         except BaseException:
-            await _ended([index])
+            await _cancel_all([index])
             raise
 
-    async def _advance(self, reading: Reading, claim: Claim) -> tuple[Cursor, bool]:
-        """To the end of its last document, or until its turn is over and others wait. How far; whether that is the end."""
-        model = self._engine.model
-        S = model.segment_length
-        document: Document = await self._documents.get(reading.documents[-1])
-        state, cursor = await self._begin(reading)
-        start = saved = time.monotonic()
-        began, at_once = cursor.seconds - start, 1
 
-        size = document.text_offset + document.bytes
-        if reading.state is None and (
-            damage := await _READING.run(self._blobs.check, document.id, size, document.digest)
-        ):
-            raise ReadingError("document_damaged", f"the stored text is damaged: {damage}")
-        offset = max(cursor.offset, document.text_offset)
-        async with AsyncExitStack() as stack:
-            file = stack.enter_context(await _READING.run(self._blobs.open, document.id, offset))
-            index = await stack.enter_async_context(self._indexed(document))
-            checkpoints = await stack.enter_async_context(_Checkpoints(self._documents, self._metrics, reading, claim))
-            source = pieces(file, model.tokenizer, offset)
-            skip, places = cursor.skip, array("q")
-            # The next piece is encoded while the device reads this one.
-            upcoming = asyncio.create_task(_READING.run(next, source, None))
-            try:
-                while (piece := await upcoming) is not None:
-                    upcoming = asyncio.create_task(_READING.run(next, source, None))
-                    places.extend(chain.from_iterable(piece.places))
-                    done, skip = skip, max(0, skip - len(piece.tokens))
-                    while done < len(piece.tokens):
-                        taken = piece.tokens[done : done + at_once * S - len(cursor.open)]
-                        tokens, full = list(cursor.open) + taken, (len(cursor.open) + len(taken)) // S * S
-                        if full:
-                            begin = time.perf_counter()
-                            state = await self._engine.read(state, torch.tensor(tokens[:full]), reading.tenant)
-                            each = (time.perf_counter() - begin) * S / full
-                            self._metrics.segment_seconds.observe(each)
-                            # Of what may be lost and read again, a quarter.
-                            at_once = max(1, min(_MOST_SEGMENTS, int(self._checkpoint_seconds / 4 / each)))
-                        done += len(taken)
-                        self._metrics.tokens_read.inc(len(taken))
-                        cursor = replace(
-                            cursor, offset=piece.offset, skip=done, open=tuple(tokens[full:]),
-                            tokens=cursor.tokens + len(taken), position=cursor.position + len(taken),
-                            segments=cursor.segments + full // S,
-                            bytes=piece.offset + (piece.end - piece.offset) * done // len(piece.tokens),
-                            seconds=began + time.monotonic(),
-                        )  # fmt: skip
-                        if time.monotonic() - saved >= self._checkpoint_seconds:
-                            await checkpoints.add(state, cursor)
-                            saved = time.monotonic()
-                            if saved - start >= self._turn_seconds and await self._jobs.waiting():
-                                await checkpoints.written()
-                                return cursor, False
-                await checkpoints.written()
-                await index
-                await self._token_offsets.keep(document, places if offset == document.text_offset else None)
-            finally:
-                upcoming.cancel()
-                await asyncio.gather(upcoming, return_exceptions=True)
-        cursor = replace(cursor, offset=size, skip=0, bytes=size, seconds=began + time.monotonic())
-        await checkpoints.add(state, cursor, status="ready", state_digest=await asyncio.to_thread(state.digest))
-        await checkpoints.written()
-        return cursor, True
+class _Prefetch:
+    """Encodes the next block of tokens on a thread while the device reads the current one."""
 
-
-async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancels them, and waits for that."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _Checkpoints:
-    """Writes where a reading stands, one after the other, while the device goes on."""
-
-    def __init__(self, documents: Documents, metrics: Metrics, reading: Reading, claim: Claim) -> None:
-        self._documents = documents
-        self._metrics = metrics
-        self._reading = reading
-        self._claim = claim
-        self._writing: asyncio.Task[None] | None = None
+    def __init__(self, blocks: Iterator[TokenBlock]) -> None:
+        self._blocks = blocks
+        self._next: asyncio.Task[TokenBlock | None] = asyncio.create_task(_TEXT_THREADS.run(next, blocks, None))
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """What is not written by then is not wanted."""
-        if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+        self._next.cancel()
+        await asyncio.gather(self._next, return_exceptions=True)
 
-    async def add(self, state: MemoryState, cursor: Cursor, **end: object) -> None:
-        """Begins to write, once the one before is written. Raises what that has failed with, as `Fenced`."""
-        await self.written()
-        self._writing = asyncio.create_task(self._write(state, cursor, end))
-
-    async def written(self) -> None:
-        """All that was added is in Redis. Raises as `add` does."""
-        if self._writing is not None:
-            await self._writing
-
-    async def _write(self, state: MemoryState, cursor: Cursor, end: dict[str, Any]) -> None:
-        blob = await asyncio.to_thread(encode_state, state, self._reading.model)
-        with self._metrics.checkpoint_seconds.time():
-            version = await self._documents.checkpoint(
-                self._reading, self._claim, cursor, blob, state_bytes=state.nbytes, **end
-            )
-        self._reading = replace(self._reading, version=version)
+    async def next(self) -> TokenBlock | None:
+        """Return the next block, or None at the end of the text."""
+        block = await self._next
+        if block is not None:
+            self._next = asyncio.create_task(_TEXT_THREADS.run(next, self._blocks, None))
+        return block
 
 
-class ReadingError(Exception):
-    """A document that cannot be read; `code` for programs."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel all tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""A text's tokens, piece by piece."""
+"""`token_blocks`: tokenises a text file block by block, in bounded memory."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import IO
 
 from everlong_models.text.tokenizer import ResumePoint, Tokenizer
 
-_BLOCK = 1 << 16
+_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Tokens of a text, and its bytes: at `offset` encoding can be resumed to get them again.
+class TokenBlock:
+    """Tokens of the bytes [`offset`, `end`) of a text file. Encoding can be resumed at `offset` and yields the same tokens.
 
-    `places`: others of that kind in it, counted from where the first piece begins.
+    `resume_points`: further positions in the block at which encoding can be resumed, counted from the start of the first block.
     """
 
     offset: int
     end: int
     tokens: list[int]
-    places: list[ResumePoint]
+    resume_points: list[ResumePoint]
 
 
-def pieces(file: IO[bytes], tokenizer: Tokenizer, offset: int) -> Iterator[Piece]:
-    """The tokens of the UTF-8 text in `file`, which stands at byte `offset`, in bounded memory."""
+def token_blocks(file: IO[bytes], tokenizer: Tokenizer, offset: int) -> Iterator[TokenBlock]:
+    """Yield the tokens of the UTF-8 text in `file`, whose current position is byte `offset`."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     stream = tokenizer.stream()
     while True:
         start = stream.consumed
-        block = file.read(_BLOCK)
-        tokens = stream.feed(decoder.decode(block, final=not block))
-        if not block:
+        data = file.read(_READ_BYTES)
+        tokens = stream.feed(decoder.decode(data, final=not data))
+        if not data:
             tokens += stream.finish()
         if tokens:
-            places, stream.resume_points = stream.resume_points, []
-            yield Piece(offset + start, offset + stream.consumed, tokens, places)
-        if not block:
+            resume_points, stream.resume_points = stream.resume_points, []
+            yield TokenBlock(offset + start, offset + stream.consumed, tokens, resume_points)
+        if not data:
             return

@@ -1,4 +1,4 @@
-"""Every memory is served by the same server: read, ask, go on."""
+"""The same server serves every memory: read a document, ask about it, continue."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def folder_of(case: str, tiny_model: Path, target: Path) -> Path:
     return target
 
 
-def test_every_memory_is_tried() -> None:
+def test_every_memory_has_a_case() -> None:
     assert {spec.get("name", case) for case, spec in SPECS.items()} == set(MEMORIES)
 
 

@@ -1,4 +1,4 @@
-"""A caller who goes away before the first word: nothing of the answer goes on."""
+"""A caller that disconnects before the first token cancels the whole answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from everlong_server.errors import Overloaded
 
 
 class Slow:
-    """What takes long to begin: a search whose index is still to be made, say."""
+    """A turn that takes long to begin, such as one that waits for an index."""
 
     def __init__(self) -> None:
         self.begun, self.ended = asyncio.Event(), 0
@@ -34,7 +34,7 @@ class Slow:
 
 
 def leaving(slow: Slow) -> Request:
-    """Of a caller who leaves once it has begun."""
+    """A request whose caller disconnects once the turn has begun."""
 
     async def receive() -> dict[str, Any]:
         await slow.begun.wait()
@@ -66,7 +66,7 @@ async def test_a_response(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None
 
 
 class Chats:
-    """Begins the first turn at once; `others` are how the rest of them begin."""
+    """Begins the first turn at once, and the other turns with `others`."""
 
     def __init__(self, others: Any) -> None:
         self.others, self.asked, self.closed = others, 0, 0
@@ -109,7 +109,7 @@ async def test_several_answers_of_a_chat(stream: bool) -> None:
 
 
 @pytest.mark.usefixtures("_plain")
-async def test_if_one_is_refused_none_goes_on() -> None:
+async def test_if_one_answer_is_refused_all_are_cancelled() -> None:
     async def refuse() -> None:
         raise Overloaded("full")
 

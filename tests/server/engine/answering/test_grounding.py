@@ -1,4 +1,4 @@
-"""What an answer is grounded on: the passages that are taken, and where they stand."""
+"""Grounding: which passages become evidence, and where in the prompt they are."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong_models import load_model
-from everlong_server.engine.answering.grounding import TEMPLATE, Recall, asks, choose, choose_in_window, lacks, words_of
-from everlong_server.engine.answering.turn import Place, TurnRunner
+from everlong_server.engine.answering.grounding import (
+    TEMPLATE,
+    Recall,
+    is_question,
+    search_words,
+    select_passages,
+    select_passages_in_window,
+    texts_lack_answer,
+)
+from everlong_server.engine.answering.prompt import PromptBuilder
+from everlong_server.engine.answering.turn_context import TurnContext
 from everlong_server.store.records import Session
 from everlong_server.store.texts.passages import Passage, split
 from tests.tinymodel import NOVEL, STORY, make_model
@@ -38,7 +47,7 @@ def passages_of(text: str) -> list[Passage]:
 def test_neighbours_are_merged_and_offsets_are_exact() -> None:
     text = "  " + " ".join(f"Ünïcödé 字 wörd {n}." for n in range(150))
     a, b, c, d = passages_of(text)[:4]
-    evidence, before = choose([d, b, a], "", 100_000, len)
+    evidence, before = select_passages([d, b, a], "", 100_000, len)
     assert [(e.start, e.end) for e in evidence] == [
         (2, b.end - 1),
         (d.start, d.end - len(d.text) + len(d.text.rstrip())),
@@ -50,46 +59,46 @@ def test_neighbours_are_merged_and_offsets_are_exact() -> None:
     assert c.text not in before
 
 
-def test_the_best_passage_is_the_first_piece_of_evidence_and_stands_next_to_the_question() -> None:
+def test_the_best_passage_is_the_first_evidence_and_next_to_the_question() -> None:
     a, b, c = (replace(p, score=score) for p, score in zip(passages_of(ALICE)[:5:2], (2.0, 3.0, 1.5), strict=True))
-    evidence, before = choose([b, a, c], "", 10_000, len)
+    evidence, before = select_passages([b, a, c], "", 10_000, len)
     assert [e.start for e in evidence] == [b.start, a.start, c.start]
-    assert before == TEMPLATE.before([c.text, a.text, b.text])
+    assert before == TEMPLATE.render([c.text, a.text, b.text])
 
 
 def test_the_budget_holds_and_what_is_seen_is_not_repeated() -> None:
     found = passages_of(ALICE)[:9:2]
     for budget in (5, 60, 200, 700, 1500, 5000):
-        evidence, before = choose(found, "", budget, len)
+        evidence, before = select_passages(found, "", budget, len)
         assert len(before) <= budget
         assert bool(evidence) == bool(before) == (budget >= 200)
         for e in evidence:
             assert ALICE[e.start : e.end] == e.text
-    evidence, before = choose(found, ALICE, 5000, len)
+    evidence, before = select_passages(found, ALICE, 5000, len)
     assert len(evidence) == 5, "it rests on them all the same"
     assert before == ""
 
 
 def test_a_budget_that_holds_a_word_gives_it_and_a_smaller_one_nothing() -> None:
     (first, *_) = passages_of(ALICE)
-    template = TEMPLATE.before([""])
+    template = TEMPLATE.render([""])
     word = first.text.split()[0]
-    evidence, before = choose([first], "", len(template) + len(word), len)
+    evidence, before = select_passages([first], "", len(template) + len(word), len)
     assert [e.text for e in evidence] == [word]
-    assert before == TEMPLATE.before([word])
-    assert choose([first], "", len(template) + len(word) - 1, len) == ([], "")
-    assert choose([], "", 10_000, len) == ([], "")
+    assert before == TEMPLATE.render([word])
+    assert select_passages([first], "", len(template) + len(word) - 1, len) == ([], "")
+    assert select_passages([], "", 10_000, len) == ([], "")
 
 
-def test_of_a_best_passage_that_is_too_long_there_is_its_beginning_and_no_shorter_one_instead() -> None:
+def test_a_best_passage_that_is_too_long_is_shortened_and_not_replaced() -> None:
     long, short = passages_of("The submarine " + "sank " * 60 + "quickly. Yes. " + "And " * 80)[:2]
     short = replace(short, text=short.text[:5], end=short.start + 5, end_byte=short.start_byte + 5)
-    room = len(TEMPLATE.before([long.text])) - 20
-    assert len(TEMPLATE.before([short.text])) < room
-    (only,), _ = choose([long, short], "", room, len)
+    room = len(TEMPLATE.render([long.text])) - 20
+    assert len(TEMPLATE.render([short.text])) < room
+    (only,), _ = select_passages([long, short], "", room, len)
     assert only.start == 0
     assert long.text.startswith(only.text)
-    assert room - len(TEMPLATE.before([only.text])) < len("quickly. ")
+    assert room - len(TEMPLATE.render([only.text])) < len("quickly. ")
 
 
 @pytest.mark.parametrize(
@@ -99,16 +108,16 @@ def test_of_a_best_passage_that_is_too_long_there_is_its_beginning_and_no_shorte
         ("What is the plot of the story?", False), ("Does that make sense?", False), ("Why?", False), ("?", False), ("孔子住在哪里?", True),
     ],
 )  # fmt: skip
-def test_a_question_about_something_is_told_from_talk(message: str, is_one: bool) -> None:
-    assert asks(message) is is_one
+def test_questions_are_distinguished_from_small_talk(message: str, is_one: bool) -> None:
+    assert is_question(message) is is_one
 
 
 @pytest.mark.parametrize("tokens", [100, 128])
-def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, tokens: int) -> None:
-    """A memory of its kind keeps no tokens: what the end of a segment takes along cannot be quoted any more."""
+def test_evidence_is_in_the_segment_that_the_answer_begins_in(model: Path, tokens: int) -> None:
+    """This memory keeps no tokens, so tokens of earlier segments cannot be quoted."""
     served = load_model(str(model), models_dir=model.parent)
     S, tokenizer = served.memory.segment_length, served.tokenizer
-    turns = TurnRunner(SimpleNamespace(model=served), *[None] * 5, max_message_chars=100)  # type: ignore[arg-type]
+    prompts = PromptBuilder(SimpleNamespace(model=served), None, TEMPLATE)  # type: ignore[arg-type]
     found = [replace(p, score=9.0 - n) for n, p in enumerate(passages_of(ALICE)[4:16])]
     state, filling, with_some = served.memory.initial_state(1), tokenizer.encode(NOVEL.read_text()[:2000]), 0
     for messages in (0, 2):
@@ -116,9 +125,9 @@ def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, t
             fields = Session.fields("", "", "", ["doc"]) | {"messages": messages, "position": open + S}
             session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
             session = replace(session, open=tuple(filling[:open]))
-            place = Place(session, state, (), None, AsyncMock())
-            prompt, evidence, *_ = turns._prompt(place, QUESTION, found, Recall(16, tokens), lacking=False)
-            said = [*session.open, *prompt]
+            context = TurnContext(session, state, (), None, AsyncMock())
+            prompt = prompts.build(context, QUESTION, found, Recall(16, tokens), lacks_answer=False)
+            evidence, said = prompt.evidence, [*session.open, *prompt.tokens]
             last = tokenizer.decode(said[(len(said) - 1) // S * S :], skip_special=False)
             for e in evidence:
                 assert e.text in last, open
@@ -128,17 +137,17 @@ def test_evidence_stands_in_the_segment_that_the_answer_begins_in(model: Path, t
     assert with_some > 0.9 * 2 * S
 
 
-def test_that_a_text_lacks_an_answer_is_said_of_what_was_searched_for_well() -> None:
+def test_texts_lack_an_answer_only_after_a_conclusive_search() -> None:
     foreign, near = "Which submarine torpedoed Zanzibar?", [replace(passages_of(ALICE)[0], share=0.1)]
-    for talked in (False, True):
-        assert lacks(foreign, [], talked=talked)
-        assert lacks(foreign, near, talked=talked)
-        assert not lacks(foreign, [replace(near[0], share=0.9)], talked=talked)
+    for has_history in (False, True):
+        assert texts_lack_answer(foreign, [], has_history=has_history)
+        assert texts_lack_answer(foreign, near, has_history=has_history)
+        assert not texts_lack_answer(foreign, [replace(near[0], share=0.9)], has_history=has_history)
         for other in ("孔子住在哪里?", "Где живёт Алиса?", "Sounds good?", "Tell me about submarines."):
-            assert not lacks(other, [], talked=talked)
+            assert not texts_lack_answer(other, [], has_history=has_history)
     own = "Which submarine did I ask you about?"
-    assert lacks(own, [], talked=False)
-    assert not lacks(own, [], talked=True)
+    assert texts_lack_answer(own, [], has_history=False)
+    assert not texts_lack_answer(own, [], has_history=True)
 
 
 @settings(max_examples=200, deadline=None)
@@ -149,10 +158,10 @@ def test_that_a_text_lacks_an_answer_is_said_of_what_was_searched_for_well() -> 
 def test_evidence_is_among_the_last_tokens_that_a_window_keeps(
     budget: int, window: int, after: int, kept: int, between: int
 ) -> None:
-    """Here a token is a character."""
+    """In this test a token is a character."""
     found = [replace(p, score=9.0 - n) for n, p in enumerate(passages_of(ALICE)[:6:2])]
     held = [*map(ord, ALICE[:kept])]
-    evidence, text = choose_in_window(
+    evidence, text = select_passages_in_window(
         found, held, budget, len, lambda ids: "".join(map(chr, ids)), window=window, between=between, after=after
     )
     assert len(text) <= budget
@@ -161,27 +170,28 @@ def test_evidence_is_among_the_last_tokens_that_a_window_keeps(
         assert e.text in seen
         assert ALICE[e.start : e.end] == e.text
     room = min(budget, window - after)
-    assert bool(evidence) or room < len(TEMPLATE.before([found[0].text]))
+    assert bool(evidence) or room < len(TEMPLATE.render([found[0].text]))
 
 
-def test_a_long_question_leaves_a_window_that_much_less_for_passages(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_long_question_leaves_less_of_the_window_for_passages(tiny_model: Path, tmp_path: Path) -> None:
     options = {"segment_length": 64, "sinks": 4, "window": 128}
     served = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
     memory, tokenizer = served.memory, served.tokenizer
-    turns = TurnRunner(SimpleNamespace(model=served), *[None] * 5, max_message_chars=10_000)  # type: ignore[arg-type]
+    prompts = PromptBuilder(SimpleNamespace(model=served), None, TEMPLATE)  # type: ignore[arg-type]
     found, read = passages_of(ALICE)[4:9:2], tokenizer.encode(ALICE)[: 6 * 64]
     state = memory.read(torch.tensor([read]), memory.initial_state(1))
     for messages in (0, 2):
         for asked, some in ((QUESTION, True), (QUESTION + " Indeed?" * 12, True), (QUESTION + " Indeed?" * 60, False)):
             fields = Session.fields("", "", "", ["doc"]) | {"messages": messages, "position": len(read)}
             session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
-            place = Place(session, state, (), None, AsyncMock())
+            context = TurnContext(session, state, (), None, AsyncMock())
             for tokens in (96, 192):
-                prompt, evidence, *_ = turns._prompt(place, asked, found, Recall(4, tokens), lacking=False)
+                built = prompts.build(context, asked, found, Recall(4, tokens), lacks_answer=False)
+                prompt, evidence = built.tokens, built.evidence
                 visible = tokenizer.decode(prompt[-128 - len(prompt) % 64 :], skip_special=False)
                 assert bool(evidence) is some, (messages, asked, tokens)
                 assert all(e.text in visible for e in evidence)
-    assert turns._prompt(place, asked, [], Recall(4, 192), lacking=True)[0] == prompt, (
+    assert prompts.build(context, asked, [], Recall(4, 192), lacks_answer=True).tokens == prompt, (
         "no room to say that it is not there"
     )
 
@@ -191,15 +201,15 @@ def test_everyday_words_of_a_long_question_are_left_out_first() -> None:
         "Honestly, wow, this seems absolutely amazing, interesting, clever, lovely! Who torpedoed the aquarium in Zanzibar? "
         "Really sounds crazy, weird, strange, stupid, boring, seriously, pretty terrible."
     )
-    assert words_of(wordy, None) == {"torpedoed": 1.0, "aquarium": 1.0, "zanzibar": 1.0}
-    assert words_of(wordy.replace("torpedoed the aquarium in Zanzibar", "knew"), None) == {}
+    assert search_words(wordy, None) == {"torpedoed": 1.0, "aquarium": 1.0, "zanzibar": 1.0}
+    assert search_words(wordy.replace("torpedoed the aquarium in Zanzibar", "knew"), None) == {}
 
 
 def test_letters_with_a_thousand_accents_are_composed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Composing takes the square of their number, and Python's lock."""
+    """Composing them at once takes quadratic time and holds the GIL."""
     lengths, normalize = [], unicodedata.normalize
     monkeypatch.setattr(unicodedata, "normalize", lambda form, text: lengths.append(len(text)) or normalize(form, text))
-    words = words_of("Which cafe\u0301 is a" + "\u0301\u0323" * 3000 + "?", None)
+    words = search_words("Which cafe\u0301 is a" + "\u0301\u0323" * 3000 + "?", None)
     assert "caf\u00e9" in words
     assert sum(lengths) > 6000
     assert max(lengths) <= 256

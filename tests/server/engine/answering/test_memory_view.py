@@ -97,7 +97,7 @@ def test_a_memory_shows_what_it_attends_to_and_gives_space_to(sticky: Server, to
     assert gone["layers"][0]["edges"] == after["layers"][0]["edges"]
 
 
-def test_words_are_looked_for_while_the_look_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_looked_up_while_the_view_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     documents = ("doc_a", "doc_b", "doc_c")
     admitted, looked = [False], []
 
@@ -124,7 +124,7 @@ def test_words_are_looked_for_while_the_look_is_admitted(monkeypatch: pytest.Mon
     phrases = [SimpleNamespace(start=n, end=n + 2) for n in (1, 21)]
     view = SimpleNamespace(layers=[SimpleNamespace(phrases=phrases)])
     memories: Any = MemoryViews(
-        SimpleNamespace(admit=admit, model=None, usual_seconds=1.0, look=AsyncMock(return_value=view)),  # type: ignore[arg-type]
+        SimpleNamespace(admit=admit, model=None, typical_seconds=1.0, memory_view=AsyncMock(return_value=view)),  # type: ignore[arg-type]
         AsyncMock(),
         AsyncMock(get=AsyncMock(return_value=session)),
         SimpleNamespace(reading=reading, get=document),  # type: ignore[arg-type]
@@ -132,11 +132,11 @@ def test_words_are_looked_for_while_the_look_is_admitted(monkeypatch: pytest.Mon
         SimpleNamespace(stream=lambda usual: contextlib.nullcontext(), tenant="ann"),  # type: ignore[arg-type]
     )
     monkeypatch.setattr("everlong_server.engine.answering.memory_view.load_state", lambda *_: None)
-    asyncio.run(memories.look("ses_1"))
+    asyncio.run(memories.view("ses_1"))
     assert looked == [("doc_a", [(1, 3)]), ("doc_c", [(1, 3)])]
 
 
-def test_rmt_tells_how_old_and_how_full_it_is(server: Server) -> None:
+def test_rmt_shows_its_age_and_how_full_it_is(server: Server) -> None:
     session = server.session(server.read(TEXT)["id"])
     seen = memory(server, session["id"])
     (part,) = seen["parts"]
@@ -150,7 +150,7 @@ def test_rmt_tells_how_old_and_how_full_it_is(server: Server) -> None:
     assert empty["parts"][0]["change"] is None
 
 
-def test_a_look_is_refused_as_a_message_is(server: Server) -> None:
+def test_a_view_is_refused_like_a_message(server: Server) -> None:
     server.error(server.http.get("/v1/sessions/ses_0/memory"), 404, "session_not_found", "session_id")
     document = server.upload(STORY.read_text() * 10)["id"]
     session = server.session(document)["id"]
@@ -165,7 +165,7 @@ def test_a_look_is_refused_as_a_message_is(server: Server) -> None:
     server.http.delete(f"/v1/sessions/{ready}")
 
 
-def test_a_look_does_not_wait_for_the_answer_under_way(server: Server) -> None:
+def test_a_view_does_not_wait_for_a_running_answer(server: Server) -> None:
     session = server.session()["id"]
     body = {"content": "Talk.", "stream": True, "max_tokens": 1_000_000, "ignore_eos": True}
     with server.http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:

@@ -1,4 +1,4 @@
-"""Passages: how a text is cut, how they are found, and what an answer is grounded on."""
+"""Passages over HTTP: how a text is split, how passages are found, and the evidence of answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tokenizer(model: Path) -> Tokenizer:
 
 
 def check_tokens(tokenizer: Tokenizer, text: str, evidence: list[dict[str, Any]]) -> None:
-    """Each piece's tokens are those of the whole text that any of its characters are in."""
+    """Check that the tokens of each piece of evidence are those of the whole text that have any of its characters."""
     spans = tokenizer.spans(text)
     assert evidence
     for e in evidence:
@@ -106,15 +106,13 @@ def test_what_cannot_be_recalled_is_refused(grounded: Server, recall: object, pa
     assert answer.json()["error"]["param"] == param
 
 
-def test_a_message_that_says_nothing_of_recall_uses_its_sessions_and_then_the_servers(
-    grounded: Server, document: str
-) -> None:
+def test_a_message_without_recall_uses_that_of_its_session_or_the_server(grounded: Server, document: str) -> None:
     path = "/v1/sessions"
     made = grounded.http.post(path, json={"documents": [document], "recall": {"tokens": 40}}).json()
     path = f"{path}/{made['id']}"
 
     def found(**more: object) -> int:
-        """Characters of evidence."""
+        """Return the number of characters of evidence."""
         fork = grounded.http.post(f"{path}/fork").json()["id"]
         return sum(len(e["text"]) for e in grounded.say(fork, QUESTION, **GREEDY, **more)["evidence"])
 
@@ -159,8 +157,8 @@ def test_what_cannot_be_recalled_is_refused_of_a_session_too(grounded: Server, r
     assert grounded.get_session(session["id"]) == session
 
 
-def test_a_document_stands_in_a_session_once(grounded: Server, document: str) -> None:
-    """Else all of its passages would be found twice."""
+def test_a_session_takes_a_document_once(grounded: Server, document: str) -> None:
+    """Otherwise each of its passages would be found twice."""
     answer = grounded.http.post("/v1/sessions", json={"documents": [document, document]})
     error = grounded.error(answer, 422, "invalid_value", "documents")
     assert repr(document) in error["message"]
@@ -195,8 +193,8 @@ def test_any_question_is_answered(grounded: Server, document: str, content: str)
     assert grounded.say(grounded.session(document)["id"], content, **GREEDY)["content"]
 
 
-def test_the_index_comes_and_goes_with_its_document(new_server, model: Path, tokenizer: Tokenizer) -> None:
-    """And with it where its tokens stand, also of a text whose reading was resumed."""
+def test_the_index_is_created_and_deleted_with_its_document(new_server, model: Path, tokenizer: Tokenizer) -> None:
+    """So are its token offsets, even if the reading was resumed."""
     server = new_server(model, checkpoint_seconds=0).start()
     folder = server.data / "documents"
     text = "«Naïve» 🐋 " * 20 + ALICE[:40_000]
@@ -210,7 +208,7 @@ def test_the_index_comes_and_goes_with_its_document(new_server, model: Path, tok
     rows = table.read_bytes()
     assert len(rows) > 24 * 100
     check_tokens(tokenizer, text, server.say(server.session(document)["id"], QUESTION, **GREEDY)["evidence"])
-    index.unlink()  # as of a document that an older server read
+    index.unlink()  # as for a document that an older server has read
     table.unlink()
     session = server.session(document)["id"]
     check_tokens(tokenizer, text, server.say(session, QUESTION, **GREEDY)["evidence"])
@@ -239,7 +237,7 @@ def test_evidence_comes_before_the_first_word_over_a_socket(grounded: Server, do
 
 @pytest.fixture(scope="module")
 def windowed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A memory that reads as fast as it can."""
+    """A server with a window memory, which reads fast."""
     options = json.dumps({"segment_length": 32, "sinks": 4, "window": 220})
     settings = {"memory": "window", "memory_options": options, "recall_tokens": 96, "max_message_chars": 2000}
     with Server(tiny_model / "backbone", tmp_path_factory.mktemp("data"), **settings) as server:
@@ -291,10 +289,8 @@ def test_a_question_may_be_as_long_as_a_message_and_no_longer(windowed: Server) 
     assert windowed.get_session(session)["messages"] == 2
 
 
-def test_a_question_that_the_text_has_nothing_about_is_answered_so(
-    new_server, tiny_model: Path, tmp_path: Path
-) -> None:
-    """The prompt says it, where no trained memory could know better; here it is counted in tokens."""
+def test_the_prompt_says_so_if_the_text_does_not_hold_the_answer(new_server, tiny_model: Path, tmp_path: Path) -> None:
+    """Only without a trained memory, which could know more. The test counts prompt tokens."""
     options = {"segment_length": 64, "sinks": 4, "window": 128}
     settings = {"memory_options": json.dumps(options), "recall_tokens": 96}
     server = new_server(tiny_model / "backbone", memory="window", **settings).start()
@@ -311,7 +307,7 @@ def test_a_question_that_the_text_has_nothing_about_is_answered_so(
     said = prompt(foreign) - prompt(foreign, recall=False)
     model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
     told = len(model.tokenizer.encode(TEMPLATE.nothing))
-    # A first answer that does not rest on the text begins a chat, instead of going on behind the text.
+    # A first answer without evidence begins a chat instead of continuing the text.
     assert said == told + len(model.chat.head) - len(model.chat.separator)
     assert prompt(talk) == prompt(talk, recall=False)
     assert prompt(foreign, recall={"tokens": told - 1}) == prompt(foreign, recall=False), "the budget holds"

@@ -1,4 +1,4 @@
-"""Answers side by side, with recorded steps and without: the same scores."""
+"""Batched answers get the same logits with CUDA graphs and without."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import torch
 from everlong_models import SamplingParams, StepGraphs
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_server.engine.device.decode_batch import DecodeBatch
-from everlong_server.engine.device.requests import Answer
+from everlong_server.engine.device.requests import AnswerRequest
 from tests.models.tape import record
 from tests.models.tiny import llama
 
 
-def answers(memory: RMT) -> list[Answer]:
+def answers(memory: RMT) -> list[AnswerRequest]:
     items = []
     for id in range(4):
         open = list(range(1 + id, 3 + 2 * id))
-        items.append(Answer(memory.initial_state(1), open, [], SamplingParams(), 0, lambda event: None))
+        items.append(AnswerRequest(memory.initial_state(1), open, [], SamplingParams(), 0, lambda event: None))
         items[-1].id = id
     return items
 
@@ -28,12 +28,12 @@ def test_recorded_steps_give_every_answer_its_own_scores() -> None:
     with torch.no_grad():
         for batch, items in batches:
             for item in items[:3]:
-                batch.enter(item)
+                batch.add(item)
             for token in (7, 8):
                 batch.step({item.id: token + item.id for item in items})
-            batch.leave(items[0])
+            batch.remove(items[0])
             batch.step({item.id: 9 for item in items})
-            batch.enter(items[3])
+            batch.add(items[3])
             batch.step({item.id: 10 + item.id for item in items})
     (_, plain), (_, replayed) = batches
     for one, other in zip(plain, replayed, strict=True):

@@ -1,4 +1,4 @@
-"""What the device's thread says comes to the loop in its order, and while it is held together."""
+"""Calls arrive at the event loop in order and, while buffered, in batches."""
 
 from __future__ import annotations
 
@@ -9,87 +9,87 @@ from typing import Any
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
 
 
-async def come(came: list[Any], count: int) -> None:
-    """TurnRunner of the loop until so many have come."""
+async def arrived(came: list[Any], count: int) -> None:
+    """Run the loop until `count` calls have arrived."""
     async with asyncio.timeout(30):
         while len(came) < count:
             await asyncio.sleep(0)
 
 
-async def test_what_is_put_in_comes_in_its_order():
-    post, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
+async def test_calls_arrive_in_order():
+    bridge, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
     for n in range(5):
-        post.put(loop, came.append, n)
-    await come(came, 5)
+        bridge.call_soon(loop, came.append, n)
+    await arrived(came, 5)
     assert came == [0, 1, 2, 3, 4]
 
 
-async def test_what_is_held_comes_with_the_rest_or_when_it_is_delivered():
-    post, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
-    with post.held():
-        post.put(loop, came.append, 0)
+async def test_buffered_calls_arrive_at_a_flush_or_at_the_end():
+    bridge, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
+    with bridge.buffered():
+        bridge.call_soon(loop, came.append, 0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert came == []
-        post.deliver()
-        await come(came, 1)
-        post.put(loop, came.append, 1)
-        post.put(loop, came.append, 2)
-    await come(came, 3)
+        bridge.flush()
+        await arrived(came, 1)
+        bridge.call_soon(loop, came.append, 1)
+        bridge.call_soon(loop, came.append, 2)
+    await arrived(came, 3)
     assert came == [0, 1, 2]
 
 
-async def test_what_was_held_comes_though_it_ends_with_an_error():
-    post, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
+async def test_buffered_calls_arrive_if_the_block_raises():
+    bridge, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
     try:
-        with post.held():
-            post.put(loop, came.append, 0)
+        with bridge.buffered():
+            bridge.call_soon(loop, came.append, 0)
             raise MemoryError
     except MemoryError:
-        post.put(loop, came.append, 1)
-    await come(came, 2)
+        bridge.call_soon(loop, came.append, 1)
+    await arrived(came, 2)
     assert came == [0, 1]
 
 
-async def test_a_loop_that_has_closed_does_not_keep_others_from_theirs():
+async def test_a_closed_loop_does_not_stop_the_calls_of_others():
     closed = asyncio.new_event_loop()
     closed.close()
-    post, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
-    with post.held():
+    bridge, loop, came = EventLoopBridge(), asyncio.get_running_loop(), []
+    with bridge.buffered():
         for to in (loop, closed, loop):
-            post.put(to, came.append, to)
-    await come(came, 2)
+            bridge.call_soon(to, came.append, to)
+    await arrived(came, 2)
     assert came == [loop, loop]
 
 
-async def test_a_call_that_fails_keeps_no_other_from_its_own():
-    post, loop, came, failed = EventLoopBridge(), asyncio.get_running_loop(), [], []
+async def test_a_call_that_fails_does_not_stop_the_others():
+    bridge, loop, came, failed = EventLoopBridge(), asyncio.get_running_loop(), [], []
     loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
-    with post.held():
+    with bridge.buffered():
         for call in (came.append, [].remove, came.append):
-            post.put(loop, call, 7)
-    await come(came, 2)
+            bridge.call_soon(loop, call, 7)
+    await arrived(came, 2)
     assert came == [7, 7]
     assert [type(error) for error in failed] == [ValueError]
 
 
-async def test_several_threads_deliver_what_one_puts_in_in_its_order():
-    post, loop, came, done = EventLoopBridge(), asyncio.get_running_loop(), [], threading.Event()
+async def test_calls_arrive_in_order_if_several_threads_flush():
+    bridge, loop, came, done = EventLoopBridge(), asyncio.get_running_loop(), [], threading.Event()
 
     def deliver() -> None:
         while not done.is_set():
-            post.deliver()
+            bridge.flush()
 
     threads = [threading.Thread(target=deliver) for _ in range(3)]
     for thread in threads:
         thread.start()
-    with post.held():
+    with bridge.buffered():
         for n in range(3000):
-            post.put(loop, came.append, n)
+            bridge.call_soon(loop, came.append, n)
             if n % 100 == 0:
                 await asyncio.sleep(0)
         done.set()
         for thread in threads:
             thread.join()
-    await come(came, 3000)
+    await arrived(came, 3000)
     assert came == list(range(3000))

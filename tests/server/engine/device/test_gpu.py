@@ -1,4 +1,4 @@
-"""The device thread on a device that is not the CPU: what it hands out is what a CPU has. On a GPU, or what stands for one: see `pretended`."""
+"""The device thread on a GPU, real or simulated (see `pretended`), produces the results of a CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from everlong_lab.benchmarks import flat
 from everlong_lab.benchmarks import prefill as read
 from everlong_models import MEMORIES, GrammarCompiler, Model, SamplingParams, load_model
 from everlong_server.engine.device import runner as running
-from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Look, Read
+from everlong_server.engine.device.requests import (
+    AnswerFinished,
+    AnswerRequest,
+    MemoryViewRequest,
+    PrefillRequest,
+    RequestFailed,
+    TokenDelta,
+)
 from everlong_server.engine.device.runner import Runner
 from tests.models.pretended import DEVICE, GPU, REAL, Graphs, gpu
 
@@ -36,7 +43,7 @@ class OnGPU(Runner):
 
 
 def served(model: Model, kind: type[Runner]) -> tuple[dict[str, Any], Runner]:
-    """Answers of every kind, documents side by side and a look, all at once."""
+    """Run answers of every kind, a batch of documents and a memory view at the same time."""
     memory = model.memory
     S, start = memory.segment_length, memory.initial_state(1).to("cpu")
     runner = kind(model, max_streams=8, reading_share=0.5, max_stall=0.1, reading_rows=3)
@@ -50,7 +57,9 @@ def served(model: Model, kind: type[Runner]) -> tuple[dict[str, Any], Runner]:
         prompt = list(range(5, 5 + (S + 10 if number == 1 else 6)))
         submit(
             f"answer {number}",
-            lambda sink, params=params, n=number, prompt=prompt: Answer(start, [1, 2, 3], prompt, params, n, sink),
+            lambda sink, params=params, n=number, prompt=prompt: AnswerRequest(
+                start, [1, 2, 3], prompt, params, n, sink
+            ),
         )
     schema = {
         "type": "object",
@@ -59,18 +68,20 @@ def served(model: Model, kind: type[Runner]) -> tuple[dict[str, Any], Runner]:
         "additionalProperties": False,
     }
     grammar = GrammarCompiler(model.tokenizer, memory.vocab_size).json(schema)
-    submit("json", lambda sink: Answer(start, [], [7, 8], SamplingParams(max_tokens=30), 9, sink, grammar=grammar))
+    submit(
+        "json", lambda sink: AnswerRequest(start, [], [7, 8], SamplingParams(max_tokens=30), 9, sink, grammar=grammar)
+    )
     for number in range(3):
         text = torch.randint(5, 500, (3 * S,), generator=torch.Generator().manual_seed(number))
-        submit(f"document {number}", lambda sink, text=text: Read(start, text, sink))
-    submit("look", lambda sink: Look(start, [3, 4], 0, sink))
+        submit(f"document {number}", lambda sink, text=text: PrefillRequest(start, text, sink))
+    submit("look", lambda sink: MemoryViewRequest(start, [3, 4], 0, sink))
     runner.start()
     try:
         results = {}
         for name, sink in ends.items():
-            while isinstance(event := sink.get(timeout=60), Delta):
+            while isinstance(event := sink.get(timeout=60), TokenDelta):
                 results.setdefault(f"{name}, likely", []).append(event.logprobs)
-            assert not isinstance(event, Failed), event.error
+            assert not isinstance(event, RequestFailed), event.error
             results[name] = event
         return results, runner
     finally:
@@ -88,7 +99,11 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
     with gpu(), caplog.at_level(logging.WARNING):
         monkeypatch.setattr(running, "CUDAGraphs", Graphs)
         there, runner = served(load_model(name, device=DEVICE, **how), OnGPU)
-        recorded = runner._batch._graphs._graphs, runner._draw._calls, runner._segments._graphs._read._calls
+        recorded = (
+            runner._decode_batch._graphs._graphs,
+            runner._sampler._kernel._calls,
+            runner._prefill_batch._graphs._read._kept,
+        )
         assert [bool(graphs) for graphs in recorded] == [True, True, memory == "rmt"], (
             "steps, draws, segments where they can be"
         )
@@ -97,7 +112,7 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
     assert there.keys() == expected.keys()
     for key, result in expected.items():
         match result:
-            case Finished():
+            case AnswerFinished():
                 assert (there[key].text, there[key].open, there[key].tokens) == (
                     result.text,
                     result.open,
@@ -115,7 +130,7 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
             case _:
                 states = there[key], result
         for one, tensor in states[1].tensors.items():
-            # A real one has other last bits of float32's angles.
+            # A real GPU computes float32 angles with other last bits.
             torch.testing.assert_close(states[0][one], tensor, rtol=0 if REAL else 1e-9, atol=1e-6 if REAL else 1e-9)
 
 

@@ -1,4 +1,4 @@
-"""The device thread survives what goes wrong in one batch, and tells everybody."""
+"""The device thread survives the failure of one batch, and reports it to every sink."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from everlong_models.errors import StateNotFinite
 from everlong_models.kernels.yield_point import yield_point
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.event_loop_bridge import EventLoopBridge
-from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Read
+from everlong_server.engine.device.requests import (
+    AnswerFinished,
+    AnswerRequest,
+    PrefillRequest,
+    RequestFailed,
+    TokenDelta,
+)
 from everlong_server.engine.device.runner import Runner
 from everlong_server.errors import Overloaded
 
@@ -31,13 +37,13 @@ def model(tiny_model: Path, tmp_path: Path):
     return load_model(str(tiny_model), models_dir=tmp_path)
 
 
-def answer(model: Any, events: queue.Queue, tokens: int, open: list[int] | None = None) -> Answer:
+def answer(model: Any, events: queue.Queue, tokens: int, open: list[int] | None = None) -> AnswerRequest:
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    return Answer(model.memory.initial_state(1), open or [], [5, 6, 7], params, 0, events.put)
+    return AnswerRequest(model.memory.initial_state(1), open or [], [5, 6, 7], params, 0, events.put)
 
 
-def last(events: queue.Queue) -> Finished | Failed:
-    while isinstance(event := events.get(timeout=30), Delta):
+def last(events: queue.Queue) -> AnswerFinished | RequestFailed:
+    while isinstance(event := events.get(timeout=30), TokenDelta):
         pass
     return event
 
@@ -50,7 +56,7 @@ def test_an_error_in_the_batch_ends_its_answers_and_nothing_else(model, monkeypa
 
     def fails_once(*args: Any) -> Any:
         calls[0] += 1
-        if calls[0] == (3 if method == "open" else 1):  # at a segment's border, with two rows in the batch
+        if calls[0] == (3 if method == "open" else 1):  # at the end of a segment, with two rows in the batch
             raise MemoryError("no room")
         return real(*args)
 
@@ -60,10 +66,10 @@ def test_an_error_in_the_batch_ends_its_answers_and_nothing_else(model, monkeypa
         for q in events:
             runner.submit(answer(model, q, 200))
         ends = [last(q) for q in events]
-        assert any(isinstance(end, Failed) and isinstance(end.error, MemoryError) for end in ends)
+        assert any(isinstance(end, RequestFailed) and isinstance(end.error, MemoryError) for end in ends)
         again: queue.Queue = queue.Queue()
         runner.submit(answer(model, again, 3))
-        assert isinstance(last(again), Finished)
+        assert isinstance(last(again), AnswerFinished)
         assert runner.dead is None
     finally:
         runner.stop()
@@ -71,7 +77,7 @@ def test_an_error_in_the_batch_ends_its_answers_and_nothing_else(model, monkeypa
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_device_that_has_failed_ends_the_engine(model, monkeypatch) -> None:
-    """Nothing more can be computed on it: a server that went on would fail every answer and every document."""
+    """Nothing can be computed on the device any more: a server that continued would fail every request."""
     runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1)
 
     def broken(*args: Any) -> Any:
@@ -81,12 +87,12 @@ def test_a_device_that_has_failed_ends_the_engine(model, monkeypatch) -> None:
     events: queue.Queue = queue.Queue()
     runner.submit(answer(model, events, 10))
     runner.start()
-    assert isinstance(last(events), Failed)
+    assert isinstance(last(events), RequestFailed)
     runner.stop()
     assert isinstance(runner.dead, torch.AcceleratorError)
 
 
-def test_where_segments_have_no_room_side_by_side_fewer_are_read(model, monkeypatch) -> None:
+def test_a_batch_that_is_out_of_memory_is_halved(model, monkeypatch) -> None:
     memory, S = model.memory, model.memory.segment_length
     texts = [torch.randint(5, 500, (3 * S,), generator=torch.Generator().manual_seed(n)) for n in range(5)]
     expected = []
@@ -107,7 +113,7 @@ def test_where_segments_have_no_room_side_by_side_fewer_are_read(model, monkeypa
     runner = Runner(model, max_streams=1, reading_share=0.5, max_stall=0.1, reading_rows=5)
     ends: list[queue.Queue] = [queue.Queue() for _ in texts]
     for text, sink in zip(texts, ends, strict=True):
-        runner.submit(Read(memory.initial_state(1), text, sink.put))
+        runner.submit(PrefillRequest(memory.initial_state(1), text, sink.put))
     runner.start()
     try:
         assert [sink.get(timeout=30).digest() for sink in ends] == expected
@@ -118,11 +124,11 @@ def test_where_segments_have_no_room_side_by_side_fewer_are_read(model, monkeypa
 
 
 class Loop:
-    """What `EventLoopBridge` wants of an event loop, on the thread that wakes it."""
+    """The part of an event loop that `EventLoopBridge` uses, on the calling thread."""
 
     def __init__(self) -> None:
         self.came: list[list[Any]] = []
-        """Of each time that it was woken."""
+        """The arguments of each batch of calls."""
 
     def call_soon_threadsafe(self, call: Callable[..., None], *arguments: Any) -> None:
         self.came.append([])
@@ -133,28 +139,30 @@ class Loop:
         call(argument)
 
 
-def test_what_a_step_says_is_posted_together_once_it_computes(model, monkeypatch) -> None:
-    post, loop, real, rows = EventLoopBridge(), Loop(), model.memory.step, []
+def test_the_tokens_of_a_step_are_delivered_in_one_batch_while_the_next_runs(model, monkeypatch) -> None:
+    bridge, loop, real, rows = EventLoopBridge(), Loop(), model.memory.step, []
 
     def step(cache: Cache, tokens: torch.Tensor) -> torch.Tensor:
         before = len(loop.came)
         yield_point()
         assert len(loop.came) == before + 1
-        assert sum(isinstance(event, Delta) for event in loop.came[-1]) >= len(tokens)  # and of who ended with it
+        assert sum(isinstance(event, TokenDelta) for event in loop.came[-1]) >= len(
+            tokens
+        )  # and those of answers that ended
         rows.append(len(tokens))
         return real(cache, tokens)
 
     monkeypatch.setattr(model.memory, "step", step)
-    runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1, post=post)
+    runner = Runner(model, max_streams=2, reading_share=0.3, max_stall=0.1, bridge=bridge)
     events: list[queue.Queue] = [queue.Queue(), queue.Queue()]
     for q in events:
         work = answer(model, q, 9)
-        work.sink = partial(post.put, loop, q.put)  # type: ignore[arg-type]
+        work.sink = partial(bridge.call_soon, loop, q.put)  # type: ignore[arg-type]
         runner.submit(work)
     runner.start()
     try:
         ends = [last(q) for q in events]
-        assert [isinstance(end, Finished) for end in ends] == [True, True], ends
+        assert [isinstance(end, AnswerFinished) for end in ends] == [True, True], ends
         assert rows.count(2) >= 7
     finally:
         runner.stop()
@@ -166,7 +174,7 @@ def test_a_cancelled_answer_that_cannot_end_harms_no_other(model) -> None:
 
     def deaf(event: Any) -> None:
         heard.put(event)
-        if isinstance(event, Finished):
+        if isinstance(event, AnswerFinished):
             raise OSError("nobody listens")
 
     other: queue.Queue = queue.Queue()
@@ -176,31 +184,31 @@ def test_a_cancelled_answer_that_cannot_end_harms_no_other(model) -> None:
         runner.submit(bad)
         runner.submit(good)
         runner.start()
-        assert isinstance(other.get(timeout=30), Delta)
+        assert isinstance(other.get(timeout=30), TokenDelta)
         bad.cancelled = True
-        assert isinstance(last(heard), Finished)
-        assert isinstance(heard.get(timeout=30), Failed)
-        assert isinstance(last(other), Finished)
+        assert isinstance(last(heard), AnswerFinished)
+        assert isinstance(heard.get(timeout=30), RequestFailed)
+        assert isinstance(last(other), AnswerFinished)
         assert runner.dead is None
     finally:
         runner.stop()
 
 
-def test_stop_fails_what_is_unfinished_and_what_comes_late(model) -> None:
+def test_stop_fails_unfinished_and_late_requests(model) -> None:
     runner = Runner(model, max_streams=4, reading_share=0.3, max_stall=0.1)
     runner.start()
     events: queue.Queue = queue.Queue()
     runner.submit(answer(model, events, 1_000_000))
-    assert isinstance(events.get(timeout=30), Delta)
+    assert isinstance(events.get(timeout=30), TokenDelta)
     runner.stop()
-    assert isinstance(last(events), Failed)
+    assert isinstance(last(events), RequestFailed)
     late: queue.Queue = queue.Queue()
     runner.submit(answer(model, late, 1))
-    assert isinstance(last(late), Failed)
+    assert isinstance(last(late), RequestFailed)
 
 
-def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_model: Path, tmp_path: Path) -> None:
-    """Over segment borders: what the prompt and the answer put into the window stays in sight."""
+def test_an_answer_that_attends_to_few_kept_tokens_leaves_the_whole_state(tiny_model: Path, tmp_path: Path) -> None:
+    """Across segments: the answer attends to the tokens that it and its prompt add to the window."""
     options = {"segment_length": 16, "sinks": 4, "window": 64}
     model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options)
     memory, runner = model.memory, Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
@@ -212,12 +220,12 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
         ends = []
         for newest, by_itself in ((None, False), (0, False), (48, False), (48, True)):
             events: queue.Queue = queue.Queue()
-            runner.submit(Answer(state, [9, 9], prompt, params, 0, events.put, newest, by_itself))
+            runner.submit(AnswerRequest(state, [9, 9], prompt, params, 0, events.put, newest, by_itself))
             ends.append(last(events))
         whole, alone, all_of_it, anew = ends
         assert all_of_it.state.digest() == whole.state.digest()
         assert all_of_it.open == whole.open
-        # Again by hand: the backbone over sinks, prompt and answer.
+        # The expected tokens: the backbone over sinks, prompt and answer.
         for end, seen in ((alone, [*text[0, :4].tolist(), 9, 9]), (anew, [])):
             context, drawn = [*seen, *prompt], []
             for _ in range(4):
@@ -226,17 +234,19 @@ def test_an_answer_that_looks_at_the_newest_alone_leaves_the_state_whole(tiny_mo
             kept = [*memory.kept(end.state), *end.open]
             assert kept[-12:-8] == drawn
             behind = [*text[0].tolist(), 9, 9, *prompt]
-            assert kept[:-12] == behind[-len(kept[:-12]) :], "what was not looked at is in the window all the same"
+            assert kept[:-12] == behind[-len(kept[:-12]) :], (
+                "tokens that the answer did not attend to are in the window"
+            )
             assert len(kept) > 34
     finally:
         runner.stop()
 
 
-def test_nothing_is_encoded_anew_at_a_border_of_the_window(
+def test_nothing_is_prefilled_again_at_the_end_of_a_segment(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three rows, over borders at different steps; while all is in sight, their words are the backbone's own. Behind that,
-    they are what each says without the others."""
+    """Three rows that reach the end of a segment at different steps. While the window holds all tokens, they are the backbone's
+    own. After that, they are those of each answer alone."""
     options = {"segment_length": 16, "sinks": 4, "window": 64}
     exact = {"quantize": False, "bfloat16": False}
     model = load_model(str(tiny_model / "backbone"), models_dir=tmp_path, memory="window", options=options, **exact)
@@ -245,13 +255,15 @@ def test_nothing_is_encoded_anew_at_a_border_of_the_window(
     monkeypatch.setattr(memory, "open", lambda state, tokens: opened.append(tokens.shape[1]) or real(state, tokens))
     lengths = (3, 9, 15)
 
-    def answered(tokens: int, lengths: Sequence[int] = lengths) -> list[Finished]:
+    def answered(tokens: int, lengths: Sequence[int] = lengths) -> list[AnswerFinished]:
         waiting: list[queue.Queue] = []
         for length in lengths:
             waiting.append(queue.Queue())
             params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-            runner.submit(Answer(memory.initial_state(1), [], list(range(20, 20 + length)), params, 0, waiting[-1].put))
-        return [end for end in map(last, waiting) if isinstance(end, Finished)]
+            runner.submit(
+                AnswerRequest(memory.initial_state(1), [], list(range(20, 20 + length)), params, 0, waiting[-1].put)
+            )
+        return [end for end in map(last, waiting) if isinstance(end, AnswerFinished)]
 
     runner.start()
     try:
@@ -265,7 +277,7 @@ def test_nothing_is_encoded_anew_at_a_border_of_the_window(
             assert seen == len(read) // 16 * 16
         assert sorted(opened) == [*lengths]
         opened.clear()
-        # Of 68 tokens of sinks and window the borders at 80, 96 and 112 let something go.
+        # Of 68 tokens of sinks and window the borders at 80, 96 and 112 drop tokens.
         together = answered(100)
         assert sorted(opened) == [*lengths]
         for length, end in zip(lengths, together, strict=True):
@@ -276,7 +288,7 @@ def test_nothing_is_encoded_anew_at_a_border_of_the_window(
         runner.stop()
 
 
-def test_a_border_that_fails_ends_its_own_answer_only(
+def test_an_error_at_the_end_of_a_segment_fails_its_own_answer_only(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"segment_length": 16, "sinks": 4, "window": 32}
@@ -297,14 +309,14 @@ def test_a_border_that_fails_ends_its_own_answer_only(
             waiting.append(queue.Queue())
             params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
             prompt = list(range(first, first + 4))
-            runner.submit(Answer(memory.initial_state(1), [], prompt, params, 0, waiting[-1].put))
+            runner.submit(AnswerRequest(memory.initial_state(1), [], prompt, params, 0, waiting[-1].put))
         one, failed, other = map(last, waiting)
     finally:
         runner.stop()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, RequestFailed)
     assert str(failed.error) == "no room"
-    assert isinstance(one, Finished)
-    assert isinstance(other, Finished)
+    assert isinstance(one, AnswerFinished)
+    assert isinstance(other, AnswerFinished)
     assert (one.tokens, other.tokens) == (40, 40)
 
 
@@ -321,13 +333,13 @@ def test_a_repetition_is_one_of_all_that_the_answer_looks_at(tiny_model, tmp_pat
         state = model.memory.read(torch.tensor([text[begin : begin + 16]]), state)
     events: queue.Queue = queue.Queue()
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, repetition_penalty=1.5)
-    item = Answer(state, [9, 8], prompt, params, 0, events.put, newest, alone)
+    item = AnswerRequest(state, [9, 8], prompt, params, 0, events.put, newest, alone)
     runner = Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
     runner.submit(item)
     runner.start()
     end = last(events)
     runner.stop()
-    assert isinstance(end, Finished)
+    assert isinstance(end, AnswerFinished)
     drawn = [*model.memory.kept(end.state), *end.open][-1]
     seen = [] if alone else [*text[-min(newest, 32) :], 9, 8] if newest else [9, 8] if newest == 0 else [*text, 9, 8]
     assert item.sampler is not None
@@ -335,8 +347,8 @@ def test_a_repetition_is_one_of_all_that_the_answer_looks_at(tiny_model, tmp_pat
 
 
 @pytest.mark.parametrize("stall", [0.0, 1e9])
-def test_answers_go_on_in_the_middle_of_a_segment_that_is_read(model, monkeypatch, stall: float) -> None:
-    """Between its layers, if they have waited for long enough; what is read and what is answered stays the same."""
+def test_answers_are_stepped_during_the_prefill_of_a_segment(model, monkeypatch, stall: float) -> None:
+    """Between its layers, if a step is due. The state and the answers stay the same."""
     memory, S = model.memory, model.memory.segment_length
     text = torch.randint(5, 500, (4 * S,), generator=torch.Generator().manual_seed(0))
     expected = memory.read(text[None], memory.initial_state(1))
@@ -353,19 +365,19 @@ def test_answers_go_on_in_the_middle_of_a_segment_that_is_read(model, monkeypatc
         steps_inside[0] += inside[0]
         return real_step(*args)
 
-    def run(*, beside: bool) -> Finished:
+    def run(*, beside: bool) -> AnswerFinished:
         runner = Runner(model, max_streams=2, reading_share=0.9, max_stall=stall)
         answers: queue.Queue = queue.Queue()
         states: queue.Queue = queue.Queue()
         runner.submit(answer(model, answers, S - 4))
         if beside:
-            runner.submit(Read(memory.initial_state(1), text, states.put))
-        runner.start()  # the prompt is read first, and then the text's first segment
+            runner.submit(PrefillRequest(memory.initial_state(1), text, states.put))
+        runner.start()  # the prompt is opened first, then the text's first segment is read
         try:
             end = last(answers)
             if beside:
                 assert states.get(timeout=30).digest() == expected.digest()
-            assert isinstance(end, Finished)
+            assert isinstance(end, AnswerFinished)
             return end
         finally:
             runner.stop()
@@ -378,20 +390,20 @@ def test_answers_go_on_in_the_middle_of_a_segment_that_is_read(model, monkeypatc
     assert (steps_inside[0] > 0) == (stall == 0.0)
 
 
-def test_what_was_said_of_a_cancelled_answer_is_the_beginning_of_the_whole(model) -> None:
-    """Also in the middle of a character, or of what may become a stop string."""
+def test_the_text_of_a_cancelled_answer_is_the_beginning_of_the_whole(model) -> None:
+    """Even in the middle of a character or of a possible stop string."""
     params = SamplingParams(temperature=1, max_tokens=24, ignore_eos=True, stop=("no such words",))
     state = model.memory.initial_state(1)
     runner = Runner(model, max_streams=1, reading_share=0.3, max_stall=0.1)
     runner.start()
 
-    def run(most: int | None) -> tuple[str, Finished]:
+    def run(most: int | None) -> tuple[str, AnswerFinished]:
         events: queue.Queue = queue.Queue()
         said: list[str] = []
-        item = Answer(state, [], [5, 6, 7], params, 3, events.put)
+        item = AnswerRequest(state, [], [5, 6, 7], params, 3, events.put)
 
-        def sink(event: Delta | Finished | Failed) -> None:
-            if isinstance(event, Delta):
+        def sink(event: TokenDelta | AnswerFinished | RequestFailed) -> None:
+            if isinstance(event, TokenDelta):
                 said.append(event.text)
                 item.cancelled = len(said) == most
             else:
@@ -400,7 +412,7 @@ def test_what_was_said_of_a_cancelled_answer_is_the_beginning_of_the_whole(model
         item.sink = sink
         runner.submit(item)
         finished = events.get(timeout=30)
-        assert isinstance(finished, Finished)
+        assert isinstance(finished, AnswerFinished)
         assert finished.text == "".join(said)
         return finished.text, finished
 
@@ -424,7 +436,9 @@ def test_one_document_of_a_tenant_does_not_wait_for_all_of_anothers(model) -> No
     runner = Runner(model, max_streams=2, reading_share=0.5, max_stall=0.1)
     for number in range(4):
         owner = "one" if number == 3 else "many"
-        runner.submit(Read(memory.initial_state(1), text, lambda state, number=number: ended.put(number), owner))
+        runner.submit(
+            PrefillRequest(memory.initial_state(1), text, lambda state, number=number: ended.put(number), owner)
+        )
     runner.start()
     try:
         assert [ended.get(timeout=30) for _ in range(4)] == [3, 0, 1, 2]
@@ -432,26 +446,26 @@ def test_one_document_of_a_tenant_does_not_wait_for_all_of_anothers(model) -> No
         runner.stop()
 
 
-async def test_a_look_at_one_tenants_memory_does_not_wait_for_all_of_anothers(model) -> None:
+async def test_a_memory_view_of_one_tenant_does_not_wait_for_all_documents_of_another(model) -> None:
     engine = Engine(model, max_streams=1, max_queued=1, reading_share=0.5, max_stall=0.1)
     ended = []
 
     async def look(number: int) -> None:
-        await engine.look(model.memory.initial_state(1), [5, 6], 0, "one" if number == 3 else "many")
+        await engine.memory_view(model.memory.initial_state(1), [5, 6], 0, "one" if number == 3 else "many")
         ended.append(number)
 
     async with asyncio.TaskGroup() as looks:
         for number in range(4):
             looks.create_task(look(number))
-        await asyncio.sleep(0)  # until all are handed in
+        await asyncio.sleep(0)  # until all are submitted
         engine.start()
     await engine.stop()
     assert ended == [0, 3, 1, 2]
 
 
 @pytest.mark.parametrize("rows", [2, 7, 32])
-def test_segments_that_are_read_side_by_side_give_the_states_of_those_read_alone(model, monkeypatch, rows: int) -> None:
-    """Documents of 1 to 5 segments that come and go, and answers' prompts among them."""
+def test_segments_prefilled_in_a_batch_give_the_states_of_those_prefilled_alone(model, monkeypatch, rows: int) -> None:
+    """Documents of 1 to 5 segments that join and leave the batch, and prompts among them."""
     memory, S = model.memory, model.memory.segment_length
     texts = [torch.arange(S * (1 + n % 5)) * (n + 3) % 250 + 5 for n in range(rows)]
     prompt = [(7 * n) % 250 + 5 for n in range(2 * S + 20)]
@@ -464,18 +478,18 @@ def test_segments_that_are_read_side_by_side_give_the_states_of_those_read_alone
 
     monkeypatch.setattr(memory, "read", read)
 
-    def run(at_once: int) -> tuple[list[Any], Finished]:
+    def run(at_once: int) -> tuple[list[Any], AnswerFinished]:
         runner = Runner(model, max_streams=1, reading_share=0.5, max_stall=0.1, reading_rows=at_once)
         states: list[queue.Queue] = [queue.Queue() for _ in texts]
         events: queue.Queue = queue.Queue()
         for text, sink in zip(texts, states, strict=True):
-            runner.submit(Read(memory.initial_state(1), text, sink.put))
+            runner.submit(PrefillRequest(memory.initial_state(1), text, sink.put))
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-        runner.submit(Answer(memory.initial_state(1), [9, 8], prompt, params, 0, events.put))
+        runner.submit(AnswerRequest(memory.initial_state(1), [9, 8], prompt, params, 0, events.put))
         runner.start()
         try:
             end = last(events)
-            assert isinstance(end, Finished)
+            assert isinstance(end, AnswerFinished)
             return [sink.get(timeout=30) for sink in states], end
         finally:
             runner.stop()
@@ -493,29 +507,29 @@ def test_segments_that_are_read_side_by_side_give_the_states_of_those_read_alone
             torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-5)
 
 
-def test_one_damaged_state_does_not_harm_what_is_read_beside_it(model) -> None:
+def test_a_damaged_state_does_not_affect_the_rest_of_its_batch(model) -> None:
     memory, S = model.memory, model.memory.segment_length
     good = memory.initial_state(1)
     bad = MemoryState({name: torch.full_like(tensor, torch.nan) for name, tensor in good.tensors.items()})
     runner = Runner(model, max_streams=1, reading_share=0.5, max_stall=0.1, reading_rows=4)
     ends: list[queue.Queue] = [queue.Queue() for _ in range(3)]
     for state, sink in zip((good, bad, good), ends, strict=True):
-        runner.submit(Read(state, torch.arange(2 * S) + 5, sink.put))
+        runner.submit(PrefillRequest(state, torch.arange(2 * S) + 5, sink.put))
     runner.start()
     try:
         first, failed, third = (sink.get(timeout=30) for sink in ends)
     finally:
         runner.stop()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, RequestFailed)
     assert isinstance(failed.error, StateNotFinite)
     assert first.digest() == third.digest()
 
 
 @pytest.mark.parametrize(("rows", "dtype"), [(2, torch.float32), (7, torch.float32), (32, torch.float64)])
-def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(
+def test_the_state_after_an_answer_does_not_depend_on_its_batch(
     tiny_model: Path, tmp_path: Path, rows: int, dtype: torch.dtype
 ) -> None:
-    """The same tokens, and bit for bit the same state: it is what reading them gives, whatever the batch. Rows come and go.
+    """The same tokens give the same state, bit for bit, whatever the batch. Rows join and leave it.
 
     The last bits of logits do depend on the batch. In float32 that turns one greedy choice in some thousands of a model with
     random weights, which finds many tokens equally likely."""
@@ -524,7 +538,7 @@ def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(
     prompts = [list(range(5 + n, 25 + (7 * n) % (S - 25) + n)) for n in range(rows)]
     lengths = [S // 2 + (n * S) // 12 for n in range(rows)]
 
-    def run(at_once: int) -> list[Finished]:
+    def run(at_once: int) -> list[AnswerFinished]:
         runner, ends = Runner(model, max_streams=at_once, reading_share=0.3, max_stall=0.1), []
         for begin in range(0, len(prompts), at_once):
             events: list[queue.Queue] = []
@@ -532,9 +546,9 @@ def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(
                 events.append(queue.Queue())
                 state = model.memory.initial_state(1)
                 params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
-                runner.submit(Answer(state, [], prompt, params, 0, events[-1].put))
+                runner.submit(AnswerRequest(state, [], prompt, params, 0, events[-1].put))
             if begin == 0:
-                runner.start()  # with all of them at hand
+                runner.start()  # once all are submitted
             ends += [last(q) for q in events]
         runner.stop()
         return ends
@@ -545,8 +559,8 @@ def test_what_an_answer_leaves_does_not_depend_on_the_answers_beside_it(
 
 
 def run_while_it_reads(memory: Any, monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[Any]]) -> list[Any]:
-    """What `run` gives: the same if others' steps are counted while a segment goes into the memory, of which there are some;
-    where it cannot be read, the first answer fails, and no other."""
+    """Return the results of `run`, after checks: other answers are stepped while a segment is committed, with the same results;
+    if the segment cannot be read, the first answer fails and no other."""
     real_read, real_step, inside, steps_inside = memory.read, memory.step, [False], [0]
 
     def read(tokens: torch.Tensor, state: Any) -> Any:
@@ -571,16 +585,16 @@ def run_while_it_reads(memory: Any, monkeypatch: pytest.MonkeyPatch, run: Callab
     assert steps_inside[0] > 0
     monkeypatch.setattr(memory, "read", no_read)
     failed, other = run()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, RequestFailed)
     assert isinstance(failed.error, MemoryError)
     assert (other.open, other.text) == (expected[1].open, expected[1].text)
     return expected
 
 
-def test_answers_go_on_while_anothers_segment_goes_into_its_memory(model, monkeypatch) -> None:
+def test_answers_are_stepped_while_another_commits_a_segment(model, monkeypatch) -> None:
     S = model.memory.segment_length
 
-    def run() -> list[Finished | Failed]:
+    def run() -> list[AnswerFinished | RequestFailed]:
         runner = Runner(model, max_streams=2, reading_share=0.1, max_stall=0.0)
         events: list[queue.Queue] = [queue.Queue(), queue.Queue()]
         runner.submit(answer(model, events[0], 2 * S, open=[9] * (S // 2)))
@@ -595,19 +609,19 @@ def test_answers_go_on_while_anothers_segment_goes_into_its_memory(model, monkey
 
 
 @pytest.mark.parametrize("reason", ["length", "cancelled"])
-def test_answers_go_on_while_another_ends_at_a_segments_border(model, monkeypatch, reason: str) -> None:
+def test_answers_are_stepped_while_another_ends_at_the_end_of_a_segment(model, monkeypatch, reason: str) -> None:
     S = model.memory.segment_length
     most = S - S // 2 - 3
 
-    def run(answers: int = 2) -> list[Finished | Failed]:
+    def run(answers: int = 2) -> list[AnswerFinished | RequestFailed]:
         runner = Runner(model, max_streams=2, reading_share=0.1, max_stall=0.0)
         events: list[queue.Queue] = [queue.Queue() for _ in range(answers)]
         item = answer(model, events[0], most if reason == "length" else S, open=[9] * (S // 2))
-        said: list[Delta] = []
+        said: list[TokenDelta] = []
 
-        def sink(event: Delta | Finished | Failed) -> None:
+        def sink(event: TokenDelta | AnswerFinished | RequestFailed) -> None:
             events[0].put(event)
-            said.extend([event] if isinstance(event, Delta) else [])
+            said.extend([event] if isinstance(event, TokenDelta) else [])
             item.cancelled = reason == "cancelled" and len(said) == most
 
         item.sink = sink
@@ -622,13 +636,13 @@ def test_answers_go_on_while_another_ends_at_a_segments_border(model, monkeypatc
 
     (alone,) = run(1)
     first, _ = run_while_it_reads(model.memory, monkeypatch, run)
-    assert isinstance(first, Finished)
+    assert isinstance(first, AnswerFinished)
     assert (first.reason, first.tokens, first.open) == (reason, most, [])
     assert (alone.open, alone.text, alone.state.digest()) == (first.open, first.text, first.state.digest())
 
 
-async def test_who_is_turned_away_is_told_when_a_place_will_be_free(model) -> None:
-    """Answers that wait for each other are not taken for answers that take long."""
+async def test_a_refused_caller_learns_when_to_retry(model) -> None:
+    """Time in the queue does not count as the duration of an answer."""
     engine = Engine(model, max_streams=1, max_queued=3, reading_share=0.3, max_stall=0.1)
 
     def refused() -> int:
@@ -642,7 +656,7 @@ async def test_who_is_turned_away_is_told_when_a_place_will_be_free(model) -> No
 
     async def one() -> float:
         async for event in engine.answer(answer(model, queue.Queue(), 100)):
-            if isinstance(event, Finished):
+            if isinstance(event, AnswerFinished):
                 return event.seconds
         raise AssertionError("it has no end")
 
@@ -652,7 +666,7 @@ async def test_who_is_turned_away_is_told_when_a_place_will_be_free(model) -> No
         start = time.perf_counter()
         took = await asyncio.gather(*(one() for _ in range(4)))
         assert 0 < sum(took) <= time.perf_counter() - start
-        assert engine.usual_seconds == sum(took) / 4
+        assert engine.typical_seconds == sum(took) / 4
         assert refused() == math.ceil(sum(took))
     finally:
         await engine.stop()

@@ -1,4 +1,4 @@
-"""The scheduler: answers first, documents never starve, nobody is forgotten."""
+"""The scheduler: answers go first, documents never starve, and all work is done."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_documents_take_turns() -> None:
     assert order == [1, 2, 3, 1, 2, 3]
 
 
-def test_prompts_go_first_and_wait_when_all_places_are_taken() -> None:
+def test_prompts_go_first_and_wait_while_all_streams_are_used() -> None:
     scheduler = Scheduler(1, 0.3, 0.1)
     scheduler.add_prompt(1)
     scheduler.add_prompt(2)
@@ -46,7 +46,7 @@ def test_prompts_go_first_and_wait_when_all_places_are_taken() -> None:
     assert scheduler.next() == Work("open", (2,))
 
 
-def test_owners_take_turns_however_much_each_of_them_wants() -> None:
+def test_owners_take_turns_however_many_requests_they_have() -> None:
     scheduler = Scheduler(1, 0.3, 0.1)
     for document in (1, 2, 3):
         scheduler.add_document(document, "many")
@@ -73,8 +73,8 @@ def test_owners_take_turns_however_much_each_of_them_wants() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=60))
-def test_nobody_is_served_twice_while_somebody_waits(wants: list[tuple[int, bool]]) -> None:
-    """Between two documents' segments of one owner, every other owner with documents has one."""
+def test_no_owner_is_served_twice_while_another_waits(wants: list[tuple[int, bool]]) -> None:
+    """Between two segments of one owner, every other owner with documents gets one."""
     scheduler, owners = Scheduler(1, 0.3, 0.1), {}
     for id, (owner, gone) in enumerate(wants):
         scheduler.add_document(id, str(owner))
@@ -97,7 +97,7 @@ def test_nobody_is_served_twice_while_somebody_waits(wants: list[tuple[int, bool
     st.lists(st.integers(0, 3), min_size=1, max_size=20),
     st.integers(1, 8),
 )
-def test_side_by_side_nobody_is_read_twice_and_nobody_is_forgotten(owners: list[int], rows: int) -> None:
+def test_a_batch_has_each_document_once_and_none_starves(owners: list[int], rows: int) -> None:
     scheduler = Scheduler(1, 0.3, 0.1, rows)
     for id, owner in enumerate(owners):
         scheduler.add_document(id, str(owner))
@@ -146,7 +146,7 @@ def test_reading_gets_its_share_while_answers_are_generated(share: float) -> Non
 @pytest.mark.parametrize("tokens", [1, 4, 64])
 @pytest.mark.parametrize("places", [1, 8])
 def test_reading_gets_its_share_while_prompts_wait(tokens: int, places: int) -> None:
-    """There are always more: places that become free are taken at once."""
+    """Prompts always wait: free streams are used at once."""
     scheduler, left, next_id = Scheduler(places, 0.3, 0.1), {}, 1
     spent, cost = {"read": 0.0, "open": 0.0, "step": 0.0}, {"read": 1.0, "open": 0.4, "step": 0.05}
     scheduler.add_document(0)
@@ -179,10 +179,8 @@ def test_reading_gets_its_share_while_prompts_wait(tokens: int, places: int) -> 
     st.integers(1, 3),
     st.floats(0.05, 0.95),
 )
-def test_whatever_comes_everything_is_done_in_the_end(
-    events: list[tuple[str, int, float]], streams: int, share: float
-) -> None:
-    """Every prompt is opened and ends, every document is read, every step has someone to step."""
+def test_all_work_is_done_in_the_end(events: list[tuple[str, int, float]], streams: int, share: float) -> None:
+    """Every prompt is opened and ends, every document is read, and every step has an answer."""
     scheduler, left, segments, next_id = Scheduler(streams, share, 0.1), {}, {}, 0
 
     def work_once(seconds: float) -> bool:

@@ -24,11 +24,11 @@ HTML = """<!DOCTYPE html><html><head><title>t</title><style>p { color: red }</st
 
 @pytest.fixture
 def converted(tmp_path: Path) -> Callable[..., tuple[str, str, list[OutlineEntry]]]:
-    """Converts bytes: their format, text and marks."""
+    """Convert bytes and return their format, text and outline."""
 
     def convert(data: bytes, limit: int = 1 << 20) -> tuple[str, str, list[OutlineEntry]]:
         (tmp_path / "in").write_bytes(data)
-        kind = formats.recognised(data[:1024])
+        kind = formats.detect_kind(data[:1024])
         assert kind is not None
         made_of, marks = formats.convert(tmp_path / "in", kind, tmp_path / "out", limit)
         return made_of, (tmp_path / "out").read_text("utf-8"), marks
@@ -37,7 +37,7 @@ def converted(tmp_path: Path) -> Callable[..., tuple[str, str, list[OutlineEntry
 
 
 def under(text: str, marks: list[OutlineEntry]) -> Iterator[tuple[int | str | None, str]]:
-    """Each mark's page or section, and the text up to the next."""
+    """Return the page or section of each outline entry, and its text."""
     for mark, after in zip(marks, [*marks[1:], OutlineEntry(len(text))], strict=True):
         yield mark.page or mark.section, text[mark.start : after.start].strip()
 
@@ -94,7 +94,7 @@ HELD = {
 
 
 @pytest.mark.parametrize(("body", "text"), HELD.values(), ids=HELD)
-def test_a_word_files_words_whatever_holds_them(converted: Callable, body: str, text: str) -> None:
+def test_the_text_of_a_word_file_in_any_element(converted: Callable, body: str, text: str) -> None:
     assert (
         converted(files.word_of(paragraph(run("One.")) + body + paragraph(run("Two."))))[1] == f"One.\n\n{text}\n\nTwo."
     )
@@ -171,7 +171,7 @@ def test_a_chapter_is_read_in_its_encoding(converted: Callable, encoding: str) -
     assert converted(files.epub([encoded("", encoding)]))[1] == "Café “наш”"
 
 
-def test_a_page_of_no_encoding_is_read_as_far_as_it_can_be(converted: Callable) -> None:
+def test_a_page_without_an_encoding_is_read_as_far_as_possible(converted: Callable) -> None:
     assert converted("<html><meta charset=none><p>日本 ".encode() + b"\xff!")[1] == "日本 �!"
 
 
@@ -181,13 +181,13 @@ def test_a_page_that_is_nested_too_deep_is_refused(converted: Callable) -> None:
 
 
 def test_text_is_not_taken_for_a_page() -> None:
-    assert formats.recognised(b"<p>html, some would say</p>") is None
-    assert formats.recognised(b"How to write <html>") is None
-    assert formats.recognised(b'\xef\xbb\xbf\n<?xml version="1.0"?><html xmlns="x">') == "html"
-    assert formats.recognised(b'<?xml version="1.0"?><tei>') is None
+    assert formats.detect_kind(b"<p>html, some would say</p>") is None
+    assert formats.detect_kind(b"How to write <html>") is None
+    assert formats.detect_kind(b'\xef\xbb\xbf\n<?xml version="1.0"?><html xmlns="x">') == "html"
+    assert formats.detect_kind(b'<?xml version="1.0"?><tei>') is None
 
 
-def test_a_place_is_in_the_last_part_that_began_before_it() -> None:
+def test_a_position_is_in_the_last_section_that_begins_before_it() -> None:
     marks = [OutlineEntry(3, page=1), OutlineEntry(10, page=2)]
     assert [mark and mark.page for mark in (at(marks, place) for place in (0, 3, 9, 10, 99))] == [None, 1, 1, 2, 2]
 
@@ -215,7 +215,7 @@ def zipped(**entries: str) -> bytes:
             "damaged ZIP file",
         ),
         (zipped(**{"word/document.xml": "<broken"}), InvalidRequest, "a Word file that cannot be read"),
-        (zipped(**{"a.txt": "x"}), UnsupportedMedia, "neither Word's nor an EPUB"),
+        (zipped(**{"a.txt": "x"}), UnsupportedMedia, "neither a Word file nor an EPUB"),
         (files.word(("Normal", "x" * 300)), TooLarge, "more than 200 bytes"),
         (files.bomb(4 << 20), TooLarge, "more than 200 bytes"),
     ],
@@ -243,7 +243,7 @@ def test_a_zip_files_entries_are_read_by_the_process_that_has_limits(converted: 
     data = zipped(**{f"{n}": "" for n in range(20_000)})
     tracemalloc.start()
     try:
-        with pytest.raises(UnsupportedMedia, match="neither Word's nor an EPUB"):
+        with pytest.raises(UnsupportedMedia, match="neither a Word file nor an EPUB"):
             converted(data)
         assert tracemalloc.get_traced_memory()[1] < len(data)
     finally:
@@ -258,7 +258,9 @@ def test_a_conversion_has_limits(converted: Callable, monkeypatch: pytest.Monkey
         converted(files.pdf(["x"]))
 
 
-def test_without_the_libraries_it_is_said_how_to_get_them(converted: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_libraries_the_error_says_how_to_install_them(
+    converted: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(formats.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedMedia, match=r"pip install 'everlong\[formats\]'"):
         converted(files.pdf(["x"]))
@@ -285,8 +287,8 @@ def test_evidence_names_the_page(new_server: Callable[..., Server]) -> None:
     assert [path.name for path in (server.data / "documents").iterdir()] == [Blobs.WORD]
 
 
-def test_the_server_says_what_it_takes(server: Server) -> None:
-    """Each that it names is one that it reads."""
+def test_the_server_lists_its_formats(server: Server) -> None:
+    """It reads every format that it lists."""
     answer = server.http.get("/v1/formats").json()
     samples = {
         "text": b"Plain.", "pdf": files.pdf(["A page."]), "docx": files.word(("Normal", "A line.")),
@@ -304,6 +306,6 @@ def test_the_server_says_what_it_takes(server: Server) -> None:
     assert answer["max_bytes"] == 4 << 30
 
 
-def test_without_the_packages_there_is_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_packages_only_text_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name != "docx" else object())
-    assert [id for id, *_ in formats.accepted()] == ["text", "docx"]
+    assert [id for id, *_ in formats.accepted_formats()] == ["text", "docx"]

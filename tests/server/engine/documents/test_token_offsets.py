@@ -1,4 +1,4 @@
-"""Where tokens stand in a text: exact against encoding all of it, whatever the text and however long."""
+"""Token offsets equal those of encoding the whole text, for any text of any length."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import everlong_models.text.tokenizer as module
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_server.engine.documents.token_offsets import TokenOffsets
-from everlong_server.engine.documents.token_stream import pieces
+from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.errors import KeyMissing, NotFound
 from everlong_server.store.records import Document, new_id
 from everlong_server.store.texts.blobs import Blobs
@@ -34,7 +34,7 @@ MIXED = (NOVEL.read_text()[:30_000] + " größer 中文字 «Où?» 🐋👩‍�
 
 
 class Texts:
-    """Documents, and where the tokens of one tokenizer stand in them."""
+    """Documents, and the token offsets of one tokenizer in them."""
 
     def __init__(self, tokenizer: Tokenizer, url: str | None = None, vault: Vault | None = None) -> None:
         self.blobs = Blobs(url or f"memory://{uuid.uuid4().hex}", vault)
@@ -55,9 +55,9 @@ class Texts:
         return document
 
     def placed(self, document: Document, text: str, *spans: tuple[int, int]) -> list[tuple[int | None, int | None]]:
-        """The tokens of characters of the document, whose text is `text`."""
+        """Return the token ranges of spans of characters of the document, whose text is `text`."""
         passages = [passage_of(document, text, *span) for span in spans]
-        placed = asyncio.run(self.token_offsets.placed(passages))
+        placed = asyncio.run(self.token_offsets.with_tokens(passages))
         assert [(p.start, p.end, p.text) for p in placed] == [(p.start, p.end, p.text) for p in passages]
         return [(p.start_token, p.end_token) for p in placed]
 
@@ -76,8 +76,10 @@ def spans_of(tokenizer: Tokenizer, text: str) -> list[tuple[int, int]]:
 
 
 def naive(tokenizer: Tokenizer, text: str, start: int, end: int) -> tuple[int, int]:
-    """The first token that has any of the characters, and one past the last, of the tokens of the whole text. Where none has
-    any, as of an accent that its letter was normalised with, twice the one that comes next."""
+    """Return the first token of the whole text that has any of the characters, and one past the last.
+
+    If none has any, as with an accent that was normalised into its letter, return the next token twice.
+    """
     spans = spans_of(tokenizer, text)
     having = [n for n, (a, b) in enumerate(spans) if a < end and b > start]
     before = sum(b <= start for _, b in spans)
@@ -97,7 +99,7 @@ def _close_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 KINDS: dict[str, Callable[[], Tokenizer]] = {
     **{name: functools.partial(bpe, name) for name in ("gpt2", "smollm", "llama3", "qwen", "o200k", "tekken")},
-    "metaspace": lambda: bpe("metaspace"),  # is given the whole text at once
+    "metaspace": lambda: bpe("metaspace"),  # encodes the whole text at once
     "normalised": lambda: bpe("gpt2", "NFC"),
 }
 _TEXTS: dict[str, Texts] = {}
@@ -111,9 +113,7 @@ _TEXTS: dict[str, Texts] = {}
 @example(parts=["a", "\n" * 20, "x", " " * 20, "y."] * 4, places=[0, 0.3, 0.3, 0.31])
 @example(parts=["👩‍👩‍👧🇩🇪", "e\u0301", "漢字"] * 9, places=[0, 0.1, 0.11, 0.15, 0.8])
 @example(parts=["e\u0301"], places=[0.5])
-def test_any_characters_are_in_the_tokens_that_the_whole_text_says(
-    kind: str, parts: list[str], places: list[float]
-) -> None:
+def test_token_ranges_are_those_of_the_whole_text(kind: str, parts: list[str], places: list[float]) -> None:
     texts = _TEXTS.setdefault(kind, Texts(KINDS[kind]()))
     text = "".join(parts)
     document = texts.add(text)
@@ -170,29 +170,29 @@ def test_a_tokenizer_that_drops_characters() -> None:
     assert texts.tables() == [], "there is nothing to keep"
 
 
-def test_what_reading_hands_over_is_what_a_pass_over_the_text_finds(tokenizer: Tokenizer) -> None:
+def test_resume_points_of_a_reading_equal_those_of_a_pass_over_the_text(tokenizer: Tokenizer) -> None:
     read, passed = Texts(tokenizer), Texts(tokenizer)
     there, later = read.add(MIXED), passed.add(MIXED)
     with read.blobs.open(there.id, len(MARK)) as file:
-        places = [place for piece in pieces(file, tokenizer, len(MARK)) for place in piece.places]
+        places = [place for piece in token_blocks(file, tokenizer, len(MARK)) for place in piece.resume_points]
     tokens = [place.token for place in places]
     assert places[0] == (0, 0, 0)
     assert len(tokens) > len(tokenizer.encode(MIXED)) / 180
     assert {128 <= b - a < 150 for a, b in itertools.pairwise(tokens)} == {True}
-    asyncio.run(read.token_offsets.keep(there, array("q", itertools.chain.from_iterable(places))))
-    asyncio.run(passed.token_offsets.keep(later))
+    asyncio.run(read.token_offsets.ensure(there, array("q", itertools.chain.from_iterable(places))))
+    asyncio.run(passed.token_offsets.ensure(later))
     tables = []
     for texts in (read, passed):
         (name,) = texts.tables()
         with texts.blobs.open(name) as file:
             tables.append(file.read())
     assert tables[0] == tables[1]
-    asyncio.run(read.token_offsets.keep(there, array("q", [0, 0, 0])))
+    asyncio.run(read.token_offsets.ensure(there, array("q", [0, 0, 0])))
     with read.blobs.open(read.tables()[0]) as file:
         assert file.read() == tables[0], "what is there stays"
 
 
-def test_a_table_that_is_damaged_or_missing_is_made_again(
+def test_a_damaged_or_missing_table_is_created_again(
     tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = Texts(tokenizer, f"file://{tmp_path}")
@@ -211,7 +211,7 @@ def test_a_table_that_is_damaged_or_missing_is_made_again(
     assert len(caplog.records) == 5
 
 
-def test_tables_of_several_tokenizers_go_with_their_document(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_tables_of_all_tokenizers_are_deleted_with_their_document(tokenizer: Tokenizer, tmp_path: Path) -> None:
     texts, others = Texts(tokenizer, f"file://{tmp_path}"), Texts(bpe("llama3"), f"file://{tmp_path}")
     document, stays = texts.add(MIXED), texts.add(MIXED[:500])
     others.documents = texts.documents
@@ -223,11 +223,11 @@ def test_tables_of_several_tokenizers_go_with_their_document(tokenizer: Tokenize
     assert {name.split(".")[0] for name in texts.tables()} == {stays.id}
     del texts.documents[document.id]
     assert texts.placed(document, MIXED, (5000, 5100)) == [(None, None)]
-    asyncio.run(texts.token_offsets.keep(document))
+    asyncio.run(texts.token_offsets.ensure(document))
     assert len(texts.tables()) == 2, "of one that was deleted meanwhile there is none"
 
 
-def test_without_a_place_for_the_table_an_answer_has_no_tokens_and_is_answered(
+def test_if_the_table_cannot_be_written_passages_have_no_tokens(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Blobs, name: str) -> Iterator[Path]:
@@ -241,7 +241,7 @@ def test_without_a_place_for_the_table_an_answer_has_no_tokens_and_is_answered(
     assert texts.placed(document, MIXED, (0, 10)) == [naive(tokenizer, MIXED, 0, 10)]
 
 
-def test_a_table_is_sealed(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_table_is_encrypted(tokenizer: Tokenizer, tmp_path: Path) -> None:
     vault = Vault({"one": b"k" * 32})
     texts, url = Texts(tokenizer, f"file://{tmp_path}/blobs", vault), f"file://{tmp_path}/blobs"
     document = texts.add(MIXED)
@@ -258,7 +258,7 @@ def test_a_table_is_sealed(tokenizer: Tokenizer, tmp_path: Path) -> None:
 
 
 def test_a_passage_costs_the_same_in_a_long_text(tokenizer: Tokenizer) -> None:
-    """The median of fifty, against that of a text of a tenth; to encode all that is before would take ten times as long."""
+    """Compares medians of 50 passages with a text of a tenth. Encoding all text before them would take ten times as long."""
     texts, medians = Texts(tokenizer), []
     for text in (NOVEL.read_text()[: len(NOVEL.read_text()) // 10], NOVEL.read_text()):
         document = texts.add(text)
@@ -268,14 +268,14 @@ def test_a_passage_costs_the_same_in_a_long_text(tokenizer: Tokenizer) -> None:
         seconds = []
         for passage in random.Random(1).sample(passages, 50):
             start = time.process_time()
-            texts.token_offsets._placed(document, table, [passage])
+            texts.token_offsets._with_tokens(document, table, [passage])
             seconds.append(time.process_time() - start)
         medians.append(sorted(seconds)[25])
     assert medians[1] < 3 * medians[0], medians
 
 
-def test_tokens_are_found_in_the_text_that_they_are_of(tokenizer: Tokenizer) -> None:
-    """In a text of which many characters have several bytes and some several tokens."""
+def test_spans_of_tokens_become_passages_of_whole_words(tokenizer: Tokenizer) -> None:
+    """In a text with characters of several bytes and several tokens."""
     texts, draw = Texts(tokenizer), random.Random(0)
     document, ids = texts.add(MIXED), tokenizer.encode(MIXED)
     starts = sorted(draw.randrange(len(ids) - 30) for _ in range(60))

@@ -1,4 +1,4 @@
-"""What counts as a try of a job and ends it after some: what fails in it, not what is away, and not what is sent again."""
+"""Which failures count as tries of a job: errors of the job itself, but no outages and no repeated commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from everlong_models import MemoryState, load_model
-from everlong_server.engine.answering import background
+from everlong_server.engine import jobs as engine_jobs
 from everlong_server.engine.answering.background import BackgroundResponses
 from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.documents import reading
@@ -36,15 +36,13 @@ from everlong_server.store.texts.passages import Passages
 MODEL = "m" * 64
 TEXT = b"Alice was beginning to get very tired."
 OUTAGE = 12
-"""So often something is away: more than there are tries."""
+"""Number of failures of an outage: more than the tries of a job."""
 
 
 @pytest.fixture
 async def redis(redis: Client, monkeypatch: pytest.MonkeyPatch) -> Client:
-    for module in (reading, background):
-        monkeypatch.setattr(module, "_RETRY_SECONDS", 0.001)
-        monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.001)
-        monkeypatch.setattr(module, "_BACK_SECONDS", 0.001)
+    for name in ("_RETRY_SECONDS", "_MAX_RETRY_SECONDS", "_GIVE_BACK_SECONDS"):
+        monkeypatch.setattr(engine_jobs, name, 0.001)
     monkeypatch.setattr(scripts, "_COPY_MS", 1)
     return redis
 
@@ -63,8 +61,8 @@ def documents(redis: Client, tenant: str | None = None) -> Documents:
     return Documents(redis, tenant, Quota(redis, tenant or "ann", Limits(), StreamSlots(redis, "a")))
 
 
-class Read(Reader):
-    """A reader whose device takes no time. `doing`: what is done with a text that could be read."""
+class FakeReader(Reader):
+    """A reader without a device. `doing`: replaces the prefill of a text."""
 
     def __init__(self, redis: Client, blobs: Blobs, jobs: Jobs) -> None:
         self.metrics = Metrics()
@@ -86,7 +84,7 @@ class Read(Reader):
 
 
 async def uploaded(redis: Client, blobs: Blobs, model: str = MODEL) -> Document:
-    """A document whose reading waits."""
+    """Create a document whose reading is queued."""
     document = Document(new_id("doc"), None, len(TEXT), 0, now(), hashlib.sha256(TEXT).hexdigest())
     writer = await blobs.create(document.id)
     await writer.write(TEXT)
@@ -102,7 +100,7 @@ async def taken(jobs: Jobs) -> Job:
 
 
 def failing(times: int, error: Exception, then: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """`then`, after it has failed so often."""
+    """Return a call that raises `error` the first `times` times, and then calls `then`."""
     left = [times]
 
     async def call(*args: Any) -> Any:
@@ -114,11 +112,11 @@ def failing(times: int, error: Exception, then: Callable[..., Awaitable[Any]]) -
     return call
 
 
-async def test_a_reading_whose_claims_have_no_copy_is_not_given_up(redis: Client, tmp_path: Path) -> None:
-    """Each of them is carried out, and refused since no replica of Redis has it."""
+async def test_claims_without_a_redis_replica_do_not_count_as_tries(redis: Client, tmp_path: Path) -> None:
+    """Redis executes each claim, but refuses it since no Redis replica has it."""
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
     await uploaded(redis, blobs)
-    job, reader = await taken(jobs), Read(redis, blobs, jobs)
+    job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
     store, refused = reader._documents.claim, []
 
     async def claim(id: str, by: str) -> Claim | None:
@@ -127,45 +125,45 @@ async def test_a_reading_whose_claims_have_no_copy_is_not_given_up(redis: Client
         return await store(id, by)
 
     reader._documents.claim = claim  # type: ignore[method-assign]
-    await reader._do(job)
+    await reader.work_on(job)
     assert len(refused) == OUTAGE + 1
     assert reader.tries == [1]
     assert await redis.hget(keys.reading(job.id), "status") == b"ready"
     assert await jobs.length() == 0
 
 
-async def test_what_fails_in_a_reading_is_counted(redis: Client, tmp_path: Path) -> None:
+async def test_errors_of_a_reading_count_as_tries(redis: Client, tmp_path: Path) -> None:
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
     await uploaded(redis, blobs)
-    job, reader = await taken(jobs), Read(redis, blobs, jobs)
+    job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
     reader.doing = failing(OUTAGE, RuntimeError("out of memory"), reader.doing)  # type: ignore[method-assign]
-    await reader._do(job)
-    assert reader.tries == list(range(1, reading._MAX_ATTEMPTS + 1))
+    await reader.work_on(job)
+    assert reader.tries == list(range(1, Reader.max_tries + 1))
     assert b"too_many_attempts" in await redis.hget(keys.reading(job.id), "error")
 
 
-async def test_a_reading_that_lacks_a_key_here_is_anothers(redis: Client, tmp_path: Path) -> None:
-    """However often it comes back here before, as no server with that key is there yet."""
+async def test_a_reading_without_its_key_is_left_to_other_replicas(redis: Client, tmp_path: Path) -> None:
+    """However often this replica gets it first, since no replica with the key runs yet."""
     jobs, other = [await replica(redis, name) for name in "ab"]
     blobs = Blobs(f"file://{tmp_path}")
     await uploaded(redis, blobs)
     for _ in range(OUTAGE):
-        reader = Read(redis, blobs, jobs)
+        reader = FakeReader(redis, blobs, jobs)
         reader.doing = failing(1, KeyMissing("encrypted with the key 'two'"), reader.doing)  # type: ignore[method-assign]
-        await reader._do(await taken(jobs))
+        await reader.work_on(await taken(jobs))
     assert await jobs.length() == 1
-    reader, job = Read(redis, blobs, other), await taken(other)
-    await reader._do(job)
+    reader, job = FakeReader(redis, blobs, other), await taken(other)
+    await reader.work_on(job)
     assert reader.tries == [1]
     assert await redis.hget(keys.reading(job.id), "status") == b"ready"
 
 
-async def test_a_blob_store_that_is_away_is_waited_for(redis: Client, tmp_path: Path) -> None:
-    """A folder that is not mounted, and one that cannot be read."""
+async def test_a_reading_waits_for_its_blob_store(redis: Client, tmp_path: Path) -> None:
+    """First its folder is not mounted, then it cannot be read."""
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}/texts")
     blobs.set_word("word")
     await uploaded(redis, blobs)
-    reader = Read(redis, blobs, jobs)
+    reader = FakeReader(redis, blobs, jobs)
     claim, claims = reader._documents.claim, []
 
     async def back(id: str, by: str) -> Claim | None:
@@ -179,56 +177,56 @@ async def test_a_blob_store_that_is_away_is_waited_for(redis: Client, tmp_path: 
     reader.doing = failing(OUTAGE, OSError(5, "Input/output error"), reader.doing)  # type: ignore[method-assign]
     while await jobs.length():
         job = await taken(jobs)
-        await reader._do(job)
+        await reader.work_on(job)
     assert reader.tries == [1] * (2 * OUTAGE)
     assert await redis.hget(keys.reading(job.id), "status") == b"ready"
 
 
-async def test_texts_that_cannot_be_read_do_not_stop_all_reading(redis: Client, tmp_path: Path) -> None:
-    """They kept their readers; so many of them, and nothing was read any more. They wait behind the others."""
+async def test_unreadable_texts_do_not_stop_all_reading(redis: Client, tmp_path: Path) -> None:
+    """They must not occupy all readers, but wait behind other documents."""
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
     broken = [await uploaded(redis, blobs) for _ in range(2)]
     for document in broken:
         (tmp_path / document.id).unlink()
         (tmp_path / document.id).mkdir()
     other = await uploaded(redis, blobs)
-    reader = Read(redis, blobs, jobs)
+    reader = FakeReader(redis, blobs, jobs)
     async with asyncio.timeout(30):
         for _ in range(OUTAGE):
-            await reader._do(await taken(jobs))
+            await reader.work_on(await taken(jobs))
     assert reader.tries == [1] * OUTAGE
     assert await redis.hget(keys.reading(reading_id(MODEL, (other.id,))), "status") == b"ready"
     assert await jobs.length() == len(broken)
 
 
-async def test_a_text_that_is_gone_from_a_store_that_is_going_waits(redis: Client, tmp_path: Path) -> None:
-    """Whether the text alone is missing cannot be asked any more: that is no try."""
+async def test_a_missing_text_waits_if_its_store_may_be_missing(redis: Client, tmp_path: Path) -> None:
+    """Whether only the text is missing cannot be checked, so this is no try."""
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
     document = await uploaded(redis, blobs)
     await blobs.delete(document.id)
-    (tmp_path / Blobs.WORD).mkdir()  # what reading it raises is an `OSError`, as everywhere
-    reader = Read(redis, blobs, jobs)
+    (tmp_path / Blobs.WORD).mkdir()  # reading it raises an `OSError`
+    reader = FakeReader(redis, blobs, jobs)
     for _ in range(OUTAGE):
         job = await taken(jobs)
-        await reader._do(job)
+        await reader.work_on(job)
     assert reader.tries == [1] * OUTAGE
     assert await redis.hget(keys.reading(job.id), "status") != b"failed"
     assert await jobs.length() == 1
 
 
-async def test_a_text_that_is_gone_fails_at_once(redis: Client, tmp_path: Path) -> None:
+async def test_a_missing_text_fails_at_once(redis: Client, tmp_path: Path) -> None:
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
     blobs.set_word("word")
     document = await uploaded(redis, blobs)
     await blobs.delete(document.id)
-    job, reader = await taken(jobs), Read(redis, blobs, jobs)
-    await reader._do(job)
+    job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
+    await reader.work_on(job)
     assert reader.tries == [1]
     assert b"reading_failed" in await redis.hget(keys.reading(job.id), "error")
     assert await jobs.length() == 0
 
 
-async def test_an_index_that_cannot_be_written_is_a_blob_store_that_is_away(redis: Client, tmp_path: Path) -> None:
+async def test_an_index_that_cannot_be_written_raises_an_oserror(redis: Client, tmp_path: Path) -> None:
     blobs = Blobs(f"file://{tmp_path}/texts")
     document = await uploaded(redis, blobs)
     (tmp_path / "texts").rename(tmp_path / "away")
@@ -236,11 +234,11 @@ async def test_an_index_that_cannot_be_written_is_a_blob_store_that_is_away(redi
         await Passages(blobs, documents(redis)).ensure(document)
 
 
-async def test_a_failure_is_written_though_a_checkpoint_came_late(redis: Client, tmp_path: Path) -> None:
-    """It was cancelled, and Redis carried it out all the same: the failure was taken for that write, sent again."""
+async def test_a_failure_is_stored_after_a_late_checkpoint(redis: Client, tmp_path: Path) -> None:
+    """Redis executed the cancelled write of a checkpoint, so the failure must not look like that write repeated."""
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
     await uploaded(redis, blobs)
-    job, reader = await taken(jobs), Read(redis, blobs, jobs)
+    job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
     store = reader._documents
     current = store.reading
     late: list[Claim] = []
@@ -257,7 +255,7 @@ async def test_a_failure_is_written_though_a_checkpoint_came_late(redis: Client,
 
     reader.doing = fails  # type: ignore[method-assign]
     store.reading = looked_up  # type: ignore[method-assign]
-    await reader._do(job)
+    await reader.work_on(job)
     status, error, bytes = await redis.hmget(keys.reading(job.id), "status", "error", "bytes")
     assert (status, bytes) == (b"failed", b"7")
     assert b"broken" in error
@@ -265,31 +263,31 @@ async def test_a_failure_is_written_though_a_checkpoint_came_late(redis: Client,
     assert await jobs.length() == 0
 
 
-async def test_a_reader_that_was_fenced_off_leaves_one_entry_to_the_other(redis: Client, tmp_path: Path) -> None:
-    """Two entries of one reading, as servers of before could make them, at two replicas: each took it from the other."""
+async def test_a_fenced_reader_leaves_one_entry_to_the_other(redis: Client, tmp_path: Path) -> None:
+    """Two replicas with an entry each for one reading, as older servers could create, must not take it from each other."""
     blobs = Blobs(f"file://{tmp_path}")
     a, b = await replica(redis, "a"), await replica(redis, "b")
     await uploaded(redis, blobs)
     job = await taken(a)
     await redis.xadd(keys.jobs(MODEL), dict(zip(job.fields[::2], job.fields[1::2], strict=True)))
-    other, reader = await taken(b), Read(redis, blobs, a)
+    other, reader = await taken(b), FakeReader(redis, blobs, a)
     assert other.id == job.id
 
     async def claimed(what: Reading, claim: Claim) -> None:
         await documents(redis).claim(job.id, other.claimant())
 
     reader.doing = claimed  # type: ignore[method-assign]
-    await reader._do(job)
+    await reader.work_on(job)
     assert reader.tries == [1]
     assert [entry for entry, _ in await redis.xrange(keys.jobs(MODEL))] == [other.entry.encode()]
     assert await a.next(10) is None
     assert 'everlong_lease_losses_total{of="reading"} 1.0' in reader.metrics.render().decode()
 
 
-async def test_large_states_are_not_the_event_loops_work(
+async def test_large_states_do_not_block_the_event_loop(
     redis: Client, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All answers would wait while a state of many megabytes is opened, or summed up."""
+    """All answers would wait while a state of many megabytes is decoded or hashed."""
     where: list[threading.Thread] = []
 
     def noted(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -310,7 +308,7 @@ async def test_large_states_are_not_the_event_loops_work(
     reader = Reader(engine, store, blobs, None, token_offsets, jobs, Metrics(), Tracing(), 1.0, 1.0)
     engine.start()
     try:
-        await reader._do(await taken(jobs))
+        await reader.work_on(await taken(jobs))
     finally:
         await engine.stop()
     read = await store.reading(reading_id(model.fingerprint, (document.id,)), with_state=True)
@@ -325,8 +323,8 @@ async def test_large_states_are_not_the_event_loops_work(
 # In the background
 
 
-class Answered(BackgroundResponses):
-    """`doing`: what is done for an answer."""
+class FakeBackgroundResponses(BackgroundResponses):
+    """Background responses without a device. `doing`: replaces the answer."""
 
     def __init__(self, redis: Client, jobs: Jobs) -> None:
         none: Any = None
@@ -343,14 +341,9 @@ class Answered(BackgroundResponses):
         await self.doing(response, claim)
         return True
 
-    async def once(self, job: Job) -> None:
-        """As `run` does a job."""
-        await self._places.acquire()
-        await self._do(job)
-
 
 async def asked(redis: Client) -> Response:
-    """One that waits for its answer."""
+    """Create a response that is queued."""
     request: dict[str, Any] = {}
     said = (Message("user", "Who?"),)
     response = Response(new_id("resp"), MODEL, now(), True, None, (), said, None, request, "queued", tenant="ann")
@@ -358,9 +351,9 @@ async def asked(redis: Client) -> Response:
     return response
 
 
-async def test_an_answer_whose_claims_have_no_copy_is_not_given_up(redis: Client) -> None:
+async def test_response_claims_without_a_redis_replica_do_not_count_as_tries(redis: Client) -> None:
     jobs, answered = await replica(redis, stream=keys.responses), await asked(redis)
-    job, work = await taken(jobs), Answered(redis, await replica(redis, stream=keys.responses))
+    job, work = await taken(jobs), FakeBackgroundResponses(redis, await replica(redis, stream=keys.responses))
     store, refused = work._store.claim, []
 
     async def claim(id: str, by: str) -> Any:
@@ -369,27 +362,27 @@ async def test_an_answer_whose_claims_have_no_copy_is_not_given_up(redis: Client
         return await store(id, by)
 
     work._store.claim = claim  # type: ignore[method-assign]
-    await work.once(job)
+    await work.work_on(job)
     assert len(refused) == OUTAGE + 1
     assert work.tries == [1]
     assert await redis.hget(keys.response(answered.id), "status") == b"completed"
 
 
-async def test_an_answer_waits_for_its_blob_store(redis: Client) -> None:
+async def test_a_response_waits_for_its_blob_store(redis: Client) -> None:
     jobs, response = await replica(redis, stream=keys.responses), await asked(redis)
-    work = Answered(redis, jobs)
+    work = FakeBackgroundResponses(redis, jobs)
     work.doing = failing(OUTAGE, OSError(5, "Input/output error"), work.doing)  # type: ignore[method-assign]
     while await jobs.length():
-        await work.once(await taken(jobs))
+        await work.work_on(await taken(jobs))
     assert work.tries == [1] * (OUTAGE + 1)
     assert await redis.hget(keys.response(response.id), "status") == b"completed"
     assert await jobs.length() == 0
 
 
-async def test_an_answer_whose_text_cannot_be_read_keeps_no_place(redis: Client) -> None:
+async def test_a_response_with_an_unreadable_text_does_not_occupy_a_slot(redis: Client) -> None:
     jobs = await replica(redis, stream=keys.responses)
     broken, other = await asked(redis), await asked(redis)
-    work = Answered(redis, jobs)
+    work = FakeBackgroundResponses(redis, jobs)
     answer = work.doing
 
     async def doing(response: Response, claim: Any) -> None:
@@ -400,54 +393,54 @@ async def test_an_answer_whose_text_cannot_be_read_keeps_no_place(redis: Client)
     work.doing = doing  # type: ignore[method-assign]
     async with asyncio.timeout(30):
         for _ in range(OUTAGE):
-            await work.once(await taken(jobs))
+            await work.work_on(await taken(jobs))
     assert work.tries == [1] * OUTAGE
     assert await redis.hget(keys.response(other.id), "status") == b"completed"
     assert await redis.hget(keys.response(broken.id), "status") == b"queued"
     assert await jobs.length() == 1
 
 
-async def test_what_fails_in_an_answer_is_counted(redis: Client) -> None:
+async def test_errors_of_a_response_count_as_tries(redis: Client) -> None:
     jobs, response = await replica(redis, stream=keys.responses), await asked(redis)
-    job, work = await taken(jobs), Answered(redis, jobs)
+    job, work = await taken(jobs), FakeBackgroundResponses(redis, jobs)
     work.doing = failing(OUTAGE, RuntimeError("out of memory"), work.doing)  # type: ignore[method-assign]
-    await work.once(job)
-    assert work.tries == list(range(1, background._MAX_ATTEMPTS + 1))
+    await work.work_on(job)
+    assert work.tries == list(range(1, BackgroundResponses.max_tries + 1))
     assert b"too_many_attempts" in await redis.hget(keys.response(response.id), "error")
 
 
-async def test_an_answer_without_its_key_is_given_back(redis: Client) -> None:
-    """It stayed with a server that lives and cannot read it. Another one has the key."""
+async def test_a_response_without_its_key_is_given_back(redis: Client) -> None:
+    """Another replica has the key, and must get the job although this one is alive."""
     jobs, other = [await replica(redis, name, keys.responses) for name in "ab"]
     response = await asked(redis)
     for _ in range(OUTAGE):
-        work = Answered(redis, jobs)
+        work = FakeBackgroundResponses(redis, jobs)
         work.doing = failing(1, KeyMissing("encrypted with the key 'two'"), work.doing)  # type: ignore[method-assign]
-        await work.once(await taken(jobs))
+        await work.work_on(await taken(jobs))
     assert await jobs.length() == 1
-    work = Answered(redis, other)
-    await work.once(await taken(other))
+    work = FakeBackgroundResponses(redis, other)
+    await work.work_on(await taken(other))
     assert work.tries == [1]
     assert await redis.hget(keys.response(response.id), "status") == b"completed"
 
 
-async def test_a_server_that_ends_keeps_its_jobs_for_others(redis: Client) -> None:
+async def test_a_stopping_server_leaves_its_jobs_to_others(redis: Client) -> None:
     jobs, other = [await replica(redis, name, keys.responses) for name in "ab"]
     await asked(redis)
-    job, work = await taken(jobs), Answered(redis, jobs)
+    job, work = await taken(jobs), FakeBackgroundResponses(redis, jobs)
     work.device.draining = True
     work.doing = failing(1, Unavailable("the server is shutting down"), work.doing)  # type: ignore[method-assign]
-    await work.once(job)
+    await work.work_on(job)
     assert await jobs.next(10) is None, "it is not tried here again"
     await jobs.leave()
     assert await other.next(10) == job
 
 
-async def test_an_answer_that_another_replica_has_taken_over_stays_its(redis: Client) -> None:
-    """The job went with the one that was stalled; if the other died, the response was in progress for ever."""
+async def test_a_response_that_another_replica_took_over_stays_with_it(redis: Client) -> None:
+    """If the stalled replica ended the job, and the other then died, the response would stay in progress for ever."""
     jobs, other = [await replica(redis, name, keys.responses) for name in "ab"]
     response = await asked(redis)
-    job, work = await taken(jobs), Answered(redis, jobs)
+    job, work = await taken(jobs), FakeBackgroundResponses(redis, jobs)
 
     async def stalled(_: Response, claim: Any) -> None:
         await jobs.leave()
@@ -457,7 +450,7 @@ async def test_an_answer_that_another_replica_has_taken_over_stays_its(redis: Cl
         assert not await work._store.write(response.id, claim, {"status": "completed"})
 
     work.doing = stalled  # type: ignore[method-assign]
-    await work.once(job)
+    await work.work_on(job)
     assert await other.length() == 1
     await other.leave()
     third = await replica(redis, "c", keys.responses)

@@ -1,4 +1,4 @@
-"""Documents take turns: one whose turn is over lets others be read, whatever is still being made of it."""
+"""Documents take turns: one whose turn is over yields to others, even while its index is being built."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def until_ready(services: Services, document: Document) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_an_index_that_takes_long_holds_up_its_own_document_only(
+async def test_a_slow_index_delays_its_own_document_only(
     redis_url: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redis = connect(redis_url)

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong_server.api.errors import as_server_error
-from everlong_server.engine.answering.grounding import choose, words_of
+from everlong_server.engine.answering.grounding import search_words, select_passages
 from everlong_server.errors import NotFound
 from everlong_server.store.records import Document, new_id
 from everlong_server.store.texts import outline
@@ -98,9 +98,9 @@ class SearchOnlyTexts:
 
     def ask(self, question: str, *documents: str, before: str | None = None, limit: int = 8) -> list[Passage]:
         """What a question is answered with, if tokens are no matter."""
-        words = words_of(question, before)
+        words = search_words(question, before)
         found = asyncio.run(self.passages.search(documents or tuple(self.documents), words, limit)) if words else []
-        return choose(found, "", 10_000, len)[0]
+        return select_passages(found, "", 10_000, len)[0]
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_the_stretch_that_has_most_is_found_whole(tmp_path: Path) -> None:
     assert [a.end for a in first[:-1]] == [b.start for b in first[1:]], "in a row"
     assert len({passage.score for passage in first}) == 1
     assert {passage.document for passage in first} == {document}
-    evidence, before = choose(found(16), "", 10_000, len)
+    evidence, before = select_passages(found(16), "", 10_000, len)
     assert any("fisherman lived" in piece.text and "nine pennies" in piece.text for piece in evidence)
     assert "mentioned here once" in before
     starts = [passage.start for passage in found(16)]
@@ -192,12 +192,12 @@ def test_a_question_takes_the_one_before_along_only_where_it_points_there(shelf:
         assert shelf.ask(remark, before=before) == []
     for question in ("Was he happy?", "What happened next?", "Tell me about his best friends."):
         assert any("Humpty" in passage.text for passage in shelf.ask(question, before=before))
-    assert "humpty" not in words_of("Which gang rules Vermissa Valley in America?", before)
+    assert "humpty" not in search_words("Which gang rules Vermissa Valley in America?", before)
 
 
 def test_a_long_question_is_found_by_its_ends(shelf: SearchOnlyTexts) -> None:
     question = "Humpty Dumpty! " + "lorem ipsum dolor " * 6000 + "boiling sea?"
-    words = words_of(question, None)
+    words = search_words(question, None)
     assert {"humpty", "boiling", "sea"} <= words.keys()
     assert len(words) <= 16
     many = [" ".join(f"{letter}{n}" for n in range(100)) for letter in "ab"]
@@ -206,7 +206,7 @@ def test_a_long_question_is_found_by_its_ends(shelf: SearchOnlyTexts) -> None:
         ("it " + many[0][:30], many[1]),
         ("字" + "孔子住在哪里天地玄黄宇宙洪荒日月盈昃" * 100, None),
     ):
-        assert 8 < len(words_of(own, before)) <= 16
+        assert 8 < len(search_words(own, before)) <= 16
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_passage_stands_on_the_page_that_it_begins_on(tmp_path: Path) -> None:
     shelf = SearchOnlyTexts(f"file://{tmp_path}")
     document = shelf.add(ALICE[:3000])
     shelf.documents[document] = replace(shelf.documents[document], format="pdf")
-    outline.save(shelf.blobs, document, [outline.OutlineEntry(0, page=1), outline.Mark(120, page=2)])
+    outline.save(shelf.blobs, document, [outline.OutlineEntry(0, page=1), outline.OutlineEntry(120, page=2)])
     first = next(split(io.BytesIO(ALICE.encode()), document))
     pieces = [first, replace(first, start=119), replace(first, start=120), replace(first, document="doc_gone")]
     placed = asyncio.run(shelf.passages.placed(pieces))
@@ -374,8 +374,8 @@ def cpu_seconds(work: Callable[[], object], times: int = 5) -> float:
 def test_a_long_text_is_indexed_in_proportion_and_searched_in_less(tmp_path: Path) -> None:
     """Ten megabytes against one. With the square of its length an index would take a hundred times as long."""
     shelf, whole = SearchOnlyTexts(f"file://{tmp_path}"), ((NOVEL.read_text() + ALICE) * 30)[:10_000_000]
-    usual = words_of("What did the Red Queen say to Alice about the white knight in the house at night?", None)
-    endless = words_of("孔子住在哪里" * 3000 + "".join(map(chr, range(0x4E00, 0x9000))), NOVEL.read_text())
+    usual = search_words("What did the Red Queen say to Alice about the white knight in the house at night?", None)
+    endless = search_words("孔子住在哪里" * 3000 + "".join(map(chr, range(0x4E00, 0x9000))), NOVEL.read_text())
     indexed, searched = [], []
     for text in (whole[:1_000_000], whole):
         document = shelf.documents[shelf.add(text)]

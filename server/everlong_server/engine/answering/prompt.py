@@ -1,0 +1,115 @@
+"""`PromptBuilder`: turns a message into a prompt with its evidence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from everlong_server.engine.answering.grounding import (
+    RECENT_TOKENS,
+    Recall,
+    Template,
+    search_words,
+    select_passages_in_segment,
+    select_passages_in_window,
+    texts_lack_answer,
+)
+from everlong_server.engine.answering.turn_context import TurnContext
+from everlong_server.engine.device.engine import Engine
+from everlong_server.store.texts.passages import Passage, Passages
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`tokens`: the prompt. `evidence`: passages that the answer can rest on. `visible_kept`, `prompt_only`: see `AnswerRequest`."""
+
+    tokens: list[int]
+    evidence: list[Passage]
+    visible_kept: int | None
+    prompt_only: bool
+
+
+class PromptBuilder:
+    """Builds the prompts of one model."""
+
+    def __init__(self, engine: Engine, passages: Passages, template: Template) -> None:
+        self._engine = engine
+        self._passages = passages
+        self._template = template
+
+    async def prompt(self, context: TurnContext, content: str, recall: Recall) -> Prompt:
+        """Return the prompt for the message `content`, with passages of the session's documents."""
+        found, lacks_answer = await self._search(context, content, recall)
+        # On a thread: this takes time in proportion to the message.
+        return await asyncio.to_thread(self.build, context, content, found, recall, lacks_answer=lacks_answer)
+
+    async def _search(self, context: TurnContext, content: str, recall: Recall) -> tuple[list[Passage], bool]:
+        """Return the passages of the session's documents that match the question, best first, and whether the documents lack
+        the answer."""
+        documents, has_history = context.session.documents, bool(context.session.messages or context.unread)
+        if not recall.passages or not documents:
+            return [], False
+        words = await asyncio.to_thread(search_words, content, context.previous_question)
+        found = await self._passages.search(documents, words, recall.passages) if words else []
+        lacks_answer = await asyncio.to_thread(texts_lack_answer, content, found, has_history=has_history)
+        return found, bool(words) and lacks_answer and await self._passages.complete(documents)
+
+    def build(
+        self, context: TurnContext, content: str, found: list[Passage], recall: Recall, *, lacks_answer: bool
+    ) -> Prompt:
+        """Return the prompt for the message `content`.
+
+        `found`: passages to choose evidence from, best first. `lacks_answer`: the documents do not hold the answer.
+        """
+        model = self._engine.model
+        tokenizer, memory = model.tokenizer, model.memory
+        # Not without kept tokens: a text that fits into the open segment is seen whole.
+        prompt_only = bool(memory.kept(context.state)) and not context.session.messages
+        question = [*tokenizer.encode(content), *model.chat.ask]
+        budget, window = recall.tokens, memory.sight - memory.segment_length
+        if window:
+            budget = min(budget, window - len(question))
+        evidence, text = self._select(context, found, budget, len(question), prompt_only=prompt_only)
+        if lacks_answer and model.trained is None:  # an untrained memory cannot hold the answer either
+            text = self._template.nothing if self._count(self._template.nothing) <= budget else ""
+        grounded = bool(evidence or text)
+        prompt_only = prompt_only and grounded
+        tokens = [*self._lead(context, from_start=prompt_only), *tokenizer.encode(text), *question]
+        return Prompt(tokens, evidence, RECENT_TOKENS if grounded else None, prompt_only)
+
+    def _select(
+        self, context: TurnContext, found: Sequence[Passage], budget: int, after: int, *, prompt_only: bool
+    ) -> tuple[list[Passage], str]:
+        """Return the evidence and its text, for the kind of memory. `after`: number of tokens after the text."""
+        memory, tokenizer = self._engine.model.memory, self._engine.model.tokenizer
+        open, window = context.session.open, memory.sight - memory.segment_length
+        recent = [*memory.kept(context.state)[-RECENT_TOKENS:], *open]
+        between = len(self._lead(context, from_start=prompt_only))
+        if window:
+            return select_passages_in_window(
+                found, [] if prompt_only else recent, budget, self._count, tokenizer.decode, window=window,
+                between=between, after=after, template=self._template,
+            )  # fmt: skip
+        return select_passages_in_segment(
+            found, tokenizer.decode(recent) if found else "", budget, self._count, tokenizer.spans,
+            segment=memory.segment_length, before=len(open) + between, after=after, template=self._template,
+        )  # fmt: skip
+
+    def _count(self, text: str) -> int:
+        return len(self._engine.model.tokenizer.encode(text))
+
+    def _lead(self, context: TurnContext, *, from_start: bool) -> list[int]:
+        """Return the tokens between those that the session has read and the words of the question: unread messages and the
+        chat format's markers. `from_start`: as if the session had read nothing."""
+        chat, encode = self._engine.model.chat, self._engine.model.tokenizer.encode
+        begins = from_start or not context.session.position
+        lead = chat.turn if context.session.messages else chat.head if begins else chat.separator
+        tokens: list[int] = []
+        for message in context.unread:
+            end = {"system": chat.separator, "user": chat.ask, "assistant": chat.turn}[message.role]
+            if message.role == "system" and begins and chat.system is not None:
+                lead, end = chat.system
+            tokens += [*lead, *encode(message.content)]
+            lead = end
+        return [*tokens, *lead]

@@ -1,0 +1,58 @@
+"""`Checkpoints`: writes the checkpoints of a reading to Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any, Self
+
+from everlong_models import MemoryState, encode_state
+from everlong_server.observability.metrics import Metrics
+from everlong_server.store.documents import Claim, Documents
+from everlong_server.store.records import Cursor, Reading
+
+
+class Checkpoints:
+    """Writes the checkpoints of a reading one after the other, while the device continues."""
+
+    def __init__(self, documents: Documents, metrics: Metrics, reading: Reading, claim: Claim) -> None:
+        self._documents = documents
+        self._metrics = metrics
+        self._reading = reading
+        self._claim = claim
+        self._writing: asyncio.Task[None] | None = None
+        self._last = time.monotonic()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Cancel a write that is still running."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+    async def add(self, state: MemoryState, cursor: Cursor, **end: object) -> None:
+        """Start to write a checkpoint once the previous one is written. Raises that one's error, such as `Fenced`."""
+        await self.written()
+        self._writing = asyncio.create_task(self._write(state, cursor, end))
+        self._last = time.monotonic()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last checkpoint was added, or since the reading started here."""
+        return time.monotonic() - self._last
+
+    async def written(self) -> None:
+        """Wait until the last checkpoint is in Redis. Raises as `add` does."""
+        if self._writing is not None:
+            await self._writing
+
+    async def _write(self, state: MemoryState, cursor: Cursor, end: dict[str, Any]) -> None:
+        blob = await asyncio.to_thread(encode_state, state, self._reading.model)
+        with self._metrics.checkpoint_seconds.time():
+            version = await self._documents.checkpoint(
+                self._reading, self._claim, cursor, blob, state_bytes=state.nbytes, **end
+            )
+        self._reading = replace(self._reading, version=version)
