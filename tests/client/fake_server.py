@@ -39,7 +39,7 @@ class Fake:
     cancelled: threading.Event = field(default_factory=threading.Event)
     closed: threading.Event = field(default_factory=threading.Event)
 
-    def look(self, id: str) -> dict[str, Any]:
+    def poll(self, id: str) -> dict[str, Any]:
         document = self.documents.get(id) or refuse(404, "document_not_found", f"no document {id}")
         if document["filename"] == "broken":
             error = {"message": "byte 17 is not UTF-8", "code": "not_utf8"}
@@ -151,7 +151,7 @@ async def list_(request: Request, limit: int = 2, after: str = "") -> Any:
 
 @app.get("/v1/documents/{id}")
 async def get_document(request: Request, id: str) -> Any:
-    return request.app.state.fake.look(id)
+    return request.app.state.fake.poll(id)
 
 
 @app.delete("/v1/documents/{id}")
@@ -163,7 +163,7 @@ async def delete_document(request: Request, id: str) -> Any:
 @app.get("/v1/documents/{id}/events")
 async def document_events(request: Request, id: str) -> Any:
     fake: Fake = request.app.state.fake
-    name = fake.look(id)["filename"]
+    name = fake.poll(id)["filename"]
     fake.event_streams += 1
 
     async def stream() -> AsyncIterator[bytes]:
@@ -178,7 +178,7 @@ async def document_events(request: Request, id: str) -> Any:
         while status not in ("ready", "failed"):
             if name in ("stuck", "buffered"):
                 await asyncio.Event().wait()
-            shown = fake.look(id)
+            shown = fake.poll(id)
             status = shown["status"]
             kind = f"document.{status}" if status in ("ready", "failed") else "document.progress"
             for piece in sse({"type": kind, **shown}):
@@ -271,16 +271,16 @@ async def converse(socket: WebSocket, id: str) -> None:
 
     try:
         while True:
-            said = await socket.receive_json()
-            if said.pop("type") == "response.cancel":
+            frame = await socket.receive_json()
+            if frame.pop("type") == "response.cancel":
                 fake.cancelling.set()
                 stop.set()
                 continue
             if writing is not None:
                 await asyncio.wait_for(writing, 5)  # one answer at a time
-            fake.questions.append(said)
+            fake.questions.append(frame)
             stop.clear()
-            writing = asyncio.create_task(write(said))
+            writing = asyncio.create_task(write(frame))
     except (WebSocketDisconnect, RuntimeError):
         fake.closed.set()
     finally:
@@ -321,11 +321,11 @@ class FakeServer:
         started = threading.Event()
         startup = self._server.startup
 
-        async def startup_and_say(sockets: Any = None) -> None:
+        async def startup_and_signal(sockets: Any = None) -> None:
             await startup(sockets)
             started.set()
 
-        self._server.startup = startup_and_say  # type: ignore[method-assign]
+        self._server.startup = startup_and_signal  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._server.run, args=([socket],), daemon=True)
         self._thread.start()
         assert started.wait(10)

@@ -245,7 +245,7 @@ def test_wait_does_not_overrun_its_timeout(client: Any, monkeypatch: pytest.Monk
 
 
 def test_wait_asks_when_events_fall_silent(client: Any, server: FakeServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("everlong_client.transport.waiting.SILENCE", 0.1)
+    monkeypatch.setattr("everlong_client.transport.waiting.READ_TIMEOUT", 0.1)
     id = client.documents.upload(b"x", filename="buffered").id
     assert client.documents.wait(id).status == "ready"
     assert server.fake.event_streams >= 1

@@ -17,8 +17,8 @@ from everlong_client.transport.call import Call, Page
 from everlong_client.transport.retrying import RETRIES
 from everlong_client.transport.sse import ServerSentEvent, SSEDecoder
 from everlong_client.transport.upload import Source, Upload, UploadProgress
-from everlong_client.transport.waiting import Waiting, document_in
-from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, proxied
+from everlong_client.transport.waiting import Waiting, document_of
+from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, new_http_client
 from everlong_client.types.document import Document
 from everlong_client.types.event import Answer, Event
 from everlong_client.types.memory import Memory
@@ -50,7 +50,9 @@ class Everlong:
         retries: int = RETRIES,
         http_client: httpx.Client | None = None,
     ) -> None:
-        self._transport = _Transport(Wire(base_url, api_key, timeout, retries), http_client or proxied(httpx.Client))
+        self._transport = _Transport(
+            Wire(base_url, api_key, timeout, retries), http_client or new_http_client(httpx.Client)
+        )
         self._owns_http = http_client is None
         self.documents = Documents(self._transport)
         self.sessions = Sessions(self._transport)
@@ -85,10 +87,10 @@ class Documents:
         upload = Upload(source, filename, progress)
         if not upload.in_parts:
             return self._transport.call(calls.upload_document(upload))
-        begun = self._transport.call(calls.begin_upload(upload))
+        upload_id = self._transport.call(calls.begin_upload(upload))
         with closing(upload.parts()) as parts:
-            ids = [self._transport.call(calls.add_part(begun, part)) for part in parts]
-        return self.get(self._transport.call(calls.complete_upload(begun, ids)))
+            ids = [self._transport.call(calls.add_part(upload_id, part)) for part in parts]
+        return self.get(self._transport.call(calls.complete_upload(upload_id, ids)))
 
     def wait(
         self, document: str, *, progress: Callable[[Document], object] | None = None, timeout: float | None = None
@@ -100,14 +102,14 @@ class Documents:
         """
         waiting = Waiting(document, progress, timeout)
         while True:
-            with waiting.tolerance():
-                seen = self._transport.call(calls.get_document(document), waiting.silence)
-                if waiting.saw(seen):
+            with waiting.tolerating_outage():
+                seen = self._transport.call(calls.get_document(document), waiting.read_timeout)
+                if waiting.observe(seen):
                     return seen
-                if waiting.may_listen:
-                    with self._transport.stream(calls.document_events(document), waiting.silence) as events:
+                if waiting.may_stream:
+                    with self._transport.stream(calls.document_events(document), waiting.read_timeout) as events:
                         for event in events:
-                            if (shown := document_in(event)) is not None and waiting.saw(shown):
+                            if (shown := document_of(event)) is not None and waiting.observe(shown):
                                 return shown
             time.sleep(waiting.pause())
 
@@ -149,9 +151,9 @@ class Sessions:
         """Waits until the session has read its documents, as `documents.wait` does."""
         waiting = Waiting(session, progress, timeout)
         while True:
-            with waiting.tolerance():
-                seen = self._transport.call(calls.get_session(session), waiting.silence)
-                if waiting.saw(seen):
+            with waiting.tolerating_outage():
+                seen = self._transport.call(calls.get_session(session), waiting.read_timeout)
+                if waiting.observe(seen):
                     return seen
             time.sleep(waiting.pause())
 
@@ -203,10 +205,10 @@ class Sessions:
     def _events(self, call: Call[Message], answer: Answer) -> Generator[Event]:
         with self._transport.stream(call) as events:
             for event in events:
-                yield answer.take(event.data, event.event)
-                if answer.over:
+                yield answer.feed(event.data, event.event)
+                if answer.ended:
                     return
-        raise answer.cut_off()
+        raise answer.truncated()
 
 
 class Models:
@@ -261,29 +263,29 @@ class Conversation:
         self._call = calls.session_socket(session)
         self._exit = ExitStack()
         self._socket: ClientConnection | None = None
-        self._answer = Answer.none()
+        self._answer = Answer.finished()
 
     def send(self, content: str, **sampling: Unpack[Sampling]) -> MessageStream:
         """Asks, and returns the answer's events as they come; closing them early cancels the answer."""
-        self._abandon(self._answer)
+        self._cancel_and_skip(self._answer)
         with self._errors():
             socket = self._open()
             socket.send(encode(calls.message_create(content, sampling)))
         self._answer = answer = Answer()
-        return MessageStream(answer, self._events(socket, answer), lambda: self._abandon(answer))
+        return MessageStream(answer, self._events(socket, answer), lambda: self._cancel_and_skip(answer))
 
     def cancel(self) -> None:
         """Cancels the answer that is being written, if one is; its events then end with what there is of it.
 
         May be called from another thread than the one that takes the events.
         """
-        if self._socket is not None and not self._answer.over:
+        if self._socket is not None and not self._answer.ended:
             with self._errors():
                 self._socket.send(encode({"type": "response.cancel"}))
 
     def close(self) -> None:
         """Closes the connection; the server cancels an answer that is not complete."""
-        self._socket, self._answer = None, Answer.none()
+        self._socket, self._answer = None, Answer.finished()
         self._exit.close()
 
     def __enter__(self) -> Self:
@@ -297,23 +299,23 @@ class Conversation:
     def _open(self) -> ClientConnection:
         if self._socket is not None and self._socket.state is not State.OPEN:  # the server has closed it meanwhile
             self.close()
-        tries = self._wire.tries(self._call, None)
+        retrying = self._wire.retrying(self._call, None)
         while self._socket is None:
             try:
                 with self._wire.socket_errors():
                     self._socket = self._exit.enter_context(connect(**self._wire.socket(self._call)))
             except EverlongError as error:
-                time.sleep(tries.pause(error))
+                time.sleep(retrying.pause(error))
         return self._socket
 
     def _events(self, socket: ClientConnection, answer: Answer) -> Iterator[Event]:
-        while not answer.over:
+        while not answer.ended:
             with self._errors():
                 frame = socket.recv()
-            yield answer.take(frame)
+            yield answer.feed(frame)
 
-    def _abandon(self, answer: Answer) -> None:
-        if self._socket is not None and not answer.over:
+    def _cancel_and_skip(self, answer: Answer) -> None:
+        if self._socket is not None and not answer.ended:
             self.cancel()
             for _ in self._events(self._socket, answer):
                 pass
@@ -335,18 +337,18 @@ class _Transport:
         self.wire = wire
         self.http = http
 
-    def call(self, call: Call[T], silence: float | None = None) -> T:
-        tries = self.wire.tries(call, silence)
+    def call(self, call: Call[T], read_timeout: float | None = None) -> T:
+        retrying = self.wire.retrying(call, read_timeout)
         while True:
             body = iter(call.body) if call.body is not None else None
             try:
                 with self.wire.http_errors():
-                    response = self.http.send(self.wire.request(self.http, call, body, silence, tries.headers))
+                    response = self.http.send(self.wire.request(self.http, call, body, read_timeout, retrying.headers))
                 return self.wire.result(call, response)
             except EverlongError as error:
-                if tries.done(error):
+                if retrying.already_done(error):
                     return call.parse(None)
-                time.sleep(tries.pause(error))
+                time.sleep(retrying.pause(error))
 
     def pages(self, first: Call[Page[T]]) -> tuple[T, ...]:
         items: tuple[T, ...] = ()
@@ -358,22 +360,22 @@ class _Transport:
         return items
 
     @contextmanager
-    def stream(self, call: Call[T], silence: float | None = None) -> Iterator[Iterator[ServerSentEvent]]:
-        response = self._begun(call, silence)
+    def stream(self, call: Call[T], read_timeout: float | None = None) -> Iterator[Iterator[ServerSentEvent]]:
+        response = self._open_stream(call, read_timeout)
         try:
             self.wire.check_stream(response)
-            yield self._decoded(response)
+            yield self._server_sent_events(response)
         finally:
             response.close()
 
-    def _begun(self, call: Call[T], silence: float | None) -> httpx.Response:
+    def _open_stream(self, call: Call[T], read_timeout: float | None) -> httpx.Response:
         """A successful answer of which nothing was read yet."""
-        tries = self.wire.tries(call, silence)
+        retrying = self.wire.retrying(call, read_timeout)
         while True:
             try:
                 with self.wire.http_errors():
                     response = self.http.send(
-                        self.wire.request(self.http, call, None, silence, tries.headers), stream=True
+                        self.wire.request(self.http, call, None, read_timeout, retrying.headers), stream=True
                     )
                     if response.is_success:
                         return response
@@ -383,9 +385,9 @@ class _Transport:
                         response.close()
                 self.wire.check(response)
             except EverlongError as error:
-                time.sleep(tries.pause(error))
+                time.sleep(retrying.pause(error))
 
-    def _decoded(self, response: httpx.Response) -> Iterator[ServerSentEvent]:
+    def _server_sent_events(self, response: httpx.Response) -> Iterator[ServerSentEvent]:
         decoder = SSEDecoder()
         with self.wire.http_errors(streaming=True):
             for chunk in response.iter_bytes():

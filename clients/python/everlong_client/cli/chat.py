@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from everlong_client.cli.terminal import complain, console, fail, note, write
+from everlong_client.cli.terminal import console, fail, print_error, print_note, write
 from everlong_client.client import Conversation, Everlong
 from everlong_client.errors import EverlongError
 from everlong_client.types.event import TextDelta
@@ -38,18 +38,18 @@ class Chat:
 
     def run(self) -> None:
         """Until the questions end, or the user leaves. On a terminal an error ends only the answer."""
-        self._prepare()
+        self._wait_until_ready()
         for line in self._lines():
             try:
                 if line == "/quit":
                     return
-                self._do(line)
+                self._handle(line)
             except KeyboardInterrupt:
                 return
             except EverlongError as error:
                 if not self._terminal:
                     raise
-                complain(str(error))
+                print_error(str(error))
 
     def _lines(self) -> Iterator[str]:
         try:
@@ -58,12 +58,12 @@ class Chat:
                 return
             with suppress(EOFError, KeyboardInterrupt):
                 while True:
-                    yield _typed().strip()
-            note("")  # the shell's prompt wants a line of its own
+                    yield _prompt().strip()
+            print_note("")  # the shell's prompt wants a line of its own
         except UnicodeDecodeError as error:
             fail(f"a question is not {error.encoding.upper()}: {error.reason}")
 
-    def _do(self, line: str) -> None:
+    def _handle(self, line: str) -> None:
         match line:
             case "":
                 pass
@@ -71,21 +71,23 @@ class Chat:
                 write(HELP + "\n")
             case "/new":
                 self.session = self._client.sessions.create(self.session.documents, model=self.session.model)
-                self._prepare()
+                self._wait_until_ready()
             case "/fork":
                 left = self.session.id
                 self.session = self._client.sessions.fork(left)
-                note(f"session {self.session.id}, a fork of {left}")
+                print_note(f"session {self.session.id}, a fork of {left}")
             case _ if line.startswith("/") and self._terminal:  # in a file it is a question
-                complain(f"{line.split(maxsplit=1)[0]} is no command; /help lists them")
+                print_error(f"{line.split(maxsplit=1)[0]} is no command; /help lists them")
             case _:
                 self._ask(line)
 
-    def _prepare(self) -> None:
+    def _wait_until_ready(self) -> None:
         with console().status("waiting for the session's documents"):
             self.session = self._client.sessions.wait(self.session.id)
         if self._terminal:
-            note(f"session {self.session.id}, {self.session.position:,} tokens in memory; /help lists the commands")
+            print_note(
+                f"session {self.session.id}, {self.session.position:,} tokens in memory; /help lists the commands"
+            )
 
     def _ask(self, question: str) -> None:
         # A connection for each question: none has to outlive the time that the user thinks, or a restart.
@@ -101,10 +103,10 @@ class Chat:
         if self._terminal:
             usage, end = answer.message.usage, answer.message.finish_reason
             ended = "" if end == "stop" else f" ({end})"
-            note(f"{usage.completion_tokens:,} tokens{ended}, {usage.reused_tokens:,} reused from memory")
+            print_note(f"{usage.completion_tokens:,} tokens{ended}, {usage.reused_tokens:,} reused from memory")
 
 
-def _typed() -> str:
+def _prompt() -> str:
     """A line. Raises `EOFError` at the end."""
     if sys.stdout.isatty():
         return input("> ")

@@ -14,7 +14,7 @@ from everlong_client.cli.chat import Chat
 from everlong_client.cli.ingest import ingest_files
 from everlong_client.cli.plugins import Commands
 from everlong_client.cli.table import table
-from everlong_client.cli.terminal import fail, note, opened, write
+from everlong_client.cli.terminal import fail, print_note, require_stream, write
 from everlong_client.client import Everlong
 from everlong_client.transport.wire import DEFAULT_URL, VERSION
 from everlong_client.types.message import Sampling
@@ -69,7 +69,7 @@ def ingest(
     api_key: ApiKey = None,
 ) -> None:
     """Upload texts for the server to read, and print their documents' ids."""
-    opened(sys.stdout, "standard output")  # else their ids would be lost
+    require_stream(sys.stdout, "standard output")  # else their ids would be lost
     failed = False
     with _client(url, api_key) as client:
         for document in ingest_files(client, files, wait=wait):
@@ -94,27 +94,27 @@ def chat(
     api_key: ApiKey = None,
 ) -> None:
     """Ask about documents: in a dialogue, or, through a pipe, one question a line."""
-    opened(sys.stdin, "standard input")
-    opened(sys.stdout, "standard output")
+    require_stream(sys.stdin, "standard input")
+    require_stream(sys.stdout, "standard output")
     if session is not None and (file or documents or model):
         fail("--session continues on its own documents and model: name no others")
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
     with _client(url, api_key) as client:
         if session is not None:
-            begun = client.sessions.get(session)
+            current = client.sessions.get(session)
         else:
             ids = list(documents or [])
             for document in list(ingest_files(client, [file] if file else [])):
                 if document is None:
                     raise typer.Exit(1)
                 ids.append(document.id)
-            begun = client.sessions.create(ids, model=model)
-        dialogue = Chat(client, begun, sampling)
+            current = client.sessions.create(ids, model=model)
+        conversation = Chat(client, current, sampling)
         try:
-            dialogue.run()
+            conversation.run()
         finally:
             where = "" if url == DEFAULT_URL else f" --url {url}"
-            note(f"to go on: everlong chat --session {dialogue.session.id}{where}")
+            print_note(f"to go on: everlong chat --session {conversation.session.id}{where}")
 
 
 @app.command()
@@ -135,7 +135,7 @@ def memory(
         fail(f"--png needs matplotlib: pip install 'everlong-client[plot]' ({error})")
     with _client(url, api_key) as client:
         png.write_bytes(draw(client.sessions.memory(session)))
-    note(f"drawn into {png}")
+    print_note(f"drawn into {png}")
 
 
 def _client(url: str, api_key: str | None) -> Everlong:

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 
 from everlong_client.types.memory import Memory, MemoryLayer, MemoryPhrase
 
-__all__ = ["headline", "table", "words"]
+__all__ = ["headline", "phrase_text", "table"]
 
 _WIDEST = 60
 
@@ -27,7 +27,7 @@ def headline(memory: Memory) -> str:
     )
 
 
-def words(phrase: MemoryPhrase) -> str:
+def phrase_text(phrase: MemoryPhrase) -> str:
     """A phrase in a line: its words, or its tokens where these are not known."""
     if phrase.quote is None:
         return _span(phrase.start, phrase.end)
@@ -59,29 +59,29 @@ def _lines(memory: Memory) -> Iterator[str]:
         yield ""
         yield from _aligned(
             ("layer", "half of the attention", "space", "most space"),
-            [(str(layer.layer), _attended(layer), *_largest(layer)) for layer in memory.layers],
+            [(str(layer.layer), _half_of_attention(layer), *_largest_phrase(layer)) for layer in memory.layers],
             last_left=True,
         )
 
 
-def _largest(layer: MemoryLayer) -> tuple[str, str]:
+def _largest_phrase(layer: MemoryLayer) -> tuple[str, str]:
     if not layer.phrases:
         return "", "all have the same"
-    return f"{layer.phrases[0].space:.1%}", words(layer.phrases[0])
+    return f"{layer.phrases[0].space:.1%}", phrase_text(layer.phrases[0])
 
 
-def _attended(layer: MemoryLayer) -> str:
+def _half_of_attention(layer: MemoryLayer) -> str:
     """The shortest run of tokens that gets half of the attention."""
     if layer.attention is None:
         return ""
-    edges, upto = layer.edges, [0.0]
+    edges, cumulative = layer.edges, [0.0]
     for share in layer.attention:
-        upto.append(upto[-1] + share)
+        cumulative.append(cumulative[-1] + share)
     best, last = (edges[0], edges[-1]), 0
-    for first in range(len(upto)):
-        while last < len(upto) and upto[last] - upto[first] < upto[-1] / 2:
+    for first in range(len(cumulative)):
+        while last < len(cumulative) and cumulative[last] - cumulative[first] < cumulative[-1] / 2:
             last += 1
-        if last == len(upto):
+        if last == len(cumulative):
             break
         if edges[last] - edges[first] < best[1] - best[0]:
             best = edges[first], edges[last]

@@ -20,7 +20,16 @@ from rich.text import Text
 from everlong_client.transport.upload import UploadProgress
 from everlong_client.types.document import Document
 
-__all__ = ["Report", "complain", "console", "fail", "note", "opened", "report", "write"]
+__all__ = [
+    "ProgressReport",
+    "console",
+    "fail",
+    "print_error",
+    "print_note",
+    "progress_report",
+    "require_stream",
+    "write",
+]
 
 # A text that was read, or an answer about it, must not reach the terminal's control sequences.
 _CONTROLS = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t")
@@ -32,7 +41,7 @@ def console() -> Console:
     return Console(stderr=True)
 
 
-def opened(stream: TextIO | None, name: str) -> TextIO:
+def require_stream(stream: TextIO | None, name: str) -> TextIO:
     """The stream. Raises `OSError` for one that the shell has closed (`<&-`), which Python has as None."""
     if stream is None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF), name)
@@ -41,24 +50,24 @@ def opened(stream: TextIO | None, name: str) -> TextIO:
 
 def write(text: str) -> None:
     """Writes a result, or a piece of an answer, at once. Raises `OSError` if nobody takes it."""
-    stdout = opened(sys.stdout, "standard output")
+    stdout = require_stream(sys.stdout, "standard output")
     stdout.write(text.translate(_CONTROLS))
     stdout.flush()
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Writes a line about what is going on."""
     console().print(Text(_line(text), style="dim"), soft_wrap=True)
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Writes an error as one line."""
     console().print(Text(f"error: {_line(text)}", style="red"), soft_wrap=True)
 
 
 def fail(text: str) -> NoReturn:
     """Writes an error as one line and ends the command with exit code 1."""
-    complain(text)
+    print_error(text)
     raise typer.Exit(1)
 
 
@@ -66,7 +75,7 @@ def _line(text: str) -> str:
     return " ".join(text.split()).translate(_CONTROLS)
 
 
-class Report(Protocol):
+class ProgressReport(Protocol):
     """Tells how uploads and their reading go; use it with `with`."""
 
     def __enter__(self) -> Self: ...
@@ -82,12 +91,12 @@ class Report(Protocol):
         """The callback for the reading of it."""
 
 
-def report() -> Report:
+def progress_report() -> ProgressReport:
     """A report with bars where standard error is a terminal, in plain lines elsewhere."""
-    return Bars() if console().is_terminal else Lines()
+    return ProgressBars() if console().is_terminal else ProgressLines()
 
 
-class Bars(Progress):
+class ProgressBars(Progress):
     """One bar for each document: it fills with the upload, and again with the reading."""
 
     def __init__(self) -> None:
@@ -111,12 +120,12 @@ class Bars(Progress):
 
         def show(document: Document) -> None:
             done = 1.0 if document.status == "ready" else document.progress
-            self.update(bar, completed=done or 0, total=done if done is None else 1, detail=_reading(document))
+            self.update(bar, completed=done or 0, total=done if done is None else 1, detail=_reading_detail(document))
 
         return show
 
 
-class Lines:
+class ProgressLines:
     """A line for what was uploaded, and for each tenth that was read."""
 
     def __enter__(self) -> Self:
@@ -126,22 +135,22 @@ class Lines:
         pass
 
     def upload(self, name: str) -> UploadProgress:
-        note(f"uploading {name}")
+        print_note(f"uploading {name}")
         return lambda sent, total: None
 
     def reading(self, name: str) -> Callable[[Document], object]:
-        told = 0
+        last_tenth = 0
 
         def show(document: Document) -> None:
-            nonlocal told
+            nonlocal last_tenth
             tenths = 10 if document.status == "ready" else int(10 * (document.progress or 0))
-            if tenths > told:
-                told = tenths
-                note(f"reading {name}: {10 * tenths} %, {_reading(document)}")
+            if tenths > last_tenth:
+                last_tenth = tenths
+                print_note(f"reading {name}: {10 * tenths} %, {_reading_detail(document)}")
 
         return show
 
 
-def _reading(document: Document) -> str:
+def _reading_detail(document: Document) -> str:
     speed = f", {document.tokens_per_second:,.0f} tokens/s" if document.tokens_per_second else ""
     return f"{document.tokens:,} tokens{speed}"

@@ -16,9 +16,9 @@ __all__ = ["RETRIES", "Retrying"]
 RETRIES = 3
 LONGEST_WAIT = 60.0  # seconds; a longer one is the caller's to decide on
 LONGEST_PAUSE = 8.0  # seconds
-PATIENCE = 60.0  # seconds for which a server may be away, restarting, while a patient call is tried again
+RESTART_WAIT = 60.0  # seconds for which a server may be away, restarting, while a patient call is tried again
 
-_PASSING = {429, 502, 503, 504}
+_TRANSIENT = {429, 502, 503, 504}
 
 
 class Retrying:
@@ -35,16 +35,16 @@ class Retrying:
         random: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._left = retries if call.body is None or call.body.again else 0
+        self._left = retries if call.body is None or call.body.repeatable else 0
         self._clock = clock
-        self._until = None if not call.patient or not retries else clock() + PATIENCE
+        self._until = None if not call.waits_for_restart or not retries else clock() + RESTART_WAIT
         self._deletes = call.method == "DELETE"
         self._attempt = 0
         self._lost = False
         self._random = random
         self.headers: Mapping[str, str] = {"Idempotency-Key": uuid.uuid4().hex} if call.method == "POST" else {}
 
-    def done(self, error: EverlongError) -> bool:
+    def already_done(self, error: EverlongError) -> bool:
         """Whether `error` says that the call was done by a try before, whose answer was lost: what it deletes is gone."""
         return self._deletes and self._lost and isinstance(error, NotFoundError)
 
@@ -62,7 +62,7 @@ class Retrying:
     def _seconds(self, error: EverlongError) -> float | None:
         """None: it would be of no use."""
         if isinstance(error, APIStatusError):
-            if error.status not in _PASSING and error.code != "idempotency_in_progress":
+            if error.status not in _TRANSIENT and error.code != "idempotency_in_progress":
                 return None
             if error.retry_after is not None:
                 return error.retry_after if error.retry_after <= LONGEST_WAIT else None

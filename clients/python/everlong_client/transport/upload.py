@@ -29,7 +29,7 @@ class Upload:
 
     `source` is a path (a string is one too, never the text itself), bytes, an open file, or an iterator of bytes or
     text; text is sent as UTF-8. `total` is its length in bytes, None if only reading it would tell; of what grows meanwhile
-    no more is sent. `progress` is called with the bytes sent so far and the total; `again` says whether it can be sent anew.
+    no more is sent. `progress` is called with the bytes sent so far and the total; `repeatable` says whether it can be sent anew.
     Raises `OSError` if the path cannot be read, and when it is sent `NotSentError` if it has become shorter.
     """
 
@@ -39,7 +39,7 @@ class Upload:
         self._sent = 0
         self.filename = filename or _name(self._source)
         # Whether it can be sent again: a pipe, an open file and an iterator are taken once.
-        self.again = isinstance(self._source, bytes) or (isinstance(self._source, Path) and self._source.is_file())
+        self.repeatable = isinstance(self._source, bytes) or (isinstance(self._source, Path) and self._source.is_file())
         self.total = _size(self._source)
 
     @property
@@ -108,20 +108,20 @@ class Upload:
         elif isinstance(source, _File):
             yield from _read(source, CHUNK)
         else:
-            bucket = _Bucket()
+            buffer = _ChunkBuffer()
             for piece in source:
-                if chunk := bucket.add(piece):
+                if chunk := buffer.add(piece):
                     yield chunk
-            if chunk := bucket.empty():
+            if chunk := buffer.flush():
                 yield chunk
 
     async def _achunks(self) -> AsyncIterator[bytes]:
         if isinstance(self._source, AsyncIterable):
-            bucket = _Bucket()
+            buffer = _ChunkBuffer()
             async for piece in self._source:
-                if chunk := bucket.add(piece):
+                if chunk := buffer.add(piece):
                     yield chunk
-            if chunk := bucket.empty():
+            if chunk := buffer.flush():
                 yield chunk
             return
         with closing(self._chunks()) as chunks:
@@ -130,7 +130,7 @@ class Upload:
                 yield chunk
 
 
-class _Bucket:
+class _ChunkBuffer:
     """Gathers small pieces, or a text that comes line by line would leave packet by packet."""
 
     def __init__(self) -> None:
@@ -139,9 +139,9 @@ class _Bucket:
     def add(self, piece: bytes | str) -> bytes:
         """The chunk that this piece completes; empty if it does not."""
         self._held += _bytes(piece)
-        return self.empty() if len(self._held) >= CHUNK else b""
+        return self.flush() if len(self._held) >= CHUNK else b""
 
-    def empty(self) -> bytes:
+    def flush(self) -> bytes:
         """What is left."""
         chunk = bytes(self._held)
         self._held.clear()

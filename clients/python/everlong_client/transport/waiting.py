@@ -25,16 +25,16 @@ from everlong_client.types.document import Document
 from everlong_client.types.record import from_json
 from everlong_client.types.session import Session
 
-__all__ = ["Waiting", "document_in"]
+__all__ = ["Waiting", "document_of"]
 
 T = TypeVar("T", Document, Session)
 
-SILENCE = 10.0  # seconds without a byte after which the question is asked anew
-PATIENCE = 60.0  # seconds for which a server may be away, restarting, before its absence is an error
+READ_TIMEOUT = 10.0  # seconds without a byte after which the question is asked anew
+MAX_OUTAGE = 60.0  # seconds for which a server may be away, restarting, before its absence is an error
 LONGEST_PAUSE = 2.0  # seconds
 
 # What a restarting server, or the proxy before it, may answer.
-_PASSING = (
+_TRANSIENT = (
     APIConnectionError,
     APITimeoutError,
     StreamError,
@@ -63,13 +63,13 @@ class Waiting(Generic[T]):
         self._clock = clock
         self._deadline = math.inf if timeout is None else clock() + timeout
         self._last: T | None = None
-        self._lost_since: float | None = None
+        self._away_since: float | None = None
         self._pause = 0.05
         self._retry_after = 0.0
 
-    def saw(self, subject: T) -> bool:
+    def observe(self, subject: T) -> bool:
         """Whether the wait is over. Raises `ReadingFailedError` if the server gave up on it."""
-        self._lost_since, self._retry_after = None, 0.0
+        self._away_since, self._retry_after = None, 0.0
         if subject != self._last:
             self._last = subject
             if self._progress is not None:
@@ -81,25 +81,25 @@ class Waiting(Generic[T]):
         return subject.status == "ready"
 
     @contextmanager
-    def tolerance(self) -> Iterator[None]:
+    def tolerating_outage(self) -> Iterator[None]:
         """Swallows the errors of a server that is away for a while: the work goes on when it is back.
 
         The first look must succeed, so that a wrong address is an error at once.
         """
         try:
             yield
-        except _PASSING as error:
-            self._bear(error)
+        except _TRANSIENT as error:
+            self._tolerate(error)
 
     @property
-    def may_listen(self) -> bool:
+    def may_stream(self) -> bool:
         """Whether to follow its events. Near the deadline it is only asked: events could fall silent beyond it."""
-        return self._deadline - self._clock() > SILENCE
+        return self._deadline - self._clock() > READ_TIMEOUT
 
     @property
-    def silence(self) -> float:
+    def read_timeout(self) -> float:
         """Seconds that a request may wait for its next byte."""
-        return min(SILENCE, max(1.0, self._deadline - self._clock()))
+        return min(READ_TIMEOUT, max(1.0, self._deadline - self._clock()))
 
     def pause(self) -> float:
         """Seconds to sleep before the next look. Raises `APITimeoutError` when the time is up."""
@@ -110,17 +110,17 @@ class Waiting(Generic[T]):
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return min(max(self._pause, self._retry_after), left)
 
-    def _bear(self, error: EverlongError) -> None:
+    def _tolerate(self, error: EverlongError) -> None:
         now = self._clock()
-        if self._lost_since is None:
-            self._lost_since = now
-        if self._last is None or now - self._lost_since > PATIENCE:
+        if self._away_since is None:
+            self._away_since = now
+        if self._last is None or now - self._away_since > MAX_OUTAGE:
             raise error
         if isinstance(error, APIStatusError):
             self._retry_after = error.retry_after or 0.0
 
 
-def document_in(event: ServerSentEvent) -> Document | None:
+def document_of(event: ServerSentEvent) -> Document | None:
     """The document that a `document.…` event shows; None for events that show none, like `document.deleted`."""
     try:
         data = json.loads(event.data)

@@ -23,7 +23,7 @@ from everlong_client.errors import (
 from everlong_client.transport.call import Call
 from everlong_client.transport.retrying import RETRIES, Retrying
 
-__all__ = ["DEFAULT_TIMEOUT", "DEFAULT_URL", "VERSION", "Timeout", "Wire", "encode", "proxied"]
+__all__ = ["DEFAULT_TIMEOUT", "DEFAULT_URL", "VERSION", "Timeout", "Wire", "encode", "new_http_client"]
 
 T = TypeVar("T")
 H = TypeVar("H", httpx.Client, httpx.AsyncClient)
@@ -68,10 +68,10 @@ class Wire:
         http: httpx.Client | httpx.AsyncClient,
         call: Call[T],
         body: Iterator[bytes] | AsyncIterator[bytes] | None,
-        silence: float | None,
+        read_timeout: float | None,
         headers: Mapping[str, str],
     ) -> httpx.Request:
-        """The request of a call; `silence`, seconds without a byte, replaces the client's timeout."""
+        """The request of a call; `read_timeout`, seconds without a byte, replaces the client's timeout."""
         return http.build_request(
             call.method,
             self.base_url + call.path,
@@ -80,12 +80,12 @@ class Wire:
             content=body,
             json=call.json,
             files=None if call.part is None else {"data": ("part", call.part, "application/octet-stream")},
-            timeout=self._timeout if silence is None else silence,
+            timeout=self._timeout if read_timeout is None else read_timeout,
         )
 
-    def tries(self, call: Call[T], silence: float | None) -> Retrying:
+    def retrying(self, call: Call[T], read_timeout: float | None) -> Retrying:
         """The tries of a call; whoever says how long the server may be silent is patient by other means."""
-        return Retrying(call, self._retries if silence is None else 0)
+        return Retrying(call, self._retries if read_timeout is None else 0)
 
     def result(self, call: Call[T], response: httpx.Response) -> T:
         """What a fully read answer says. Raises the error that it is, or `UnexpectedAnswerError`."""
@@ -156,7 +156,7 @@ class Wire:
             raise APIConnectionError(f"no answer from {self.base_url}: {error}") from error
 
 
-def proxied(kind: type[H]) -> H:
+def new_http_client(kind: type[H]) -> H:
     """A client that goes by the environment's proxies. Raises `ValueError` if what it names is none."""
     try:
         return kind()

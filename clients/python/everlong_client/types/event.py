@@ -60,18 +60,18 @@ Event: TypeAlias = ResponseCreated | ResponseEvidence | TextDelta | ResponseComp
 class Answer:
     """Takes the events of one answer in, one by one.
 
-    `over` says that no more will come: it is complete, or failed.
+    `ended` says that no more will come: it is complete, or failed.
     """
 
     def __init__(self) -> None:
-        self.over = False
+        self.ended = False
         self._message: Message | None = None
 
     @classmethod
-    def none(cls) -> Answer:
+    def finished(cls) -> Answer:
         """No answer, of which nothing is to come."""
         answer = cls()
-        answer.over = True
+        answer.ended = True
         return answer
 
     @property
@@ -81,7 +81,7 @@ class Answer:
             raise StreamError("the answer is not complete")
         return self._message
 
-    def take(self, data: str | bytes, event: str = "") -> Event:
+    def feed(self, data: str | bytes, event: str = "") -> Event:
         """The event in the JSON `data`; `event` is its type where the data does not say.
 
         Raises `StreamError` for an `error` event and for what cannot be understood.
@@ -89,12 +89,12 @@ class Answer:
         try:
             return self._parse(json.loads(data), event)
         except (ValueError, TypeError, KeyError, AttributeError, UnexpectedAnswerError) as error:
-            self.over = True
+            self.ended = True
             raise StreamError(f"an event that cannot be understood: {data[:200]!r}") from error
 
-    def cut_off(self) -> StreamError:
+    def truncated(self) -> StreamError:
         """The error for a stream that ended here."""
-        self.over = True
+        self.ended = True
         return StreamError("the stream ended before the answer was complete")
 
     def _parse(self, data: dict[str, Any], event: str) -> Event:
@@ -107,10 +107,10 @@ class Answer:
                 return TextDelta(data["delta"])
             case "response.completed":
                 self._message = from_json(Message, data["message"])
-                self.over = True
+                self.ended = True
                 return ResponseCompleted(self._message)
             case "error":
-                self.over = True
+                self.ended = True
                 error = data["error"]
                 raise StreamError(
                     error["message"], code=error.get("code"), type=error.get("type"), param=error.get("param"),
