@@ -1,9 +1,10 @@
-"""A server that keeps the contract and reads nothing: what a name or a question says decides how it behaves.
+"""A fake server with everlong's API. Names of documents and texts of questions select how it behaves.
 
-Documents advance by a quarter with each look at them. Named `stuck` they do not, `broken` they fail, `unheard` their
-event stream dies at once, `buffered` theirs says nothing and never ends, `large` and `pdf` they are refused. The
-question `hang` is answered until it is cancelled, `deaf` for ever, `die` loses the connection, `cut` ends early,
-`fail` ends with an error event, `busy` is refused.
+Each request for a document advances it by a quarter. A document named `stuck` does not advance, `broken` fails,
+`unheard` has an event stream that breaks at once, `buffered` has one that is silent and never ends, `deleted` is deleted
+when its events are followed, `large` and `pdf` are refused. The answer to the question `hang` runs until it is
+cancelled, `deaf` ignores cancellation, `die` loses the connection, `cut` ends early, `fail` ends with an error event,
+`full` sends an error event and closes the connection, `busy` is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ANSWER = "Ωmega — the narrator is «Ishmael». 🐋"
 
 @dataclass
 class Fake:
-    """What the server knows and was asked."""
+    """The fake server's state, and the requests that it received."""
 
     api_key: str | None = None
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -34,7 +35,7 @@ class Fake:
     memory: dict[str, Any] = field(default_factory=dict)
     event_streams: int = 0
     refused_sockets: int = 0
-    """How many more are refused, for now."""
+    """How many of the next handshakes are refused with 503."""
     cancelling: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
     closed: threading.Event = field(default_factory=threading.Event)
@@ -295,7 +296,7 @@ async def models() -> Any:
 
 
 class FakeServer:
-    """Runs the app in a thread; `stop` and `start` keep the port and what the server knows."""
+    """Runs the app in a thread. `stop` and `start` keep the port and the state."""
 
     def __init__(self) -> None:
         self.port = 0

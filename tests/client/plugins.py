@@ -1,4 +1,4 @@
-"""Commands as another distribution might add them: a Typer app, a click command, a plain function."""
+"""Commands that another distribution could add: a Typer app, a click command, a plain function."""
 
 import click
 import typer

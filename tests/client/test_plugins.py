@@ -1,4 +1,4 @@
-"""The commands of other distributions: listed without being imported, run as they are."""
+"""The commands of other distributions: they are listed without being imported, and run with their own arguments."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_no_such_command():
 
 @pytest.mark.parametrize("args", [["--help"], ["chat", "--help"], ["--version"]])
 def test_the_client_loads_nothing_of_the_server(args: list[str]):
-    """The real entry points, in a process of its own."""
+    """With the installed entry points, in its own process."""
     code = f"""
 import sys
 from everlong_client.cli.main import app

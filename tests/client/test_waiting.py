@@ -1,4 +1,4 @@
-"""The patience of `wait`, with a clock that stands still."""
+"""The polling logic of `wait`, with a fake clock."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def lose(waiting: Waiting[Document], error: Exception | None = None) -> None:
         raise error or APIConnectionError("gone")
 
 
-def test_the_first_look_must_succeed():
+def test_the_first_request_must_succeed():
     with pytest.raises(APIConnectionError):
         lose(waiting()[0])
 
 
-def test_a_server_may_be_away_for_a_while_each_time():
+def test_each_outage_is_tolerated_for_a_while():
     wait, clock = waiting()
     for _ in range(3):
         wait.observe(READING)
@@ -53,7 +53,7 @@ def test_a_server_may_be_away_for_a_while_each_time():
         lose(wait)
 
 
-def test_what_will_not_pass_is_raised_at_once():
+def test_a_permanent_error_is_raised_at_once():
     wait, _ = waiting()
     wait.observe(READING)
     with pytest.raises(NotFoundError):
@@ -73,7 +73,7 @@ def test_pauses_grow_and_end_at_the_deadline():
     assert pauses[0] <= 0.1
 
 
-def test_retry_after_is_heeded_until_the_next_success():
+def test_retry_after_is_respected_until_the_next_success():
     wait, _ = waiting()
     wait.observe(READING)
     lose(wait, ServiceUnavailableError("draining", status=503, retry_after=17))
@@ -88,11 +88,11 @@ def test_requests_keep_to_the_deadline():
     clock.now += 27
     assert (wait.read_timeout, wait.may_stream) == (3, False)
     clock.now += 27
-    assert wait.read_timeout == 1, "one last look"
+    assert wait.read_timeout == 1, "enough for one last request"
     assert waiting()[0].may_stream
 
 
-def test_progress_is_told_once_a_change():
+def test_progress_is_called_once_per_change():
     seen: list[Session] = []
     wait = Waiting("ses_1", seen.append, None)
     first, second = Session(id="ses_1", status="reading"), Session(id="ses_1", status="reading", position=9)
@@ -103,7 +103,7 @@ def test_progress_is_told_once_a_change():
 
 
 def test_a_failure_without_a_reason():
-    with pytest.raises(ReadingFailedError, match="doc_1 could not be read: the server does not say why"):
+    with pytest.raises(ReadingFailedError, match="doc_1 could not be read: the server gave no reason"):
         waiting()[0].observe(Document(id="doc_1", status="failed"))
 
 

@@ -1,4 +1,4 @@
-"""`AsyncEverlong`: `client`'s twin for asyncio, with `await` where that one blocks."""
+"""`AsyncEverlong`: the asyncio version of `Everlong`, with the same methods."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class AsyncEverlong:
-    """An asyncio client of the everlong server at `base_url`; arguments and errors are those of `Everlong`."""
+    """An asyncio client of the everlong server at `base_url`. Takes the arguments of `Everlong` and raises its errors."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class AsyncEverlong:
         self.models = AsyncModels(self._transport)
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         if self._owns_http:
             await self._transport.http.aclose()
 
@@ -71,7 +71,7 @@ class AsyncDocuments:
     async def upload(
         self, source: AnySource, filename: str | None = None, progress: UploadProgress | None = None
     ) -> Document:
-        """As `Documents.upload`; `source` may be an async iterator too. Others are read in a thread."""
+        """As `Documents.upload`. `source` may also be an async iterator; every other source is read in a thread."""
         upload = Upload(source, filename, progress)
         if not upload.in_parts:
             return await self._transport.call(calls.upload_document(upload))
@@ -211,7 +211,7 @@ class AsyncModels:
 
 
 class AsyncMessageStream:
-    """The events of one answer, to iterate over: see `MessageStream`."""
+    """An async iterator over the events of one answer: see `MessageStream`."""
 
     def __init__(self, answer: Answer, events: AsyncIterator[Event], close: Callable[[], Awaitable[None]]) -> None:
         self._answer = answer
@@ -220,7 +220,7 @@ class AsyncMessageStream:
 
     @property
     def message(self) -> Message:
-        """The complete answer. Raises `StreamError` while there is none."""
+        """The complete answer. Raises `StreamError` until it is complete."""
         return self._answer.message
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -237,7 +237,7 @@ class AsyncMessageStream:
 
 
 class AsyncConversation:
-    """A session's WebSocket: see `Conversation`. `cancel` may be called from another task than takes the events."""
+    """A session's WebSocket: see `Conversation`. Another task than the one that reads the events may call `cancel`."""
 
     def __init__(self, wire: Wire, session: str) -> None:
         self._wire = wire
@@ -275,7 +275,9 @@ class AsyncConversation:
         await self.close()
 
     async def _open(self) -> ClientConnection:
-        if self._socket is not None and self._socket.state is not State.OPEN:  # the server has closed it meanwhile
+        if (
+            self._socket is not None and self._socket.state is not State.OPEN
+        ):  # closed by the server since the last answer
             await self.close()
         retrying = self._wire.retrying(self._call, None)
         while self._socket is None:
@@ -309,7 +311,7 @@ class AsyncConversation:
 
 
 class _Transport:
-    """Sends calls and reads their answers."""
+    """Sends calls and parses the responses, with retries."""
 
     def __init__(self, wire: Wire, http: httpx.AsyncClient) -> None:
         self.wire = wire
@@ -351,7 +353,7 @@ class _Transport:
             await response.aclose()
 
     async def _open_stream(self, call: Call[T], read_timeout: float | None) -> httpx.Response:
-        """A successful answer of which nothing was read yet."""
+        """Return a successful response whose body is not read yet."""
         retrying = self.wire.retrying(call, read_timeout)
         while True:
             try:

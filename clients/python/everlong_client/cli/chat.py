@@ -1,4 +1,4 @@
-"""A dialogue about documents, on a terminal or through a pipe."""
+"""`everlong chat`: questions about documents, typed on a terminal or read from a pipe."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from everlong_client.types.event import TextDelta
 from everlong_client.types.message import Sampling
 from everlong_client.types.session import Session
 
-with suppress(ImportError):  # there is none on Windows
+with suppress(ImportError):  # Windows has no readline
     import readline  # noqa: F401  # gives the prompt history and editing
 
 __all__ = ["Chat"]
 
 HELP = """\
-/new   begin anew: a new session on the same documents
-/fork  go on in a copy of this session; the original stays as it is
-/quit  leave (so do Ctrl-C and Ctrl-D)
-Ctrl-C during an answer ends the answer."""
+/new   start a new session on the same documents
+/fork  continue in a copy of this session; the original does not change
+/quit  leave (also Ctrl-C and Ctrl-D)
+Ctrl-C during an answer cancels the answer."""
 
 
 class Chat:
-    """Asks the questions that come from standard input, one a line, and writes the answers."""
+    """Reads questions from standard input, one a line, sends them and writes the answers to standard output."""
 
     def __init__(self, client: Everlong, session: Session, sampling: Sampling) -> None:
         self._client = client
@@ -37,7 +37,7 @@ class Chat:
         self.session = session
 
     def run(self) -> None:
-        """Until the questions end, or the user leaves. On a terminal an error ends only the answer."""
+        """Run until the input ends or the user leaves. On a terminal an error ends only the current answer."""
         self._wait_until_ready()
         for line in self._lines():
             try:
@@ -59,9 +59,9 @@ class Chat:
             with suppress(EOFError, KeyboardInterrupt):
                 while True:
                     yield _prompt().strip()
-            print_note("")  # the shell's prompt wants a line of its own
+            print_note("")  # puts the shell's prompt on a new line
         except UnicodeDecodeError as error:
-            fail(f"a question is not {error.encoding.upper()}: {error.reason}")
+            fail(f"a question is not valid {error.encoding.upper()}: {error.reason}")
 
     def _handle(self, line: str) -> None:
         match line:
@@ -76,8 +76,8 @@ class Chat:
                 left = self.session.id
                 self.session = self._client.sessions.fork(left)
                 print_note(f"session {self.session.id}, a fork of {left}")
-            case _ if line.startswith("/") and self._terminal:  # in a file it is a question
-                print_error(f"{line.split(maxsplit=1)[0]} is no command; /help lists them")
+            case _ if line.startswith("/") and self._terminal:  # from a pipe it is a question
+                print_error(f"{line.split(maxsplit=1)[0]} is not a command; /help lists the commands")
             case _:
                 self._ask(line)
 
@@ -90,7 +90,7 @@ class Chat:
             )
 
     def _ask(self, question: str) -> None:
-        # A connection for each question: none has to outlive the time that the user thinks, or a restart.
+        # One connection per question: it need not survive the user's pauses, or a restart of the server.
         with self._client.sessions.connect(self.session.id) as conversation:
             answer = conversation.send(question, **self._sampling)
             try:
@@ -107,10 +107,10 @@ class Chat:
 
 
 def _prompt() -> str:
-    """A line. Raises `EOFError` at the end."""
+    """Read a line from the terminal. Raises `EOFError` at the end of the input."""
     if sys.stdout.isatty():
         return input("> ")
-    # Else Python would write the prompt among the answers.
+    # `input("> ")` would write the prompt to standard output, among the answers.
     sys.stderr.write("> ")
     sys.stderr.flush()
     return input()
@@ -118,15 +118,15 @@ def _prompt() -> str:
 
 @contextmanager
 def cancelled_by_interrupt(conversation: Conversation) -> Iterator[None]:
-    """Ctrl-C cancels the answer instead of raising `KeyboardInterrupt`; a second one does raise it."""
+    """The first Ctrl-C cancels the answer; only the second one raises `KeyboardInterrupt`."""
 
     def cancel() -> None:
-        with suppress(EverlongError):  # the answer's reader is told of a lost connection too
+        with suppress(EverlongError):  # the loop that reads the answer raises it as well
             conversation.cancel()
 
     def interrupted(signum: int, frame: object) -> None:
         signal.signal(signal.SIGINT, previous)
-        # In a thread: the interrupted code may be inside the connection, holding its lock.
+        # In a thread, because the interrupted code may hold the connection's lock.
         threading.Thread(target=cancel, daemon=True).start()
 
     previous = signal.signal(signal.SIGINT, interrupted)

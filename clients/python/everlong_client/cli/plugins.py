@@ -1,6 +1,6 @@
-"""Commands that other distributions add to `everlong`, through the entry points of the group `everlong.commands`.
+"""Commands that other distributions add to `everlong`, as entry points of the group `everlong.commands`.
 
-Their names are listed from metadata alone; a command is imported when it is run, so that `everlong --help` and
+Their names come from the installed metadata. A command is imported only when it runs, so that `everlong --help` and
 `everlong chat` never wait for torch.
 """
 
@@ -23,9 +23,9 @@ OF_THE_SERVER = ("serve", "keys", "encryption", "models", "doctor", "bench", "tr
 
 
 class Commands(TyperGroup):
-    """The client's own commands and the plugins'; what goes wrong in them ends in one line, not in a traceback."""
+    """The client's own commands and those of plugins. Prints expected errors as one line instead of a traceback."""
 
-    # Typer brings its own copy of click from some version on, so click's types are not nameable here.
+    # Recent versions of Typer contain their own copy of click, so click's types cannot be named here.
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *sorted(_plugins())]
@@ -40,19 +40,19 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except APIConnectionError as error:
-            fail(f"{error}; `everlong serve` starts a server, --url names another one")
+            fail(f"{error}; start a server with `everlong serve`, or name another one with --url")
         except AuthenticationError as error:
-            fail(f"{error}; --api-key or EVERLONG_API_KEY gives the key")
+            fail(f"{error}; set the key with --api-key or EVERLONG_API_KEY")
         except EverlongError as error:
             fail(str(error))
         except OSError as error:
-            if isinstance(error, BrokenPipeError):  # `everlong … | head`: click ends it quietly
+            if isinstance(error, BrokenPipeError):  # `everlong … | head`: click exits without a message
                 raise
             fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
 class Plugin(TyperCommand):
-    """A command that is imported when it is run; `entry` is None for one whose distribution is not installed."""
+    """A command that is imported when it runs. `entry` is None if its distribution is not installed."""
 
     def __init__(self, name: str, entry: EntryPoint | None) -> None:
         origin = entry.dist.name if entry and entry.dist else "everlong"
@@ -60,7 +60,7 @@ class Plugin(TyperCommand):
         self._entry = entry
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.args = args  # --help included: they are for the command itself
+        ctx.args = args  # includes --help, which the command itself handles
         return args
 
     def invoke(self, ctx: Any) -> Any:
@@ -80,7 +80,7 @@ def _plugins() -> dict[str, EntryPoint]:
 def _command(target: Any) -> Any:
     if isinstance(target, typer.Typer):
         return get_command(target)
-    if hasattr(target, "main"):  # a click command, of click's or of Typer's own copy
+    if hasattr(target, "main"):  # a command of click, or of Typer's copy of it
         return target
     app = typer.Typer(add_completion=False)
     app.command()(target)

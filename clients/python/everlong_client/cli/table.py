@@ -1,4 +1,4 @@
-"""A session's memory as text for a terminal."""
+"""Formats a session's memory as text for a terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _WIDEST = 60
 
 
 def table(memory: Memory) -> str:
-    """What there is to say, in lines: the documents, the parts, and of an ∞-former the layers."""
+    """Return the whole memory as lines of text: the documents, the parts, and the layers of an ∞-former."""
     return "".join(f"{line.rstrip()}\n" for line in _lines(memory))
 
 
 def headline(memory: Memory) -> str:
-    """The memory in a line."""
+    """Return a summary of the memory in one line."""
     segments = "segment" if memory.segments == 1 else "segments"
     return (
         f"{memory.memory}: {memory.tokens:,} tokens read in {memory.segments:,} {segments} of {memory.segment_length}, "
@@ -28,7 +28,7 @@ def headline(memory: Memory) -> str:
 
 
 def phrase_text(phrase: MemoryPhrase) -> str:
-    """A phrase in a line: its words, or its tokens where these are not known."""
+    """Return a phrase as one line: its quoted words, or its token positions if the words are unknown."""
     if phrase.quote is None:
         return _span(phrase.start, phrase.end)
     text = " ".join(phrase.quote.text.split())
@@ -71,7 +71,7 @@ def _largest_phrase(layer: MemoryLayer) -> tuple[str, str]:
 
 
 def _half_of_attention(layer: MemoryLayer) -> str:
-    """The shortest run of tokens that gets half of the attention."""
+    """Return the shortest span of tokens that gets half of the attention."""
     if layer.attention is None:
         return ""
     edges, cumulative = layer.edges, [0.0]
@@ -93,7 +93,7 @@ def _span(start: int, end: int) -> str:
 
 
 def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], *, last_left: bool = False) -> Iterator[str]:
-    """Columns to the right, the first one to the left, and the last one if it is words."""
+    """Yield the rows with aligned columns: the first to the left, others to the right, the last left if `last_left`."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         left = {0, len(row) - 1} if last_left else {0}

@@ -1,4 +1,4 @@
-"""What the commands say: results on standard output, everything else on standard error."""
+"""Output of the commands: results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -31,42 +31,42 @@ __all__ = [
     "write",
 ]
 
-# A text that was read, or an answer about it, must not reach the terminal's control sequences.
+# Removed from all output, so that a document or an answer cannot send control sequences to the terminal.
 _CONTROLS = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t")
 
 
 @cache
 def console() -> Console:
-    """Standard error. There is one, so that a line and a bar do not write over each other."""
+    """Return the console on standard error. There is only one, so that lines and progress bars do not overlap."""
     return Console(stderr=True)
 
 
 def require_stream(stream: TextIO | None, name: str) -> TextIO:
-    """The stream. Raises `OSError` for one that the shell has closed (`<&-`), which Python has as None."""
+    """Return the stream. Raises `OSError` if the shell has closed it (`<&-`), in which case Python sets it to None."""
     if stream is None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF), name)
     return stream
 
 
 def write(text: str) -> None:
-    """Writes a result, or a piece of an answer, at once. Raises `OSError` if nobody takes it."""
+    """Write a result, or a piece of an answer, and flush it. Raises `OSError` if standard output is closed."""
     stdout = require_stream(sys.stdout, "standard output")
     stdout.write(text.translate(_CONTROLS))
     stdout.flush()
 
 
 def print_note(text: str) -> None:
-    """Writes a line about what is going on."""
+    """Write a line about the progress of the command."""
     console().print(Text(_line(text), style="dim"), soft_wrap=True)
 
 
 def print_error(text: str) -> None:
-    """Writes an error as one line."""
+    """Write an error as one line."""
     console().print(Text(f"error: {_line(text)}", style="red"), soft_wrap=True)
 
 
 def fail(text: str) -> NoReturn:
-    """Writes an error as one line and ends the command with exit code 1."""
+    """Write an error as one line and end the command with exit code 1."""
     print_error(text)
     raise typer.Exit(1)
 
@@ -76,7 +76,7 @@ def _line(text: str) -> str:
 
 
 class ProgressReport(Protocol):
-    """Tells how uploads and their reading go; use it with `with`."""
+    """Shows the progress of uploads and of their reading. Use it with `with`."""
 
     def __enter__(self) -> Self: ...
 
@@ -85,23 +85,23 @@ class ProgressReport(Protocol):
     ) -> None: ...
 
     def upload(self, name: str) -> UploadProgress:
-        """The callback for the upload of what is called `name`."""
+        """Return the callback for the upload of the file `name`."""
 
     def reading(self, name: str) -> Callable[[Document], object]:
-        """The callback for the reading of it."""
+        """Return the callback for the reading of the file `name`."""
 
 
 def progress_report() -> ProgressReport:
-    """A report with bars where standard error is a terminal, in plain lines elsewhere."""
+    """Return progress bars if standard error is a terminal, else plain lines."""
     return ProgressBars() if console().is_terminal else ProgressLines()
 
 
 class ProgressBars(Progress):
-    """One bar for each document: it fills with the upload, and again with the reading."""
+    """One progress bar for each document: it fills during the upload, and again during the reading."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}"))
-        # A result is written above the bars where both are on a terminal; elsewhere it must reach standard output.
+        # On a terminal, results are written above the bars. Redirected results must go to standard output unchanged.
         redirect = sys.stdout.isatty()
         super().__init__(*columns, TimeRemainingColumn(), console=console(), redirect_stdout=redirect)
         self._bars: dict[str, TaskID] = {}
@@ -126,7 +126,7 @@ class ProgressBars(Progress):
 
 
 class ProgressLines:
-    """A line for what was uploaded, and for each tenth that was read."""
+    """One line for each upload, and one for each 10 % that is read."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""The server's HTTP calls: what is sent, and what the answer is read as. No I/O."""
+"""The server's HTTP calls: the request to send, and how to parse the response. No I/O."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from everlong_client.types.session import Session
 
 T = TypeVar("T")
 
-MAX_PAGE_SIZE = 100  # of a list at once
+MAX_PAGE_SIZE = 100  # items of a list in one response
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and `parse`, which makes its result of the answer's JSON."""
+    """One request, and `parse`, which turns the response's JSON into the result."""
 
     method: str
     path: str
@@ -33,29 +33,29 @@ class Call(Generic[T]):
     json: Mapping[str, Any] | None = None
     body: Upload | None = None
     part: bytes | None = None
-    """Sent as `data` of a form."""
+    """Sent as the field `data` of a form."""
     waits_for_restart: bool = False
-    """It is worth to wait for a server that restarts."""
+    """Whether to retry for as long as a restart of the server may take, instead of a fixed number of times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """A part of a list, and the call for the next part; None at the end."""
+    """One page of a list, and the call for the next page; None at the end."""
 
     items: tuple[T, ...]
     next: Call[Page[T]] | None
 
 
 def path(*parts: str) -> str:
-    """`/v1/` and the parts, escaped. Raises `ValueError` for an empty one: it would name another resource."""
+    """Return `/v1/` and the escaped parts. Raises `ValueError` for an empty part, which would name another resource."""
     if not all(parts):
         raise ValueError("an id must not be empty")
-    # No id is other than ASCII: what is no Unicode, either, is answered as any other that there is not.
+    # Ids are ASCII. An id that is not valid Unicode gets a 404, like every other unknown id.
     return "/v1/" + "/".join(quote(part, safe="", errors="replace") for part in parts)
 
 
 def upload_document(upload: Upload) -> Call[Document]:
-    """POST /v1/documents; the answer is the document, of which nothing is read yet."""
+    """POST /v1/documents. Returns the document, which is not read yet."""
     headers = {"Content-Type": "text/plain"}
     if upload.total is not None:
         headers["Content-Length"] = str(upload.total)
@@ -64,7 +64,7 @@ def upload_document(upload: Upload) -> Call[Document]:
 
 
 def begin_upload(upload: Upload) -> Call[str]:
-    """POST /v1/uploads: a file that comes in parts; the answer is the upload's id."""
+    """POST /v1/uploads: start an upload in parts. Returns its id."""
     facts = {
         "bytes": upload.total, "filename": upload.filename or "text", "mime_type": "text/plain", "purpose": "user_data"
     }  # fmt: skip
@@ -72,12 +72,12 @@ def begin_upload(upload: Upload) -> Call[str]:
 
 
 def add_part(upload: str, part: bytes) -> Call[str]:
-    """POST /v1/uploads/{id}/parts; the answer is the part's id."""
+    """POST /v1/uploads/{id}/parts. Returns the part's id."""
     return Call("POST", path("uploads", upload, "parts"), _parse_id, part=part, waits_for_restart=True)
 
 
 def complete_upload(upload: str, parts: Iterable[str]) -> Call[str]:
-    """POST /v1/uploads/{id}/complete; the answer is the document's id."""
+    """POST /v1/uploads/{id}/complete. Returns the document's id."""
 
     def parse(data: Any) -> str:
         return _parse_id(data["file"] if isinstance(data, dict) else data)
@@ -93,7 +93,7 @@ def get_document(document: str) -> Call[Document]:
 
 
 def list_documents(limit: int | None, after: str | None) -> Call[Page[Document]]:
-    """GET /v1/documents: `limit` of them, from the one after the id `after`; None: all, from the newest."""
+    """GET /v1/documents: at most `limit` documents (None: all), newest first, starting after the id `after`."""
     return _list(Document, "documents", limit, after)
 
 
@@ -103,7 +103,7 @@ def delete_document(document: str) -> Call[None]:
 
 
 def document_events(document: str) -> Call[None]:
-    """GET /v1/documents/{id}/events, which is streamed."""
+    """GET /v1/documents/{id}/events, as server-sent events."""
     return Call("GET", path("documents", document, "events"), _parse_nothing)
 
 
@@ -111,7 +111,7 @@ def create_session(
     documents: Iterable[str], model: str | None, recall: Recall | Literal[False] | None
 ) -> Call[Session]:
     """POST /v1/sessions."""
-    # A string is an iterable of strings as well, and nobody means its letters.
+    # A string is an iterable of its letters, too; a single id is meant.
     ids = [documents] if isinstance(documents, str) else list(documents)
     return Call(
         "POST", path("sessions"), _parse_one(Session), json=_without_none(documents=ids, model=model, recall=recall)
@@ -144,12 +144,12 @@ def set_recall(session: str, recall: Recall | Literal[False] | None) -> Call[Ses
 
 
 def fork_session(session: str) -> Call[Session]:
-    """POST /v1/sessions/{id}/fork; the answer is the copy."""
+    """POST /v1/sessions/{id}/fork. Returns the copy."""
     return Call("POST", path("sessions", session, "fork"), _parse_one(Session))
 
 
 def session_socket(session: str) -> Call[None]:
-    """GET /v1/sessions/{id}/stream, which becomes a WebSocket."""
+    """GET /v1/sessions/{id}/stream, which is upgraded to a WebSocket."""
     return Call("GET", path("sessions", session, "stream"), _parse_nothing)
 
 
@@ -159,13 +159,13 @@ def session_memory(session: str) -> Call[Memory]:
 
 
 def send_message(session: str, content: str, sampling: Sampling, *, stream: bool = False) -> Call[Message]:
-    """POST /v1/sessions/{id}/messages; the answer is the whole message, or with `stream` its events."""
+    """POST /v1/sessions/{id}/messages. Returns the whole answer, or with `stream` its events."""
     fields = _without_none(content=content, stream=stream or None, **sampling)
     return Call("POST", path("sessions", session, "messages"), _parse_one(Message), json=fields)
 
 
 def message_create(content: str, sampling: Sampling) -> dict[str, Any]:
-    """The WebSocket's way of `send_message`."""
+    """Return the WebSocket frame that corresponds to `send_message`."""
     return _without_none(type="message.create", content=content, **sampling)
 
 

@@ -1,4 +1,4 @@
-"""Waiting until something is read: what to make of each look at it, when to look again, when to give up. No I/O."""
+"""The polling logic of `wait`: when to ask for the state again, which outages to tolerate, when to give up. No I/O."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ __all__ = ["Waiting", "document_of"]
 
 T = TypeVar("T", Document, Session)
 
-READ_TIMEOUT = 10.0  # seconds without a byte after which the question is asked anew
-MAX_OUTAGE = 60.0  # seconds for which a server may be away, restarting, before its absence is an error
+READ_TIMEOUT = 10.0  # seconds without a byte after which the request is repeated
+MAX_OUTAGE = (
+    60.0  # seconds for which the server may be unreachable, for example while it restarts, before that is an error
+)
 LONGEST_PAUSE = 2.0  # seconds
 
-# What a restarting server, or the proxy before it, may answer.
+# The errors of a restarting server, or of the proxy in front of it.
 _TRANSIENT = (
     APIConnectionError,
     APITimeoutError,
@@ -45,9 +47,9 @@ _TRANSIENT = (
 
 
 class Waiting(Generic[T]):
-    """One wait for the document or session `id`, for `timeout` seconds, or for ever if that is None.
+    """One wait for the document or session `id`, of at most `timeout` seconds; None waits for ever.
 
-    `progress` is called with each new look at it. Reads no clock but `clock`, in seconds.
+    `progress` is called with the document or session each time that it changes. `clock` returns seconds.
     """
 
     def __init__(
@@ -68,23 +70,23 @@ class Waiting(Generic[T]):
         self._retry_after = 0.0
 
     def observe(self, subject: T) -> bool:
-        """Whether the wait is over. Raises `ReadingFailedError` if the server gave up on it."""
+        """Record the current state and return whether the wait is over. Raises `ReadingFailedError` if reading failed."""
         self._away_since, self._retry_after = None, 0.0
         if subject != self._last:
             self._last = subject
             if self._progress is not None:
                 self._progress(subject)
         if subject.status == "failed":
-            reason = subject.error.message if subject.error else "the server does not say why"
+            reason = subject.error.message if subject.error else "the server gave no reason"
             code = subject.error.code if subject.error else None
             raise ReadingFailedError(f"{self._id} could not be read: {reason}", id=self._id, code=code)
         return subject.status == "ready"
 
     @contextmanager
     def tolerating_outage(self) -> Iterator[None]:
-        """Swallows the errors of a server that is away for a while: the work goes on when it is back.
+        """Suppress transient errors for up to `MAX_OUTAGE` seconds.
 
-        The first look must succeed, so that a wrong address is an error at once.
+        The first request must succeed, so that a wrong address is an error at once.
         """
         try:
             yield
@@ -93,16 +95,16 @@ class Waiting(Generic[T]):
 
     @property
     def may_stream(self) -> bool:
-        """Whether to follow its events. Near the deadline it is only asked: events could fall silent beyond it."""
+        """Whether to follow the event stream. Near the deadline only polling is used: a silent stream could exceed it."""
         return self._deadline - self._clock() > READ_TIMEOUT
 
     @property
     def read_timeout(self) -> float:
-        """Seconds that a request may wait for its next byte."""
+        """The seconds that a request may wait for its next byte."""
         return min(READ_TIMEOUT, max(1.0, self._deadline - self._clock()))
 
     def pause(self) -> float:
-        """Seconds to sleep before the next look. Raises `APITimeoutError` when the time is up."""
+        """Return the seconds to sleep before the next request. Raises `APITimeoutError` after the timeout."""
         left = self._deadline - self._clock()
         if left <= 0:
             status = self._last.status if self._last else "unknown"
@@ -121,10 +123,10 @@ class Waiting(Generic[T]):
 
 
 def document_of(event: ServerSentEvent) -> Document | None:
-    """The document that a `document.…` event shows; None for events that show none, like `document.deleted`."""
+    """Return the document in a `document.…` event; None for events without one, like `document.deleted`."""
     try:
         data = json.loads(event.data)
     except ValueError as error:
-        raise StreamError(f"an event that cannot be understood: {event.data[:200]!r}") from error
+        raise StreamError(f"the server sent an invalid event: {event.data[:200]!r}") from error
     shown = data.get("document", data) if isinstance(data, dict) else None
     return from_json(Document, shown) if shown and "status" in shown else None
