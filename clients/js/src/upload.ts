@@ -1,5 +1,5 @@
-/** The body of an upload, and how far it has come. */
-import { type Begun, PART, uploadInParts } from "./parts.js";
+/** Uploads a source in one request, or in parts if it is large, and reports the progress. */
+import { type UploadState, PART, uploadInParts } from "./multipart.js";
 import type { Call, Exchange, Transport } from "./transport.js";
 import type { Document, PostOptions } from "./types.js";
 
@@ -12,29 +12,32 @@ export type Source =
   | AsyncIterable<Uint8Array | string>;
 
 export interface UploadOptions extends PostOptions {
-  /** A name for people. Default: a File's own. */
+  /** The document's name. Default: the name of a File. */
   filename?: string | undefined;
-  /** Default: text/plain for strings and streams, a Blob's own, else application/octet-stream, which the server looks into. */
+  /**
+   * Default: text/plain for strings and streams, the type of a Blob, else application/octet-stream, for which the server
+   * detects the format.
+   */
   contentType?: string | undefined;
-  /** Called with bytes as they leave; `total` is null for a stream. */
+  /** Called with the bytes sent so far. `total` is null for a stream. */
   onProgress?: ((sent: number, total: number | null) => void) | undefined;
-  /** What is larger goes in parts of so many bytes, each sent again by itself. Default: 8 MiB. */
+  /** Larger sources are sent in parts of this size in bytes, each with its own retries. Default: 8 MiB. */
   partSize?: number | undefined;
-  /** An object of the caller's: an upload in parts notes in it how far it has come, and one that was cut short goes on there. */
-  begun?: Begun | undefined;
+  /** An object in which an upload in parts records its progress. Pass it again to resume an interrupted upload. */
+  state?: UploadState | undefined;
 }
 
-/** Uploads `source`. A stream is read once and sent as it comes; a browser, which cannot do that, gathers it first. */
+/** Uploads `source`. A stream is sent while it is read; browsers do not support that, so there it is buffered first. */
 export async function upload(transport: Transport, source: Source, options: UploadOptions): Promise<Document> {
   const filename = options.filename ?? (source instanceof Blob && "name" in source ? String(source.name) : undefined);
   const browser = typeof XMLHttpRequest === "function";
-  const blob = blobOf(source) ?? (browser ? await gathered(source as AsyncIterable<Uint8Array | string>) : null);
+  const blob = blobOf(source) ?? (browser ? await collect(source as AsyncIterable<Uint8Array | string>) : null);
   if (blob && blob.size > (options.partSize ?? PART)) return uploadInParts(transport, blob, filename, options);
   const call: Call = {
     method: "POST",
     path: "/v1/documents",
     query: { filename },
-    headers: { "Content-Type": options.contentType ?? typeOf(source) },
+    headers: { "Content-Type": options.contentType ?? contentTypeOf(source) },
     signal: options.signal,
     idempotencyKey: options.idempotencyKey,
   };
@@ -48,13 +51,13 @@ export async function upload(transport: Transport, source: Source, options: Uplo
   return transport.upload<Document>(call, send, blob !== null);
 }
 
-/** Sends `body`, and tells how many bytes of it have left, where that can be known: in a browser. */
+/** Returns a function that sends `body`. It reports the bytes sent only in a browser, where that is possible. */
 export function sender(transport: Transport, body: Blob | FormData, onSent: ((bytes: number) => void) | undefined, signal: AbortSignal | undefined): Exchange {
   if (typeof XMLHttpRequest === "function" && onSent) return byXMLHttpRequest(body, onSent, signal);
   return (url, headers) => transport.fetch(url, { method: "POST", headers, signal: signal ?? null, body });
 }
 
-function typeOf(source: Source): string {
+function contentTypeOf(source: Source): string {
   if (source instanceof Blob) return source.type || "application/octet-stream";
   return source instanceof ArrayBuffer || source instanceof Uint8Array ? "application/octet-stream" : "text/plain; charset=utf-8";
 }
@@ -64,24 +67,24 @@ function blobOf(source: Source): Blob | null {
   return typeof source === "string" || source instanceof ArrayBuffer || source instanceof Uint8Array ? new Blob([source]) : null;
 }
 
-async function gathered(source: AsyncIterable<Uint8Array | string>): Promise<Blob> {
-  return new Response(counted(source, null, {})).blob();
+async function collect(source: AsyncIterable<Uint8Array | string>): Promise<Blob> {
+  return new Response(countingStream(source, null, {})).blob();
 }
 
 function bodyOf(blob: Blob | null, source: Source, options: UploadOptions): RequestInit {
   if (blob && !options.onProgress) return { body: blob };
   const stream = blob ? blob.stream() : (source as AsyncIterable<Uint8Array | string>);
-  const body = counted(stream, blob?.size ?? null, options);
-  return { body, duplex: "half" } as RequestInit; // what lib.dom does not know of yet
+  const body = countingStream(stream, blob?.size ?? null, options);
+  return { body, duplex: "half" } as RequestInit; // `duplex` is missing in lib.dom
 }
 
-/** `source` as bytes, counted as they are taken. */
-function counted(
+/** Turns `source` into a stream of bytes that reports its progress. */
+function countingStream(
   source: AsyncIterable<Uint8Array | string>,
   total: number | null,
   { onProgress, signal }: UploadOptions,
 ): ReadableStream<Uint8Array> {
-  const pieces = iterated(source)[Symbol.asyncIterator]();
+  const pieces = iterate(source)[Symbol.asyncIterator]();
   const encoder = new TextEncoder();
   let sent = 0;
   return new ReadableStream<Uint8Array>({
@@ -98,8 +101,8 @@ function counted(
   });
 }
 
-/** A stream as an iterable: Safari's are none. */
-async function* iterated<T>(source: AsyncIterable<T> | ReadableStream<T>): AsyncIterable<T> {
+/** Makes a stream iterable, which it is not in Safari. */
+async function* iterate<T>(source: AsyncIterable<T> | ReadableStream<T>): AsyncIterable<T> {
   if (Symbol.asyncIterator in source) return yield* source as AsyncIterable<T>;
   const reader = (source as ReadableStream<T>).getReader();
   try {
@@ -109,7 +112,7 @@ async function* iterated<T>(source: AsyncIterable<T> | ReadableStream<T>): Async
   }
 }
 
-/** The one way in which a browser tells how much of a body has left. */
+/** Sends with XMLHttpRequest: `fetch` does not report how much of the body was sent. */
 function byXMLHttpRequest(body: Blob | FormData, onSent: (bytes: number) => void, signal: AbortSignal | undefined): Exchange {
   return (url, headers) =>
     new Promise<Response>((resolve, reject) => {

@@ -1,7 +1,7 @@
 /** What the server has: documents, being uploaded, being read and read; sessions; the model. */
 import { signal } from "@preact/signals";
 import type { Document, Formats, List, Model, Session } from "everlong-client";
-import { APIConnectionError, EverlongError, NotFoundError, RateLimitError, newKey } from "everlong-client";
+import { APIConnectionError, EverlongError, NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
 import { go, place } from "./route.js";
 import { alive, client, surely } from "./server.js";
 
@@ -246,8 +246,8 @@ export async function take(files: readonly File[]): Promise<void> {
           filename: file.name.slice(-255),
           // The server looks into it: what a browser makes of a name is a guess.
           contentType: "application/octet-stream",
-          idempotencyKey: newKey(),
-          begun: {}, // what is there already is not sent again
+          idempotencyKey: newIdempotencyKey(),
+          state: {}, // what is there already is not sent again
           onProgress: (sent: number) => {
             alive();
             update({ sent });
@@ -283,7 +283,7 @@ async function readable(file: File): Promise<boolean> {
 
 /** A conversation about documents, which is gone to if the person would then. */
 export async function begin(ids: readonly string[], wanted: () => boolean = () => true): Promise<void> {
-  const again = { idempotencyKey: newKey() };
+  const again = { idempotencyKey: newIdempotencyKey() };
   const session = await surely(() => client.sessions.create([...ids], again));
   heard(session);
   void awaited(session);
@@ -291,7 +291,7 @@ export async function begin(ids: readonly string[], wanted: () => boolean = () =
 }
 
 export async function fork(id: string): Promise<void> {
-  const again = { idempotencyKey: newKey() };
+  const again = { idempotencyKey: newIdempotencyKey() };
   const session = await surely(() => client.sessions.fork(id, again));
   heard(session);
   go({ session: session.id, panel: null });

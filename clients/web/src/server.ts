@@ -28,7 +28,7 @@ async function fetched(...request: Parameters<typeof fetch>): Promise<Response> 
   return response;
 }
 
-export const client = new Everlong({ apiKey, retries: 1, patience: Infinity, fetch: fetched });
+export const client = new Everlong({ apiKey, retries: 1, outageTimeout: Infinity, fetch: fetched });
 const once = new Everlong({ apiKey, retries: 0, fetch: fetched });
 
 /** Notes that the server was heard of just now. */

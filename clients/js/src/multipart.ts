@@ -1,43 +1,44 @@
-/** Files larger than a part go through `/v1/uploads`: a lost connection costs a part, not the file. */
+/** Uploads of large files in parts, through `/v1/uploads`: a lost connection costs one part, not the whole file. */
 import { NotFoundError, UnexpectedAnswerError } from "./errors.js";
 import { type Transport, path } from "./transport.js";
 import type { Document, Upload } from "./types.js";
 import { type UploadOptions, sender } from "./upload.js";
 
-/** Bytes of a part, unless the caller says otherwise. */
+/** The default size of a part, in bytes. */
 export const PART = 8 * 1024 * 1024;
 
-/** How far an upload in parts has come: what one call of `upload` has filled in, another one goes on with. It is JSON. */
-export interface Begun {
+/** The progress of an upload in parts. One call of `upload` fills it in; a later call resumes from it. It can be stored as JSON. */
+export interface UploadState {
   upload?: string;
-  /** The parts that the server has, in their order, each of so many bytes. */
+  /** The ids of the parts that the server has, in order. */
   parts?: string[];
+  /** The size of each part, in bytes. */
   partSize?: number;
 }
 
-/** Uploads `blob` from where `options.begun` says that it stands; one that the server has no more is begun anew. */
+/** Uploads `blob`, resuming from `options.state`. Starts again if the server no longer has that upload. */
 export async function uploadInParts(transport: Transport, blob: Blob, filename: string | undefined, options: UploadOptions): Promise<Document> {
-  const begun = options.begun ?? {};
-  const resumed = begun.upload !== undefined;
+  const state = options.state ?? {};
+  const resumed = state.upload !== undefined;
   try {
-    return await goOn(transport, blob, filename, options, begun);
+    return await resumeUpload(transport, blob, filename, options, state);
   } catch (error) {
     if (!resumed || !(error instanceof NotFoundError)) throw error;
-    delete begun.upload; // it has expired
-    return goOn(transport, blob, filename, options, begun);
+    delete state.upload; // the upload has expired
+    return resumeUpload(transport, blob, filename, options, state);
   }
 }
 
-async function goOn(transport: Transport, blob: Blob, filename: string | undefined, options: UploadOptions, begun: Begun): Promise<Document> {
+async function resumeUpload(transport: Transport, blob: Blob, filename: string | undefined, options: UploadOptions, state: UploadState): Promise<Document> {
   const { signal, onProgress } = options;
   const post = <T>(json: object, ...to: string[]) => transport.json<T>({ method: "POST", path: path("uploads", ...to), json, signal });
-  if (begun.upload === undefined) {
-    const facts = { bytes: blob.size, filename: filename ?? "text", mime_type: options.contentType ?? blob.type, purpose: "user_data" };
-    begun.partSize = options.partSize ?? PART;
-    begun.parts = [];
-    begun.upload = (await post<Upload>(facts)).id;
+  if (state.upload === undefined) {
+    const fields = { bytes: blob.size, filename: filename ?? "text", mime_type: options.contentType ?? blob.type, purpose: "user_data" };
+    state.partSize = options.partSize ?? PART;
+    state.parts = [];
+    state.upload = (await post<Upload>(fields)).id;
   }
-  const { upload, parts = (begun.parts = []), partSize = PART } = begun;
+  const { upload, parts = (state.parts = []), partSize = PART } = state;
   let sent = Math.min(parts.length * partSize, blob.size);
   onProgress?.(sent, blob.size);
   while (sent < blob.size) {
@@ -45,7 +46,7 @@ async function goOn(transport: Transport, blob: Blob, filename: string | undefin
     const body = new FormData();
     body.append("data", part);
     const before = sent;
-    // The form around it counts as nothing.
+    // Does not count the bytes of the form around the part.
     const progress = onProgress && ((bytes: number) => onProgress(before + Math.min(bytes, part.size), blob.size));
     const call = { method: "POST", path: path("uploads", upload, "parts"), signal } as const;
     parts.push((await transport.upload<{ id: string }>(call, sender(transport, body, progress, signal), true)).id);
@@ -53,6 +54,6 @@ async function goOn(transport: Transport, blob: Blob, filename: string | undefin
     onProgress?.(sent, blob.size);
   }
   const { file } = await post<Upload>({ part_ids: parts }, upload, "complete");
-  if (!file) throw new UnexpectedAnswerError("the document was deleted as soon as it was there");
+  if (!file) throw new UnexpectedAnswerError("the document was deleted right after the upload");
   return transport.json({ method: "GET", path: path("documents", file.id), signal });
 }
