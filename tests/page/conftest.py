@@ -82,7 +82,7 @@ class Tab:
         """Loads the page anew, at `place`."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.server.url}/#/{place}")
-        expect(self.page.locator(".light.there")).to_be_attached()
+        expect(self.page.locator(".light.online")).to_be_attached()
         return self.page
 
     def ask(self, question: str) -> Locator:

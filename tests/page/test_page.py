@@ -149,7 +149,7 @@ def test_many_documents_that_are_being_read_leave_the_page_its_connections(tab: 
     assert {server.document(document)["status"] for document in documents} <= {"queued", "reading"}
     with page.expect_response("**/readyz"):
         pass
-    expect(page.locator(".light.there")).to_be_attached()
+    expect(page.locator(".light.online")).to_be_attached()
     for document in documents[1:]:
         server.http.delete(f"/v1/documents/{document}")
     expect(page.locator(".cards progress")).to_have_count(1)  # what is deleted elsewhere is noticed, too
@@ -182,9 +182,9 @@ def test_a_server_that_is_killed_meanwhile_is_waited_for_and_all_goes_on(
     expect(page.locator(".answer[aria-busy=true] > .words")).to_be_visible()
     server.kill9()
     expect(page.locator(".banner")).to_contain_text("tries again")
-    expect(page.locator(".light.away")).to_be_visible()
+    expect(page.locator(".light.offline")).to_be_visible()
     server.start()
-    expect(page.locator(".light.there")).to_be_visible()
+    expect(page.locator(".light.online")).to_be_visible()
     expect(page.locator(".usage")).to_have_count(before + 1, timeout=120_000)
     assert len(answers(server, session)) == before + 1, "the question was asked twice"
     assert page.locator(".answer > .words").last.text_content() == answers(server, session)[-1]["content"]
@@ -246,10 +246,10 @@ def test_what_is_older_is_there_too(tab: Tab, server: Server, talk: str) -> None
     let_go(page, f"**/v1/documents/{documents[0]}", late)
     expect(page.locator(".chips")).to_have_text("note 0.txt")
     page.route("**/readyz", lambda route: route.abort())
-    expect(page.locator(".light.away")).to_be_attached()
+    expect(page.locator(".light.offline")).to_be_attached()
     with page.expect_response("**/v1/documents?limit=100"):
         page.unroute("**/readyz")
-    expect(page.locator(".light.there")).to_be_attached()
+    expect(page.locator(".light.online")).to_be_attached()
     expect(page.locator(".chips")).to_have_text("note 0.txt")
     server.http.delete(f"/v1/documents/{documents[0]}")
     page = tab.open(about)
@@ -448,7 +448,7 @@ def test_a_server_that_has_enough_of_us_is_there(tab: Tab, server: Server) -> No
     page.evaluate("dispatchEvent(new Event('online'))")
     expect(page.locator(".banner")).to_contain_text("The server does not answer.")
     page.unroute("**/readyz")
-    expect(page.locator(".light.there")).to_be_attached()
+    expect(page.locator(".light.online")).to_be_attached()
     page.goto("about:blank")  # it asks for nothing any more that is refused
     tab.errors = [error for error in tab.errors if not re.search("429|ERR_FAILED", error)]
 
@@ -462,9 +462,9 @@ def test_a_question_that_waits_for_its_turn_is_no_sign_of_a_server_that_is_away(
     with page.expect_request("**/readyz"):  # the one before had no answer in time
         pass
     expect(page.locator(".cards progress")).to_be_attached()
-    assert page.locator(".light.there").count() == 1
+    assert page.locator(".light.online").count() == 1
     server.http.delete(f"/v1/documents/{document}")
-    expect(page.locator(".light.away")).to_be_attached()  # now nothing is heard of it
+    expect(page.locator(".light.offline")).to_be_attached()  # now nothing is heard of it
     tab.errors = [error for error in tab.errors if "404" not in error]
 
 
@@ -528,7 +528,7 @@ def test_a_key_that_no_header_can_hold_is_refused(
     dialog.get_by_label("Key").fill(key)
     page.keyboard.press("Enter")
     expect(dialog).to_have_count(0)
-    expect(page.locator(".light.there")).to_be_attached()
+    expect(page.locator(".light.online")).to_be_attached()
     tab.errors = [error for error in tab.errors if "401" not in error]
 
 

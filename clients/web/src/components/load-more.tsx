@@ -2,9 +2,9 @@
 import { useState } from "preact/hooks";
 
 /** A button that loads the rest; the focus goes on to the first of what came. `items`: a selector of the list's. */
-export function More({ items, words, work }: { items: string; words: string; work: () => Promise<void> }) {
+export function LoadMore({ items, words, work }: { items: string; words: string; work: () => Promise<void> }) {
   const [busy, setBusy] = useState(false);
-  const load = async () => {
+  const onClick = async () => {
     if (busy) return;
     setBusy(true);
     const before = document.querySelectorAll(items).length;
@@ -13,7 +13,7 @@ export function More({ items, words, work }: { items: string; words: string; wor
     requestAnimationFrame(() => document.querySelectorAll<HTMLElement>(items)[before]?.focus());
   };
   return (
-    <button class="quiet more" aria-disabled={busy} onClick={() => void load()}>
+    <button class="quiet more" aria-disabled={busy} onClick={() => void onClick()}>
       {busy ? "Loading…" : words}
     </button>
   );

@@ -1,14 +1,14 @@
 /** What this browser keeps for the page. Where it keeps nothing (blocked, full), it is known until the page is left. */
-class Kept {
+class BrowserStorage {
   readonly #storage: () => Storage;
-  readonly #here = new Map<string, string | null>();
+  readonly #fallback = new Map<string, string | null>();
 
   constructor(storage: () => Storage) {
     this.#storage = storage;
   }
 
   get(name: string): string | null {
-    if (this.#here.has(name)) return this.#here.get(name)!;
+    if (this.#fallback.has(name)) return this.#fallback.get(name)!;
     try {
       return this.#storage().getItem(name);
     } catch {
@@ -21,14 +21,14 @@ class Kept {
     try {
       if (value === null) this.#storage().removeItem(name);
       else this.#storage().setItem(name, value);
-      this.#here.delete(name);
+      this.#fallback.delete(name);
     } catch {
-      this.#here.set(name, value);
+      this.#fallback.set(name, value);
     }
   }
 }
 
 // Even naming them throws where they are blocked.
-export const always = new Kept(() => localStorage);
+export const persistent = new BrowserStorage(() => localStorage);
 /** Of this tab alone. */
-export const here = new Kept(() => sessionStorage);
+export const perTab = new BrowserStorage(() => sessionStorage);

@@ -1,33 +1,33 @@
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { hasKey, link, useKey } from "./server.js";
-import { setSingleKeys, singleKeys } from "./settings.js";
+import { hasKey, connection, setKey } from "../state/server.js";
+import { setSingleKeys, singleKeys } from "../state/settings.js";
 
-export const helping = signal(false);
-export const confirming = signal<{ question: string; detail: string; action: string; answer: (yes: boolean) => void } | null>(null);
+export const helpOpen = signal(false);
+export const confirmation = signal<{ question: string; detail: string; action: string; answer: (yes: boolean) => void } | null>(null);
 
 /** Whether the person agrees. */
-export function confirmed(question: string, detail: string, action: string): Promise<boolean> {
+export function askConfirmation(question: string, detail: string, action: string): Promise<boolean> {
   return new Promise((resolve) => {
     const answer = (yes: boolean) => {
-      confirming.value = null;
+      confirmation.value = null;
       resolve(yes);
     };
-    confirming.value = { question, detail, action, answer };
+    confirmation.value = { question, detail, action, answer };
   });
 }
 
-export const naming = signal<{ title: string; answer: (title: string | null) => void } | null>(null);
+export const renaming = signal<{ title: string; answer: (title: string | null) => void } | null>(null);
 
 /** What the person wants a conversation to be called, which is called `title`; null: as it is. */
-export function named(title: string): Promise<string | null> {
+export function askTitle(title: string): Promise<string | null> {
   return new Promise((resolve) => {
     const answer = (given: string | null) => {
-      naming.value = null;
+      renaming.value = null;
       resolve(given);
     };
-    naming.value = { title, answer };
+    renaming.value = { title, answer };
   });
 }
 
@@ -54,8 +54,8 @@ function Dialog(props: { title: string; onClose: () => void; children: Component
   );
 }
 
-export function Ask() {
-  const asked = confirming.value;
+export function ConfirmDialog() {
+  const asked = confirmation.value;
   if (!asked) return null;
   return (
     <Dialog title={asked.question} onClose={() => asked.answer(false)}>
@@ -71,7 +71,7 @@ export function Ask() {
 }
 
 export function NameDialog() {
-  const asked = naming.value;
+  const asked = renaming.value;
   if (!asked) return null;
   return (
     <Dialog title="Rename the conversation" onClose={() => asked.answer(null)}>
@@ -97,14 +97,14 @@ export function NameDialog() {
 }
 
 export function KeyDialog() {
-  const now = link.value;
+  const now = connection.value;
   if (now.state !== "locked") return null;
   return (
     <Dialog title="API key" onClose={() => {}} locked>
       <form
         onSubmit={(event) => {
           event.preventDefault();
-          useKey(String(new FormData(event.currentTarget).get("key") ?? ""));
+          setKey(String(new FormData(event.currentTarget).get("key") ?? ""));
         }}
       >
         <p id="key-why">{now.refused ? "The server does not accept the key that this browser has." : "This server asks for a key."} It is kept in this browser only.</p>
@@ -131,9 +131,9 @@ const KEYS: [string, string][] = [
   ["?", "This list"],
 ];
 
-export function Help() {
-  if (!helping.value) return null;
-  const close = () => (helping.value = false);
+export function HelpDialog() {
+  if (!helpOpen.value) return null;
+  const close = () => (helpOpen.value = false);
   return (
     <Dialog title="Keys" onClose={close}>
       <dl class="keys">
@@ -154,7 +154,7 @@ export function Help() {
         {hasKey() && (
           <button
             onClick={() => {
-              useKey("");
+              setKey("");
               close();
             }}
           >

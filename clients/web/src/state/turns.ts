@@ -1,9 +1,9 @@
 /** The dialogues: what was said in each session, and the answers that are being written. */
 import { signal } from "@preact/signals";
 import type { Conversation, Evidence, Message } from "everlong-client";
-import { here } from "./kept.js";
-import { heard, words } from "./library.js";
-import { alive, away, client, gone, link, look, surely, there } from "./server.js";
+import { perTab } from "./storage.js";
+import { updateSession, errorText } from "./library.js";
+import { markAlive, markOffline, client, reportOutage, connection, checkServer, retryWhileOffline, serverOnline } from "./server.js";
 
 /** A question whose answer is not complete. */
 export interface Turn {
@@ -14,19 +14,19 @@ export interface Turn {
   error: string | null;
 }
 
-export const said = signal<ReadonlyMap<string, readonly Message[]>>(new Map());
+export const sessionMessages = signal<ReadonlyMap<string, readonly Message[]>>(new Map());
 export const turns = signal<ReadonlyMap<string, Turn>>(new Map());
 /** For those who hear the page: whole sentences of the answer. */
-export const spoken = signal("");
+export const announcement = signal("");
 
-const open = new Map<string, Conversation>();
+const conversations = new Map<string, Conversation>();
 
-export async function load(session: string): Promise<void> {
-  const messages = await surely(() => client.sessions.messages(session));
-  said.value = new Map(said.value).set(session, messages);
+export async function loadMessages(session: string): Promise<void> {
+  const messages = await retryWhileOffline(() => client.sessions.messages(session));
+  sessionMessages.value = new Map(sessionMessages.value).set(session, messages);
 }
 
-function put(session: string, turn: Turn | null): void {
+function setTurn(session: string, turn: Turn | null): void {
   const changed = new Map(turns.value);
   if (turn) changed.set(session, turn);
   else changed.delete(session);
@@ -36,77 +36,77 @@ function put(session: string, turn: Turn | null): void {
 /** Asks, whatever happens to the server meanwhile; the question is a draft until it is answered. */
 export async function ask(session: string, question: string): Promise<void> {
   const conversation = client.sessions.connect(session);
-  open.set(session, conversation);
-  conversation.onlost = (error) => void (error ? away("The connection was lost.") : look());
+  conversations.set(session, conversation);
+  conversation.onlost = (error) => void (error ? markOffline("The connection was lost.") : checkServer());
   const fresh: Turn = { question, text: "", evidence: null, state: "asked", error: null };
   const now = () => turns.value.get(session) ?? fresh;
-  const update = (change: Partial<Turn>) => put(session, { ...now(), ...change });
-  put(session, fresh);
+  const update = (change: Partial<Turn>) => setTurn(session, { ...now(), ...change });
+  setTurn(session, fresh);
   draft(session, question);
-  const sentences = new Sentences();
+  const sentences = new SentenceAnnouncer();
   // Words that are to be drawn with the next frame: a page that drew each of a quick model's would come to nothing else, not to a click.
-  let unseen = "";
+  let pendingText = "";
   let frame = 0;
-  const show = () => {
+  const flush = () => {
     cancelAnimationFrame(frame);
     frame = 0;
-    if (!unseen) return;
-    update({ text: now().text + unseen, state: now().state === "stopping" ? "stopping" : "answering" });
-    sentences.add(unseen);
-    unseen = "";
+    if (!pendingText) return;
+    update({ text: now().text + pendingText, state: now().state === "stopping" ? "stopping" : "answering" });
+    sentences.add(pendingText);
+    pendingText = "";
   };
-  let unread = false;
+  let emptyAnswer = false;
   try {
     for (;;) {
       try {
         for await (const event of conversation.send(question)) {
-          alive();
+          markAlive();
           if (event.type === "response.created") {
-            unseen = "";
+            pendingText = "";
             sentences.restart();
             update({ text: "", evidence: null, state: now().state === "stopping" ? "stopping" : "asked" });
           } else if (event.type === "response.evidence") update({ evidence: event.evidence });
           else if (event.type === "response.output_text.delta") {
-            unseen += event.delta;
-            frame ||= requestAnimationFrame(show);
+            pendingText += event.delta;
+            frame ||= requestAnimationFrame(flush);
           } else if (event.type === "response.completed") {
-            show();
+            flush();
             sentences.end();
-            unread = event.message.finish_reason === "cancelled" && event.message.content === "";
+            emptyAnswer = event.message.finish_reason === "cancelled" && event.message.content === "";
           }
         }
         break;
       } catch (error) {
-        if (!gone(error)) throw error;
-        await there();
+        if (!reportOutage(error)) throw error;
+        await serverOnline();
       }
     }
-    if (unread) return update({ state: "failed", error: "Stopped before anything was written." });
-    await load(session);
+    if (emptyAnswer) return update({ state: "failed", error: "Stopped before anything was written." });
+    await loadMessages(session);
     draft(session, "");
-    put(session, null);
-    heard(await surely(() => client.sessions.get(session)));
+    setTurn(session, null);
+    updateSession(await retryWhileOffline(() => client.sessions.get(session)));
   } catch (error) {
-    show();
-    update({ state: "failed", error: words(error) });
+    flush();
+    update({ state: "failed", error: errorText(error) });
   } finally {
     conversation.close();
-    open.delete(session);
-    if (link.value.state === "away") void look();
+    conversations.delete(session);
+    if (connection.value.state === "offline") void checkServer();
   }
 }
 
 /** Ends the answer and keeps what was said. */
 export function stop(session: string): void {
   const turn = turns.value.get(session);
-  if (turn) put(session, { ...turn, state: "stopping" });
-  open.get(session)?.cancel();
+  if (turn) setTurn(session, { ...turn, state: "stopping" });
+  conversations.get(session)?.cancel();
 }
 
 /** Gives a failed question back. */
 export function withdraw(session: string): string {
   const question = turns.value.get(session)?.question ?? "";
-  put(session, null);
+  setTurn(session, null);
   return question;
 }
 
@@ -115,21 +115,21 @@ const NEXT = "everlong.next.";
 
 /** What is being typed in a session, or asked; outlives a reload. */
 export function draft(session: string, text?: string): string {
-  return kept(DRAFT + session, text);
+  return stored(DRAFT + session, text);
 }
 
 /** What is being typed while an answer is written. */
-export function next(session: string, text?: string): string {
-  return kept(NEXT + session, text);
+export function nextDraft(session: string, text?: string): string {
+  return stored(NEXT + session, text);
 }
 
-function kept(name: string, text?: string): string {
-  if (text !== undefined) here.set(name, text || null);
-  return here.get(name) ?? "";
+function stored(name: string, text?: string): string {
+  if (text !== undefined) perTab.set(name, text || null);
+  return perTab.get(name) ?? "";
 }
 
 /** Says an answer sentence by sentence: word by word nobody could follow. */
-class Sentences {
+class SentenceAnnouncer {
   #rest = "";
 
   restart(): void {
@@ -140,11 +140,11 @@ class Sentences {
     this.#rest += text;
     const whole = /^[\s\S]*[.!?:\n](?=\s)/.exec(this.#rest);
     if (!whole) return;
-    spoken.value = whole[0];
+    announcement.value = whole[0];
     this.#rest = this.#rest.slice(whole[0].length);
   }
 
   end(): void {
-    spoken.value = `${this.#rest} (end of the answer)`;
+    announcement.value = `${this.#rest} (end of the answer)`;
   }
 }

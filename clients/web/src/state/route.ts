@@ -8,9 +8,9 @@ export interface Place {
   panel: Panel | null;
 }
 
-export const place = signal<Place>(parse(location.hash));
+export const route = signal<Place>(parse(location.hash));
 
-addEventListener("hashchange", () => (place.value = parse(location.hash)));
+addEventListener("hashchange", () => (route.value = parse(location.hash)));
 
 function parse(hash: string): Place {
   const parts = hash.replace(/^#\/?/, "").split("/");
@@ -23,14 +23,14 @@ function parse(hash: string): Place {
 }
 
 /** The address of a place; what is left out stays as it is. */
-export function address(to: Partial<Place>): string {
-  const { session, panel } = { ...place.value, ...to };
+export function hrefTo(to: Partial<Place>): string {
+  const { session, panel } = { ...route.value, ...to };
   let hash = `#/${session ?? ""}`;
   if (panel?.kind === "memory") hash += "/memory";
   if (panel?.kind === "text") hash += `${session ? "/" : ""}${panel.document}${panel.start === null ? "" : `/${panel.start}-${panel.end}`}`;
   return hash;
 }
 
-export function go(to: Partial<Place>): void {
-  location.hash = address(to);
+export function navigate(to: Partial<Place>): void {
+  location.hash = hrefTo(to);
 }

@@ -1,9 +1,9 @@
 import type { Document } from "everlong-client";
-import { nameOf } from "./library.js";
-import { count, duration, many, percent } from "./numbers.js";
+import { nameOf } from "../state/library.js";
+import { count, duration, plural, percent } from "../lib/format.js";
 
 /** How far a document has been read, how fast, and how long it will take. */
-export function ReadingOf({ document }: { document: Document }) {
+export function ReadingProgress({ document }: { document: Document }) {
   const { progress, tokens, tokens_per_second: rate, status, error } = document;
   if (status === "failed")
     return (
@@ -16,7 +16,7 @@ export function ReadingOf({ document }: { document: Document }) {
     <>
       <progress aria-label={`Reading ${nameOf(document.id)}`} max={1} {...(progress === null ? {} : { value: progress })} />
       <p class="note">
-        {progress === null ? "Waits for its turn" : `${percent(progress)} read · ${many(tokens, "token")}`}
+        {progress === null ? "Waits for its turn" : `${percent(progress)} read · ${plural(tokens, "token")}`}
         {rate !== null && ` · ${count(rate)} tokens/s`}
         {left !== null && progress !== 1 && ` · about ${duration(left)} left`}
       </p>

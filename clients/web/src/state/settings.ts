@@ -1,13 +1,13 @@
 /** What this browser remembers of how its owner likes the page. */
-import { always } from "./kept.js";
+import { persistent } from "./storage.js";
 
 const SINGLE_KEYS = "everlong.keys";
 
 export function singleKeys(): boolean {
-  return always.get(SINGLE_KEYS) !== "off";
+  return persistent.get(SINGLE_KEYS) !== "off";
 }
 
 export function setSingleKeys(on: boolean): void {
-  always.set(SINGLE_KEYS, on ? "on" : "off");
+  persistent.set(SINGLE_KEYS, on ? "on" : "off");
 }
 

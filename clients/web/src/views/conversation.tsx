@@ -1,63 +1,63 @@
 /** A conversation: what was said, what is being said, and the next question. */
 import type { Evidence, Message, Session } from "everlong-client";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { type Turn, ask, draft, load, next, said, stop, turns, withdraw } from "./dialogue.js";
-import { confirmed, named } from "./dialogs.js";
-import { opened } from "./focus.js";
-import { attempt, documents, find, findSession, fork, loaded, nameOf, removeSession, rename, sessions, titleOf } from "./library.js";
-import { many, percent } from "./numbers.js";
-import { ReadingOf } from "./reading.js";
-import { address, place } from "./route.js";
-import { composing } from "./shortcuts.js";
-import { Menu, sidebar } from "./sidebar.js";
+import { type Turn, ask, draft, loadMessages, nextDraft, sessionMessages, stop, turns, withdraw } from "../state/turns.js";
+import { askConfirmation, askTitle } from "../components/dialogs.js";
+import { rememberOpener } from "../lib/focus.js";
+import { showErrors, documents, loadDocument, loadSession, fork, loaded, nameOf, removeSession, rename, sessions, titleOf } from "../state/library.js";
+import { plural, percent } from "../lib/format.js";
+import { ReadingProgress } from "../components/reading-progress.js";
+import { hrefTo, route } from "../state/route.js";
+import { isComposing } from "../lib/shortcuts.js";
+import { MenuButton, sidebarOpen } from "./sidebar.js";
 
-export function Dialogue({ session: id }: { session: string }) {
+export function ConversationView({ session: id }: { session: string }) {
   const session = sessions.value.find((each) => each.id === id);
-  const messages = said.value.get(id);
+  const messages = sessionMessages.value.get(id);
   const turn = turns.value.get(id);
   const [missing, setMissing] = useState(false);
   const unknown = loaded.value && !session;
-  useEffect(() => void (unknown && attempt(async () => setMissing(!(await findSession(id))))), [unknown]);
-  useEffect(() => void (session && attempt(() => load(id))), [session?.id, session?.messages]);
-  useEffect(() => void session?.documents.forEach(find), [session?.id]);
-  if (!session) return <Missing sure={missing} />;
+  useEffect(() => void (unknown && showErrors(async () => setMissing(!(await loadSession(id))))), [unknown]);
+  useEffect(() => void (session && showErrors(() => loadMessages(id))), [session?.id, session?.messages]);
+  useEffect(() => void session?.documents.forEach(loadDocument), [session?.id]);
+  if (!session) return <MissingSession confirmed={missing} />;
   return (
-    <div class="talk">
-      <Head session={session} />
-      <Said session={session} messages={messages ?? []} turn={turn} />
+    <div class="conversation">
+      <Header session={session} />
+      <Messages session={session} messages={messages ?? []} turn={turn} />
       <Composer session={session} turn={turn} />
     </div>
   );
 }
 
-function Missing({ sure }: { sure: boolean }) {
+function MissingSession({ confirmed }: { confirmed: boolean }) {
   return (
     <div class="home">
       <header class="bar">
-        <Menu />
-        <h1>{sure ? "There is no such conversation" : "…"}</h1>
+        <MenuButton />
+        <h1>{confirmed ? "There is no such conversation" : "…"}</h1>
       </header>
-      {sure && (
+      {confirmed && (
         <p>
-          It was deleted, or belongs to another server. <a href={address({ session: null, panel: null })}>Begin a new one.</a>
+          It was deleted, or belongs to another server. <a href={hrefTo({ session: null, panel: null })}>Begin a new one.</a>
         </p>
       )}
     </div>
   );
 }
 
-function Head({ session }: { session: Session }) {
-  const memory = place.value.panel?.kind === "memory";
+function Header({ session }: { session: Session }) {
+  const memory = route.value.panel?.kind === "memory";
   return (
     <header class="bar">
-      <Menu />
+      <MenuButton />
       <h1 title={titleOf(session)}>
         <button
           class="name"
           aria-description="Rename"
           onClick={() =>
-            void attempt(async () => {
-              const title = await named(titleOf(session));
+            void showErrors(async () => {
+              const title = await askTitle(titleOf(session));
               if (title !== null && title !== titleOf(session)) await rename(session.id, title);
             })
           }
@@ -67,20 +67,20 @@ function Head({ session }: { session: Session }) {
       </h1>
       <a
         class="button"
-        href={address({ panel: memory ? null : { kind: "memory" } })}
+        href={hrefTo({ panel: memory ? null : { kind: "memory" } })}
         aria-current={memory ? "true" : undefined}
-        onClick={(event) => opened(event.currentTarget)}
+        onClick={(event) => rememberOpener(event.currentTarget)}
       >
         Memory
       </a>
-      <button onClick={() => void attempt(() => fork(session.id))} title="Go on in a copy that remembers the same">
+      <button onClick={() => void showErrors(() => fork(session.id))} title="Go on in a copy that remembers the same">
         Fork
       </button>
       <button
         onClick={() =>
-          void attempt(async () => {
+          void showErrors(async () => {
             const detail = "Its memory and what was said go. Its documents stay.";
-            if (await confirmed("Delete this conversation?", detail, "Delete")) await removeSession(session.id);
+            if (await askConfirmation("Delete this conversation?", detail, "Delete")) await removeSession(session.id);
           })
         }
       >
@@ -90,7 +90,7 @@ function Head({ session }: { session: Session }) {
   );
 }
 
-function Said({ session, messages, turn }: { session: Session; messages: readonly Message[]; turn: Turn | undefined }) {
+function Messages({ session, messages, turn }: { session: Session; messages: readonly Message[]; turn: Turn | undefined }) {
   const end = useRef<HTMLDivElement>(null);
   const pinned = useRef(true);
   const box = useRef<HTMLDivElement>(null);
@@ -100,7 +100,7 @@ function Said({ session, messages, turn }: { session: Session; messages: readonl
   }, [messages.length, turn?.text, turn?.evidence, turn?.state]);
   return (
     <div
-      class="said"
+      class="messages"
       ref={box}
       tabIndex={0}
       role="region"
@@ -111,7 +111,7 @@ function Said({ session, messages, turn }: { session: Session; messages: readonl
       }}
     >
       <div class="column">
-        <About session={session} />
+        <SessionDocuments session={session} />
         {messages.map((message) =>
           message.role === "user" ? (
             <Question key={message.id} text={message.content} />
@@ -123,14 +123,14 @@ function Said({ session, messages, turn }: { session: Session; messages: readonl
               {message.evidence && <Passages evidence={message.evidence} />}
               {message.usage && (
                 <p class="note usage">
-                  {many(message.usage.reused_tokens, "token")} from memory, {many(message.usage.prompt_tokens - message.usage.reused_tokens, "token")} read
-                  for this, {many(message.usage.completion_tokens, "token")} written
+                  {plural(message.usage.reused_tokens, "token")} from memory, {plural(message.usage.prompt_tokens - message.usage.reused_tokens, "token")} read
+                  for this, {plural(message.usage.completion_tokens, "token")} written
                 </p>
               )}
             </article>
           ),
         )}
-        {turn && <Asked session={session.id} turn={turn} />}
+        {turn && <RunningTurn session={session.id} turn={turn} />}
         <div ref={end} class="end" />
       </div>
     </div>
@@ -138,7 +138,7 @@ function Said({ session, messages, turn }: { session: Session; messages: readonl
 }
 
 /** The documents, and how far they have been read. */
-function About({ session }: { session: Session }) {
+function SessionDocuments({ session }: { session: Session }) {
   if (session.documents.length === 0) return null;
   const unread = session.documents.filter((id) => documents.value.get(id) && documents.value.get(id)!.status !== "ready");
   return (
@@ -148,8 +148,8 @@ function About({ session }: { session: Session }) {
           <li key={id}>
             {documents.value.has(id) ? (
               <a
-                href={address({ panel: { kind: "text", document: id, start: null, end: null } })}
-                onClick={(event) => opened(event.currentTarget)}
+                href={hrefTo({ panel: { kind: "text", document: id, start: null, end: null } })}
+                onClick={(event) => rememberOpener(event.currentTarget)}
                 aria-label={`Read ${nameOf(id)}`}
               >
                 {nameOf(id)}
@@ -163,7 +163,7 @@ function About({ session }: { session: Session }) {
       {unread.map((id) => (
         <div key={id} class="card">
           {session.documents.length > 1 && <span class="title">{nameOf(id)}</span>}
-          <ReadingOf document={documents.value.get(id)!} />
+          <ReadingProgress document={documents.value.get(id)!} />
         </div>
       ))}
       {session.status === "reading" && unread.length === 0 && (
@@ -185,7 +185,7 @@ function Question({ text }: { text: string }) {
   );
 }
 
-function Asked({ session, turn }: { session: string; turn: Turn }) {
+function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
   const failed = turn.state === "failed";
   return (
     <>
@@ -215,26 +215,26 @@ function Asked({ session, turn }: { session: string; turn: Turn }) {
   );
 }
 
-const FEW = 3;
+const SHOWN = 3;
 
 /** What an answer could rest on. */
 function Passages({ evidence }: { evidence: readonly Evidence[] }) {
   const [all, setAll] = useState(false);
   if (evidence.length === 0) return <p class="note">It rests on no passage of the text.</p>;
-  const { panel } = place.value;
+  const { panel } = route.value;
   const several = new Set(evidence.map((passage) => passage.document)).size > 1;
   return (
     <section class="evidence" aria-label="Evidence">
       <ol>
-        {(all ? evidence : evidence.slice(0, FEW)).map((passage, n) => {
+        {(all ? evidence : evidence.slice(0, SHOWN)).map((passage, n) => {
           const name = nameOf(passage.document);
           const bytes = documents.value.get(passage.document)?.bytes;
           const here = panel?.kind === "text" && panel.document === passage.document && panel.start === passage.start_byte;
           return (
             <li key={`${passage.document}${passage.start}`}>
               <a
-                href={address({ panel: { kind: "text", document: passage.document, start: passage.start_byte, end: passage.end_byte } })}
-                onClick={(event) => opened(event.currentTarget)}
+                href={hrefTo({ panel: { kind: "text", document: passage.document, start: passage.start_byte, end: passage.end_byte } })}
+                onClick={(event) => rememberOpener(event.currentTarget)}
                 aria-current={here ? "true" : undefined}
                 aria-label={`Evidence ${n + 1}, ${name}: ${passage.text.slice(0, 120)}`}
               >
@@ -252,9 +252,9 @@ function Passages({ evidence }: { evidence: readonly Evidence[] }) {
           );
         })}
       </ol>
-      {evidence.length > FEW && (
+      {evidence.length > SHOWN && (
         <button class="quiet" aria-expanded={all} onClick={() => setAll(!all)}>
-          {all ? "Fewer passages" : `${many(evidence.length - FEW, "more passage")}`}
+          {all ? "Fewer passages" : `${plural(evidence.length - SHOWN, "more passage")}`}
         </button>
       )}
     </section>
@@ -266,15 +266,15 @@ function Composer({ session, turn }: { session: Session; turn: Turn | undefined 
   const answering = turn !== undefined && turn.state !== "failed";
   const ready = session.status === "ready";
   // What was typed beside an answer that a reload has cut off stands behind its question.
-  const [text, setText] = useState(() => (turn ? next(session.id) : [draft(session.id), next(session.id)].filter(Boolean).join("\n")));
+  const [text, setText] = useState(() => (turn ? nextDraft(session.id) : [draft(session.id), nextDraft(session.id)].filter(Boolean).join("\n")));
   const free = turn === undefined;
   useEffect(() => {
     if (!free) return;
     if (text) draft(session.id, text);
-    next(session.id, "");
+    nextDraft(session.id, "");
   }, [free]);
   useEffect(() => {
-    if (!document.querySelector("dialog[open]") && !place.value.panel && !sidebar.value) box.current?.focus({ preventScroll: true });
+    if (!document.querySelector("dialog[open]") && !route.value.panel && !sidebarOpen.value) box.current?.focus({ preventScroll: true });
   }, []);
   useLayoutEffect(() => {
     const element = box.current!;
@@ -283,13 +283,13 @@ function Composer({ session, turn }: { session: Session; turn: Turn | undefined 
   }, [text]);
   const type = (value: string) => {
     setText(value);
-    (turn ? next : draft)(session.id, value);
+    (turn ? nextDraft : draft)(session.id, value);
   };
   const send = () => {
     const question = text.trim();
     if (!question || answering || !ready) return;
     if (turn) withdraw(session.id);
-    next(session.id, "");
+    nextDraft(session.id, "");
     setText("");
     void ask(session.id, question);
   };
@@ -314,7 +314,7 @@ function Composer({ session, turn }: { session: Session; turn: Turn | undefined 
           disabled={session.status === "failed"}
           onInput={(event) => type(event.currentTarget.value)}
           onKeyDown={(event) => {
-            if (event.key !== "Enter" || event.shiftKey || composing(event)) return;
+            if (event.key !== "Enter" || event.shiftKey || isComposing(event)) return;
             event.preventDefault();
             send();
           }}

@@ -1,0 +1,45 @@
+/** What single keys do. Who types or speaks to the page can turn them off (WCAG 2.1.4). */
+import { confirmation, helpOpen } from "../components/dialogs.js";
+import { closePanel } from "./focus.js";
+import { chooseFiles } from "../views/home.js";
+import { sessions } from "../state/library.js";
+import { hrefTo, navigate, route } from "../state/route.js";
+import { singleKeys } from "../state/settings.js";
+import { sidebarOpen } from "../views/sidebar.js";
+
+/** Whether a key belongs to what is being composed, as Chinese is; Safari tells so of the last one by its code alone. */
+export function isComposing(event: KeyboardEvent): boolean {
+  return event.isComposing || event.keyCode === 229;
+}
+
+export function onKeyDown(event: KeyboardEvent): void {
+  const typing = (event.target as HTMLElement).closest("input:not([type=range], [type=checkbox]), textarea, select");
+  if (event.defaultPrevented || isComposing(event) || document.querySelector("dialog[open]")) return;
+  if (event.key === "Escape") {
+    if (sidebarOpen.value) sidebarOpen.value = false;
+    else if (route.value.panel) closePanel();
+    else if (typing) (typing as HTMLElement).blur();
+    return;
+  }
+  if (typing || event.ctrlKey || event.metaKey || event.altKey || !singleKeys()) return;
+  const { session, panel } = route.value;
+  const ids = sessions.value.map(({ id }) => id);
+  const goToNeighbour = (step: number) => {
+    const id = ids[session ? ids.indexOf(session) + step : 0];
+    if (id) navigate({ session: id, panel: null });
+  };
+  const actions: Record<string, () => void> = {
+    n: () => navigate({ session: null, panel: null }),
+    // Not before the key has gone down does a browser take it for the person's wish to choose a file.
+    u: () => addEventListener("keyup", chooseFiles, { once: true }),
+    m: () => session && (panel?.kind === "memory" ? closePanel() : (location.hash = hrefTo({ panel: { kind: "memory" } }))),
+    j: () => goToNeighbour(1),
+    k: () => goToNeighbour(-1),
+    "/": () => document.querySelector<HTMLElement>("#question")?.focus(),
+    "?": () => (helpOpen.value = true),
+  };
+  const action = actions[event.key];
+  if (!action || confirmation.value) return;
+  event.preventDefault();
+  action();
+}
