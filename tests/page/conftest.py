@@ -1,4 +1,4 @@
-"""A real browser before a real server: one of each for all tests of the page."""
+"""Fixtures for tests of the page: a real browser and a real server, shared by all tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 TEXT = STORY.read_text()[:8_000]
-EXACTLY = """{
+FIXED_LENGTH = """{
   const send = WebSocket.prototype.send;
   WebSocket.prototype.send = function (text) {
     const message = JSON.parse(text);
@@ -30,7 +30,7 @@ EXACTLY = """{
     send.call(this, JSON.stringify(message));
   };
 }"""
-"""A model with random weights ends its answers when it likes."""
+"""Sets the number of tokens of each answer: a model with random weights would end it at a random one."""
 QUESTION = "What does the Red Queen say to Alice?"
 
 expect.set_options(timeout=30_000)
@@ -38,9 +38,9 @@ expect.set_options(timeout=30_000)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Of the module, not longer: Playwright's event loop runs in this thread until it stops, and asyncio allows no other."""
+    """Of the module, not of the session: Playwright's event loop blocks other event loops in this thread until it stops."""
     if CHROMIUM is None:
-        pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
+        pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
@@ -49,11 +49,11 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """It has passages, and room for them beside a question; it asks for a key, which `http` has and browsers are given."""
+    """A server with recall. It requires an API key, which its `http` client has and each browser gets."""
     model = make_model(tmp_path_factory.mktemp("model"), segment_length=128)
     with Server(model, tmp_path_factory.mktemp("page"), recall_tokens=100, auth="keys") as server:
         server.start()
-        with ThreadPoolExecutor(1) as thread:  # in this one Playwright has an event loop
+        with ThreadPoolExecutor(1) as thread:  # because Playwright's event loop runs in this thread
             key = thread.submit(new_key, server, "page").result()
         server.http.headers["Authorization"] = f"Bearer {key}"
         yield server
@@ -72,21 +72,21 @@ def server(own_server: Server) -> Iterator[Server]:
 
 @dataclass
 class Tab:
-    """A page of the browser, with what it wrote on its console."""
+    """A page of the browser, with the errors of its console."""
 
     page: Page
     server: Server
     errors: list[str] = field(default_factory=list)
 
     def open(self, place: str = "") -> Page:
-        """Loads the page anew, at `place`."""
+        """Load the page again, at the address `place`."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.server.url}/#/{place}")
         expect(self.page.locator(".light.online")).to_be_attached()
         return self.page
 
     def ask(self, question: str) -> Locator:
-        """Asks, and waits for the answer."""
+        """Send a question and wait for the answer."""
         answers = self.page.locator(".answer .usage")
         before = answers.count()
         self.page.locator("#question").fill(question)
@@ -95,7 +95,7 @@ class Tab:
         return self.page.locator(".answer").last
 
     def choose(self, *files: Path, press: Callable[[], object] | None = None) -> None:
-        """Gives files to the dialog that `press` opens."""
+        """Choose files in the dialog that `press` opens."""
         with self.page.expect_file_chooser() as chooser:
             (press or self.page.get_by_role("button", name="Choose files").click)()
         chooser.value.set_files(files)
@@ -103,7 +103,7 @@ class Tab:
 
 @pytest.fixture
 def new_tab(browser: Browser, server: Server, key: str) -> Iterator[Callable[..., Tab]]:
-    """Makes tabs: `new_tab(color_scheme="dark")`; answers have as many `tokens`. None may report an error on its console that the test did not take."""
+    """Makes tabs: `new_tab(color_scheme="dark")`. Answers have `tokens` tokens. Fails for console errors that remain in `errors`."""
     contexts: list[BrowserContext] = []
     tabs: list[Tab] = []
 
@@ -116,11 +116,11 @@ def new_tab(browser: Browser, server: Server, key: str) -> Iterator[Callable[...
         }
         context = browser.new_context(**{**usual, **options})
         contexts.append(context)
-        context.add_init_script(EXACTLY % tokens)
+        context.add_init_script(FIXED_LENGTH % tokens)
         tab = Tab(context.new_page(), server)
         tab.page.on("console", lambda said: tab.errors.append(said.text) if said.type == "error" else None)
         tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
-        # From the start: Playwright does not wait until the browser knows, and a dialog that it opens itself is gone at once.
+        # Registered early: Playwright registers it asynchronously, and without it the browser closes a file dialog at once.
         tab.page.on("filechooser", lambda chooser: None)
         tab.page.on("dialog", lambda dialog: tab.errors.append(f"dialog: {dialog.message}"))
         tabs.append(tab)
@@ -139,7 +139,7 @@ def tab(new_tab: Callable[..., Tab]) -> Tab:
 
 @pytest.fixture(scope="session")
 def talk(own_server: Server) -> str:
-    """A session with a question that was answered, and evidence."""
+    """A session with one question, its answer, and evidence."""
     document = own_server.wait_read(own_server.upload(TEXT, filename="looking-glass.md")["id"])
     session = str(own_server.session(document["id"])["id"])
     answer = own_server.say(session, QUESTION, max_tokens=30, temperature=0, ignore_eos=True)

@@ -45,7 +45,7 @@ export function App() {
   );
 }
 
-/** What the page says about the server. */
+/** A banner about the connection to the server. */
 function Banner() {
   const now = connection.value;
   return (
@@ -54,7 +54,7 @@ function Banner() {
         <div class="banner">
           <span class="pulse" aria-hidden="true" />
           <span>
-            <strong>{now.why}</strong> This page tries again by itself; nothing is lost.
+            <strong>{now.why}</strong> This page tries again automatically. Nothing is lost.
           </span>
           <button onClick={() => void checkServer()}>Try now</button>
         </div>

@@ -7,7 +7,7 @@ import "./page.css";
 
 render(<App />, document.body);
 
-// Whenever the server is there (again), ask it what it has.
+// Reload documents, sessions and models each time that the server becomes available.
 effect(() => {
   if (connection.value.state === "online") queueMicrotask(() => void refresh());
 });

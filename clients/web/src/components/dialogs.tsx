@@ -7,7 +7,7 @@ import { setSingleKeys, singleKeys } from "../state/settings.js";
 export const helpOpen = signal(false);
 export const confirmation = signal<{ question: string; detail: string; action: string; answer: (yes: boolean) => void } | null>(null);
 
-/** Whether the person agrees. */
+/** Asks the user to confirm an action. Resolves to true if they do. */
 export function askConfirmation(question: string, detail: string, action: string): Promise<boolean> {
   return new Promise((resolve) => {
     const answer = (yes: boolean) => {
@@ -20,7 +20,7 @@ export function askConfirmation(question: string, detail: string, action: string
 
 export const renaming = signal<{ title: string; answer: (title: string | null) => void } | null>(null);
 
-/** What the person wants a conversation to be called, which is called `title`; null: as it is. */
+/** Asks the user for a new title of a conversation, `title` being the current one. Resolves to null if they cancel. */
 export function askTitle(title: string): Promise<string | null> {
   return new Promise((resolve) => {
     const answer = (given: string | null) => {
@@ -31,7 +31,7 @@ export function askTitle(title: string): Promise<string | null> {
   });
 }
 
-/** A modal dialog: the browser keeps the focus in it, and gives it back. */
+/** A modal dialog. The browser keeps the focus inside, and restores it afterwards. */
 function Dialog(props: { title: string; onClose: () => void; children: ComponentChildren; locked?: boolean }) {
   const element = useRef<HTMLDialogElement>(null);
   useEffect(() => {
@@ -107,7 +107,7 @@ export function KeyDialog() {
           setKey(String(new FormData(event.currentTarget).get("key") ?? ""));
         }}
       >
-        <p id="key-why">{now.refused ? "The server does not accept the key that this browser has." : "This server asks for a key."} It is kept in this browser only.</p>
+        <p id="key-why">{now.refused ? "The server does not accept the stored key." : "This server requires an API key."} The key is stored in this browser only.</p>
         <label for="key">Key</label>
         <input id="key" name="key" type="password" autocomplete="current-password" required autofocus aria-describedby="key-why" />
         <div class="buttons">
@@ -126,9 +126,9 @@ const KEYS: [string, string][] = [
   ["n", "New conversation"],
   ["u", "Choose files"],
   ["j, k", "Next, previous conversation"],
-  ["m", "Look at the memory"],
-  ["Esc", "Close what is open; leave the question"],
-  ["?", "This list"],
+  ["m", "Show or hide the memory"],
+  ["Esc", "Close the panel, or leave the question"],
+  ["?", "Show this list"],
 ];
 
 export function HelpDialog() {
@@ -148,7 +148,7 @@ export function HelpDialog() {
       </dl>
       <label class="check">
         <input type="checkbox" checked={singleKeys()} onChange={(event) => setSingleKeys(event.currentTarget.checked)} />
-        Single letters are shortcuts
+        Use single letters as shortcuts
       </label>
       <div class="buttons">
         {hasKey() && (

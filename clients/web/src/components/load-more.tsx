@@ -1,20 +1,20 @@
-/** The end of a list that the server has more of. */
+/** A button at the end of a list that loads its next page. */
 import { useState } from "preact/hooks";
 
-/** A button that loads the rest; the focus goes on to the first of what came. `items`: a selector of the list's. */
-export function LoadMore({ items, words, work }: { items: string; words: string; work: () => Promise<void> }) {
+/** Calls `load`, then moves the focus to the first new item. `items` is a CSS selector of the list's items. */
+export function LoadMore({ items, label, load }: { items: string; label: string; load: () => Promise<void> }) {
   const [busy, setBusy] = useState(false);
   const onClick = async () => {
     if (busy) return;
     setBusy(true);
     const before = document.querySelectorAll(items).length;
-    await work();
+    await load();
     setBusy(false);
     requestAnimationFrame(() => document.querySelectorAll<HTMLElement>(items)[before]?.focus());
   };
   return (
     <button class="quiet more" aria-disabled={busy} onClick={() => void onClick()}>
-      {busy ? "Loading…" : words}
+      {busy ? "Loading…" : label}
     </button>
   );
 }

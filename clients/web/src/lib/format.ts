@@ -1,4 +1,4 @@
-/** Numbers, times and sizes for people. */
+/** Formats numbers, times and sizes for display. */
 const wholeNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const wholePercent = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 0 });
 const threeDigitNumber = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });

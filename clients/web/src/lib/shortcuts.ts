@@ -1,4 +1,4 @@
-/** What single keys do. Who types or speaks to the page can turn them off (WCAG 2.1.4). */
+/** Keyboard shortcuts. The user can turn off those of a single letter (WCAG 2.1.4). */
 import { confirmation, helpOpen } from "../components/dialogs.js";
 import { closePanel } from "./focus.js";
 import { chooseFiles } from "../views/home.js";
@@ -7,7 +7,7 @@ import { hrefTo, navigate, route } from "../state/route.js";
 import { singleKeys } from "../state/settings.js";
 import { sidebarOpen } from "../views/sidebar.js";
 
-/** Whether a key belongs to what is being composed, as Chinese is; Safari tells so of the last one by its code alone. */
+/** Whether the key is part of an input method's composition (as for Chinese). Safari marks the last key only by its code. */
 export function isComposing(event: KeyboardEvent): boolean {
   return event.isComposing || event.keyCode === 229;
 }
@@ -30,7 +30,7 @@ export function onKeyDown(event: KeyboardEvent): void {
   };
   const actions: Record<string, () => void> = {
     n: () => navigate({ session: null, panel: null }),
-    // Not before the key has gone down does a browser take it for the person's wish to choose a file.
+    // On keyup, because browsers open a file dialog only after a complete user action.
     u: () => addEventListener("keyup", chooseFiles, { once: true }),
     m: () => session && (panel?.kind === "memory" ? closePanel() : (location.hash = hrefTo({ panel: { kind: "memory" } }))),
     j: () => goToNeighbour(1),

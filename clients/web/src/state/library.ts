@@ -1,4 +1,4 @@
-/** What the server has: documents, being uploaded, being read and read; sessions; the model. */
+/** The documents, uploads, sessions and model that the page shows. */
 import { signal } from "@preact/signals";
 import type { Document, Formats, List, Model, Session } from "everlong-client";
 import { APIConnectionError, EverlongError, NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
@@ -18,28 +18,28 @@ export const documents = signal<ReadonlyMap<string, Document>>(new Map());
 export const sessions = signal<readonly Session[]>([]);
 export const uploads = signal<readonly Upload[]>([]);
 export const loaded = signal(false);
-/** What can be uploaded. */
+/** The formats that can be uploaded. */
 export const formats = signal<Formats | null>(null);
-/** The id behind which the server has more of each; null: there is no more. */
+/** For each list, the id after which its next page starts; null at the end. */
 export const nextPages = signal<{ documents: string | null; sessions: string | null }>({ documents: null, sessions: null });
-/** What went wrong last, for people; null when they have seen it. */
+/** The message of the last error; null after the user dismissed it. */
 export const lastError = signal<string | null>(null);
 
-/** What one request lists: as much as the server gives. */
+/** The number of items in one page of a list: the server's maximum. */
 const PAGE_SIZE = 100;
-/** How many files are sent at once: a browser has six connections to one server, and the rest of the page needs some. */
+/** The number of concurrent uploads. A browser opens six connections to one server, and the page needs some of them. */
 const MAX_UPLOADS = 3;
-/** Sessions that are waited for. */
+/** The ids of sessions for which `followSession` is running. */
 const followedSessions = new Set<string>();
-/** Documents that the server says it does not have. */
+/** The ids of documents that no longer exist. */
 const deletedDocuments = new Set<string>();
 
 export function errorText(error: unknown): string {
   if (error instanceof EverlongError) return error.message;
-  return `This page failed: ${String((error as Error)?.message ?? error)}`;
+  return `This page has an error: ${String((error as Error)?.message ?? error)}`;
 }
 
-/** Runs `work`; what goes wrong is shown. */
+/** Runs `work`, and shows its error if it fails. */
 export async function showErrors(work: () => Promise<unknown>): Promise<void> {
   try {
     await work();
@@ -48,7 +48,7 @@ export async function showErrors(work: () => Promise<unknown>): Promise<void> {
   }
 }
 
-/** Everything, as the server has it now. */
+/** Loads the model, the formats, and the first page of documents and sessions. */
 export async function refresh(): Promise<void> {
   const [models, formatList, documentPage, sessionPage] = await retryWhileOffline(() =>
     Promise.all([client.models(), client.documents.formats(), client.documents.list({ limit: PAGE_SIZE }), client.sessions.list({ limit: PAGE_SIZE })]),
@@ -57,7 +57,7 @@ export async function refresh(): Promise<void> {
   formats.value = formatList;
   const listed = new Map(documentPage.data.map((document) => [document.id, document]));
   const last = documentPage.has_more ? documentPage.data.at(-1) : undefined;
-  // What is known from behind the list's end stays: it was asked for by its id, or as one of the next page.
+  // Keeps older documents, which were loaded by their id or with a later page.
   if (last) for (const old of documents.value.values()) if (old.created_at <= last.created_at && !listed.has(old.id)) listed.set(old.id, old);
   documents.value = listed;
   sessions.value = sessionPage.data;
@@ -71,7 +71,7 @@ function nextCursor(page: List<{ id: string }>): string | null {
   return page.has_more ? (page.data.at(-1)?.id ?? null) : null;
 }
 
-/** The next page of what the server has. */
+/** Loads the next page of a list. */
 export async function loadMore(kind: "documents" | "sessions"): Promise<void> {
   const after = nextPages.value[kind];
   if (after === null) return;
@@ -83,7 +83,7 @@ export async function loadMore(kind: "documents" | "sessions"): Promise<void> {
       documents.value = new Map([...known, ...fresh.map((each) => [each.id, each] as const)]);
       nextPages.value = { ...nextPages.value, documents: nextCursor(page) };
       void pollPending();
-      if (fresh.length === 0) await loadMore(kind); // all of it was known
+      if (fresh.length === 0) await loadMore(kind); // the whole page was known already
     } else {
       const page = await retryWhileOffline(() => client.sessions.list({ limit: PAGE_SIZE, after }));
       const known = new Set(sessions.value.map(({ id }) => id));
@@ -93,7 +93,7 @@ export async function loadMore(kind: "documents" | "sessions"): Promise<void> {
     }
   } catch (error) {
     if (!(error instanceof NotFoundError)) throw error;
-    await refresh(); // where the list went on was deleted elsewhere
+    await refresh(); // the item that marked the next page was deleted elsewhere
   }
 }
 
@@ -112,12 +112,12 @@ function pendingDocuments(): string[] {
 }
 
 let polling = false;
-/** Seconds until the documents are looked at again. */
+/** Seconds until the next request. */
 let pollDelay = 0;
 
 /**
- * Keeps the documents that are being read up to date, until there are none. They are asked for together: a stream for each
- * would take all connections that a browser has to one server, and the page could ask for nothing else.
+ * Updates the documents that are being read, until there are none. It polls all of them with one request: an event stream for
+ * each would use up the connections that a browser opens to one server.
  */
 async function pollPending(): Promise<void> {
   pollDelay = 0.1;
@@ -147,7 +147,7 @@ async function refreshPending(): Promise<void> {
   }
 }
 
-/** The document as the server has it; null: it has none of this id. */
+/** Fetches a document. Returns null, and removes it from the page, if it does not exist. */
 async function fetchDocument(id: string): Promise<Document | null> {
   try {
     return await client.documents.get(id);
@@ -158,14 +158,14 @@ async function fetchDocument(id: string): Promise<Document | null> {
   }
 }
 
-/** Keeps a session that still reads up to date. */
+/** Updates a session when it has read its documents. */
 async function followSession(session: Session): Promise<void> {
   if (session.status !== "reading" || followedSessions.has(session.id)) return;
   followedSessions.add(session.id);
   try {
     await retryWhileOffline(() => client.sessions.wait(session.id));
   } catch {
-    // Its last state says why.
+    // The state that is fetched below says why.
   } finally {
     followedSessions.delete(session.id);
   }
@@ -181,7 +181,7 @@ function removeLocally(document: string): void {
   documents.value = new Map([...documents.value].filter(([id]) => id !== document));
 }
 
-/** A document that the list may not have: deleted, or one of many. */
+/** Loads a document that is not in the list. */
 export async function loadDocument(id: string): Promise<void> {
   if (documents.value.has(id)) return;
   try {
@@ -189,11 +189,11 @@ export async function loadDocument(id: string): Promise<void> {
     if (document) documents.value = new Map([...documents.value, [id, document]]);
     void pollPending();
   } catch {
-    // It stays one of which nothing is known.
+    // The page shows it without a name.
   }
 }
 
-/** A session that the list does not have yet: one of many. False: there is none. */
+/** Loads a session that is not in the list. Returns false if it does not exist. */
 export async function loadSession(id: string): Promise<boolean> {
   try {
     const session = await retryWhileOffline(() => client.sessions.get(id));
@@ -208,7 +208,7 @@ export async function loadSession(id: string): Promise<boolean> {
 
 let uploadCount = 0;
 
-/** Takes an upload from the list. */
+/** Removes an upload from the list. */
 export function dismissUpload(key: number): void {
   uploads.value = uploads.value.filter((upload) => upload.key !== key);
 }
@@ -216,7 +216,7 @@ export function dismissUpload(key: number): void {
 let freeUploadSlots = MAX_UPLOADS;
 const waitingUploads: (() => void)[] = [];
 
-/** What `work` gives, when fewer than `MAX_UPLOADS` others are being done. */
+/** Runs `work` as soon as fewer than `MAX_UPLOADS` others are running. */
 async function withUploadSlot<T>(work: () => Promise<T>): Promise<T> {
   if (freeUploadSlots > 0) freeUploadSlots--;
   else await new Promise<void>((free) => waitingUploads.push(free));
@@ -229,7 +229,7 @@ async function withUploadSlot<T>(work: () => Promise<T>): Promise<T> {
   }
 }
 
-/** Uploads files, and begins a conversation about those that could be. */
+/** Uploads files, and creates a conversation about those that the server accepted. */
 export async function uploadFiles(files: readonly File[]): Promise<void> {
   const documentIds: string[] = [];
   if (files.length) navigate({ session: null, panel: null });
@@ -244,10 +244,10 @@ export async function uploadFiles(files: readonly File[]): Promise<void> {
       try {
         const options = {
           filename: file.name.slice(-255),
-          // The server looks into it: what a browser makes of a name is a guess.
+          // Lets the server detect the format: a browser guesses it from the name.
           contentType: "application/octet-stream",
           idempotencyKey: newIdempotencyKey(),
-          state: {}, // what is there already is not sent again
+          state: {}, // lets a repeated upload resume
           onProgress: (sent: number) => {
             markAlive();
             update({ sent });
@@ -256,8 +256,8 @@ export async function uploadFiles(files: readonly File[]): Promise<void> {
         const document = await withUploadSlot(() =>
           retryWhileOffline(() =>
             client.documents.upload(file, options).catch(async (error: unknown) => {
-              // A browser says of a file that it cannot read (any more) what it says of a server that is away.
-              if (error instanceof APIConnectionError && !(await readable(file))) throw new EverlongError("this file cannot be read (any more)");
+              // A browser reports an unreadable file with the same error as an unreachable server.
+              if (error instanceof APIConnectionError && !(await readable(file))) throw new EverlongError("The browser cannot read this file. Choose it again.");
               throw error;
             }),
           ),
@@ -281,7 +281,7 @@ async function readable(file: File): Promise<boolean> {
   );
 }
 
-/** A conversation about documents, which is gone to if the person would then. */
+/** Creates a conversation about documents, and opens it if `shouldNavigate` returns true then. */
 export async function createSession(ids: readonly string[], shouldNavigate: () => boolean = () => true): Promise<void> {
   const options = { idempotencyKey: newIdempotencyKey() };
   const session = await retryWhileOffline(() => client.sessions.create([...ids], options));
@@ -314,7 +314,7 @@ export async function removeDocument(id: string): Promise<void> {
   if (panel?.kind === "text" && panel.document === id) navigate({ panel: null });
 }
 
-/** A document's name for people. */
+/** The name of a document to display. */
 export function nameOf(id: string): string {
   const document = documents.value.get(id);
   if (!document) return deletedDocuments.has(id) ? "a deleted document" : "a document";
@@ -325,7 +325,7 @@ export function titleOf(session: Session): string {
   return session.title ?? documentsOf(session);
 }
 
-/** The names of what it is about. */
+/** The names of a session's documents. */
 export function documentsOf(session: Session): string {
   const names = session.documents.map(nameOf);
   if (names.length === 0) return "No document";

@@ -1,4 +1,4 @@
-/** Where one is on the page, as the part of the address behind #: so that a reload and Back find it again. */
+/** The current view, stored in the address after `#`, so that reload and Back restore it. */
 import { signal } from "@preact/signals";
 
 export type Panel = { kind: "memory" } | { kind: "text"; document: string; start: number | null; end: number | null };
@@ -22,7 +22,7 @@ function parse(hash: string): Place {
   return { session, panel: { kind: "text", document: parts[0], start: marked ? start! : null, end: marked ? end! : null } };
 }
 
-/** The address of a place; what is left out stays as it is. */
+/** The address of a view. Fields that are left out keep their current values. */
 export function hrefTo(to: Partial<Place>): string {
   const { session, panel } = { ...route.value, ...to };
   let hash = `#/${session ?? ""}`;

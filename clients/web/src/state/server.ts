@@ -1,25 +1,25 @@
-/** The server, and whether it is there: what fails because it is away waits until it is back. */
+/** The connection to the server. Calls that fail because the server is unavailable wait and are repeated. */
 import { signal } from "@preact/signals";
 import { APIConnectionError, APIStatusError, AuthenticationError, Everlong, statusError } from "everlong-client";
 import { persistent } from "./storage.js";
 
 const KEY = "everlong.key";
-const RESPONSE_TIMEOUT = 5000; // ms without an answer after which the server is away
+const RESPONSE_TIMEOUT = 5000; // ms without a response after which the server counts as offline
 
 export type ConnectionState =
   | { state: "online" }
-  | { state: "offline"; why: string; again: number } // again: the moment of the next try, in ms
+  | { state: "offline"; why: string; again: number } // again: the time of the next try, in Unix ms
   | { state: "locked"; refused: boolean };
 
 export const connection = signal<ConnectionState>({ state: "online" });
-/** True for a moment after the server has come back. */
+/** True for a few seconds after the server becomes available again. */
 export const restored = signal(false);
 
 let key = persistent.get(KEY);
-/** The moment at which the server was last heard of, in ms. */
+/** The time of the last response, in Unix ms. */
 let lastResponse = 0;
 
-// A key that no header can hold is none: the server asks for another one.
+// A key that cannot be sent in a header is not sent, so that the server asks for another one.
 const apiKey = () => (key && /^[\x21-\x7e]+$/.test(key) ? key : null);
 
 async function trackedFetch(...request: Parameters<typeof fetch>): Promise<Response> {
@@ -31,7 +31,7 @@ async function trackedFetch(...request: Parameters<typeof fetch>): Promise<Respo
 export const client = new Everlong({ apiKey, retries: 1, outageTimeout: Infinity, fetch: trackedFetch });
 const probe = new Everlong({ apiKey, retries: 0, fetch: trackedFetch });
 
-/** Notes that the server was heard of just now. */
+/** Records that the server has just responded. */
 export function markAlive(): void {
   lastResponse = Date.now();
 }
@@ -50,15 +50,15 @@ let waitingForServer: (() => void)[] = [];
 let timer: ReturnType<typeof setTimeout> | undefined;
 let pollDelay = 1000;
 
-/** Whether `error` says that the server is not there, or not for us: then all wait for it. */
+/** Updates the connection state if `error` means that the server is unavailable or refuses the key. Returns whether it does. */
 export function reportOutage(error: unknown): boolean {
   if (error instanceof AuthenticationError) {
     connection.value = { state: "locked", refused: key !== null };
     return true;
   }
-  if (error instanceof APIConnectionError) return markOffline("The server does not answer."), true;
+  if (error instanceof APIConnectionError) return markOffline("The server does not respond."), true;
   if (error instanceof APIStatusError && (error.status === 503 || error.status === 502 || error.status === 504))
-    return markOffline(error.code === "loading" ? "The server is loading its model." : `The server can't serve now: ${error.message}.`), true;
+    return markOffline(error.code === "loading" ? "The server is loading its model." : `The server is unavailable: ${error.message}.`), true;
   return false;
 }
 
@@ -70,7 +70,10 @@ export function markOffline(why: string): void {
   pollDelay = Math.min(pollDelay * 1.5, 5000);
 }
 
-/** Asks the server whether it is there, and says so; and whether it is so for us, which counts as a request of ours. */
+/**
+ * Checks whether the server is ready and updates the connection state. `withKey` also checks the API key, with a request that
+ * counts towards the tenant's rate limit.
+ */
 export async function checkServer(withKey = connection.value.state !== "online"): Promise<void> {
   clearTimeout(timer);
   timer = undefined;
@@ -80,8 +83,8 @@ export async function checkServer(withKey = connection.value.state !== "online")
     if (withKey) await probe.models({ signal: AbortSignal.timeout(RESPONSE_TIMEOUT) });
   } catch (error) {
     if (reportOutage(error) || isQueuedRequest(error)) return;
-    // What else it answers (429, say), it is there.
-    if (!(error instanceof APIStatusError) || error.status >= 500) return markOffline("The server does not answer.");
+    // Any other response, such as 429, shows that the server is available.
+    if (!(error instanceof APIStatusError) || error.status >= 500) return markOffline("The server does not respond.");
   }
   pollDelay = 1000;
   if (connection.value.state === "online") return;
@@ -93,17 +96,17 @@ export async function checkServer(withKey = connection.value.state !== "online")
   for (const wake of waiters) wake();
 }
 
-/** Whether `error` says only that the question had to wait for its turn: of connections to one server a browser has few. */
+/** Whether the request only waited for a free connection: a browser opens few to one server, and others got responses. */
 function isQueuedRequest(error: unknown): boolean {
   return (error as Error).name === "TimeoutError" && connection.value.state === "online" && Date.now() - lastResponse < RESPONSE_TIMEOUT;
 }
 
-/** Resolves when the server is there. */
+/** Resolves when the server is available. */
 export function serverOnline(): Promise<void> {
   return connection.value.state === "online" ? Promise.resolve() : new Promise((resolve) => waitingForServer.push(resolve));
 }
 
-/** What `work` gives; while the server is away it waits, and is done again. */
+/** Returns the result of `work`. While the server is unavailable, waits and repeats it. */
 export async function retryWhileOffline<T>(work: () => Promise<T>): Promise<T> {
   for (;;) {
     try {
@@ -115,7 +118,7 @@ export async function retryWhileOffline<T>(work: () => Promise<T>): Promise<T> {
   }
 }
 
-// A server that went away while nothing was asked of it is noticed, too.
+// Notices an outage even if the page sends no other request.
 setInterval(() => {
   if (document.visibilityState === "visible" && connection.value.state === "online") void checkServer();
 }, 5000);

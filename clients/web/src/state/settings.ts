@@ -1,4 +1,4 @@
-/** What this browser remembers of how its owner likes the page. */
+/** The user's settings, stored in this browser. */
 import { persistent } from "./storage.js";
 
 const SINGLE_KEYS = "everlong.keys";

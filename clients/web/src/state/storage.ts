@@ -1,4 +1,4 @@
-/** What this browser keeps for the page. Where it keeps nothing (blocked, full), it is known until the page is left. */
+/** The browser's storage. If it is blocked or full, values are kept in memory until the page is closed. */
 class BrowserStorage {
   readonly #storage: () => Storage;
   readonly #fallback = new Map<string, string | null>();
@@ -16,7 +16,7 @@ class BrowserStorage {
     }
   }
 
-  /** Null forgets it. */
+  /** Sets the value; null removes it. */
   set(name: string, value: string | null): void {
     try {
       if (value === null) this.#storage().removeItem(name);
@@ -28,7 +28,8 @@ class BrowserStorage {
   }
 }
 
-// Even naming them throws where they are blocked.
+// In functions, because even access to `localStorage` throws if it is blocked.
+/** Survives the tab. */
 export const persistent = new BrowserStorage(() => localStorage);
-/** Of this tab alone. */
+/** Belongs to this tab. */
 export const perTab = new BrowserStorage(() => sessionStorage);

@@ -1,11 +1,11 @@
-/** The dialogues: what was said in each session, and the answers that are being written. */
+/** The messages of each session, and the turns whose answers are being generated. */
 import { signal } from "@preact/signals";
 import type { Conversation, Evidence, Message } from "everlong-client";
 import { perTab } from "./storage.js";
 import { updateSession, errorText } from "./library.js";
 import { markAlive, markOffline, client, reportOutage, connection, checkServer, retryWhileOffline, serverOnline } from "./server.js";
 
-/** A question whose answer is not complete. */
+/** A question and its answer, which is not complete yet. */
 export interface Turn {
   question: string;
   text: string;
@@ -16,7 +16,7 @@ export interface Turn {
 
 export const sessionMessages = signal<ReadonlyMap<string, readonly Message[]>>(new Map());
 export const turns = signal<ReadonlyMap<string, Turn>>(new Map());
-/** For those who hear the page: whole sentences of the answer. */
+/** The text for screen readers: the last complete sentences of the answer. */
 export const announcement = signal("");
 
 const conversations = new Map<string, Conversation>();
@@ -33,7 +33,7 @@ function setTurn(session: string, turn: Turn | null): void {
   turns.value = changed;
 }
 
-/** Asks, whatever happens to the server meanwhile; the question is a draft until it is answered. */
+/** Sends a question and shows the answer. Repeats it through outages of the server. The question is stored as a draft until then. */
 export async function ask(session: string, question: string): Promise<void> {
   const conversation = client.sessions.connect(session);
   conversations.set(session, conversation);
@@ -44,7 +44,7 @@ export async function ask(session: string, question: string): Promise<void> {
   setTurn(session, fresh);
   draft(session, question);
   const sentences = new SentenceAnnouncer();
-  // Words that are to be drawn with the next frame: a page that drew each of a quick model's would come to nothing else, not to a click.
+  // Text that the next frame will show. With one update per token of a fast model, the page would not respond to clicks.
   let pendingText = "";
   let frame = 0;
   const flush = () => {
@@ -81,7 +81,7 @@ export async function ask(session: string, question: string): Promise<void> {
         await serverOnline();
       }
     }
-    if (emptyAnswer) return update({ state: "failed", error: "Stopped before anything was written." });
+    if (emptyAnswer) return update({ state: "failed", error: "The answer was stopped before any text was generated." });
     await loadMessages(session);
     draft(session, "");
     setTurn(session, null);
@@ -96,14 +96,14 @@ export async function ask(session: string, question: string): Promise<void> {
   }
 }
 
-/** Ends the answer and keeps what was said. */
+/** Cancels the answer and keeps the text generated so far. */
 export function stop(session: string): void {
   const turn = turns.value.get(session);
   if (turn) setTurn(session, { ...turn, state: "stopping" });
   conversations.get(session)?.cancel();
 }
 
-/** Gives a failed question back. */
+/** Removes a failed turn and returns its question. */
 export function withdraw(session: string): string {
   const question = turns.value.get(session)?.question ?? "";
   setTurn(session, null);
@@ -113,12 +113,12 @@ export function withdraw(session: string): string {
 const DRAFT = "everlong.draft.";
 const NEXT = "everlong.next.";
 
-/** What is being typed in a session, or asked; outlives a reload. */
+/** The question that is being typed in a session, or that waits for its answer. Survives a reload. Sets it if `text` is given. */
 export function draft(session: string, text?: string): string {
   return stored(DRAFT + session, text);
 }
 
-/** What is being typed while an answer is written. */
+/** The question that is being typed while an answer is generated. Sets it if `text` is given. */
 export function nextDraft(session: string, text?: string): string {
   return stored(NEXT + session, text);
 }
@@ -128,7 +128,7 @@ function stored(name: string, text?: string): string {
   return perTab.get(name) ?? "";
 }
 
-/** Says an answer sentence by sentence: word by word nobody could follow. */
+/** Announces an answer to screen readers sentence by sentence, because single words are hard to follow. */
 class SentenceAnnouncer {
   #rest = "";
 

@@ -1,4 +1,4 @@
-/** A conversation: what was said, what is being said, and the next question. */
+/** A conversation: its messages, the running answer, and the next question. */
 import type { Evidence, Message, Session } from "everlong-client";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { type Turn, ask, draft, loadMessages, nextDraft, sessionMessages, stop, turns, withdraw } from "../state/turns.js";
@@ -39,7 +39,7 @@ function MissingSession({ confirmed }: { confirmed: boolean }) {
       </header>
       {confirmed && (
         <p>
-          It was deleted, or belongs to another server. <a href={hrefTo({ session: null, panel: null })}>Begin a new one.</a>
+          It was deleted, or belongs to another server. <a href={hrefTo({ session: null, panel: null })}>Start a new conversation.</a>
         </p>
       )}
     </div>
@@ -73,13 +73,13 @@ function Header({ session }: { session: Session }) {
       >
         Memory
       </a>
-      <button onClick={() => void showErrors(() => fork(session.id))} title="Go on in a copy that remembers the same">
+      <button onClick={() => void showErrors(() => fork(session.id))} title="Continue in a copy with the same memory">
         Fork
       </button>
       <button
         onClick={() =>
           void showErrors(async () => {
-            const detail = "Its memory and what was said go. Its documents stay.";
+            const detail = "This deletes its memory and its messages. Its documents are kept.";
             if (await askConfirmation("Delete this conversation?", detail, "Delete")) await removeSession(session.id);
           })
         }
@@ -94,7 +94,7 @@ function Messages({ session, messages, turn }: { session: Session; messages: rea
   const end = useRef<HTMLDivElement>(null);
   const pinned = useRef(true);
   const box = useRef<HTMLDivElement>(null);
-  // What is new is seen, unless the reader has scrolled up.
+  // Scrolls to the newest text, unless the user has scrolled up.
   useLayoutEffect(() => {
     if (pinned.current) end.current?.scrollIntoView({ block: "end" });
   }, [messages.length, turn?.text, turn?.evidence, turn?.state]);
@@ -104,7 +104,7 @@ function Messages({ session, messages, turn }: { session: Session; messages: rea
       ref={box}
       tabIndex={0}
       role="region"
-      aria-label="Dialogue"
+      aria-label="Messages"
       onScroll={() => {
         const { scrollTop, clientHeight, scrollHeight } = box.current!;
         pinned.current = scrollTop + clientHeight > scrollHeight - 60;
@@ -118,13 +118,13 @@ function Messages({ session, messages, turn }: { session: Session; messages: rea
           ) : (
             <article key={message.id} class="answer" aria-label="Answer">
               <p class="words">{message.content}</p>
-              {message.finish_reason === "cancelled" && <p class="note">Stopped here.</p>}
-              {message.finish_reason === "length" && <p class="note">It ends here because an answer may have no more tokens.</p>}
+              {message.finish_reason === "cancelled" && <p class="note">The answer was stopped here.</p>}
+              {message.finish_reason === "length" && <p class="note">The answer reached its maximum number of tokens.</p>}
               {message.evidence && <Passages evidence={message.evidence} />}
               {message.usage && (
                 <p class="note usage">
-                  {plural(message.usage.reused_tokens, "token")} from memory, {plural(message.usage.prompt_tokens - message.usage.reused_tokens, "token")} read
-                  for this, {plural(message.usage.completion_tokens, "token")} written
+                  {plural(message.usage.reused_tokens, "token")} reused from memory, {plural(message.usage.prompt_tokens - message.usage.reused_tokens, "token")}{" "}
+                  read, {plural(message.usage.completion_tokens, "token")} generated
                 </p>
               )}
             </article>
@@ -137,7 +137,7 @@ function Messages({ session, messages, turn }: { session: Session; messages: rea
   );
 }
 
-/** The documents, and how far they have been read. */
+/** The session's documents, and the progress of those that are being read. */
 function SessionDocuments({ session }: { session: Session }) {
   if (session.documents.length === 0) return null;
   const unread = session.documents.filter((id) => documents.value.get(id) && documents.value.get(id)!.status !== "ready");
@@ -169,10 +169,10 @@ function SessionDocuments({ session }: { session: Session }) {
       {session.status === "reading" && unread.length === 0 && (
         <div class="card">
           <progress aria-label="Reading" />
-          <p class="note">{session.documents.length > 1 ? "The documents are read one after the other, into one memory." : "Nearly there."}</p>
+          <p class="note">{session.documents.length > 1 ? "The server reads the documents one after the other, into one memory." : "Almost ready."}</p>
         </div>
       )}
-      {session.status === "failed" && <p class="bad">The documents of this conversation could not be read, so it can't be talked to.</p>}
+      {session.status === "failed" && <p class="bad">The documents of this conversation could not be read, so you cannot ask questions.</p>}
     </section>
   );
 }
@@ -199,7 +199,7 @@ function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
         ) : (
           !failed && (
             <p class="note thinking">
-              <span class="pulse" aria-hidden="true" /> {turn.evidence ? "Reading the passages and the question" : "Looking for passages"}
+              <span class="pulse" aria-hidden="true" /> {turn.evidence ? "Reading the passages and the question" : "Searching for passages"}
             </p>
           )
         )}
@@ -217,10 +217,10 @@ function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
 
 const SHOWN = 3;
 
-/** What an answer could rest on. */
+/** The passages that the model was given for an answer. */
 function Passages({ evidence }: { evidence: readonly Evidence[] }) {
   const [all, setAll] = useState(false);
-  if (evidence.length === 0) return <p class="note">It rests on no passage of the text.</p>;
+  if (evidence.length === 0) return <p class="note">No passage was found for this question.</p>;
   const { panel } = route.value;
   const several = new Set(evidence.map((passage) => passage.document)).size > 1;
   return (
@@ -265,7 +265,7 @@ function Composer({ session, turn }: { session: Session; turn: Turn | undefined 
   const box = useRef<HTMLTextAreaElement>(null);
   const answering = turn !== undefined && turn.state !== "failed";
   const ready = session.status === "ready";
-  // What was typed beside an answer that a reload has cut off stands behind its question.
+  // After a reload during an answer, the text holds its question, then what was typed meanwhile.
   const [text, setText] = useState(() => (turn ? nextDraft(session.id) : [draft(session.id), nextDraft(session.id)].filter(Boolean).join("\n")));
   const free = turn === undefined;
   useEffect(() => {
@@ -310,7 +310,7 @@ function Composer({ session, turn }: { session: Session; turn: Turn | undefined 
           ref={box}
           rows={1}
           value={text}
-          placeholder={ready ? "Ask about it" : session.status === "failed" ? "" : "You can ask as soon as it is read"}
+          placeholder={ready ? "Ask about it" : session.status === "failed" ? "" : "You can ask when the documents are read"}
           disabled={session.status === "failed"}
           onInput={(event) => type(event.currentTarget.value)}
           onKeyDown={(event) => {

@@ -1,4 +1,4 @@
-/** Where a conversation begins: with files that are dropped or chosen, or with documents that are there. */
+/** The start view: upload files, or choose documents, and start a conversation about them. */
 import { signal } from "@preact/signals";
 import { askConfirmation } from "../components/dialogs.js";
 import { rememberOpener } from "../lib/focus.js";
@@ -10,7 +10,7 @@ import { hrefTo } from "../state/route.js";
 import { MenuButton } from "./sidebar.js";
 
 const selected = signal<readonly string[]>([]);
-/** Whether files are being dragged over the page, wherever. */
+/** Whether files are being dragged over the page. */
 const dragging = signal(false);
 
 addEventListener("dragover", (event) => {
@@ -25,24 +25,24 @@ addEventListener("drop", (event) => {
   const files = [...(event.dataTransfer?.files ?? [])];
   dragging.value = false;
   if (files.length === 0) return;
-  event.preventDefault(); // or the browser would open them
+  event.preventDefault(); // else the browser would open the files
   void showErrors(() => uploadFiles(files));
 });
 
-/** Opens the browser's dialog for files. */
+/** Opens the browser's file dialog. */
 export function chooseFiles(): void {
   const input = document.createElement("input");
   input.type = "file";
   input.multiple = true;
   input.hidden = true;
-  // Files that a browser knows no kind of can still be dropped, or chosen under "all files": the server looks into them.
+  // Files of other types can still be dropped, or chosen under "all files": the server detects their format.
   input.accept = (formats.value?.data ?? []).flatMap(({ extensions, media_types }) => [...extensions, ...media_types]).join(",");
   input.onchange = () => {
     input.remove();
     void showErrors(() => uploadFiles([...(input.files ?? [])]));
   };
   input.oncancel = () => input.remove();
-  // In the page while the dialog is open: outside it is garbage, and once collected never says what was chosen.
+  // Attached to the page while the dialog is open: a detached element could be garbage-collected before its event.
   document.body.append(input);
   input.click();
 }
@@ -68,8 +68,8 @@ export function Home() {
           Choose files
         </button>
         <p class="note">
-          {formats.value ? `${joinWithOr(formats.value.data.map(({ id }) => NAMES[id]))} of up to ${size(formats.value.max_bytes)}` : "Text of any length"}: a
-          memory of fixed size reads it once, and answers come with the passages that they rest on.
+          {formats.value ? `${joinWithOr(formats.value.data.map(({ id }) => NAMES[id]))} of up to ${size(formats.value.max_bytes)}` : "Text of any length"}.
+          The server reads each document once, into a memory of fixed size. Answers come with the passages that support them.
         </p>
       </div>
       {uploads.value.length > 0 && (
@@ -105,7 +105,7 @@ export function Home() {
       {documents.value.size > 0 && (
         <section aria-labelledby="shelf">
           <div class="row">
-            <h2 id="shelf">Already here</h2>
+            <h2 id="shelf">Documents</h2>
             <button
               class={ids.length ? "main" : ""}
               disabled={ids.length === 0}
@@ -135,7 +135,7 @@ export function Home() {
                     aria-label={`Delete ${nameOf(document.id)}`}
                     onClick={() =>
                       void showErrors(async () => {
-                        const detail = "Its text and its index go, so answers have no evidence from it any more. Conversations keep the memory that they have.";
+                        const detail = "This deletes its text and its index, so answers will have no evidence from it. Conversations keep their memory.";
                         if (await askConfirmation(`Delete ${nameOf(document.id)}?`, detail, "Delete")) await removeDocument(document.id);
                       })
                     }
@@ -153,10 +153,10 @@ export function Home() {
               </li>
             ))}
           </ul>
-          {nextPages.value.documents && <LoadMore items=".cards label input" words="Older documents" work={() => showErrors(() => loadMore("documents"))} />}
+          {nextPages.value.documents && <LoadMore items=".cards label input" label="Older documents" load={() => showErrors(() => loadMore("documents"))} />}
         </section>
       )}
-      {!loaded.value && <p class="note">Asking the server what is there…</p>}
+      {!loaded.value && <p class="note">Loading…</p>}
     </div>
   );
 }

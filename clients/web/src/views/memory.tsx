@@ -1,4 +1,4 @@
-/** A picture of a session's memory: what it is made of, how full and how old it is, what it attends to. */
+/** A panel that shows a session's memory: which tokens it holds, how full and how old it is, and what it attends to. */
 import type { MemoryLayer, MemoryPart, MemoryPhrase, SessionMemory } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { closePanel } from "../lib/focus.js";
@@ -13,7 +13,7 @@ export function Memory({ session: id }: { session: string }) {
   const heading = useRef<HTMLHeadingElement>(null);
   const session = sessions.value.find((each) => each.id === id);
   useEffect(() => heading.current?.focus({ preventScroll: true }), []);
-  // It is another one after each answer.
+  // The memory changes with each answer.
   useEffect(() => {
     setError(null);
     retryWhileOffline(() => client.sessions.memory(id)).then(setMemory, (error) => setError(errorText(error)));
@@ -41,10 +41,10 @@ function MemoryOverview({ memory }: { memory: SessionMemory }) {
   return (
     <>
       <p>
-        <strong>{size(memory.bytes)}</strong>, however much it reads. So far {plural(total, "token")}
-        {memory.open > 0 && `, of which the last ${count(memory.open)} are not in it yet: its segments have ${count(memory.segment_length)}`}.
+        <strong>{size(memory.bytes)}</strong>, a size that does not grow. So far the context has {plural(total, "token")}.
+        {memory.open > 0 && ` The last ${count(memory.open)} enter the memory when their segment of ${count(memory.segment_length)} is full.`}
       </p>
-      <section aria-label="Where it comes from">
+      <section aria-label="Parts of the memory">
         <ContextBar memory={memory} total={total} />
         {groups(memory.parts).map((parts) => (
           <MemoryPartView key={parts[0]!.name} parts={parts} total={total} memory={memory.memory} />
@@ -55,12 +55,12 @@ function MemoryOverview({ memory }: { memory: SessionMemory }) {
   );
 }
 
-/** The context: documents, one after the other, and behind them the dialogue. */
+/** The context: the documents in order, then the messages. */
 function ContextBar({ memory, total }: { memory: SessionMemory; total: number }) {
   const end = memory.documents.at(-1)?.end ?? 0;
   return (
     <div class="lane">
-      <h3>What was read</h3>
+      <h3>Context</h3>
       <svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label={contextLabel(memory, total)}>
         <rect class="rail" width="1000" height="20" />
         {memory.documents.map((extent, n) => (
@@ -82,7 +82,7 @@ function ContextBar({ memory, total }: { memory: SessionMemory; total: number })
         ))}
         <li>
           <i class="message-tokens" aria-hidden="true" />
-          dialogue <span class="note">{plural(total - end, "token")}</span>
+          messages <span class="note">{plural(total - end, "token")}</span>
         </li>
       </ul>
     </div>
@@ -90,19 +90,19 @@ function ContextBar({ memory, total }: { memory: SessionMemory; total: number })
 }
 
 function contextLabel(memory: SessionMemory, total: number): string {
-  return `${plural(memory.documents.length, "document")} and the dialogue in ${plural(total, "token")} of context`;
+  return `${plural(memory.documents.length, "document")} and the messages, in ${plural(total, "token")} of context`;
 }
 
 const MEANING: Record<string, string> = {
-  sinks: "The first tokens, kept as they are",
-  window: "The last tokens, kept as they are",
+  sinks: "The first tokens, unchanged",
+  window: "The last tokens, unchanged",
   memory: "Vectors that every segment rewrites",
-  associations: "Associations that every segment adds to",
-  signal: "One signal over all that was read",
-  compressed: "Older tokens, several in one",
+  associations: "Associations that every segment extends",
+  signal: "One signal over the whole context",
+  compressed: "Older tokens, several compressed into one",
 };
 
-/** Parts of one kind, in how many layers they may be: where they come from, how full and how old. */
+/** The parts of one kind, over all their layers: their tokens, how full and how old they are. */
 function MemoryPartView({ parts, total, memory }: { parts: readonly MemoryPart[]; total: number; memory: string }) {
   const part = parts[0]!;
   const used = mean(parts.map((each) => each.used));
@@ -126,7 +126,7 @@ function MemoryPartView({ parts, total, memory }: { parts: readonly MemoryPart[]
           viewBox="0 0 100 1"
           preserveAspectRatio="none"
           role="meter"
-          aria-label={`${part.name}: how full`}
+          aria-label={`${part.name}: slots in use`}
           aria-valuemin={0}
           aria-valuemax={part.slots}
           aria-valuenow={used}
@@ -157,7 +157,7 @@ function mean(values: readonly number[]): number {
 
 const COLUMNS = 96;
 
-/** An ∞-former's layers: the attention and the space that places in the text get, against an even share. */
+/** The layers of an ∞-former: the attention and the space of each position, relative to an even share. */
 function SignalLayers({ layers, memory }: { layers: readonly MemoryLayer[]; memory: SessionMemory }) {
   const best = layers.at(-1)!;
   return (
@@ -165,18 +165,18 @@ function SignalLayers({ layers, memory }: { layers: readonly MemoryLayer[]; memo
       {best.attention && (
         <div class="lane">
           <h3>Attention</h3>
-          <p class="note">What the last words look at; one row a layer, the last on top.</p>
+          <p class="note">Where the latest words attend to. One row per layer, the last layer on top.</p>
           <HeatMap rows={layers.map((layer) => resample(layer, layer.attention ?? []))} kind="attention" />
         </div>
       )}
       <div class="lane">
         <h3>Space</h3>
-        <p class="note">Which places have how much of the memory.</p>
+        <p class="note">How much of the memory each position has.</p>
         <HeatMap rows={layers.map((layer) => resample(layer, Array(layer.edges.length - 1).fill(1 / (layer.edges.length - 1))))} kind="space" />
       </div>
       <div class="lane">
         <h3>Most space</h3>
-        {best.phrases.length === 0 && <p class="note">All tokens have the same.</p>}
+        {best.phrases.length === 0 && <p class="note">All tokens have the same space.</p>}
         <ol class="phrases">
           {best.phrases.map((phrase) => (
             <Phrase key={phrase.start} phrase={phrase} memory={memory} />
@@ -203,7 +203,7 @@ function Phrase({ phrase, memory }: { phrase: MemoryPhrase; memory: SessionMemor
   );
 }
 
-/** What equal columns of the context get of `shares`, as multiples of their even share. */
+/** Resamples the shares of a layer's bins to equal columns of the context, as multiples of an even share. */
 function resample(layer: MemoryLayer, shares: readonly number[]): number[] {
   const total = layer.edges.at(-1) ?? 0;
   const cumulative = [0];
@@ -229,7 +229,7 @@ function HeatMap({ rows, kind }: { rows: readonly number[][]; kind: string }) {
       preserveAspectRatio="none"
       style={{ height: `${Math.min(180, Math.max(20, rows.length * 14))}px` }}
       role="img"
-      aria-label={`${kind} over the context; layer by layer most at ${peaks.map(percent).join(", ")}`}
+      aria-label={`${kind} over the context; the peak of each layer is at ${peaks.map(percent).join(", ")}`}
     >
       {rows.map((row, layer) =>
         row.map((value, column) => (

@@ -1,4 +1,4 @@
-/** A document's text, a part at a time: around a passage, or from where one likes. */
+/** A panel with a document's text, loaded in parts: around a passage, or from a position that the user chooses. */
 import type { DocumentText } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { closePanel } from "../lib/focus.js";
@@ -7,7 +7,7 @@ import { percent, size } from "../lib/format.js";
 import { client, retryWhileOffline } from "../state/server.js";
 
 const PART = 16_384; // bytes
-const MAX_PARTS = 24; // parts that are kept: of the others only those that are looked at are fetched again
+const MAX_PARTS = 24; // parts kept in the page; others are fetched again when they are needed
 
 export function Reader({ document: id, start, end }: { document: string; start: number | null; end: number | null }) {
   const [parts, setParts] = useState<readonly DocumentText[]>([]);
@@ -16,7 +16,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
   const mark = useRef<HTMLElement>(null);
   const heading = useRef<HTMLHeadingElement>(null);
   const busy = useRef(false);
-  /** How often the reader has jumped: what was fetched for the place before is of no use any more. */
+  /** The number of jumps so far. Text that was requested before the last jump is discarded. */
   const jumps = useRef(0);
   const [position, setPosition] = useState(start ?? 0);
 
@@ -36,7 +36,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
     }
   }
 
-  /** Shows the text around byte `from`. Resolves to false if the reader has jumped elsewhere meanwhile. */
+  /** Shows the text around byte `from`. Resolves to false if the user has jumped elsewhere meanwhile. */
   async function jump(from: number, to: number): Promise<boolean> {
     const thisJump = ++jumps.current;
     setPosition(from);
@@ -96,7 +96,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
         <div class="scrub">
           <input
             type="range"
-            aria-label="Place in the text"
+            aria-label="Position in the text"
             aria-valuetext={percent(position / total)}
             min={0}
             max={total}
@@ -111,7 +111,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
         {error && <p class="bad">{error}</p>}
         {first && first.start_byte > 0 && (
           <button class="more" onClick={earlier}>
-            What comes before
+            Show earlier text
           </button>
         )}
         {parts.length > 0 && (
@@ -130,7 +130,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
         )}
         {last && last.end_byte < total && (
           <button class="more" onClick={later}>
-            What comes next
+            Show later text
           </button>
         )}
       </div>
@@ -138,7 +138,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
   );
 }
 
-/** A part of the text before, between and behind bytes `start` and `end` of the whole. */
+/** Splits a part of the text into the text before, inside and after the bytes `start` to `end` of the document. */
 function cut(part: DocumentText, start: number | null, end: number | null): [string, string, string] {
   if (start === null || end === null || end <= part.start_byte || start >= part.end_byte) return [part.text, "", ""];
   const bytes = new TextEncoder().encode(part.text);

@@ -7,7 +7,7 @@ import { ago, plural } from "../lib/format.js";
 import { hrefTo, route } from "../state/route.js";
 import { connection } from "../state/server.js";
 
-/** Whether it is open where there is no room for it beside the rest. */
+/** Whether the sidebar is open on a narrow screen, where it covers the page. */
 export const sidebarOpen = signal(false);
 
 export function Sidebar() {
@@ -46,7 +46,7 @@ export function Sidebar() {
             </li>
           ))}
         </ul>
-        {nextPages.value.sessions && <LoadMore items=".sidebar li a" words="Older conversations" work={() => showErrors(() => loadMore("sessions"))} />}
+        {nextPages.value.sessions && <LoadMore items=".sidebar li a" label="Older conversations" load={() => showErrors(() => loadMore("sessions"))} />}
         {loaded.value && sessions.value.length === 0 && <p class="note none">No conversations yet.</p>}
         <footer>
           <span class={`light ${connection.value.state}`} aria-hidden="true" />
@@ -56,7 +56,7 @@ export function Sidebar() {
                 {model.value.id}
                 <br />
                 memory: {model.value.memory}
-                {model.value.memory_trained === false && ", untrained: answers are nonsense"}
+                {model.value.memory_trained === false && ", untrained, so answers are nonsense"}
               </>
             ) : (
               "connecting…"
@@ -71,7 +71,7 @@ export function Sidebar() {
   );
 }
 
-/** The button that opens it, shown where it is hidden. */
+/** The button that opens the sidebar on a narrow screen. */
 export function MenuButton() {
   return (
     <button
