@@ -1,9 +1,14 @@
 /** `Conversation`: a session's WebSocket, which connects on first use and reconnects after a lost connection. */
 import { APIConnectionError, StreamError } from "./errors.js";
 import { retryDelay, isTransient, sleep } from "./retry.js";
-import type { Sessions } from "./sessions.js";
 import { type Transport, parseEvent, path } from "./transport.js";
-import type { CallOptions, Message, ResponseEvent, Sampling } from "./types.js";
+import type { CallOptions, Message, ResponseEvent, Sampling, Session } from "./types.js";
+
+/** The calls that a conversation needs to find out what the session has. `Sessions` implements it. */
+export interface SessionReader {
+  get(id: string, options: CallOptions): Promise<Session>;
+  messages(id: string, options: CallOptions): Promise<Message[]>;
+}
 
 /**
  * Carries one answer at a time. If the connection is lost during an answer, the conversation reconnects for up to
@@ -16,7 +21,7 @@ export class Conversation {
   /** Called with the error when the connection is lost, and with null when it is restored. */
   onlost: ((error: Error | null) => void) | null = null;
   readonly #transport: Transport;
-  readonly #sessions: Sessions;
+  readonly #sessions: SessionReader;
   #connection: Connection | null = null;
   #answering = false;
   /** Whether the current message was sent over the connection. */
@@ -26,7 +31,7 @@ export class Conversation {
   /** Whether the last answer was abandoned: the session may be busy until the server has cancelled it. */
   #abandoned = false;
 
-  constructor(transport: Transport, session: string, sessions: Sessions) {
+  constructor(transport: Transport, session: string, sessions: SessionReader) {
     this.#transport = transport;
     this.session = session;
     this.#sessions = sessions;

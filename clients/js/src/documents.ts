@@ -2,8 +2,8 @@
 import { ReadingFailedError } from "./errors.js";
 import { retryDelay, isTransient, sleep } from "./retry.js";
 import { type Transport, path } from "./transport.js";
-import type { CallOptions, Document, DocumentText, Formats, List } from "./types.js";
-import { type Source, type UploadOptions, upload } from "./upload.js";
+import type { CallOptions, Document, DocumentText, Formats, List, Source, UploadOptions } from "./types.js";
+import { upload } from "./upload.js";
 
 export class Documents {
   readonly #transport: Transport;

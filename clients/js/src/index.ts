@@ -3,8 +3,6 @@ export { Conversation } from "./conversation.js";
 export type { Documents } from "./documents.js";
 export * from "./errors.js";
 export { newIdempotencyKey } from "./retry.js";
-export type { UploadState } from "./multipart.js";
 export type { Sessions } from "./sessions.js";
 export type { Options } from "./transport.js";
 export type * from "./types.js";
-export type { Source, UploadOptions } from "./upload.js";

@@ -1,20 +1,11 @@
 /** Uploads of large files in parts, through `/v1/uploads`: a lost connection costs one part, not the whole file. */
 import { NotFoundError, UnexpectedAnswerError } from "./errors.js";
+import { sender } from "./body.js";
 import { type Transport, path } from "./transport.js";
-import type { Document, Upload } from "./types.js";
-import { type UploadOptions, sender } from "./upload.js";
+import type { Document, Upload, UploadOptions, UploadState } from "./types.js";
 
 /** The default size of a part, in bytes. */
 export const PART = 8 * 1024 * 1024;
-
-/** The progress of an upload in parts. One call of `upload` fills it in; a later call resumes from it. It can be stored as JSON. */
-export interface UploadState {
-  upload?: string;
-  /** The ids of the parts that the server has, in order. */
-  parts?: string[];
-  /** The size of each part, in bytes. */
-  partSize?: number;
-}
 
 /** Uploads `blob`, resuming from `options.state`. Starts again if the server no longer has that upload. */
 export async function uploadInParts(transport: Transport, blob: Blob, filename: string | undefined, options: UploadOptions): Promise<Document> {

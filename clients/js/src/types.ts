@@ -46,3 +46,37 @@ export interface PostOptions extends CallOptions {
   /** The server does the work of requests with the same key only once. Default: a new key for each call. */
   idempotencyKey?: string | undefined;
 }
+
+/** What can be uploaded. */
+export type Source =
+  | string
+  | Blob
+  | ArrayBuffer
+  | Uint8Array<ArrayBuffer>
+  | ReadableStream<Uint8Array | string>
+  | AsyncIterable<Uint8Array | string>;
+
+export interface UploadOptions extends PostOptions {
+  /** The document's name. Default: the name of a File. */
+  filename?: string | undefined;
+  /**
+   * Default: text/plain for strings and streams, the type of a Blob, else application/octet-stream, for which the server
+   * detects the format.
+   */
+  contentType?: string | undefined;
+  /** Called with the bytes sent so far. `total` is null for a stream. */
+  onProgress?: ((sent: number, total: number | null) => void) | undefined;
+  /** Larger sources are sent in parts of this size in bytes, each with its own retries. Default: 8 MiB. */
+  partSize?: number | undefined;
+  /** An object in which an upload in parts records its progress. Pass it again to resume an interrupted upload. */
+  state?: UploadState | undefined;
+}
+
+/** The progress of an upload in parts. One call of `upload` fills it in; a later call resumes from it. It can be stored as JSON. */
+export interface UploadState {
+  upload?: string;
+  /** The ids of the parts that the server has, in order. */
+  parts?: string[];
+  /** The size of each part, in bytes. */
+  partSize?: number;
+}
