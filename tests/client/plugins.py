@@ -3,6 +3,8 @@
 import click
 import typer
 
+SUMMARIES = {"tree": "Grow a tree of commands.", "clicked": "Print words.", "plain": "Print a name."}
+
 tree = typer.Typer()
 
 

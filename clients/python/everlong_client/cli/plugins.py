@@ -1,12 +1,15 @@
-"""Commands that other distributions add to `everlong`, as entry points of the group `everlong.commands`.
+"""Commands that other distributions add to `everlong`, through entry points.
 
-Their names come from the installed metadata. A command is imported only when it runs, so that `everlong --help` and
-`everlong chat` never wait for torch.
+The group `everlong.commands` names the commands, and the group `everlong.summaries` dictionaries with their descriptions. A
+command is imported only when it runs, so that `everlong --help` and `everlong chat` never wait for torch.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
 
 import typer
@@ -18,8 +21,10 @@ from everlong_client.errors import APIConnectionError, AuthenticationError, Ever
 
 __all__ = ["Commands"]
 
-GROUP = "everlong.commands"
-OF_THE_SERVER = ("serve", "keys", "encryption", "models", "doctor", "bench", "train", "eval")
+COMMANDS = "everlong.commands"
+SUMMARIES = "everlong.summaries"
+DISTRIBUTIONS = {"everlong": "the server", "everlong-lab": "training, evaluation and benchmarks"}
+"""The distributions that add commands, and what their commands are for."""
 
 
 class Commands(TyperGroup):
@@ -34,7 +39,13 @@ class Commands(TyperGroup):
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
         plugin = _plugins().get(cmd_name)
-        return Plugin(cmd_name, plugin) if plugin or cmd_name in OF_THE_SERVER else None
+        return plugin and Plugin(plugin)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            ctx.fail(_no_such_command(name, self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -52,11 +63,11 @@ class Commands(TyperGroup):
 
 
 class Plugin(TyperCommand):
-    """A command that is imported when it runs. `entry` is None if its distribution is not installed."""
+    """A command of another distribution, which is imported when it runs."""
 
-    def __init__(self, name: str, entry: EntryPoint | None) -> None:
-        origin = entry.dist.name if entry and entry.dist else "everlong"
-        super().__init__(name, help=f"(from {origin})", add_help_option=False)
+    def __init__(self, entry: EntryPoint) -> None:
+        summary = _summaries().get(entry.name) or f"Run a command of {entry.dist.name if entry.dist else entry.value}."
+        super().__init__(entry.name, help=summary, add_help_option=False)
         self._entry = entry
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -64,8 +75,6 @@ class Plugin(TyperCommand):
         return args
 
     def invoke(self, ctx: Any) -> Any:
-        if self._entry is None:
-            fail(f"`{ctx.command_path}` is a command of the server, which is not installed: pip install everlong")
         try:
             command = _command(self._entry.load())
         except (ImportError, AttributeError) as error:
@@ -74,7 +83,38 @@ class Plugin(TyperCommand):
 
 
 def _plugins() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+    return {entry.name: entry for entry in entry_points(group=COMMANDS)}
+
+
+@cache
+def _summaries() -> Mapping[str, str]:
+    """Return the plugins' descriptions by command. Imports the modules that have them, but no command."""
+    summaries: dict[str, str] = {}
+    for entry in entry_points(group=SUMMARIES):
+        try:
+            summaries |= entry.load()
+        except (ImportError, AttributeError):  # a broken plugin must not break `everlong --help`
+            continue
+    return summaries
+
+
+def _no_such_command(name: str, known: list[str]) -> str:
+    """Return the error for an unknown command, with similar commands, or else the distributions that may have it."""
+    if similar := get_close_matches(name, known):
+        return f"No such command {name!r}. Did you mean {' or '.join(map(repr, similar))}?"
+    missing = [distribution for distribution in DISTRIBUTIONS if not _is_installed(distribution)]
+    if not missing:
+        return f"No such command {name!r}. `everlong --help` lists the commands."
+    packages = " and ".join(f"{distribution} ({DISTRIBUTIONS[distribution]})" for distribution in missing)
+    return f"No such command {name!r}. More commands come with {packages}: pip install {' '.join(missing)}"
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _command(target: Any) -> Any:
