@@ -3,7 +3,7 @@ import { render } from "preact";
 import { App } from "./app.js";
 import { refresh } from "./state/library.js";
 import { connection } from "./state/server.js";
-import "./page.css";
+import "./styles/index.css";
 
 render(<App />, document.body);
 
