@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, WebSocketRoute, expect, sync_playwright
 
 from tests.process import Server
 from tests.server.tenants import new_key
@@ -26,11 +29,12 @@ FIXED_LENGTH = """{
   const send = WebSocket.prototype.send;
   WebSocket.prototype.send = function (text) {
     const message = JSON.parse(text);
-    if (message.type === "message.create") Object.assign(message, {max_tokens: %d, ignore_eos: true});
+    if (message.type === "message.create") Object.assign(message, {max_tokens: window.tokens ?? %d, ignore_eos: true});
     send.call(this, JSON.stringify(message));
   };
 }"""
-"""Sets the number of tokens of each answer: a model with random weights would end it at a random one."""
+"""Sets the number of tokens of each answer, which a test can change as `window.tokens`. A model with random weights would end
+its answers at random tokens."""
 QUESTION = "What does the Red Queen say to Alice?"
 
 expect.set_options(timeout=30_000)
@@ -99,6 +103,58 @@ class Tab:
         with self.page.expect_file_chooser() as chooser:
             (press or self.page.get_by_role("button", name="Choose files").click)()
         chooser.value.set_files(files)
+
+
+class HeldAnswer:
+    """Holds back the events of an answer between the server and the page, from its second delta on."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._holding = True
+        self._passed = ""
+        self._held: list[str] = []
+        page.route_web_socket(re.compile(r"/v1/sessions/\w+/stream"), self._connect)
+
+    def _connect(self, socket: WebSocketRoute) -> None:
+        self._socket = socket
+        socket.connect_to_server().on_message(self._receive)
+
+    def _receive(self, frame: str | bytes) -> None:
+        frame = str(frame)
+        if self._holding and (self._held or (_delta(frame) and self._passed)):
+            self._held.append(frame)
+        else:
+            self._pass(frame)
+
+    def _pass(self, frame: str) -> None:
+        self._passed += _delta(frame)
+        self._socket.send(frame)
+
+    def text(self) -> str:
+        """Wait until the page has received text and more is held back. Return the text that it has received."""
+        deadline = time.monotonic() + 30
+        while not any(map(_delta, self._held)):
+            assert time.monotonic() < deadline, "the answer has fewer deltas than the test needs"
+            self._page.wait_for_timeout(20)  # lets Playwright handle the frames
+        return self._passed
+
+    def pass_delta(self) -> None:
+        """Pass the events up to the next delta."""
+        while not _delta(frame := self._held.pop(0)):
+            self._pass(frame)
+        self._pass(frame)
+
+    def pass_all(self) -> None:
+        """Pass all events that are held back, and hold back none from now on."""
+        while self._held:
+            self._pass(self._held.pop(0))
+        self._holding = False
+
+
+def _delta(frame: str) -> str:
+    """Return the text of a delta event, and an empty string for other events."""
+    event = json.loads(frame)
+    return str(event["delta"]) if event["type"] == "response.output_text.delta" else ""
 
 
 @pytest.fixture

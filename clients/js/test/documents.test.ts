@@ -55,12 +55,14 @@ test("reading is followed until it is done", async () => {
 
 test("following survives a lost connection, but not with an outage timeout of 0", async () => {
   const proxy = await Proxy.to(URL);
-  const { id } = await client.documents.upload(TEXT.repeat(100));
+  const long = await client.documents.upload(TEXT.repeat(10_000)); // takes minutes to read
+  const { id } = await client.documents.upload(TEXT.repeat(20));
   const follow = new Everlong({ baseUrl: proxy.url }).documents.follow(id);
-  const impatient = new Everlong({ baseUrl: proxy.url, outageTimeout: 0, retries: 0 }).documents.follow(id);
+  const impatient = new Everlong({ baseUrl: proxy.url, outageTimeout: 0, retries: 0 }).documents.follow(long.id);
   await Promise.all([follow.next(), impatient.next()]);
   const port = await proxy.pull();
   await expect(all(impatient)).rejects.toThrow(/cut off|no response/);
+  await client.documents.delete(long.id);
   await proxy.plug(port);
   const rest = await all(follow);
   expect(rest.at(-1)!.status).toBe("ready");

@@ -129,8 +129,13 @@ test("a response that is not from an everlong server is an error", async () => {
 });
 
 test("the wait between tries can be aborted", async () => {
-  const client = await meeting(refusal(429, "overloaded", "30"));
-  await expect(client.models({ signal: AbortSignal.timeout(50) })).rejects.toThrow(/timeout/);
+  const controller = new AbortController();
+  const refuse = refusal(429, "overloaded", "30");
+  const client = await meeting((request, response) => {
+    response.on("finish", () => setTimeout(() => controller.abort(new Error("enough")), 50));
+    refuse(request, response);
+  });
+  await expect(client.models({ signal: controller.signal })).rejects.toThrow("enough");
   expect(seen).toHaveLength(1);
 });
 
