@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -113,6 +114,14 @@ def client(make: Callable[..., Any], server: FakeServer) -> Any:
 def session(client: Any, server: FakeServer) -> str:
     """The id of a ready session."""
     return server.fake.session([])["id"]
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    """A text file."""
+    path = tmp_path / "book.txt"
+    path.write_text("Call me Ishmael.")
+    return path
 
 
 def eventually(condition: Callable[[], object], seconds: float = 10) -> None:

@@ -174,7 +174,7 @@ def new_tab(browser: Browser, server: Server, key: str) -> Iterator[Callable[...
         contexts.append(context)
         context.add_init_script(FIXED_LENGTH % tokens)
         tab = Tab(context.new_page(), server)
-        tab.page.on("console", lambda said: tab.errors.append(said.text) if said.type == "error" else None)
+        tab.page.on("console", lambda entry: tab.errors.append(entry.text) if entry.type == "error" else None)
         tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
         # Registered early: Playwright registers it asynchronously, and without it the browser closes a file dialog at once.
         tab.page.on("filechooser", lambda chooser: None)

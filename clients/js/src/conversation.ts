@@ -1,6 +1,6 @@
 /** `Conversation`: a session's WebSocket, which connects on first use and reconnects after a lost connection. */
 import { APIConnectionError, StreamError } from "./errors.js";
-import { retryDelay, isTransient, sleep } from "./retry.js";
+import { isTransient, retryDelay, sleep } from "./retry.js";
 import { type Transport, parseEvent, path } from "./transport.js";
 import type { CallOptions, Message, ResponseEvent, Sampling, Session } from "./types.js";
 

@@ -1,6 +1,6 @@
 /** `client.documents`: upload documents and wait until the server has read them. */
 import { ReadingFailedError } from "./errors.js";
-import { retryDelay, isTransient, sleep } from "./retry.js";
+import { isTransient, retryDelay, sleep } from "./retry.js";
 import { type Transport, path } from "./transport.js";
 import type { CallOptions, Document, DocumentText, Formats, List, Source, UploadOptions } from "./types.js";
 import { upload } from "./upload.js";

@@ -1,6 +1,6 @@
 /** Uploads of large files in parts, through `/v1/uploads`: a lost connection costs one part, not the whole file. */
-import { NotFoundError, UnexpectedAnswerError } from "./errors.js";
 import { sender } from "./body.js";
+import { NotFoundError, UnexpectedAnswerError } from "./errors.js";
 import { type Transport, path } from "./transport.js";
 import type { Document, Upload, UploadOptions, UploadState } from "./types.js";
 

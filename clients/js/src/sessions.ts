@@ -1,7 +1,7 @@
 /** `client.sessions`: ask questions about documents. */
 import { Conversation } from "./conversation.js";
 import { ReadingFailedError, StreamError } from "./errors.js";
-import { retryDelay, isTransient, sleep } from "./retry.js";
+import { isTransient, retryDelay, sleep } from "./retry.js";
 import { type Transport, path } from "./transport.js";
 import type { CallOptions, List, Message, PostOptions, Recall, ResponseEvent, Sampling, Session, SessionMemory } from "./types.js";
 

@@ -1,6 +1,6 @@
 /** Sends calls as HTTP requests, with retries, and turns responses into results or errors. */
 import { APIConnectionError, StreamError, UnexpectedAnswerError, statusError } from "./errors.js";
-import { retryDelay, newIdempotencyKey, isTransient, sleep } from "./retry.js";
+import { isTransient, newIdempotencyKey, retryDelay, sleep } from "./retry.js";
 import { serverSentEvents } from "./sse.js";
 
 export interface Options {

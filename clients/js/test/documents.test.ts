@@ -1,6 +1,6 @@
 import { createHash } from "node:crypto";
 import { expect, test } from "vitest";
-import { APIConnectionError, type UploadState, Everlong, NotFoundError, ReadingFailedError, UnprocessableEntityError, UnsupportedMediaTypeError } from "../src/index.js";
+import { APIConnectionError, Everlong, NotFoundError, ReadingFailedError, UnprocessableEntityError, UnsupportedMediaTypeError, type UploadState } from "../src/index.js";
 import { all } from "./all.js";
 import { Proxy } from "./proxy.js";
 

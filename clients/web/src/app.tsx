@@ -1,15 +1,15 @@
 import { useEffect } from "preact/hooks";
 import { ConfirmDialog, HelpDialog, KeyDialog, NameDialog } from "./components/dialogs.js";
+import { onKeyDown } from "./lib/shortcuts.js";
+import { lastError, sessions, titleOf } from "./state/library.js";
+import { route } from "./state/route.js";
+import { checkServer, connection, restored } from "./state/server.js";
 import { announcement } from "./state/turns.js";
+import { ConversationView } from "./views/conversation.js";
 import { Home } from "./views/home.js";
-import { sessions, titleOf, lastError } from "./state/library.js";
 import { Memory } from "./views/memory.js";
 import { Reader } from "./views/reader.js";
-import { route } from "./state/route.js";
-import { connection, checkServer, restored } from "./state/server.js";
-import { onKeyDown } from "./lib/shortcuts.js";
 import { Sidebar } from "./views/sidebar.js";
-import { ConversationView } from "./views/conversation.js";
 
 export function App() {
   const { session, panel } = route.value;

@@ -1,7 +1,7 @@
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { hasKey, connection, setKey } from "../state/server.js";
+import { connection, hasKey, setKey } from "../state/server.js";
 import { setSingleKeys, singleKeys } from "../state/settings.js";
 
 export const helpOpen = signal(false);

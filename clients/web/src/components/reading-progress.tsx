@@ -1,6 +1,6 @@
 import type { Document } from "everlong-client";
+import { count, duration, percent, plural } from "../lib/format.js";
 import { nameOf } from "../state/library.js";
-import { count, duration, plural, percent } from "../lib/format.js";
 
 /** Shows how much of a document has been read, the speed, and the estimated time left. */
 export function ReadingProgress({ document }: { document: Document }) {

@@ -1,11 +1,11 @@
 /** Keyboard shortcuts. The user can turn off those of a single letter (WCAG 2.1.4). */
 import { confirmation, helpOpen } from "../components/dialogs.js";
-import { closePanel } from "./focus.js";
-import { chooseFiles } from "../views/home.js";
 import { sessions } from "../state/library.js";
 import { hrefTo, navigate, route } from "../state/route.js";
 import { singleKeys } from "../state/settings.js";
+import { chooseFiles } from "../views/home.js";
 import { sidebarOpen } from "../views/sidebar.js";
+import { closePanel } from "./focus.js";
 
 /** Whether the key is part of an input method's composition (as for Chinese). Safari marks the last key only by its code. */
 export function isComposing(event: KeyboardEvent): boolean {

@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import type { Document, Formats, List, Model, Session } from "everlong-client";
 import { APIConnectionError, EverlongError, NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
 import { navigate, route } from "./route.js";
-import { markAlive, client, retryWhileOffline } from "./server.js";
+import { client, markAlive, retryWhileOffline } from "./server.js";
 
 export interface Upload {
   key: number;

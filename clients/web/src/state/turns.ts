@@ -1,9 +1,9 @@
 /** The messages of each session, and the turns whose answers are being generated. */
 import { signal } from "@preact/signals";
 import type { Conversation, Evidence, Message } from "everlong-client";
+import { errorText, updateSession } from "./library.js";
+import { checkServer, client, connection, markAlive, markOffline, reportOutage, retryWhileOffline, serverOnline } from "./server.js";
 import { perTab } from "./storage.js";
-import { updateSession, errorText } from "./library.js";
-import { markAlive, markOffline, client, reportOutage, connection, checkServer, retryWhileOffline, serverOnline } from "./server.js";
 
 /** A question and its answer, which is not complete yet. */
 export interface Turn {

@@ -1,15 +1,16 @@
 /** A conversation: its messages, the running answer, and the next question. */
-import type { Evidence, Message, Session } from "everlong-client";
+import type { Message, Session } from "everlong-client";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { type Turn, ask, draft, loadMessages, nextDraft, sessionMessages, stop, turns, withdraw } from "../state/turns.js";
 import { askConfirmation, askTitle } from "../components/dialogs.js";
-import { rememberOpener } from "../lib/focus.js";
-import { showErrors, documents, loadDocument, loadSession, fork, loaded, nameOf, removeSession, rename, sessions, titleOf } from "../state/library.js";
-import { plural, percent } from "../lib/format.js";
 import { ReadingProgress } from "../components/reading-progress.js";
+import { rememberOpener } from "../lib/focus.js";
+import { plural } from "../lib/format.js";
+import { documents, fork, loadDocument, loadSession, loaded, nameOf, removeSession, rename, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
-import { isComposing } from "../lib/shortcuts.js";
-import { MenuButton, sidebarOpen } from "./sidebar.js";
+import { type Turn, ask, loadMessages, sessionMessages, turns, withdraw } from "../state/turns.js";
+import { Composer } from "./composer.js";
+import { Passages } from "./passages.js";
+import { MenuButton } from "./sidebar.js";
 
 export function ConversationView({ session: id }: { session: string }) {
   const session = sessions.value.find((each) => each.id === id);
@@ -212,123 +213,5 @@ function RunningTurn({ session, turn }: { session: string; turn: Turn }) {
         {turn.evidence && <Passages evidence={turn.evidence} />}
       </article>
     </>
-  );
-}
-
-const SHOWN = 3;
-
-/** The passages that the model was given for an answer. */
-function Passages({ evidence }: { evidence: readonly Evidence[] }) {
-  const [all, setAll] = useState(false);
-  if (evidence.length === 0) return <p class="note">No passage was found for this question.</p>;
-  const { panel } = route.value;
-  const several = new Set(evidence.map((passage) => passage.document)).size > 1;
-  return (
-    <section class="evidence" aria-label="Evidence">
-      <ol>
-        {(all ? evidence : evidence.slice(0, SHOWN)).map((passage, n) => {
-          const name = nameOf(passage.document);
-          const bytes = documents.value.get(passage.document)?.bytes;
-          const here = panel?.kind === "text" && panel.document === passage.document && panel.start === passage.start_byte;
-          return (
-            <li key={`${passage.document}${passage.start}`}>
-              <a
-                href={hrefTo({ panel: { kind: "text", document: passage.document, start: passage.start_byte, end: passage.end_byte } })}
-                onClick={(event) => rememberOpener(event.currentTarget)}
-                aria-current={here ? "true" : undefined}
-                aria-label={`Evidence ${n + 1}, ${name}: ${passage.text.slice(0, 120)}`}
-              >
-                <span class="number">{n + 1}</span>
-                <span class="snippet">
-                  {passage.section && <b>{passage.section} · </b>}
-                  {passage.text}
-                </span>
-                <span class="note">
-                  {several && <span class="title">{name}</span>}
-                  {passage.page ? `page ${passage.page}` : bytes ? `at ${percent(passage.start_byte / bytes)}` : ""}
-                </span>
-              </a>
-            </li>
-          );
-        })}
-      </ol>
-      {evidence.length > SHOWN && (
-        <button class="quiet" aria-expanded={all} onClick={() => setAll(!all)}>
-          {all ? "Fewer passages" : `${plural(evidence.length - SHOWN, "more passage")}`}
-        </button>
-      )}
-    </section>
-  );
-}
-
-function Composer({ session, turn }: { session: Session; turn: Turn | undefined }) {
-  const box = useRef<HTMLTextAreaElement>(null);
-  const answering = turn !== undefined && turn.state !== "failed";
-  const ready = session.status === "ready";
-  // After a reload during an answer, the text holds its question, then what was typed meanwhile.
-  const [text, setText] = useState(() => (turn ? nextDraft(session.id) : [draft(session.id), nextDraft(session.id)].filter(Boolean).join("\n")));
-  const free = turn === undefined;
-  useEffect(() => {
-    if (!free) return;
-    if (text) draft(session.id, text);
-    nextDraft(session.id, "");
-  }, [free]);
-  useEffect(() => {
-    if (!document.querySelector("dialog[open]") && !route.value.panel && !sidebarOpen.value) box.current?.focus({ preventScroll: true });
-  }, []);
-  useLayoutEffect(() => {
-    const element = box.current!;
-    element.style.height = "auto";
-    element.style.height = `${Math.min(element.scrollHeight + 2, 200)}px`;
-  }, [text]);
-  const type = (value: string) => {
-    setText(value);
-    (turn ? nextDraft : draft)(session.id, value);
-  };
-  const send = () => {
-    const question = text.trim();
-    if (!question || answering || !ready) return;
-    if (turn) withdraw(session.id);
-    nextDraft(session.id, "");
-    setText("");
-    void ask(session.id, question);
-  };
-  return (
-    <form
-      class="composer"
-      onSubmit={(event) => {
-        event.preventDefault();
-        send();
-      }}
-    >
-      <div class="column">
-        <label class="unseen" for="question">
-          Question
-        </label>
-        <textarea
-          id="question"
-          ref={box}
-          rows={1}
-          value={text}
-          placeholder={ready ? "Ask about it" : session.status === "failed" ? "" : "You can ask when the documents are read"}
-          disabled={session.status === "failed"}
-          onInput={(event) => type(event.currentTarget.value)}
-          onKeyDown={(event) => {
-            if (event.key !== "Enter" || event.shiftKey || isComposing(event)) return;
-            event.preventDefault();
-            send();
-          }}
-        />
-        {answering ? (
-          <button key="stop" type="button" onClick={() => stop(session.id)} disabled={turn.state === "stopping"}>
-            Stop
-          </button>
-        ) : (
-          <button key="ask" class="main" type="submit" disabled={!ready || text.trim() === ""}>
-            Ask
-          </button>
-        )}
-      </div>
-    </form>
   );
 }

@@ -1,11 +1,11 @@
 /** The start view: upload files, or choose documents, and start a conversation about them. */
 import { signal } from "@preact/signals";
 import { askConfirmation } from "../components/dialogs.js";
-import { rememberOpener } from "../lib/focus.js";
-import { showErrors, createSession, documents, dismissUpload, formats, loaded, nextPages, nameOf, loadMore, removeDocument, uploadFiles, uploads } from "../state/library.js";
 import { LoadMore } from "../components/load-more.js";
-import { plural, size } from "../lib/format.js";
 import { ReadingProgress } from "../components/reading-progress.js";
+import { rememberOpener } from "../lib/focus.js";
+import { plural, size } from "../lib/format.js";
+import { createSession, dismissUpload, documents, formats, loadMore, loaded, nameOf, nextPages, removeDocument, showErrors, uploadFiles, uploads } from "../state/library.js";
 import { hrefTo } from "../state/route.js";
 import { MenuButton } from "./sidebar.js";
 

@@ -2,8 +2,8 @@
 import type { MemoryLayer, MemoryPart, MemoryPhrase, SessionMemory } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { closePanel } from "../lib/focus.js";
-import { nameOf, sessions, errorText } from "../state/library.js";
-import { count, plural, percent, threeDigits, size } from "../lib/format.js";
+import { count, percent, plural, size, threeDigits } from "../lib/format.js";
+import { errorText, nameOf, sessions } from "../state/library.js";
 import { hrefTo } from "../state/route.js";
 import { client, retryWhileOffline } from "../state/server.js";
 

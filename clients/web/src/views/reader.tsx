@@ -2,8 +2,8 @@
 import type { DocumentText } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { closePanel } from "../lib/focus.js";
-import { documents, loadDocument, nameOf, errorText } from "../state/library.js";
 import { percent, size } from "../lib/format.js";
+import { documents, errorText, loadDocument, nameOf } from "../state/library.js";
 import { client, retryWhileOffline } from "../state/server.js";
 
 const PART = 16_384; // bytes

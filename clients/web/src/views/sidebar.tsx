@@ -1,9 +1,9 @@
 import { signal } from "@preact/signals";
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { helpOpen } from "../components/dialogs.js";
-import { showErrors, documentsOf, loaded, model, nextPages, loadMore, sessions, titleOf } from "../state/library.js";
 import { LoadMore } from "../components/load-more.js";
 import { ago, plural } from "../lib/format.js";
+import { documentsOf, loadMore, loaded, model, nextPages, sessions, showErrors, titleOf } from "../state/library.js";
 import { hrefTo, route } from "../state/route.js";
 import { connection } from "../state/server.js";
 
