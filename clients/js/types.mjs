@@ -1,4 +1,4 @@
-// `node types.mjs`: src/openapi.ts from ../openapi.json: the schemas that this client's part of the API speaks in.
+// Run `node types.mjs` to generate src/openapi.ts from ../openapi.json. It has the schemas of the endpoints in `OURS`.
 import { readFileSync, writeFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import openapiTS, { astToString } from "openapi-typescript";
@@ -6,7 +6,7 @@ import openapiTS, { astToString } from "openapi-typescript";
 const OURS = /^\/v1\/(documents|formats|sessions|models|uploads)(\/|$)/;
 export const FILE = fileURLToPath(new URL("src/openapi.ts", import.meta.url));
 
-/** What src/openapi.ts should be. */
+/** Returns the current content for src/openapi.ts. */
 export async function render() {
   const contract = JSON.parse(readFileSync(new URL("../openapi.json", import.meta.url), "utf8"));
   const all = contract.components.schemas;
@@ -20,7 +20,7 @@ export async function render() {
     }
   };
   for (const [path, operations] of Object.entries(contract.paths)) if (OURS.test(path)) visit(operations);
-  found.delete("HTTPValidationError"); // FastAPI's own, which this server never sends
+  found.delete("HTTPValidationError"); // of FastAPI; this server never sends it
   const untitled = (key, value) => (key === "title" && typeof value === "string" ? undefined : value);
   const schemas = Object.fromEntries([...found].sort().map((name) => [name, JSON.parse(JSON.stringify(all[name]), untitled)]));
   const ast = await openapiTS({ ...contract, paths: {}, components: { schemas } });

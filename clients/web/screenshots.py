@@ -1,7 +1,7 @@
-"""`python clients/web/screenshots.py URL FOLDER`: pictures of the page, as a running server serves it.
+"""Take screenshots of the page of a running server: `python clients/web/screenshots.py URL FOLDER`.
 
-Uploads a book, asks about it, and writes page-light.png, page-dark.png and page-360.png. Takes Playwright, Pillow and a
-Chromium that is there already.
+Uploads a book, asks about it, and writes page-light.png, page-dark.png and page-360.png. Needs Playwright, Pillow and an
+installed Chromium.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def opened(browser: Browser, url: str, scheme: str, width: int, height: int) -> 
 
 
 def taken(page: Page, file: Path) -> None:
-    """A picture of `page`, in 256 colours: a third of the bytes."""
+    """Save a screenshot of `page` with 256 colours, which takes a third of the bytes."""
     page.mouse.move(0, 0)
     page.screenshot(path=file)
     Image.open(file).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
@@ -56,7 +56,7 @@ def main(url: str, folder: Path) -> None:
         taken(page, folder / "page-dark.png")
         page = opened(browser, talk, "light", 360, 720)
         expect(page.locator(".usage")).to_be_visible()
-        page.locator("h1").click()  # out of the question
+        page.locator("h1").click()  # moves the focus out of the question
         taken(page, folder / "page-360.png")
 
 

@@ -7,7 +7,7 @@ export default defineConfig({
   resolve: { alias: { "everlong-client": here("../js/src/index.ts") } },
   server: { proxy: { "^/(v1|readyz)": { target: process.env.EVERLONG_URL ?? "http://127.0.0.1:8080", ws: true } } },
   build: {
-    // Into the server's package, and committed: who runs the server needs no node. One script, one sheet, plain names.
+    // Part of the server's package and committed, so that running the server does not need Node. File names have no hashes.
     outDir: here(process.env.EVERLONG_PAGE ?? "../../server/everlong_server/web"),
     emptyOutDir: true,
     target: "es2022",

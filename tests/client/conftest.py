@@ -1,4 +1,4 @@
-"""The clients under test, sync and async alike, and the fake server that they meet."""
+"""Fixtures: the clients under test, blocking and async, and the fake server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +19,7 @@ from tests.client.fake_server import Fake, FakeServer
 
 
 class Blocking:
-    """An object of the async client, to be used as if it blocked: every test then serves both clients."""
+    """Wraps an object of the async client as a blocking one, so that each test covers both clients."""
 
     def __init__(self, target: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._target = target
@@ -82,14 +83,14 @@ def fake(server: FakeServer) -> Fake:
 
 @pytest.fixture(params=["sync", "async"])
 def make(request: pytest.FixtureRequest, _loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Any]]:
-    """Makes clients of one kind: `make(url, …)`, or `make(handler=…)` for one whose requests the handler answers."""
+    """Makes clients of one kind: `make(url, …)`, or `make(handler=…)` where the handler returns the responses."""
     made: list[Any] = []
 
     def make_client(
         url: str = "http://everlong.test", *, handler: Callable[[httpx.Request], Any] | None = None, **options: Any
     ) -> Any:
         client: Any
-        options.setdefault("retries", 0)  # test_retrying.py is about these
+        options.setdefault("retries", 0)  # test_retrying.py tests retries
         if request.param == "sync":
             http = httpx.Client(transport=httpx.MockTransport(handler)) if handler else None
             client = Everlong(url, http_client=http, **options)
@@ -115,17 +116,25 @@ def session(client: Any, server: FakeServer) -> str:
     return server.fake.session([])["id"]
 
 
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    """A text file."""
+    path = tmp_path / "book.txt"
+    path.write_text("Call me Ishmael.")
+    return path
+
+
 def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
-    """Returns as soon as the condition holds; fails if it does not in time."""
+    """Wait until the condition holds. Fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, f"the condition did not hold within {seconds} s"
         time.sleep(0.005)
 
 
 @pytest.fixture
 def closed_url() -> str:
-    """An address where nothing listens."""
+    """An address without a server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -133,6 +142,6 @@ def closed_url() -> str:
 
 @pytest.fixture
 def mute_url() -> Iterator[str]:
-    """An address where someone listens and never says a word."""
+    """An address whose server accepts connections and never responds."""
     with socket.create_server(("127.0.0.1", 0)) as mute:
         yield f"http://127.0.0.1:{mute.getsockname()[1]}"

@@ -1,9 +1,10 @@
-"""A server that keeps the contract and reads nothing: what a name or a question says decides how it behaves.
+"""A fake server with everlong's API. Names of documents and texts of questions select how it behaves.
 
-Documents advance by a quarter with each look at them. Named `stuck` they do not, `broken` they fail, `unheard` their
-event stream dies at once, `buffered` theirs says nothing and never ends, `large` and `pdf` they are refused. The
-question `hang` is answered until it is cancelled, `deaf` for ever, `die` loses the connection, `cut` ends early,
-`fail` ends with an error event, `busy` is refused.
+Each request for a document advances it by a quarter. A document named `stuck` does not advance, `broken` fails,
+`unheard` has an event stream that breaks at once, `buffered` has one that is silent and never ends, `deleted` is deleted
+when its events are followed, `large` and `pdf` are refused. The answer to the question `hang` runs until it is
+cancelled, `deaf` ignores cancellation, `die` loses the connection, `cut` ends early, `fail` ends with an error event,
+`full` sends an error event and closes the connection, `busy` is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ANSWER = "Ωmega — the narrator is «Ishmael». 🐋"
 
 @dataclass
 class Fake:
-    """What the server knows and was asked."""
+    """The fake server's state, and the requests that it received."""
 
     api_key: str | None = None
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -34,12 +35,12 @@ class Fake:
     memory: dict[str, Any] = field(default_factory=dict)
     event_streams: int = 0
     refused_sockets: int = 0
-    """How many more are refused, for now."""
+    """How many of the next handshakes are refused with 503."""
     cancelling: threading.Event = field(default_factory=threading.Event)
     cancelled: threading.Event = field(default_factory=threading.Event)
     closed: threading.Event = field(default_factory=threading.Event)
 
-    def look(self, id: str) -> dict[str, Any]:
+    def poll(self, id: str) -> dict[str, Any]:
         document = self.documents.get(id) or refuse(404, "document_not_found", f"no document {id}")
         if document["filename"] == "broken":
             error = {"message": "byte 17 is not UTF-8", "code": "not_utf8"}
@@ -151,7 +152,7 @@ async def list_(request: Request, limit: int = 2, after: str = "") -> Any:
 
 @app.get("/v1/documents/{id}")
 async def get_document(request: Request, id: str) -> Any:
-    return request.app.state.fake.look(id)
+    return request.app.state.fake.poll(id)
 
 
 @app.delete("/v1/documents/{id}")
@@ -163,7 +164,7 @@ async def delete_document(request: Request, id: str) -> Any:
 @app.get("/v1/documents/{id}/events")
 async def document_events(request: Request, id: str) -> Any:
     fake: Fake = request.app.state.fake
-    name = fake.look(id)["filename"]
+    name = fake.poll(id)["filename"]
     fake.event_streams += 1
 
     async def stream() -> AsyncIterator[bytes]:
@@ -178,7 +179,7 @@ async def document_events(request: Request, id: str) -> Any:
         while status not in ("ready", "failed"):
             if name in ("stuck", "buffered"):
                 await asyncio.Event().wait()
-            shown = fake.look(id)
+            shown = fake.poll(id)
             status = shown["status"]
             kind = f"document.{status}" if status in ("ready", "failed") else "document.progress"
             for piece in sse({"type": kind, **shown}):
@@ -271,16 +272,16 @@ async def converse(socket: WebSocket, id: str) -> None:
 
     try:
         while True:
-            said = await socket.receive_json()
-            if said.pop("type") == "response.cancel":
+            frame = await socket.receive_json()
+            if frame.pop("type") == "response.cancel":
                 fake.cancelling.set()
                 stop.set()
                 continue
             if writing is not None:
                 await asyncio.wait_for(writing, 5)  # one answer at a time
-            fake.questions.append(said)
+            fake.questions.append(frame)
             stop.clear()
-            writing = asyncio.create_task(write(said))
+            writing = asyncio.create_task(write(frame))
     except (WebSocketDisconnect, RuntimeError):
         fake.closed.set()
     finally:
@@ -295,7 +296,7 @@ async def models() -> Any:
 
 
 class FakeServer:
-    """Runs the app in a thread; `stop` and `start` keep the port and what the server knows."""
+    """Runs the app in a thread. `stop` and `start` keep the port and the state."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -321,11 +322,11 @@ class FakeServer:
         started = threading.Event()
         startup = self._server.startup
 
-        async def startup_and_say(sockets: Any = None) -> None:
+        async def startup_and_signal(sockets: Any = None) -> None:
             await startup(sockets)
             started.set()
 
-        self._server.startup = startup_and_say  # type: ignore[method-assign]
+        self._server.startup = startup_and_signal  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._server.run, args=([socket],), daemon=True)
         self._thread.start()
         assert started.wait(10)

@@ -1,7 +1,9 @@
-"""Commands as another distribution might add them: a Typer app, a click command, a plain function."""
+"""Commands that another distribution could add: a Typer app, a click command, a plain function."""
 
 import click
 import typer
+
+SUMMARIES = {"tree": "Grow a tree of commands.", "clicked": "Print words.", "plain": "Print a name."}
 
 tree = typer.Typer()
 

@@ -78,7 +78,7 @@ async def test_cancel_from_another_task(server: FakeServer):
 
 
 @pytest.mark.parametrize("close", [True, False])
-def test_an_abandoned_answer_does_not_spill_into_the_next(client: Any, fake: Fake, session: str, close: bool):
+def test_events_of_an_abandoned_answer_do_not_reach_the_next(client: Any, fake: Fake, session: str, close: bool):
     with client.sessions.connect(session) as conversation:
         first = conversation.send("hang")
         until_text(first)
@@ -104,11 +104,11 @@ def test_an_error_event_ends_the_answer_not_the_conversation(client: Any, sessio
         assert list(conversation.send("Who?"))[-1].message.content == ANSWER
 
 
-def test_a_connection_that_was_closed_meanwhile_is_opened_anew(client: Any, fake: Fake, session: str):
+def test_a_closed_connection_is_opened_again(client: Any, fake: Fake, session: str):
     with client.sessions.connect(session) as conversation:
         with pytest.raises(StreamError, match="no room for the answer"):
             list(conversation.send("full"))
-        assert fake.closed.wait(10), "behind that, and nobody is told"
+        assert fake.closed.wait(10), "the server closes the connection after the error; no one reads from it"
         assert list(conversation.send("Who?"))[-1].message.content == ANSWER
 
 
@@ -122,7 +122,7 @@ def test_a_restarting_server(client: Any, session: str):
 
 def test_an_unknown_session(client: Any):
     with client.sessions.connect("ses_none") as conversation:
-        with pytest.raises(StreamError, match="the server refused: no session ses_none") as raised:
+        with pytest.raises(StreamError, match="the server refused the request: no session ses_none") as raised:
             list(conversation.send("Who?"))
         assert raised.value.close_code == 1008
 
@@ -152,14 +152,14 @@ def test_closing_from_another_thread(server: FakeServer):
 
 
 def test_no_websocket_here(make: Callable[..., Any], server: FakeServer):
-    """A handshake's refusal is an error like any other answer's."""
+    """A refused handshake raises the same errors as a refused request."""
     with pytest.raises(APIStatusError, match="HTTP 403") as raised:
         make(server.url + "/elsewhere").sessions.connect("ses_1").send("?")
     assert raised.value.status == 403
 
 
 def test_a_handshake_that_is_never_answered(make: Callable[..., Any], mute_url: str):
-    with pytest.raises(APITimeoutError, match="did not answer in time"):
+    with pytest.raises(APITimeoutError, match="did not respond in time"):
         make(mute_url, timeout=0.1).sessions.connect("ses_1").send("?")
     assert Wire(mute_url, None, 0.1).socket(session_socket("ses_1"))["open_timeout"] == 0.1, "not websockets' own 10 s"
 

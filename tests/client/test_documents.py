@@ -1,4 +1,4 @@
-"""Documents: uploads of every kind, and waiting through whatever happens to the server meanwhile."""
+"""Documents: uploads from every kind of source, and waiting through outages of the server."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_upload(client: Any, server: FakeServer, book: Path, source: Callable[[P
     opened = source(book)
     document = client.documents.upload(opened, progress=lambda sent, total: seen.append((sent, total)))
     if isinstance(opened, io.IOBase):
-        assert not opened.closed, "the file is its owner's to close"
+        assert not opened.closed, "the caller closes the file"
         opened.close()
 
     assert isinstance(document, Document)
@@ -81,7 +81,7 @@ def test_upload(client: Any, server: FakeServer, book: Path, source: Callable[[P
     assert {total for _, total in seen} == {total}
 
 
-def test_a_file_is_uploaded_from_where_it_stands(client: Any, server: FakeServer):
+def test_a_file_is_uploaded_from_its_current_position(client: Any, server: FakeServer):
     file = io.BytesIO(b"skipped, sent")
     file.seek(9)
     client.documents.upload(file, filename="rest.txt")
@@ -106,7 +106,7 @@ def test_a_pipe_has_no_length(client: Any, server: FakeServer, tmp_path: Path):
     assert server.fake.uploads[0][0] == BYTES
 
 
-def test_of_a_file_that_grows_no_more_is_sent_than_was_promised(client: Any, server: FakeServer, book: Path):
+def test_a_file_that_grows_is_sent_up_to_its_announced_length(client: Any, server: FakeServer, book: Path):
     def grow(sent: int, total: int | None) -> None:
         with book.open("ab") as file:
             file.write(b"more")
@@ -115,13 +115,13 @@ def test_of_a_file_that_grows_no_more_is_sent_than_was_promised(client: Any, ser
     assert server.fake.uploads[0][0] == BYTES
 
 
-def test_a_file_that_becomes_shorter_is_an_error(client: Any, server: FakeServer, book: Path):
-    with pytest.raises(NotSentError, match=r"^Bücher & mehr\.txt became shorter while it was sent: .* are missing$"):
+def test_a_file_that_is_truncated_during_the_upload_is_an_error(client: Any, server: FakeServer, book: Path):
+    with pytest.raises(NotSentError, match=r"^Bücher & mehr\.txt was truncated during the upload: .* are missing$"):
         client.documents.upload(book, progress=lambda sent, total: os.truncate(book, CHUNK + 1))
     assert not server.fake.documents
 
 
-def test_parts_are_what_was_promised(tmp_path: Path):
+def test_the_parts_have_the_announced_length(tmp_path: Path):
     path = tmp_path / "large.txt"
     path.write_bytes(bytes(PART + 10))
 
@@ -129,20 +129,20 @@ def test_parts_are_what_was_promised(tmp_path: Path):
         return Upload(path, progress=lambda sent, total: os.truncate(path, size))
 
     assert [len(part) for part in resize(3 * PART).parts()] == [PART, 10]
-    with pytest.raises(NotSentError, match=r"large\.txt became shorter"):
+    with pytest.raises(NotSentError, match=r"large\.txt was truncated"):
         list(resize(PART + 1).parts())
 
 
 @pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="Linux has it")
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_file_that_says_that_it_is_empty(client: Any, server: FakeServer, opened: bool):
+def test_a_virtual_file_that_reports_size_zero(client: Any, server: FakeServer, opened: bool):
     path = Path("/proc/self/limits")
     with path.open("rb") as file:
         client.documents.upload(file if opened else path)
     assert server.fake.uploads[0][0] == path.read_bytes()
 
 
-def test_a_name_that_is_no_unicode(client: Any, server: FakeServer, tmp_path: Path):
+def test_a_file_name_that_is_not_unicode(client: Any, server: FakeServer, tmp_path: Path):
     path = tmp_path / os.fsdecode(b"B\xfccher.txt")
     path.write_bytes(BYTES)
     assert client.documents.upload(path).filename == "B?cher.txt"
@@ -192,7 +192,7 @@ async def test_a_slow_source_does_not_stop_the_event_loop(server: FakeServer):
     async with AsyncEverlong(server.url) as client, asyncio.TaskGroup() as group:
         group.create_task(client.documents.upload(slow()))
         await asyncio.to_thread(reached.wait, 10)
-        free.set()  # only a running loop comes here
+        free.set()  # reached only if the event loop is running
     assert server.fake.uploads[0][0] == b"at last"
 
 
@@ -208,7 +208,7 @@ def test_get_list_delete(client: Any):
 
 
 def test_a_list_ends_at_its_limit(make: Callable[..., Any]):
-    """Whatever a server makes of `limit`, and without a request more than it takes."""
+    """Even if the server ignores `limit`, and without unnecessary requests."""
     asked: list[dict[str, str]] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -227,38 +227,42 @@ def test_wait_follows_the_events(client: Any, server: FakeServer):
     id = client.documents.upload(b"x").id
     document = client.documents.wait(id, progress=seen.append)
     assert document.status == "ready"
-    assert [document.progress for document in seen] == [0.25, 0.75, 1], "the events' own look took 0.5"
+    assert [document.progress for document in seen] == [0.25, 0.75, 1], (
+        "opening the event stream advances the fake document to 0.5"
+    )
     assert seen[1].tokens_per_second == 500
     assert server.fake.event_streams == 1
 
 
-def test_wait_asks_where_there_are_no_events(client: Any, server: FakeServer):
+def test_wait_polls_if_there_are_no_events(client: Any, server: FakeServer):
     id = client.documents.upload(b"x", filename="unheard").id
     assert client.documents.wait(id).status == "ready"
-    assert server.fake.event_streams > 1, "each time it was tried anew"
+    assert server.fake.event_streams > 1, "the event stream was tried each time"
 
 
-def test_wait_does_not_overrun_its_timeout(client: Any, monkeypatch: pytest.MonkeyPatch):
-    id = client.documents.upload(b"x", filename="stuck").id
-    with pytest.raises(APITimeoutError, match=f"{id} is not ready after 0.2 s: its status is queued"):
-        client.documents.wait(id, timeout=0.2)
+def test_wait_does_not_overrun_its_timeout(make: Callable[..., Any]):
+    client = make(handler=lambda request: httpx.Response(200, json={"id": "doc_1", "status": "queued"}))
+    with pytest.raises(APITimeoutError, match=r"doc_1 is not ready after 0\.2 s: its status is queued"):
+        client.documents.wait("doc_1", timeout=0.2)
 
 
-def test_wait_asks_when_events_fall_silent(client: Any, server: FakeServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("everlong_client.transport.waiting.SILENCE", 0.1)
+def test_wait_polls_if_the_event_stream_is_silent(client: Any, server: FakeServer, monkeypatch: pytest.MonkeyPatch):
+    def impatient(document: Document) -> None:  # only after the first request, which must not time out
+        monkeypatch.setattr("everlong_client.transport.waiting.READ_TIMEOUT", 0.1)
+
     id = client.documents.upload(b"x", filename="buffered").id
-    assert client.documents.wait(id).status == "ready"
+    assert client.documents.wait(id, progress=impatient).status == "ready"
     assert server.fake.event_streams >= 1
 
 
-def test_wait_for_what_cannot_be_read(client: Any):
+def test_wait_for_a_document_that_cannot_be_read(client: Any):
     id = client.documents.upload(b"x", filename="broken").id
     with pytest.raises(ReadingFailedError, match="byte 17 is not UTF-8") as raised:
         client.documents.wait(id)
     assert (raised.value.id, raised.value.code) == (id, "not_utf8")
 
 
-def test_wait_for_what_is_deleted_meanwhile(client: Any):
+def test_wait_for_a_document_that_is_deleted(client: Any):
     id = client.documents.upload(b"x", filename="deleted").id
     with pytest.raises(NotFoundError):
         client.documents.wait(id)
@@ -269,7 +273,7 @@ def test_wait_without_a_server(make: Callable[..., Any], closed_url: str):
         make(closed_url).documents.wait("doc_1")
 
 
-def test_wait_goes_on_after_a_restart(make: Callable[..., Any]):
+def test_wait_continues_after_a_restart(make: Callable[..., Any]):
     server = FakeServer()
     server.reset()
     client = make(server.url)
@@ -286,8 +290,8 @@ def test_wait_goes_on_after_a_restart(make: Callable[..., Any]):
     assert [document.status for document in result] == ["ready"]
 
 
-def test_a_break_in_an_event_is_no_end(make: Callable[..., Any]):
-    """An event stream that a proxy filled with its own words is asked about, not believed."""
+def test_an_invalid_event_does_not_end_the_wait(make: Callable[..., Any]):
+    """If a proxy replaces the event stream, the client polls instead."""
     answers = iter(["reading", "ready"])
 
     def handler(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""Every status becomes its error, with all that the server said about it, in both clients."""
+"""Each status raises its error, with all fields of the server's response, in both clients."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_timeout(make: Callable[..., Any]):
         assert request.extensions["timeout"]["read"] == 3
         raise httpx.ReadTimeout("", request=request)
 
-    with pytest.raises(el.APITimeoutError, match=r"everlong\.test did not answer in time"):
+    with pytest.raises(el.APITimeoutError, match=r"everlong\.test did not respond in time"):
         make(handler=late, timeout=3).models.list()
 
 
@@ -91,15 +91,15 @@ def test_api_key(make: Callable[..., Any], server: Any):
 
 
 @pytest.mark.parametrize("key", ["evl_top\nsecret", "evl_tôp", "evl top", "evl_\x00top"])
-def test_what_is_no_api_key_is_not_repeated(make: Callable[..., Any], key: str):
-    with pytest.raises(ValueError, match="the API key may only have") as raised:
+def test_the_error_for_an_invalid_api_key_does_not_contain_it(make: Callable[..., Any], key: str):
+    with pytest.raises(ValueError, match="the API key may contain only") as raised:
         make("http://everlong.test", api_key=key)
     assert "evl" not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://host", ""])
-def test_what_is_no_address(make: Callable[..., Any], url: str):
-    with pytest.raises(ValueError, match="must begin with http"):
+def test_an_invalid_address(make: Callable[..., Any], url: str):
+    with pytest.raises(ValueError, match="must start with http"):
         make(url)
 
 
@@ -143,8 +143,8 @@ def test_retry_after_as_a_date():
     assert parse_retry_after(formatdate(time.time() + 60, usegmt=True)) == pytest.approx(60, abs=5)
 
 
-def test_the_tree_is_drawn_as_it_is():
-    """The drawing at the top of errors.py names every class, below its base."""
+def test_the_drawn_tree_matches_the_classes():
+    """The drawing at the top of errors.py has every class, under its base class."""
     parents: list[str] = []
     drawn = {}
     for line in (el.errors.__doc__ or "").splitlines():

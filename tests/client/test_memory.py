@@ -1,4 +1,4 @@
-"""A session's memory: as a value, as a table, as a picture."""
+"""A session's memory as a value, a table and a picture."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def run(server: FakeServer) -> Callable[..., Result]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_memories_of_these_tests_keep_the_contract(kind: str):
+def test_the_memories_of_these_tests_match_the_openapi_schema(kind: str):
     schema = {"$ref": "#/components/schemas/SessionMemory", "components": CONTRACT["components"]}
     jsonschema.validate(KINDS[kind], schema)
 
@@ -189,8 +189,8 @@ def test_a_file_that_cannot_be_written(run: Callable[..., Result], fake: Fake, t
     assert result.stderr == f"error: {tmp_path}/none/x.png: No such file or directory\n"
 
 
-def test_without_matplotlib_it_says_how_to_get_it(server: FakeServer, tmp_path: Path):
-    """In a process of its own; the table needs none."""
+def test_without_matplotlib_the_error_says_how_to_install_it(server: FakeServer, tmp_path: Path):
+    """Runs in its own process. The table works without matplotlib."""
     server.fake.session([])
     server.fake.memory = RMT
     code = "import sys; sys.modules['matplotlib'] = None; from everlong_client.cli.main import main; main()"

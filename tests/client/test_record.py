@@ -1,4 +1,4 @@
-"""JSON to dataclasses: forgiving to newer servers, clear about strangers."""
+"""JSON to dataclasses: unknown fields are ignored, invalid objects are errors."""
 
 import pytest
 
@@ -23,6 +23,6 @@ def test_lists_become_tuples():
 
 
 @pytest.mark.parametrize("data", [None, [], "text", {}, {"id": "d"}, {"id": "d", "status": "x", "error": "text"}])
-def test_what_is_no_document(data: object):
+def test_an_invalid_document(data: object):
     with pytest.raises(UnexpectedAnswerError, match=r"document|failure"):
         from_json(Document, data)

@@ -1,4 +1,4 @@
-"""Calls that are tried again: which, when, and as the same to the server; in both clients."""
+"""Retries in both clients: which calls, when, and with the same idempotency key."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def good(body: Any) -> Callable[[httpx.Request], httpx.Response]:
 
 @pytest.fixture
 def meet(make: Callable[..., Any]) -> Callable[..., tuple[Any, list[httpx.Request]]]:
-    """A client whose requests get `answers`, one after the other, the last again and again; and its requests."""
+    """Makes a client and the list of its requests. They get `answers` in turn; the last one repeats."""
 
     def meet(*answers: Callable[[httpx.Request], httpx.Response]) -> tuple[Any, list[httpx.Request]]:
         seen: list[httpx.Request] = []
@@ -75,7 +75,7 @@ def meet(make: Callable[..., Any]) -> Callable[..., tuple[Any, list[httpx.Reques
 @pytest.mark.parametrize(
     "failure", [lost, unconnected, refused(429), refused(503, "loading"), refused(409, "idempotency_in_progress")]
 )
-def test_a_call_is_tried_again_and_the_server_knows_it(meet: Callable[..., Any], failure: Any) -> None:
+def test_a_retry_has_the_same_idempotency_key(meet: Callable[..., Any], failure: Any) -> None:
     client, seen = meet(failure, good(SESSION))
     assert client.sessions.create(["doc_1"]).id == "ses_1"
     first, second = seen
@@ -88,7 +88,7 @@ def test_a_call_is_tried_again_and_the_server_knows_it(meet: Callable[..., Any],
 
 
 @pytest.mark.parametrize("failure", [refused(409, "session_busy"), refused(422), refused(429, retry_after="3600")])
-def test_what_would_be_of_no_use_is_not_tried(meet: Callable[..., Any], failure: Any) -> None:
+def test_a_call_that_cannot_succeed_is_not_retried(meet: Callable[..., Any], failure: Any) -> None:
     client, seen = meet(failure)
     with pytest.raises(el.APIStatusError):
         client.sessions.send("ses_1", "?")
@@ -97,15 +97,15 @@ def test_what_would_be_of_no_use_is_not_tried(meet: Callable[..., Any], failure:
     assert len(seen) == 2
 
 
-def test_a_server_that_is_late_is_not_asked_again(meet: Callable[..., Any]) -> None:
-    """It had the question, and the time that the caller gives it."""
+def test_a_read_timeout_is_not_retried(meet: Callable[..., Any]) -> None:
+    """The server has the request, and the caller's time is used up."""
     client, seen = meet(late)
     with pytest.raises(el.APITimeoutError):
         client.sessions.send("ses_1", "?")
     assert len(seen) == 1
 
 
-def test_it_ends(meet: Callable[..., Any]) -> None:
+def test_the_number_of_retries_is_limited(meet: Callable[..., Any]) -> None:
     client, seen = meet(refused(429))
     with pytest.raises(el.RateLimitError):
         client.models.list()
@@ -115,14 +115,16 @@ def test_it_ends(meet: Callable[..., Any]) -> None:
     assert len(seen) == 8
 
 
-def test_a_deletion_whose_answer_was_lost_is_no_error(meet: Callable[..., Any]) -> None:
+def test_a_retried_deletion_that_gets_404_is_no_error(meet: Callable[..., Any]) -> None:
     client, _ = meet(lost, refused(404, "document_not_found"))
     client.documents.delete("doc_1")
     with pytest.raises(el.NotFoundError):
         client.documents.delete("doc_1")
 
 
-def test_an_upload_is_sent_again_from_its_beginning_if_there_is_one(meet: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_upload_is_retried_from_its_start_if_the_source_is_repeatable(
+    meet: Callable[..., Any], tmp_path: Path
+) -> None:
     path = tmp_path / "a.txt"
     path.write_text("text")
     for source in (path, b"text"):
@@ -151,7 +153,7 @@ def test_the_pauses_grow() -> None:
 
 
 def test_a_real_server_does_it_once(shared_server: Server) -> None:
-    """The first answer is lost on its way."""
+    """The first response is lost."""
 
     class Lossy(httpx.HTTPTransport):
         lose = True
@@ -177,7 +179,7 @@ def test_a_real_server_does_it_once(shared_server: Server) -> None:
 
 
 @pytest.mark.parametrize("kind", [el.Everlong, el.AsyncEverlong])
-def test_a_long_file_goes_in_parts_and_a_lost_one_is_sent_again(
+def test_a_long_file_is_sent_in_parts_and_a_lost_part_is_retried(
     shared_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
 ) -> None:
     monkeypatch.setattr("everlong_client.transport.upload.PART", 1000)
@@ -188,7 +190,7 @@ def test_a_long_file_goes_in_parts_and_a_lost_one_is_sent_again(
     lost: list[str] = []
 
     def lose(request: httpx.Request) -> bool:
-        """Every path's first answer, and the third part's."""
+        """Lose the first response of every path, and the third part's."""
         lost.append(request.url.path)
         if request.method == "POST" and (lost.count(request.url.path) in (1, 3)):
             raise httpx.ReadError("lost", request=request)
@@ -229,7 +231,7 @@ def test_a_long_file_goes_in_parts_and_a_lost_one_is_sent_again(
     assert len([path for path in lost if path.endswith("/parts")]) == 4 + 2
 
 
-def test_a_patient_call_waits_for_a_minute() -> None:
+def test_a_call_that_waits_for_restarts_is_retried_for_a_minute() -> None:
     now = [0.0]
     tries = Retrying(calls.add_part("upload_1", b"part"), 3, random=lambda: 0.5, clock=lambda: now[0])
     error = el.APIConnectionError("lost")

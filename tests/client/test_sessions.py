@@ -33,7 +33,7 @@ from tests.client.fake_server import ANSWER, Fake, FakeServer
 
 
 class Chunks(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body in these chunks; an exception among them is raised in its place."""
+    """A response body made of these chunks. An exception among them is raised when its turn comes."""
 
     def __init__(self, *chunks: bytes | Exception) -> None:
         self.chunks = chunks
@@ -85,7 +85,7 @@ def test_create_wait_fork_delete(client: Any):
         client.sessions.get(session.id)
 
 
-def test_one_document_may_stand_for_a_list_of_one(client: Any):
+def test_a_single_document_id_is_accepted_instead_of_a_list(client: Any):
     id = client.documents.upload(b"x").id
     client.documents.wait(id)
     assert client.sessions.create(id).documents == (id,)
@@ -107,7 +107,9 @@ def test_send(client: Any, fake: Fake, session: str):
         id="msg_1", content=ANSWER, finish_reason="stop", usage=usage, seed=7, session=session, model="tiny",
         created_at=1.5,
     )  # fmt: skip
-    assert fake.questions == [{"content": "Who?", "temperature": 0, "stop": ["\n"]}], "what is None is the server's"
+    assert fake.questions == [{"content": "Who?", "temperature": 0, "stop": ["\n"]}], (
+        "options that are None are not sent"
+    )
 
 
 def test_stream(client: Any, fake: Fake, session: str):
@@ -135,12 +137,12 @@ def test_a_stream_that_fails(client: Any, session: str, content: str, error: typ
     with client.sessions.stream(session, content) as stream, pytest.raises(error) as raised:
         events.extend(stream)
     assert raised.value.code == code
-    assert len(events) == {"busy": 0, "fail": 2}.get(content, 3), "what came before it was delivered"
+    assert len(events) == {"busy": 0, "fail": 2}.get(content, 3), "the events before the error were delivered"
     with pytest.raises(StreamError, match="not complete"):
         _ = stream.message
 
 
-def test_what_is_no_unicode_is_not_sent(client: Any, fake: Fake, session: str):
+def test_invalid_unicode_is_not_sent(client: Any, fake: Fake, session: str):
     half = "\ud83d of a pair"
     for ask in (
         lambda: client.sessions.send(session, half),
@@ -150,7 +152,7 @@ def test_what_is_no_unicode_is_not_sent(client: Any, fake: Fake, session: str):
         lambda: client.documents.upload(b"text", filename=half),
         lambda: client.documents.upload([half]),
     ):
-        with pytest.raises(NotSentError, match="no Unicode"):
+        with pytest.raises(NotSentError, match="not valid Unicode"):
             ask()
     assert fake.questions == []
 
@@ -164,7 +166,7 @@ def test_leaving_a_stream_cancels_the_answer(client: Any, fake: Fake, session: s
     assert fake.closed.wait(10)
 
 
-def test_a_stream_that_was_never_begun_asks_nothing(client: Any, fake: Fake, session: str):
+def test_a_stream_that_is_never_iterated_sends_nothing(client: Any, fake: Fake, session: str):
     with client.sessions.stream(session, "Who?"):
         pass
     client.sessions.send(session, "And now?")
@@ -207,7 +209,7 @@ async def test_cancelling_a_task_cancels_the_answer(server: FakeServer):
         ([DELTA], StreamError),
     ],
 )
-def test_what_may_come_of_a_stream(make: Callable[..., Any], chunks: list[Any], error: type[Exception]):
+def test_errors_in_the_middle_of_a_stream(make: Callable[..., Any], chunks: list[Any], error: type[Exception]):
     body = Chunks(*chunks)
     stream = make(handler=streaming(body)).sessions.stream("ses_1", "?")
     events = iter(stream)
@@ -217,7 +219,7 @@ def test_what_may_come_of_a_stream(make: Callable[..., Any], chunks: list[Any], 
     assert body.closed
 
 
-def test_nothing_after_the_end_matters(make: Callable[..., Any]):
+def test_errors_after_the_last_event_are_ignored(make: Callable[..., Any]):
     body = Chunks(b": hello\n\n", DELTA, COMPLETED, httpx.ReadError("reset"))
     stream = make(handler=streaming(body)).sessions.stream("ses_1", "?")
     assert [type(event) for event in stream] == [TextDelta, ResponseCompleted]
@@ -225,13 +227,12 @@ def test_nothing_after_the_end_matters(make: Callable[..., Any]):
     assert body.closed
 
 
-def test_the_events_name_stands_in_for_a_missing_type(make: Callable[..., Any]):
+def test_the_event_name_replaces_a_missing_type(make: Callable[..., Any]):
     body = Chunks(b'event: response.output_text.delta\ndata: {"delta": "Yes."}\n\n', COMPLETED)
     assert next(iter(make(handler=streaming(body)).sessions.stream("ses_1", "?"))) == TextDelta("Yes.")
 
 
-def test_no_generator_is_left_behind(client: Any, session: str):
-    """An abandoned stream must not warn when it is collected."""
+def test_an_abandoned_stream_is_collected_without_a_warning(client: Any, session: str):
     for event in client.sessions.stream(session, "hang"):
         if isinstance(event, TextDelta):
             break

@@ -43,11 +43,11 @@ def test_byte_by_byte():
     assert decode(*(STREAM[i : i + 1] for i in range(len(STREAM)))) == EVENTS
 
 
-def test_an_unfinished_event_is_none():
+def test_an_incomplete_event_is_not_returned():
     assert decode(b"data: whole\n\ndata: half\n") == [ServerSentEvent("", "whole")]
 
 
-def test_an_event_is_there_as_soon_as_its_line_ends():
+def test_an_event_is_returned_as_soon_as_its_line_ends():
     assert decode(b"data: now\r\r") == [ServerSentEvent("", "now")]
 
 
@@ -56,5 +56,5 @@ def test_line_ends(end: str):
     assert decode(f"event: e{end}data: d{end}{end}".encode()) == [ServerSentEvent("e", "d")]
 
 
-def test_bytes_that_are_no_text_do_not_break_the_stream():
+def test_invalid_utf8_does_not_break_the_stream():
     assert decode(b"data: \xff\n\ndata: on\n\n") == [ServerSentEvent("", "�"), ServerSentEvent("", "on")]

@@ -1,4 +1,4 @@
-"""The patience of `wait`, with a clock that stands still."""
+"""The polling logic of `wait`, with a fake clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everlong_client import (
     Session,
 )
 from everlong_client.transport.sse import ServerSentEvent
-from everlong_client.transport.waiting import PATIENCE, SILENCE, Waiting, document_in
+from everlong_client.transport.waiting import MAX_OUTAGE, READ_TIMEOUT, Waiting, document_of
 
 READING = Document(id="doc_1", status="reading")
 
@@ -32,30 +32,30 @@ def waiting(timeout: float | None = None) -> tuple[Waiting[Document], Clock]:
 
 
 def lose(waiting: Waiting[Document], error: Exception | None = None) -> None:
-    with waiting.tolerance():
+    with waiting.tolerating_outage():
         raise error or APIConnectionError("gone")
 
 
-def test_the_first_look_must_succeed():
+def test_the_first_request_must_succeed():
     with pytest.raises(APIConnectionError):
         lose(waiting()[0])
 
 
-def test_a_server_may_be_away_for_a_while_each_time():
+def test_each_outage_is_tolerated_for_a_while():
     wait, clock = waiting()
     for _ in range(3):
-        wait.saw(READING)
+        wait.observe(READING)
         lose(wait)
-        clock.now += PATIENCE
+        clock.now += MAX_OUTAGE
         lose(wait)
     clock.now += 1
     with pytest.raises(APIConnectionError):
         lose(wait)
 
 
-def test_what_will_not_pass_is_raised_at_once():
+def test_a_permanent_error_is_raised_at_once():
     wait, _ = waiting()
-    wait.saw(READING)
+    wait.observe(READING)
     with pytest.raises(NotFoundError):
         lose(wait, NotFoundError("deleted", status=404))
 
@@ -73,38 +73,38 @@ def test_pauses_grow_and_end_at_the_deadline():
     assert pauses[0] <= 0.1
 
 
-def test_retry_after_is_heeded_until_the_next_success():
+def test_retry_after_is_respected_until_the_next_success():
     wait, _ = waiting()
-    wait.saw(READING)
+    wait.observe(READING)
     lose(wait, ServiceUnavailableError("draining", status=503, retry_after=17))
     assert wait.pause() == 17
-    wait.saw(READING)
+    wait.observe(READING)
     assert wait.pause() < 1
 
 
 def test_requests_keep_to_the_deadline():
     wait, clock = waiting(timeout=30)
-    assert (wait.silence, wait.may_listen) == (SILENCE, True)
+    assert (wait.read_timeout, wait.may_stream) == (READ_TIMEOUT, True)
     clock.now += 27
-    assert (wait.silence, wait.may_listen) == (3, False)
+    assert (wait.read_timeout, wait.may_stream) == (3, False)
     clock.now += 27
-    assert wait.silence == 1, "one last look"
-    assert waiting()[0].may_listen
+    assert wait.read_timeout == 1, "enough for one last request"
+    assert waiting()[0].may_stream
 
 
-def test_progress_is_told_once_a_change():
+def test_progress_is_called_once_per_change():
     seen: list[Session] = []
     wait = Waiting("ses_1", seen.append, None)
     first, second = Session(id="ses_1", status="reading"), Session(id="ses_1", status="reading", position=9)
     for session in (first, first, second):
-        assert not wait.saw(session)
+        assert not wait.observe(session)
     assert seen == [first, second]
-    assert wait.saw(Session(id="ses_1", status="ready"))
+    assert wait.observe(Session(id="ses_1", status="ready"))
 
 
 def test_a_failure_without_a_reason():
-    with pytest.raises(ReadingFailedError, match="doc_1 could not be read: the server does not say why"):
-        waiting()[0].saw(Document(id="doc_1", status="failed"))
+    with pytest.raises(ReadingFailedError, match="doc_1 could not be read: the server gave no reason"):
+        waiting()[0].observe(Document(id="doc_1", status="failed"))
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_a_failure_without_a_reason():
     ],
 )
 def test_an_events_document(data: str):
-    assert document_in(ServerSentEvent("document.progress", data)) == READING
+    assert document_of(ServerSentEvent("document.progress", data)) == READING
 
 
 @pytest.mark.parametrize("data", ['{"type": "document.deleted", "id": "doc_1"}', "[]", '{"document": null}'])
 def test_an_event_without_a_document(data: str):
-    assert document_in(ServerSentEvent("document.deleted", data)) is None
+    assert document_of(ServerSentEvent("document.deleted", data)) is None

@@ -1,6 +1,6 @@
-"""What others speak OpenAI's API with: their examples in docs/guide/openai.md run as they stand, against a real server.
+"""Other clients of OpenAI's API: their examples in docs/guide/openai.md run unchanged against a real server.
 
-Each is installed beside everlong, from requirements.txt and package-lock.json in this folder, the first time.
+The first run installs them into this folder, from requirements.txt and package-lock.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODEL = "tiny-rmt"
 
 
 def example(heading: str, server: Server) -> str:
-    """The block under that heading, for this server and its model."""
+    """Return the code block under that heading, with this server's address and model."""
     return fitting(EXAMPLES[heading].code, server)
 
 
@@ -33,7 +33,7 @@ def fitting(code: str, server: Server) -> str:
 
 
 def run(*command: str | Path, **more: str) -> list[str]:
-    """What it prints."""
+    """Run the command and return the lines of its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PYTHON"))}
     environment |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", **more}
     done = subprocess.run(
@@ -46,7 +46,7 @@ def run(*command: str | Path, **more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def programs() -> Path:
-    """The folder of the Python programs."""
+    """The folder with the installed Python programs."""
     venv, wanted = FOLDER / ".venv", (FOLDER / "requirements.txt").read_text()
     done = venv / "installed.txt"
     if not done.exists() or done.read_text() != wanted:
@@ -61,7 +61,7 @@ def programs() -> Path:
 def node() -> str:
     found, npm = shutil.which("node"), shutil.which("npm")
     if found is None or npm is None:
-        pytest.skip("there is no Node on this machine")
+        pytest.skip("Node is not installed")
     folder = FOLDER / "node"
     lock, installed = folder / "package-lock.json", folder / "node_modules" / ".package-lock.json"
     if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
@@ -85,7 +85,7 @@ def test_llm(server: Server, programs: Path, tmp_path: Path) -> None:
     chats = {*server.redis.scan_iter("{everlong}:chat:*")}
     assert run("bash", "-ec", example("llm", server), **home)
     new = [server.redis.hget(key, "messages") for key in {*server.redis.scan_iter("{everlong}:chat:*")} - chats]
-    assert sorted(new) == [b"2", b"4"], "the second goes on from the first"
+    assert sorted(new) == [b"2", b"4"], "the second call continues the first conversation"
 
 
 def test_langchain(server: Server, programs: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `clients/package.json` asks for, installed once; tests that need it are skipped where there is no node."""
+"""Installs the packages of `clients/package.json` once. Tests that need them are skipped if Node is missing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CLIENTS = Path(__file__).parents[2] / "clients"
 
 @pytest.fixture(scope="session")
 def npm() -> Path:
-    """The folder whose node_modules are those of package-lock.json."""
+    """The folder `clients`, with node_modules as in package-lock.json."""
     if shutil.which("npm") is None:
-        pytest.skip("there is no npm here")
+        pytest.skip("npm is not installed")
     lock, done = CLIENTS / "package-lock.json", CLIENTS / "node_modules" / ".package-lock.json"
     with lock.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -28,7 +28,7 @@ def npm() -> Path:
 
 
 def run(folder: Path, *command: str, **environment: str) -> str:
-    """What `command` prints; fails with it."""
+    """Run `command` and return its output. Fails if the command fails."""
     done = subprocess.run(
         command,
         cwd=folder,

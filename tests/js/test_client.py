@@ -1,4 +1,4 @@
-"""The JavaScript client's own tests, which meet a real server, and its package."""
+"""The JavaScript client: its own tests, against a real server, its types, and its package."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests.js.conftest import run
 from tests.process import Server
 
 
-def test_its_tests(npm: Path, server: Server) -> None:
+def test_the_clients_own_tests_pass(npm: Path, server: Server) -> None:
     run(npm / "js", "npx", "vitest", "run", EVERLONG_URL=server.url)
 
 
-def test_it_is_typed_throughout_and_its_package_holds_what_it_promises(npm: Path) -> None:
+def test_types_check_and_the_package_is_complete(npm: Path) -> None:
     run(npm / "js", "npx", "tsc", "--noEmit")
     packed = run(npm / "js", "npm", "pack", "--dry-run", "--json", "--loglevel=silent")
     (package,) = json.loads(packed[packed.index("[\n") :])

@@ -1,4 +1,4 @@
-"""What the server serves at / is what clients/web builds."""
+"""The page that the server serves at / is the one that clients/web builds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_built_page_is_fresh(npm: Path, tmp_path: Path) -> None:
     assert stale == [], "the page in server/everlong_server/web is stale: run `make page`"
 
 
-def test_it_is_small_and_asks_for_nothing_from_elsewhere() -> None:
+def test_the_page_is_small_and_self_contained() -> None:
     assert sum(len(text) for text in files(FOLDER).values()) < 150_000
     asked = re.findall(r'(?:src|href)="([^"]*)"', files(FOLDER)["index.html"])
     assert asked

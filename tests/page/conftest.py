@@ -1,8 +1,11 @@
-"""A real browser before a real server: one of each for all tests of the page."""
+"""Fixtures for tests of the page: a real browser and a real server, shared by all tests."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, WebSocketRoute, expect, sync_playwright
 
 from tests.process import Server
 from tests.server.tenants import new_key
@@ -22,15 +25,16 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 TEXT = STORY.read_text()[:8_000]
-EXACTLY = """{
+FIXED_LENGTH = """{
   const send = WebSocket.prototype.send;
   WebSocket.prototype.send = function (text) {
     const message = JSON.parse(text);
-    if (message.type === "message.create") Object.assign(message, {max_tokens: %d, ignore_eos: true});
+    if (message.type === "message.create") Object.assign(message, {max_tokens: window.tokens ?? %d, ignore_eos: true});
     send.call(this, JSON.stringify(message));
   };
 }"""
-"""A model with random weights ends its answers when it likes."""
+"""Sets the number of tokens of each answer, which a test can change as `window.tokens`. A model with random weights would end
+its answers at random tokens."""
 QUESTION = "What does the Red Queen say to Alice?"
 
 expect.set_options(timeout=30_000)
@@ -38,9 +42,9 @@ expect.set_options(timeout=30_000)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Of the module, not longer: Playwright's event loop runs in this thread until it stops, and asyncio allows no other."""
+    """Of the module, not of the session: Playwright's event loop blocks other event loops in this thread until it stops."""
     if CHROMIUM is None:
-        pytest.skip("there is no Chromium here (Debian: apt-get install chromium)")
+        pytest.skip("Chromium is not installed (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
@@ -49,11 +53,11 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """It has passages, and room for them beside a question; it asks for a key, which `http` has and browsers are given."""
+    """A server with recall. It requires an API key, which its `http` client has and each browser gets."""
     model = make_model(tmp_path_factory.mktemp("model"), segment_length=128)
     with Server(model, tmp_path_factory.mktemp("page"), recall_tokens=100, auth="keys") as server:
         server.start()
-        with ThreadPoolExecutor(1) as thread:  # in this one Playwright has an event loop
+        with ThreadPoolExecutor(1) as thread:  # because Playwright's event loop runs in this thread
             key = thread.submit(new_key, server, "page").result()
         server.http.headers["Authorization"] = f"Bearer {key}"
         yield server
@@ -72,21 +76,21 @@ def server(own_server: Server) -> Iterator[Server]:
 
 @dataclass
 class Tab:
-    """A page of the browser, with what it wrote on its console."""
+    """A page of the browser, with the errors of its console."""
 
     page: Page
     server: Server
     errors: list[str] = field(default_factory=list)
 
     def open(self, place: str = "") -> Page:
-        """Loads the page anew, at `place`."""
+        """Load the page again, at the address `place`."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.server.url}/#/{place}")
-        expect(self.page.locator(".light.there")).to_be_attached()
+        expect(self.page.locator(".light.online")).to_be_attached()
         return self.page
 
     def ask(self, question: str) -> Locator:
-        """Asks, and waits for the answer."""
+        """Send a question and wait for the answer."""
         answers = self.page.locator(".answer .usage")
         before = answers.count()
         self.page.locator("#question").fill(question)
@@ -95,15 +99,67 @@ class Tab:
         return self.page.locator(".answer").last
 
     def choose(self, *files: Path, press: Callable[[], object] | None = None) -> None:
-        """Gives files to the dialog that `press` opens."""
+        """Choose files in the dialog that `press` opens."""
         with self.page.expect_file_chooser() as chooser:
             (press or self.page.get_by_role("button", name="Choose files").click)()
         chooser.value.set_files(files)
 
 
+class HeldAnswer:
+    """Holds back the events of an answer between the server and the page, from its second delta on."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._holding = True
+        self._passed = ""
+        self._held: list[str] = []
+        page.route_web_socket(re.compile(r"/v1/sessions/\w+/stream"), self._connect)
+
+    def _connect(self, socket: WebSocketRoute) -> None:
+        self._socket = socket
+        socket.connect_to_server().on_message(self._receive)
+
+    def _receive(self, frame: str | bytes) -> None:
+        frame = str(frame)
+        if self._holding and (self._held or (_delta(frame) and self._passed)):
+            self._held.append(frame)
+        else:
+            self._pass(frame)
+
+    def _pass(self, frame: str) -> None:
+        self._passed += _delta(frame)
+        self._socket.send(frame)
+
+    def text(self) -> str:
+        """Wait until the page has received text and more is held back. Return the text that it has received."""
+        deadline = time.monotonic() + 30
+        while not any(map(_delta, self._held)):
+            assert time.monotonic() < deadline, "the answer has fewer deltas than the test needs"
+            self._page.wait_for_timeout(20)  # lets Playwright handle the frames
+        return self._passed
+
+    def pass_delta(self) -> None:
+        """Pass the events up to the next delta."""
+        while not _delta(frame := self._held.pop(0)):
+            self._pass(frame)
+        self._pass(frame)
+
+    def pass_all(self) -> None:
+        """Pass all events that are held back, and hold back none from now on."""
+        while self._held:
+            self._pass(self._held.pop(0))
+        self._holding = False
+
+
+def _delta(frame: str) -> str:
+    """Return the text of a delta event, and an empty string for other events."""
+    event = json.loads(frame)
+    return str(event["delta"]) if event["type"] == "response.output_text.delta" else ""
+
+
 @pytest.fixture
 def new_tab(browser: Browser, server: Server, key: str) -> Iterator[Callable[..., Tab]]:
-    """Makes tabs: `new_tab(color_scheme="dark")`; answers have as many `tokens`. None may report an error on its console that the test did not take."""
+    """Makes tabs: `new_tab(color_scheme="dark")`. Answers have `tokens` tokens. Fails for console errors that remain in `errors`."""
     contexts: list[BrowserContext] = []
     tabs: list[Tab] = []
 
@@ -116,11 +172,11 @@ def new_tab(browser: Browser, server: Server, key: str) -> Iterator[Callable[...
         }
         context = browser.new_context(**{**usual, **options})
         contexts.append(context)
-        context.add_init_script(EXACTLY % tokens)
+        context.add_init_script(FIXED_LENGTH % tokens)
         tab = Tab(context.new_page(), server)
-        tab.page.on("console", lambda said: tab.errors.append(said.text) if said.type == "error" else None)
+        tab.page.on("console", lambda entry: tab.errors.append(entry.text) if entry.type == "error" else None)
         tab.page.on("pageerror", lambda error: tab.errors.append(str(error)))
-        # From the start: Playwright does not wait until the browser knows, and a dialog that it opens itself is gone at once.
+        # Registered early: Playwright registers it asynchronously, and without it the browser closes a file dialog at once.
         tab.page.on("filechooser", lambda chooser: None)
         tab.page.on("dialog", lambda dialog: tab.errors.append(f"dialog: {dialog.message}"))
         tabs.append(tab)
@@ -139,7 +195,7 @@ def tab(new_tab: Callable[..., Tab]) -> Tab:
 
 @pytest.fixture(scope="session")
 def talk(own_server: Server) -> str:
-    """A session with a question that was answered, and evidence."""
+    """A session with one question, its answer, and evidence."""
     document = own_server.wait_read(own_server.upload(TEXT, filename="looking-glass.md")["id"])
     session = str(own_server.session(document["id"])["id"])
     answer = own_server.say(session, QUESTION, max_tokens=30, temperature=0, ignore_eos=True)

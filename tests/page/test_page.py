@@ -1,4 +1,4 @@
-"""The page as people meet it: in a real Chromium, before a real server."""
+"""The web page in a real Chromium, with a real server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.page.conftest import QUESTION, TEXT, Tab
+from tests.page.conftest import QUESTION, TEXT, HeldAnswer, Tab
 from tests.process import Server
 
 AXE = files("axe_playwright_python") / "axe.min.js"
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 LAYERS = ["", "{talk}", "{talk}/memory", "{talk}/{passage}", "{document}"]
-"""Addresses of all that there is to see."""
+"""The addresses of all views of the page."""
 
 
 def places(server: Server, talk: str) -> list[str]:
@@ -36,7 +36,7 @@ def session_of(page: Page) -> str:
 
 
 def settled(page: Page, place: str) -> None:
-    """Until what the address promises is there."""
+    """Wait until the view at the address `place` is complete."""
     if place.endswith("/memory"):
         expect(page.locator(".gauge").first).to_be_visible()
     elif "doc_" in place:
@@ -49,7 +49,7 @@ def settled(page: Page, place: str) -> None:
         expect(page.locator(".card").first).to_be_attached()
 
 
-def test_from_a_file_to_an_answer_with_evidence_that_outlives_a_reload(
+def test_a_file_is_uploaded_and_an_answer_with_evidence_survives_a_reload(
     tab: Tab, server: Server, tmp_path: Path
 ) -> None:
     book = tmp_path / "looking glass – ä.md"
@@ -58,13 +58,19 @@ def test_from_a_file_to_an_answer_with_evidence_that_outlives_a_reload(
     tab.choose(book)
     expect(page.locator("h1")).to_have_text(book.name)
     expect(page.locator("#question")).to_be_focused()
-    expect(page.get_by_placeholder("Ask about it")).to_be_visible()  # it is read
-    page.evaluate(
-        "new MutationObserver(() => (window.lengths ??= new Set()).add(document.querySelector('.answer .words')?.textContent.length))"
-        ".observe(document.body, {subtree: true, childList: true, characterData: true})"
-    )
-    answer = tab.ask(QUESTION)
-    assert page.evaluate("window.lengths.size") > 3, "the answer came at once, not word by word"
+    expect(page.get_by_placeholder("Ask about it")).to_be_visible()  # the file is read
+    held = HeldAnswer(page)
+    page.locator("#question").fill(QUESTION)
+    page.keyboard.press("Enter")
+    for _ in range(3):  # the page shows each piece of the answer before it has the next
+        text = held.text()
+        page.wait_for_function(
+            "(text) => document.querySelector('.answer[aria-busy=true] > .words')?.textContent === text", arg=text
+        )
+        held.pass_delta()
+    held.pass_all()
+    expect(page.locator(".answer .usage")).to_have_count(1)
+    answer = page.locator(".answer").last
     session = session_of(page)
     (message,) = answers(server, session)
     expect(page.locator("h1")).to_have_text(QUESTION)
@@ -85,7 +91,7 @@ def test_from_a_file_to_an_answer_with_evidence_that_outlives_a_reload(
     expect(page.locator("mark")).to_be_in_viewport()
 
 
-def test_several_documents_are_dropped_and_talked_about(tab: Tab, server: Server) -> None:
+def test_several_dropped_documents_get_one_conversation(tab: Tab, server: Server) -> None:
     page = tab.open()
     page.evaluate(
         """(texts) => {
@@ -100,7 +106,7 @@ def test_several_documents_are_dropped_and_talked_about(tab: Tab, server: Server
     names = {page.locator(".chips li").nth(n).text_content() for n in (0, 1)}
     assert names == {"one.txt", "two.json"}
     page.get_by_role("link", name="New conversation").click()
-    expect(page.locator(".bad")).to_contain_text("an RTF file")  # what the server says about it
+    expect(page.locator(".bad")).to_contain_text("an RTF file")  # the server's message
     page.get_by_role("button", name="Dismiss three.rtf").click()
     expect(page.locator(".bad")).to_have_count(0)
     for name in ("one.txt", "two.json"):
@@ -111,7 +117,7 @@ def test_several_documents_are_dropped_and_talked_about(tab: Tab, server: Server
 
 
 def drop(page: Page, *named: tuple[str, str]) -> None:
-    """Drops text files, given by name and text."""
+    """Drop text files on the page, given as (name, text)."""
     page.evaluate(
         """(texts) => {
           const transfer = new DataTransfer();
@@ -123,7 +129,7 @@ def drop(page: Page, *named: tuple[str, str]) -> None:
 
 
 def hold(page: Page, url: str) -> list[Route]:
-    """What the page asks for at `url`, and does not get until `let_go`."""
+    """Hold back the page's requests to `url` until `let_go`, and return their list."""
     held: list[Route] = []
 
     def keep(route: Route) -> None:
@@ -140,7 +146,7 @@ def let_go(page: Page, url: str, held: list[Route]) -> None:
 
 
 def test_many_documents_that_are_being_read_leave_the_page_its_connections(tab: Tab, server: Server) -> None:
-    """A browser has six to one server."""
+    """A browser opens at most six connections to one server."""
     documents = [server.upload(TEXT * 200, filename=f"volume {n}.txt")["id"] for n in range(8)]
     page = tab.open()
     expect(page.locator(".cards progress")).to_have_count(8)
@@ -149,31 +155,31 @@ def test_many_documents_that_are_being_read_leave_the_page_its_connections(tab: 
     assert {server.document(document)["status"] for document in documents} <= {"queued", "reading"}
     with page.expect_response("**/readyz"):
         pass
-    expect(page.locator(".light.there")).to_be_attached()
+    expect(page.locator(".light.online")).to_be_attached()
     for document in documents[1:]:
         server.http.delete(f"/v1/documents/{document}")
-    expect(page.locator(".cards progress")).to_have_count(1)  # what is deleted elsewhere is noticed, too
-    page.goto("about:blank")  # it asks for nothing any more
+    expect(page.locator(".cards progress")).to_have_count(
+        1
+    )  # the page also notices documents that are deleted elsewhere
+    page.goto("about:blank")  # stops the page's requests
     server.http.delete(f"/v1/documents/{documents[0]}")
     tab.errors = [error for error in tab.errors if "404" not in error]
 
 
-def test_some_files_at_a_time_are_sent(tab: Tab, server: Server) -> None:
+def test_at_most_three_files_are_uploaded_at_a_time(tab: Tab, server: Server) -> None:
     page = tab.open()
     held = hold(page, "**/v1/documents?filename=*")
     drop(page, *((f"note {n}.txt", f"Note {n}.") for n in range(5)))
     expect(page.locator(".card progress")).to_have_count(5)
-    page.evaluate("fetch('/livez')")  # behind all that was asked for until now
+    page.evaluate("fetch('/livez')")  # queued after all requests so far
     assert len(held) == 3
     let_go(page, "**/v1/documents?filename=*", held)
     expect(page.locator("h1")).to_contain_text("and 4 more")
     assert len(server.http.get(f"/v1/sessions/{session_of(page)}").json()["documents"]) == 5
 
 
-def test_a_server_that_is_killed_meanwhile_is_waited_for_and_all_goes_on(
-    new_tab: Callable[..., Tab], server: Server, talk: str
-) -> None:
-    tab = new_tab(tokens=1000)
+def test_an_answer_survives_a_killed_server(new_tab: Callable[..., Tab], server: Server, talk: str) -> None:
+    tab = new_tab(tokens=100_000)  # more than the server generates before it is killed
     session = server.http.post(f"/v1/sessions/{talk}/fork").json()["id"]
     page = tab.open(session)
     before = len(answers(server, session))
@@ -182,17 +188,18 @@ def test_a_server_that_is_killed_meanwhile_is_waited_for_and_all_goes_on(
     expect(page.locator(".answer[aria-busy=true] > .words")).to_be_visible()
     server.kill9()
     expect(page.locator(".banner")).to_contain_text("tries again")
-    expect(page.locator(".light.away")).to_be_visible()
+    expect(page.locator(".light.offline")).to_be_visible()
+    page.evaluate("window.tokens = 40")  # of the answer that the page requests again
     server.start()
-    expect(page.locator(".light.there")).to_be_visible()
+    expect(page.locator(".light.online")).to_be_visible()
     expect(page.locator(".usage")).to_have_count(before + 1, timeout=120_000)
     assert len(answers(server, session)) == before + 1, "the question was asked twice"
     assert page.locator(".answer > .words").last.text_content() == answers(server, session)[-1]["content"]
     tab.errors = [error for error in tab.errors if not re.search("ERR_|WebSocket|503", error)]
 
 
-def test_a_large_file_goes_on_where_it_was_cut_off(tab: Tab, server: Server) -> None:
-    """It comes in parts of 8 MiB; the server is killed in the middle."""
+def test_the_upload_of_a_large_file_resumes_after_a_killed_server(tab: Tab, server: Server) -> None:
+    """The file is sent in parts of 8 MiB; the server is killed during the second one."""
     page, sent = tab.open(), []
 
     def pass_on(route: Route) -> None:
@@ -213,19 +220,19 @@ def test_a_large_file_goes_on_where_it_was_cut_off(tab: Tab, server: Server) -> 
     expect(page.get_by_role("progressbar", name="Uploading large.txt")).to_be_visible()
     server.start()
     expect(page.locator("h1")).to_have_text("large.txt")
-    assert len(set(sent)) == 1, "it was begun anew"
-    assert len(sent) >= 4, "three parts, one of them twice"
+    assert len(set(sent)) == 1, "the upload started again"
+    assert len(sent) >= 4, "three parts, and one of them a second time"
     document, *_ = server.http.get("/v1/documents").json()["data"]
     assert (document["filename"], document["bytes"]) == ("large.txt", 17_600_000)
     session = session_of(page)
-    page.goto("about:blank")  # it asks for nothing any more
+    page.goto("about:blank")  # stops the page's requests
     server.http.delete(f"/v1/sessions/{session}")
     server.http.delete(f"/v1/documents/{document['id']}")
     tab.errors = [error for error in tab.errors if not re.search("ERR_|503", error)]
 
 
-def test_what_is_older_is_there_too(tab: Tab, server: Server, talk: str) -> None:
-    """Beyond the first hundred of each: reached by the keyboard, and by address."""
+def test_older_documents_and_conversations_can_be_loaded(tab: Tab, server: Server, talk: str) -> None:
+    """More than the first hundred of each: by the keyboard, and by address."""
     documents = [server.upload(f"Note {n}.", filename=f"note {n}.txt")["id"] for n in range(101)]
     oldest, *sessions = [server.session()["id"] for _ in range(102)]
     page = tab.open()
@@ -242,36 +249,36 @@ def test_what_is_older_is_there_too(tab: Tab, server: Server, talk: str) -> None
     about = server.session(documents[0])["id"]
     late = hold(page, f"**/v1/documents/{documents[0]}")
     page = tab.open(about)
-    expect(page.locator(".chips")).to_have_text("a document")  # of which nothing is known yet
+    expect(page.locator(".chips")).to_have_text("a document")  # its name is not loaded yet
     let_go(page, f"**/v1/documents/{documents[0]}", late)
     expect(page.locator(".chips")).to_have_text("note 0.txt")
     page.route("**/readyz", lambda route: route.abort())
-    expect(page.locator(".light.away")).to_be_attached()
+    expect(page.locator(".light.offline")).to_be_attached()
     with page.expect_response("**/v1/documents?limit=100"):
         page.unroute("**/readyz")
-    expect(page.locator(".light.there")).to_be_attached()
+    expect(page.locator(".light.online")).to_be_attached()
     expect(page.locator(".chips")).to_have_text("note 0.txt")
     server.http.delete(f"/v1/documents/{documents[0]}")
     page = tab.open(about)
     expect(page.locator(".chips")).to_have_text("a deleted document")
     sessions.append(about)
     tab.errors = [error for error in tab.errors if not re.search("404|ERR_FAILED", error)]
-    page.goto("about:blank")  # it asks for nothing any more
+    page.goto("about:blank")  # stops the page's requests
     for document in documents:
         server.http.delete(f"/v1/documents/{document}")
     for session in (oldest, *sessions):
         server.http.delete(f"/v1/sessions/{session}")
 
 
-def test_the_files_that_can_be_chosen_are_those_that_the_server_takes(tab: Tab, server: Server) -> None:
+def test_the_file_dialog_offers_the_formats_that_the_server_accepts(tab: Tab, server: Server) -> None:
     page = tab.open()
-    expect(page.locator(".drop")).to_contain_text("Text, PDF, Word, EPUB or HTML of up to")  # the server has said so
+    expect(page.locator(".drop")).to_contain_text("Text, PDF, Word, EPUB or HTML of up to")  # the formats are loaded
     with page.expect_file_chooser() as chooser:
         page.get_by_role("button", name="Choose files").click()
     accepted = (chooser.value.element.get_attribute("accept") or "").split(",")
     answer = server.http.get("/v1/formats").json()
     assert accepted == [kind for each in answer["data"] for kind in (*each["extensions"], *each["media_types"])]
-    # What is chosen from is in the page, so it is no garbage while the dialog is open; nothing is left of it afterwards.
+    # The input is attached to the page while the dialog is open, so that it is not garbage-collected, and removed afterwards.
     inputs = page.locator("input[type=file]")
     expect(inputs).to_have_count(1)
     inputs.dispatch_event("cancel")
@@ -360,7 +367,7 @@ def test_the_sidebar_of_a_small_screen_keeps_the_focus(new_tab: Callable[..., Ta
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing(new_tab: Callable[..., Tab], server: Server, talk: str, scheme: str) -> None:
     tab = new_tab(color_scheme=scheme)
-    # All but the colours is the same in both.
+    # Only the colours differ between the schemes.
     rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
     for place in places(server, talk):
         settled(tab.open(place), place)
@@ -371,7 +378,7 @@ def test_axe_finds_nothing(new_tab: Callable[..., Tab], server: Server, talk: st
 
 
 def complaints(page: Page, **options: object) -> list[tuple[str, list[str]]]:
-    """What axe finds: rules, and some of what breaks each."""
+    """Run axe and return the violated rules, each with up to three elements."""
     page.evaluate(AXE.read_text())
     found = page.evaluate("(options) => axe.run(document, options)", options)
     return [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in found["violations"]]
@@ -387,7 +394,7 @@ def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: 
     book.write_text(TEXT)
     tab.choose(book, press=lambda: keys.press("u"))
     expect(page.get_by_placeholder("Ask about it")).to_be_focused()
-    keys.type(f"{QUESTION} m n ?")  # letters, not shortcuts
+    keys.type(f"{QUESTION} m n ?")  # typed as text, not used as shortcuts
     keys.press("Enter")
     expect(page.locator(".usage")).to_have_count(1)
     expect(page.locator("#question")).to_be_focused()
@@ -415,26 +422,26 @@ def test_with_the_keyboard_alone(tab: Tab, server: Server, talk: str, tmp_path: 
     expect(page.locator("h1")).to_have_text("Ask a long text")
 
 
-def test_an_error_goes_when_the_text_comes(tab: Tab, server: Server) -> None:
+def test_an_error_disappears_when_the_text_is_loaded(tab: Tab, server: Server) -> None:
     document = server.upload(TEXT * 3, filename="three times.txt")["id"]
     page = tab.open(document)
     page.route("**/text?*", lambda route: route.fulfill(status=500, json={"error": {"message": "no luck"}}))
-    page.get_by_role("button", name="What comes next").click()
+    page.get_by_role("button", name="Show later text").click()
     expect(page.locator(".reader .bad")).to_have_text("no luck")
     page.unroute("**/text?*")
-    page.get_by_role("button", name="What comes next").click()
+    page.get_by_role("button", name="Show later text").click()
     expect(page.locator(".reader .bad")).to_have_count(0)
     page.route("**/text?*", lambda route: route.fulfill(status=500, json={"error": {"message": "no luck"}}))
-    page.get_by_label("Place in the text").fill("9000")
+    page.get_by_label("Position in the text").fill("9000")
     expect(page.locator(".reader .bad")).to_have_text("no luck")
     page.unroute("**/text?*")
-    page.get_by_label("Place in the text").fill("12000")
+    page.get_by_label("Position in the text").fill("12000")
     expect(page.locator(".reader .bad")).to_have_count(0)
     tab.errors = [error for error in tab.errors if "500" not in error]
 
 
-def test_a_server_that_has_enough_of_us_is_there(tab: Tab, server: Server) -> None:
-    """Whether it is there is asked without a request of the tenant's; where it takes one, 429 is an answer."""
+def test_a_server_that_responds_429_counts_as_online(tab: Tab, server: Server) -> None:
+    """The regular check does not count towards the tenant's rate limit. After an outage, a 429 counts as available."""
     page = tab.open()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -446,29 +453,29 @@ def test_a_server_that_has_enough_of_us_is_there(tab: Tab, server: Server) -> No
     page.route("**/v1/models", lambda route: route.fulfill(status=429, json=refusal, headers={"retry-after": "60"}))
     page.route("**/readyz", lambda route: route.abort())
     page.evaluate("dispatchEvent(new Event('online'))")
-    expect(page.locator(".banner")).to_contain_text("The server does not answer.")
+    expect(page.locator(".banner")).to_contain_text("The server does not respond.")
     page.unroute("**/readyz")
-    expect(page.locator(".light.there")).to_be_attached()
-    page.goto("about:blank")  # it asks for nothing any more that is refused
+    expect(page.locator(".light.online")).to_be_attached()
+    page.goto("about:blank")  # stops the page's requests
     tab.errors = [error for error in tab.errors if not re.search("429|ERR_FAILED", error)]
 
 
-def test_a_question_that_waits_for_its_turn_is_no_sign_of_a_server_that_is_away(tab: Tab, server: Server) -> None:
+def test_a_health_check_without_a_free_connection_does_not_count_as_an_outage(tab: Tab, server: Server) -> None:
     document = server.upload(TEXT * 500, filename="long.txt")["id"]
     page = tab.open()
     hold(page, "**/readyz")
     with page.expect_request("**/readyz"):
         pass
-    with page.expect_request("**/readyz"):  # the one before had no answer in time
+    with page.expect_request("**/readyz"):  # the first one timed out
         pass
     expect(page.locator(".cards progress")).to_be_attached()
-    assert page.locator(".light.there").count() == 1
+    assert page.locator(".light.online").count() == 1
     server.http.delete(f"/v1/documents/{document}")
-    expect(page.locator(".light.away")).to_be_attached()  # now nothing is heard of it
+    expect(page.locator(".light.offline")).to_be_attached()  # no other request gets a response any more
     tab.errors = [error for error in tab.errors if "404" not in error]
 
 
-def test_what_documents_and_models_say_is_text(tab: Tab, server: Server) -> None:
+def test_texts_of_documents_and_models_are_not_interpreted_as_html(tab: Tab, server: Server) -> None:
     text = f"The Red Queen said {HOSTILE}<script>window.hacked=1</script>&amp; to Alice. " * 5
     document = server.wait_read(server.upload(text, filename=f"{HOSTILE}.txt")["id"])
     session = server.session(document["id"])["id"]
@@ -479,7 +486,7 @@ def test_what_documents_and_models_say_is_text(tab: Tab, server: Server) -> None
     expect(page.locator(".reader .words")).to_have_text(text.strip())
     expect(page.locator(".question").last).to_have_text(f"What of {HOSTILE}, Red Queen?")
     assert page.evaluate("window.hacked") is None
-    assert page.locator("img").count() == 1  # the page's own
+    assert page.locator("img").count() == 1  # the page's logo
     tab.open(f"ses_{HOSTILE}/doc_{HOSTILE}/1-2")
     expect(page.locator("h1")).to_have_text("There is no such conversation")
     policy = server.http.get("/").headers["content-security-policy"]
@@ -513,7 +520,7 @@ def test_a_key_is_asked_for_once(new_tab: Callable[..., Tab], server: Server, ta
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_key_that_no_header_can_hold_is_refused(
+def test_a_key_that_cannot_be_sent_in_a_header_is_refused(
     new_tab: Callable[..., Tab], server: Server, key: str, kept: bool
 ) -> None:
     known = {"origin": server.url, "localStorage": [{"name": "everlong.key", "value": "Schlüssel 🔑"}]}
@@ -528,11 +535,11 @@ def test_a_key_that_no_header_can_hold_is_refused(
     dialog.get_by_label("Key").fill(key)
     page.keyboard.press("Enter")
     expect(dialog).to_have_count(0)
-    expect(page.locator(".light.there")).to_be_attached()
+    expect(page.locator(".light.online")).to_be_attached()
     tab.errors = [error for error in tab.errors if "401" not in error]
 
 
-def test_a_browser_that_keeps_nothing(new_tab: Callable[..., Tab], server: Server, talk: str, key: str) -> None:
+def test_a_browser_with_blocked_storage(new_tab: Callable[..., Tab], server: Server, talk: str, key: str) -> None:
     tab = new_tab(storage_state=None)
     page = tab.page
     page.add_init_script(

@@ -3,7 +3,7 @@ import { Sessions } from "./sessions.js";
 import { type Options, Transport } from "./transport.js";
 import type { CallOptions, List, Model } from "./types.js";
 
-/** A client of an everlong server. Keeps nothing but its options: make as many as you like. */
+/** A client of an everlong server. It holds only its options, so it is cheap to create. */
 export class Everlong {
   readonly documents: Documents;
   readonly sessions: Sessions;

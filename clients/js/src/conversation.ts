@@ -1,133 +1,139 @@
-/** `Conversation`: a session's WebSocket, opened when it is needed and again when it is lost. */
+/** `Conversation`: a session's WebSocket, which connects on first use and reconnects after a lost connection. */
 import { APIConnectionError, StreamError } from "./errors.js";
-import { delay, passing, pause } from "./patience.js";
-import type { Sessions } from "./sessions.js";
-import { type Transport, parsedEvent, path } from "./transport.js";
-import type { CallOptions, Message, ResponseEvent, Sampling } from "./types.js";
+import { isTransient, retryDelay, sleep } from "./retry.js";
+import { type Transport, parseEvent, path } from "./transport.js";
+import type { CallOptions, Message, ResponseEvent, Sampling, Session } from "./types.js";
+
+/** The calls that a conversation needs to find out what the session has. `Sessions` implements it. */
+export interface SessionReader {
+  get(id: string, options: CallOptions): Promise<Session>;
+  messages(id: string, options: CallOptions): Promise<Message[]>;
+}
 
 /**
- * One answer after the other. If the connection is lost in the middle of one, the conversation connects again, as long as
- * the client has patience, and looks: an answer that was complete is fetched, any other is asked for again, since nothing
- * has happened to the session. The new one begins with a `response.created` of its own; what came before it is void.
+ * Carries one answer at a time. If the connection is lost during an answer, the conversation reconnects for up to
+ * `outageTimeout` seconds. If the answer was completed meanwhile, it is fetched; else the message is sent again, because an
+ * incomplete answer leaves the session unchanged. The new answer starts with another `response.created`: discard the events
+ * before it.
  */
 export class Conversation {
   readonly session: string;
-  /** Told when the connection is lost, with the reason, and with null when it is there again. */
+  /** Called with the error when the connection is lost, and with null when it is restored. */
   onlost: ((error: Error | null) => void) | null = null;
   readonly #transport: Transport;
-  readonly #sessions: Sessions;
-  #link: Link | null = null;
+  readonly #sessions: SessionReader;
+  #connection: Connection | null = null;
   #answering = false;
-  /** The answer under way has been asked for over the link. */
-  #asked = false;
-  /** It is to end, as soon as it has been asked for. */
+  /** Whether the current message was sent over the connection. */
+  #sent = false;
+  /** Whether the current answer was cancelled, possibly before its message was sent. */
   #cancelled = false;
-  /** An answer was left: the server needs a moment to let go of the session. */
-  #left = false;
+  /** Whether the last answer was abandoned: the session may be busy until the server has cancelled it. */
+  #abandoned = false;
 
-  constructor(transport: Transport, session: string, sessions: Sessions) {
+  constructor(transport: Transport, session: string, sessions: SessionReader) {
     this.#transport = transport;
     this.session = session;
     this.#sessions = sessions;
   }
 
   /**
-   * Asks, and yields the answer's events as they come; the last is `response.completed`. Leaving the loop early, like
-   * aborting, ends the answer without a trace; `cancel` ends it and keeps what was said.
+   * Sends a message and yields the answer's events; the last is `response.completed`. Leaving the loop early, or aborting,
+   * discards the message and the answer. `cancel` ends the answer and keeps the text generated so far.
    */
   async *send(content: string, sampling: Sampling = {}, { signal }: CallOptions = {}): AsyncGenerator<ResponseEvent> {
-    if (this.#answering) throw new StreamError("this conversation has an answer under way", { code: "session_busy" });
+    if (this.#answering) throw new StreamError("this conversation is already receiving an answer; wait for its end or cancel it", { code: "session_busy" });
     [this.#answering, this.#cancelled] = [true, false];
-    let before: number | null = null;
-    let since: number | null = null;
-    let told = false;
+    let messagesBefore: number | null = null;
+    let lostSince: number | null = null;
+    let reportedLost = false;
     try {
       for (let attempt = 0; ; attempt++) {
         try {
-          before ??= (await this.#sessions.get(this.session, { signal })).messages;
-          const answer = attempt ? await this.#answered(before, content, signal) : null;
+          messagesBefore ??= (await this.#sessions.get(this.session, { signal })).messages;
+          const answer = attempt ? await this.#findAnswer(messagesBefore, content, signal) : null;
           if (answer) {
             this.onlost?.(null);
             this.#answering = false;
             return yield { type: "response.completed", message: answer };
           }
-          const link = await this.#connected(signal);
-          link.send({ ...sampling, type: "message.create", content });
-          this.#asked = true;
-          if (this.#cancelled) link.send({ type: "response.cancel" });
+          const connection = await this.#connect(signal);
+          connection.send({ ...sampling, type: "message.create", content });
+          this.#sent = true;
+          if (this.#cancelled) connection.send({ type: "response.cancel" });
           for (;;) {
-            const event = parsedEvent<ResponseEvent>(await link.next(signal));
-            if (told) this.onlost?.(null);
-            [told, since, this.#left] = [false, null, false];
+            const event = parseEvent<ResponseEvent>(await connection.next(signal));
+            if (reportedLost) this.onlost?.(null);
+            [reportedLost, lostSince, this.#abandoned] = [false, null, false];
             if (event.type === "response.completed") this.#answering = false;
             yield event;
             if (!this.#answering) return;
           }
         } catch (error) {
-          this.#asked = false;
-          const busy = error instanceof StreamError && error.code === "session_busy" && (attempt > 0 || this.#left);
+          this.#sent = false;
+          const busy = error instanceof StreamError && error.code === "session_busy" && (attempt > 0 || this.#abandoned);
           if (!busy) this.#drop();
-          if (signal?.aborted || !(busy || passing(error))) throw error;
-          const lost = !(error instanceof StreamError && error.type !== null); // else the server has said what is wrong
-          if (!told && lost) this.onlost?.(error as Error);
-          told ||= lost;
-          since ??= Date.now();
-          const seconds = busy ? 0.1 : delay(attempt, error);
-          if (seconds === null || Date.now() - since >= this.#transport.patience * 1000) throw error;
-          await pause(seconds, signal);
+          if (signal?.aborted || !(busy || isTransient(error))) throw error;
+          const lost = !(error instanceof StreamError && error.type !== null); // an error with a type was sent by the server
+          if (!reportedLost && lost) this.onlost?.(error as Error);
+          reportedLost ||= lost;
+          lostSince ??= Date.now();
+          const seconds = busy ? 0.1 : retryDelay(attempt, error);
+          if (seconds === null || Date.now() - lostSince >= this.#transport.outageTimeout * 1000) throw error;
+          await sleep(seconds, signal);
         }
       }
     } finally {
-      this.#asked = false;
+      this.#sent = false;
       if (this.#answering) {
         this.#answering = false;
-        this.#left = true;
+        this.#abandoned = true;
         this.#drop();
       }
     }
   }
 
-  /** Ends the answer that is being written; its events then end with what there is of it. */
+  /** Cancels the running answer. Its last event then carries the text generated so far. */
   cancel(): void {
     if (!this.#answering) return;
     this.#cancelled = true;
-    if (this.#asked) this.#link?.send({ type: "response.cancel" });
+    if (this.#sent) this.#connection?.send({ type: "response.cancel" });
   }
 
-  /** Closes the connection. An answer under way ends without a trace. */
+  /** Closes the connection. A running answer and its message are discarded. */
   close(): void {
     this.#drop();
   }
 
   #drop(): void {
-    this.#link?.close();
-    this.#link = null;
+    this.#connection?.close();
+    this.#connection = null;
   }
 
-  async #connected(signal?: AbortSignal): Promise<Link> {
-    if (!this.#link?.open) {
+  async #connect(signal?: AbortSignal): Promise<Connection> {
+    if (!this.#connection?.open) {
       this.#drop();
-      this.#link = await Link.to(await this.#transport.socket(path("sessions", this.session, "stream"), signal), signal);
+      this.#connection = await Connection.to(await this.#transport.socket(path("sessions", this.session, "stream"), signal), signal);
     }
-    return this.#link;
+    return this.#connection;
   }
 
-  /** The answer to `content`, if it stands behind the first `before` messages. */
-  async #answered(before: number, content: string, signal?: AbortSignal): Promise<Message | null> {
-    const [question, answer] = (await this.#sessions.messages(this.session, { signal })).slice(before);
+  /** The answer to `content`, if both follow the first `messagesBefore` messages of the session; else null. */
+  async #findAnswer(messagesBefore: number, content: string, signal?: AbortSignal): Promise<Message | null> {
+    const [question, answer] = (await this.#sessions.messages(this.session, { signal })).slice(messagesBefore);
     return question?.role === "user" && question.content === content && answer?.role === "assistant" ? answer : null;
   }
 }
 
 const REASONS: Record<number, string> = {
   1001: "the server is shutting down",
-  1008: "the server refused",
+  1008: "the server refused the request",
   1012: "the server is restarting",
   1013: "the server is overloaded",
 };
 
-/** An open socket, and what came over it. */
-class Link {
+/** An open socket, and a queue of the frames received. */
+class Connection {
   readonly #socket: WebSocket;
   readonly #frames: string[] = [];
   #wake: () => void = () => {};
@@ -146,15 +152,15 @@ class Link {
     });
   }
 
-  static to(socket: WebSocket, signal?: AbortSignal): Promise<Link> {
-    const link = new Link(socket);
+  static to(socket: WebSocket, signal?: AbortSignal): Promise<Connection> {
+    const connection = new Connection(socket);
     return new Promise((resolve, reject) => {
       const abort = () => (socket.close(), reject(signal?.reason));
       const settled = () => signal?.removeEventListener("abort", abort);
       if (signal?.aborted) return abort();
       signal?.addEventListener("abort", abort, { once: true });
-      socket.addEventListener("open", () => (settled(), resolve(link)), { once: true });
-      socket.addEventListener("error", () => (settled(), reject(new APIConnectionError(`no answer from ${socket.url}`))), { once: true });
+      socket.addEventListener("open", () => (settled(), resolve(connection)), { once: true });
+      socket.addEventListener("error", () => (settled(), reject(new APIConnectionError(`no response from ${socket.url}`))), { once: true });
     });
   }
 
@@ -170,7 +176,7 @@ class Link {
     this.#socket.close();
   }
 
-  /** The next frame. Throws why there is none. */
+  /** The next frame. Throws the reason if the connection was closed. */
   async next(signal?: AbortSignal): Promise<string> {
     while (this.#frames.length === 0) {
       if (signal?.aborted) throw signal.reason;

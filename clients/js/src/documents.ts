@@ -1,9 +1,9 @@
-/** `client.documents`: upload texts and follow their reading. */
+/** `client.documents`: upload documents and wait until the server has read them. */
 import { ReadingFailedError } from "./errors.js";
-import { delay, passing, pause } from "./patience.js";
+import { isTransient, retryDelay, sleep } from "./retry.js";
 import { type Transport, path } from "./transport.js";
-import type { CallOptions, Document, DocumentText, Formats, List } from "./types.js";
-import { type Source, type UploadOptions, upload } from "./upload.js";
+import type { CallOptions, Document, DocumentText, Formats, List, Source, UploadOptions } from "./types.js";
+import { upload } from "./upload.js";
 
 export class Documents {
   readonly #transport: Transport;
@@ -12,17 +12,17 @@ export class Documents {
     this.#transport = transport;
   }
 
-  /** Uploads a text; the server begins to read it when it is there. */
+  /** Uploads a document. The server starts to read it as soon as the upload is complete. */
   upload(source: Source, options: UploadOptions = {}): Promise<Document> {
     return upload(this.#transport, source, options);
   }
 
-  /** The files that the server takes, and how large they may be. */
+  /** The file formats that the server accepts, and their maximum size. */
   formats(options: CallOptions = {}): Promise<Formats> {
     return this.#transport.json({ method: "GET", path: path("formats"), ...options });
   }
 
-  /** The document as it is now. */
+  /** The current state of the document. */
   get(id: string, options: CallOptions = {}): Promise<Document> {
     return this.#transport.json({ method: "GET", path: path("documents", id), ...options });
   }
@@ -33,12 +33,12 @@ export class Documents {
     return this.#transport.json({ method: "GET", path: path("documents"), query: { limit, after }, signal });
   }
 
-  /** Deletes the document; sessions made from it keep what they know. */
+  /** Deletes the document. Sessions made from it keep their memory. */
   async delete(id: string, options: CallOptions = {}): Promise<void> {
     await this.#transport.json({ method: "DELETE", path: path("documents", id), ...options });
   }
 
-  /** A part of the text, in bytes of its UTF-8, as evidence counts; at most 64 KiB. */
+  /** A part of the text, of at most 64 KiB. The offsets count bytes of its UTF-8, like those of evidence. */
   text(id: string, options: CallOptions & { startByte?: number; endByte?: number } = {}): Promise<DocumentText> {
     const { startByte, endByte, signal } = options;
     const query = { start_byte: startByte, end_byte: endByte };
@@ -46,8 +46,8 @@ export class Documents {
   }
 
   /**
-   * The document each time that it has changed, until it is `ready` or `failed`. Goes on through restarts of the server;
-   * throws when it is away for longer than the client has patience, or from the beginning.
+   * Yields the document each time that it changes, until it is `ready` or `failed`. Tolerates outages of the server of up
+   * to `outageTimeout` seconds, but the first request must succeed.
    */
   async *follow(id: string, { signal }: CallOptions = {}): AsyncGenerator<Document> {
     const call = { method: "GET", path: path("documents", id, "events"), signal } as const;
@@ -56,32 +56,32 @@ export class Documents {
     for (let attempt = 0; ; attempt++) {
       try {
         for await (const event of this.#transport.events<{ type: string; document: Document }>(call)) {
-          if (event.type === "document.deleted") break; // asking anew says that there is none
+          if (event.type === "document.deleted") break; // the next request gets a 404
           [seen, lost, attempt] = [true, null, 0];
           yield event.document;
           if (event.document.status === "ready" || event.document.status === "failed") return;
         }
       } catch (error) {
-        if (signal?.aborted || !seen || !passing(error)) throw error;
+        if (signal?.aborted || !seen || !isTransient(error)) throw error;
         lost ??= Date.now();
-        if (Date.now() - lost >= this.#transport.patience * 1000) throw error;
-        await pause(delay(attempt, error) ?? 8, signal);
+        if (Date.now() - lost >= this.#transport.outageTimeout * 1000) throw error;
+        await sleep(retryDelay(attempt, error) ?? 8, signal);
         continue;
       }
-      await pause(0.1, signal);
+      await sleep(0.1, signal);
     }
   }
 
-  /** Waits until the document is read. Throws `ReadingFailedError` if it cannot be. */
+  /** Waits until the document is read. Throws `ReadingFailedError` if the server cannot read it. */
   async wait(id: string, options: CallOptions & { onProgress?: (document: Document) => void } = {}): Promise<Document> {
     for await (const document of this.follow(id, options)) {
       options.onProgress?.(document);
       if (document.status === "ready") return document;
       if (document.status === "failed") {
-        const { message, code } = document.error ?? { message: "the server does not say why", code: null };
+        const { message, code } = document.error ?? { message: "the server gave no reason", code: null };
         throw new ReadingFailedError(`${id} could not be read: ${message}`, id, code);
       }
     }
-    throw new Error("unreachable: following ends with the end of reading");
+    throw new Error("unreachable: `follow` ends only when the document is ready or failed");
   }
 }

@@ -1,22 +1,22 @@
 /**
- * Every error that the client throws; only an aborted call throws what its signal says.
+ * Every error that the client throws. An aborted call throws the reason of its signal instead.
  *
  * EverlongError
- * ├── APIConnectionError            no answer: refused, reset, no such host
- * ├── APIStatusError                an answer that is an error; one of the following where there is one for its status
+ * ├── APIConnectionError            no response: connection refused or reset, or unknown host
+ * ├── APIStatusError                an error response; a subclass if its status has one
  * │   ├── AuthenticationError       401
  * │   ├── PermissionDeniedError     403
  * │   ├── NotFoundError             404
  * │   ├── ConflictError             409
- * │   │   ├── SessionBusyError      409 session_busy: another answer is being written
- * │   │   └── DocumentNotReadyError 409 document_not_ready: it is still being read
+ * │   │   ├── SessionBusyError      409 session_busy: the session is generating another answer
+ * │   │   └── DocumentNotReadyError 409 document_not_ready: the document is still being read
  * │   ├── PayloadTooLargeError      413
  * │   ├── UnsupportedMediaTypeError 415
  * │   ├── UnprocessableEntityError  422
  * │   ├── RateLimitError            429
  * │   ├── ServiceUnavailableError   503
  * │   └── InternalServerError       every other 5xx
- * ├── UnexpectedAnswerError         a success whose body no everlong server would send
+ * ├── UnexpectedAnswerError         a success response with a body that no everlong server sends
  * ├── ReadingFailedError            the server could not read a document
  * └── StreamError                   an `error` event, or a stream that ended before the answer was complete
  */
@@ -28,10 +28,10 @@ export class EverlongError extends Error {
   }
 }
 
-/** The server could not be reached, or the connection broke before it answered. */
+/** The server could not be reached, or the connection broke before the response. */
 export class APIConnectionError extends EverlongError {}
 
-interface Facts {
+interface StatusFields {
   status: number;
   code?: string | null;
   type?: string | null;
@@ -39,7 +39,7 @@ interface Facts {
   retryAfter?: number | null;
 }
 
-/** The server answered with an error. `retryAfter`: the wait that it asks for, in seconds, or null. */
+/** The server responded with an error. `retryAfter` is the delay in seconds that it asks for, or null. */
 export class APIStatusError extends EverlongError {
   readonly status: number;
   readonly code: string | null;
@@ -47,13 +47,13 @@ export class APIStatusError extends EverlongError {
   readonly param: string | null;
   readonly retryAfter: number | null;
 
-  constructor(message: string, facts: Facts) {
+  constructor(message: string, fields: StatusFields) {
     super(message);
-    this.status = facts.status;
-    this.code = facts.code ?? null;
-    this.type = facts.type ?? null;
-    this.param = facts.param ?? null;
-    this.retryAfter = facts.retryAfter ?? null;
+    this.status = fields.status;
+    this.code = fields.code ?? null;
+    this.type = fields.type ?? null;
+    this.param = fields.param ?? null;
+    this.retryAfter = fields.retryAfter ?? null;
   }
 }
 
@@ -70,10 +70,10 @@ export class RateLimitError extends APIStatusError {}
 export class ServiceUnavailableError extends APIStatusError {}
 export class InternalServerError extends APIStatusError {}
 
-/** The answer says success, yet it is not what an everlong server sends: is something else at this address? */
+/** The response reports success, but its body is not one of an everlong server. Check the address. */
 export class UnexpectedAnswerError extends EverlongError {}
 
-/** The server gave up reading the document or session `id`. */
+/** The server could not read the document, or the documents of the session, `id`. */
 export class ReadingFailedError extends EverlongError {
   constructor(
     message: string,
@@ -84,7 +84,10 @@ export class ReadingFailedError extends EverlongError {
   }
 }
 
-/** A streamed answer failed. `code`, `type`, `param` and `retryAfter` (seconds) come from the event; `closeCode` is a WebSocket's. */
+/**
+ * A streamed answer failed. `code`, `type`, `param` and `retryAfter` (seconds) come from the `error` event. `closeCode` is the
+ * code with which a WebSocket was closed, or null.
+ */
 export class StreamError extends EverlongError {
   readonly code: string | null;
   readonly type: string | null;
@@ -94,14 +97,14 @@ export class StreamError extends EverlongError {
 
   constructor(
     message: string,
-    facts: { [key in "code" | "type" | "param"]?: string | null } & { closeCode?: number; retryAfter?: number | null } = {},
+    fields: { [key in "code" | "type" | "param"]?: string | null } & { closeCode?: number; retryAfter?: number | null } = {},
   ) {
     super(message);
-    this.retryAfter = facts.retryAfter ?? null;
-    this.code = facts.code ?? null;
-    this.type = facts.type ?? null;
-    this.param = facts.param ?? null;
-    this.closeCode = facts.closeCode ?? null;
+    this.retryAfter = fields.retryAfter ?? null;
+    this.code = fields.code ?? null;
+    this.type = fields.type ?? null;
+    this.param = fields.param ?? null;
+    this.closeCode = fields.closeCode ?? null;
   }
 }
 
@@ -121,33 +124,33 @@ const BY_CODE: Record<string, typeof APIStatusError> = {
   document_not_ready: DocumentNotReadyError,
 };
 
-/** The error that an answer is, from its status, its `Retry-After` and its body. */
+/** The error for an unsuccessful response, from its status, its `Retry-After` header and its body. */
 export function statusError(status: number, retryAfter: string | null, body: string): APIStatusError {
   const kind = BY_STATUS[status] ?? (status >= 500 ? InternalServerError : APIStatusError);
   const wait = parseRetryAfter(retryAfter);
-  const error = errorIn(body);
-  if (!error) return new kind(`HTTP ${status}, in words that no everlong server uses`, { status, retryAfter: wait });
+  const error = parseError(body);
+  if (!error) return new kind(`HTTP ${status}, but not from an everlong server`, { status, retryAfter: wait });
   const exact = (status === 409 && BY_CODE[String(error.code)]) || kind;
   return new exact(error.message, { ...error, status, retryAfter: wait });
 }
 
-function errorIn(body: string): ErrorFacts | null {
+function parseError(body: string): ErrorFields | null {
   try {
     const { error } = JSON.parse(body);
     return typeof error?.message === "string" ? error : null;
   } catch {
-    return null; // a proxy's page, most likely
+    return null; // most likely a proxy's error page
   }
 }
 
-interface ErrorFacts {
+interface ErrorFields {
   message: string;
   code?: string | null;
   type?: string | null;
   param?: string | null;
 }
 
-/** Seconds to wait, from a `Retry-After` header in either of its forms (seconds or a date); null if it has none. */
+/** The delay in seconds from a `Retry-After` header (seconds or a date); null if it is missing or invalid. */
 export function parseRetryAfter(value: string | null, now: number = Date.now()): number | null {
   if (value === null || value.trim() === "") return null;
   const seconds = /^\s*\d+(\.\d+)?\s*$/.test(value) ? Number(value) : (Date.parse(value) - now) / 1000;

@@ -1,7 +1,7 @@
-/** `client.sessions`: ask about documents. */
+/** `client.sessions`: ask questions about documents. */
 import { Conversation } from "./conversation.js";
 import { ReadingFailedError, StreamError } from "./errors.js";
-import { delay, passing, pause } from "./patience.js";
+import { isTransient, retryDelay, sleep } from "./retry.js";
 import { type Transport, path } from "./transport.js";
 import type { CallOptions, List, Message, PostOptions, Recall, ResponseEvent, Sampling, Session, SessionMemory } from "./types.js";
 
@@ -12,7 +12,7 @@ export class Sessions {
     this.#transport = transport;
   }
 
-  /** Begins a session on the documents with these ids, in this order; they may still be being read. */
+  /** Creates a session on the documents with these ids, in this order. They may still be in reading. */
   create(
     documents: string[] = [],
     options: PostOptions & { model?: string; recall?: Recall | false } = {},
@@ -21,7 +21,7 @@ export class Sessions {
     return this.#transport.json({ method: "POST", path: path("sessions"), json: { documents, model, recall }, ...rest });
   }
 
-  /** The session as it is now. */
+  /** The current state of the session. */
   get(id: string, options: CallOptions = {}): Promise<Session> {
     return this.#transport.json({ method: "GET", path: path("sessions", id), ...options });
   }
@@ -32,12 +32,12 @@ export class Sessions {
     return this.#transport.json({ method: "GET", path: path("sessions"), query: { limit, after }, signal });
   }
 
-  /** Gives the session another title, of at most 200 characters; null: the next question gives it one. */
+  /** Sets the title, of at most 200 characters. With null the next question becomes the title. */
   rename(id: string, title: string | null, options: CallOptions = {}): Promise<Session> {
     return this.#transport.json({ method: "PATCH", path: path("sessions", id), json: { title }, ...options });
   }
 
-  /** What messages that say nothing of `recall` are grounded on; null: what the server does by itself. */
+  /** Sets the session's default for messages without `recall`. Null restores the server's default. */
   setRecall(id: string, recall: Recall | false | null, options: CallOptions = {}): Promise<Session> {
     return this.#transport.json({ method: "PATCH", path: path("sessions", id), json: { recall }, ...options });
   }
@@ -47,23 +47,23 @@ export class Sessions {
     await this.#transport.json({ method: "DELETE", path: path("sessions", id), ...options });
   }
 
-  /** A new session that remembers what this one does; from here on they go their own ways. */
+  /** Copies the session with its memory and messages. The two sessions are independent from then on. */
   fork(id: string, options: PostOptions = {}): Promise<Session> {
     return this.#transport.json({ method: "POST", path: path("sessions", id, "fork"), ...options });
   }
 
-  /** What the session's memory holds, how full it is, and what it gives attention and space to. */
+  /** What the session's memory holds, how full it is, and where its attention and space go. */
   memory(id: string, options: CallOptions = {}): Promise<SessionMemory> {
     return this.#transport.json({ method: "GET", path: path("sessions", id, "memory"), ...options });
   }
 
-  /** The dialogue so far, oldest first. */
+  /** The session's messages, oldest first. */
   async messages(id: string, options: CallOptions = {}): Promise<Message[]> {
     const call = { method: "GET", path: path("sessions", id, "messages"), ...options } as const;
     return (await this.#transport.json<List<Message>>(call)).data;
   }
 
-  /** Waits until the session has read its documents. Throws `ReadingFailedError` if it cannot. */
+  /** Waits until the session has read its documents. Throws `ReadingFailedError` if one cannot be read. */
   async wait(id: string, options: CallOptions & { onProgress?: (session: Session) => void } = {}): Promise<Session> {
     let lost: number | null = null;
     let seen = false;
@@ -72,28 +72,28 @@ export class Sessions {
       try {
         session = await this.get(id, options);
       } catch (error) {
-        if (options.signal?.aborted || !seen || !passing(error)) throw error;
+        if (options.signal?.aborted || !seen || !isTransient(error)) throw error;
         lost ??= Date.now();
-        if (Date.now() - lost >= this.#transport.patience * 1000) throw error;
-        await pause(delay(attempt++, error) ?? 8, options.signal);
+        if (Date.now() - lost >= this.#transport.outageTimeout * 1000) throw error;
+        await sleep(retryDelay(attempt++, error) ?? 8, options.signal);
         continue;
       }
       [seen, lost, attempt] = [true, null, 0];
       options.onProgress?.(session);
       if (session.status === "ready") return session;
       if (session.status === "failed") throw new ReadingFailedError(`the documents of ${id} could not be read`, id, null);
-      await pause(seconds, options.signal);
+      await sleep(seconds, options.signal);
     }
   }
 
-  /** Asks, and waits for the whole answer. Throws `SessionBusyError` while another is being written. */
+  /** Sends a message and returns the whole answer. Throws `SessionBusyError` while another answer is generated. */
   send(id: string, content: string, sampling: Sampling = {}, options: PostOptions = {}): Promise<Message> {
     return this.#transport.json({ ...asked(id, { ...sampling, content }), ...options });
   }
 
   /**
-   * Asks, and yields the answer's events as they come; the last is `response.completed`. Leaving the loop early, like
-   * aborting, ends the answer, and nothing has happened to the session.
+   * Sends a message and yields the answer's events; the last is `response.completed`. Leaving the loop early, or aborting,
+   * cancels the answer and leaves the session unchanged.
    */
   async *stream(id: string, content: string, sampling: Sampling = {}, options: PostOptions = {}): AsyncGenerator<ResponseEvent> {
     const call = { ...asked(id, { ...sampling, content, stream: true }), ...options };
@@ -104,7 +104,7 @@ export class Sessions {
     throw new StreamError("the stream ended before the answer was complete");
   }
 
-  /** A conversation over one WebSocket, whose answers can be cancelled and outlive lost connections. */
+  /** A conversation over one WebSocket, whose answers can be cancelled and survive lost connections. */
   connect(id: string): Conversation {
     return new Conversation(this.#transport, id, this);
   }

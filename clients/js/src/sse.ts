@@ -1,10 +1,10 @@
-/** Server-sent events, as they come out of a response's body. */
+/** A decoder of server-sent events from a response's body. */
 import { StreamError } from "./errors.js";
 
-/** A server sends a comment every 15 seconds: one that is silent for so long (in seconds) is gone. */
-const SILENCE = 60;
+/** Seconds without a byte after which the stream counts as lost. The server sends a comment every 15 seconds. */
+const SILENCE_TIMEOUT = 60;
 
-/** The `data` of each event. Throws `StreamError` if the stream breaks or falls silent. Leaving the loop closes it. */
+/** Yields the `data` of each event. Throws `StreamError` if the stream breaks or is silent. Leaving the loop closes it. */
 export async function* serverSentEvents(body: ReadableStream<Uint8Array>): AsyncGenerator<string> {
   const reader = body.getReader();
   const decoder = new TextDecoder();
@@ -12,7 +12,7 @@ export async function* serverSentEvents(body: ReadableStream<Uint8Array>): Async
   let data: string[] = [];
   try {
     for (;;) {
-      const { done, value } = await silent(reader.read());
+      const { done, value } = await withTimeout(reader.read());
       if (done) return;
       text += decoder.decode(value, { stream: true });
       const lines = text.split(/\r\n|\n|\r(?!$)/); // a \r at the very end may be the first half of \r\n
@@ -30,11 +30,11 @@ export async function* serverSentEvents(body: ReadableStream<Uint8Array>): Async
   }
 }
 
-/** What `read` reads, within the time. */
-async function silent<T>(read: Promise<T>): Promise<T> {
+/** The result of `read`. Throws `StreamError` if it takes longer than `SILENCE_TIMEOUT`. */
+async function withTimeout<T>(read: Promise<T>): Promise<T> {
   let timer: ReturnType<typeof setTimeout> | undefined;
   const alarm = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new StreamError(`the server said nothing for ${SILENCE} s`)), SILENCE * 1000);
+    timer = setTimeout(() => reject(new StreamError(`the server sent nothing for ${SILENCE_TIMEOUT} s`)), SILENCE_TIMEOUT * 1000);
   });
   try {
     return await Promise.race([read, alarm]);

@@ -1,12 +1,12 @@
-/** What goes over the wire, under short names. The shapes are the server's own: see openapi.ts. */
+/** Short names for the types of the API. The generated openapi.ts has their definitions. */
 import type { components } from "./openapi.js";
 
 type Schemas = components["schemas"];
 
 export type Document = Schemas["Document"];
-/** What this server makes texts of; `max_bytes`: of a file, and of its text. */
+/** The file formats that the server accepts. `max_bytes` limits a file, and also the text in it. */
 export type Formats = Schemas["FormatList"];
-/** A file that comes in parts, or has come. */
+/** An upload in parts, running or complete. */
 export type Upload = Schemas["Upload"];
 export type DocumentText = Schemas["DocumentText"];
 export type Session = Schemas["Session"];
@@ -21,16 +21,16 @@ export type Recall = Schemas["Recall"];
 export type Usage = Schemas["Usage"];
 export type Model = Schemas["ServedModel"];
 
-/** A page of a list; `has_more`: ask again `after` the last id. */
+/** One page of a list. If `has_more`, request the next page `after` the last id. */
 export interface List<T> {
   data: T[];
   has_more?: boolean;
 }
 
-/** How an answer is drawn, and what it is grounded on. What is left out, the server chooses. */
+/** The sampling parameters and the recall of an answer. The server chooses those that are missing. */
 export type Sampling = Partial<Omit<Schemas["CreateMessage"], "content" | "stream">>;
 
-/** What happens to one answer, in this order; between evidence and end come any number of deltas. */
+/** The events of one answer, in this order, with any number of deltas. */
 export type ResponseEvent =
   | { type: "response.created"; response: { id: string } }
   | { type: "response.evidence"; response_id: string; evidence: Evidence[] }
@@ -38,11 +38,45 @@ export type ResponseEvent =
   | { type: "response.completed"; message: Message };
 
 export interface CallOptions {
-  /** Ends the call early, with the signal's reason. */
+  /** Aborts the call, which then throws the signal's reason. */
   signal?: AbortSignal | undefined;
 }
 
 export interface PostOptions extends CallOptions {
-  /** By this the server knows a request again, and does not do it twice. Default: a new one for each call. */
+  /** The server does the work of requests with the same key only once. Default: a new key for each call. */
   idempotencyKey?: string | undefined;
+}
+
+/** What can be uploaded. */
+export type Source =
+  | string
+  | Blob
+  | ArrayBuffer
+  | Uint8Array<ArrayBuffer>
+  | ReadableStream<Uint8Array | string>
+  | AsyncIterable<Uint8Array | string>;
+
+export interface UploadOptions extends PostOptions {
+  /** The document's name. Default: the name of a File. */
+  filename?: string | undefined;
+  /**
+   * Default: text/plain for strings and streams, the type of a Blob, else application/octet-stream, for which the server
+   * detects the format.
+   */
+  contentType?: string | undefined;
+  /** Called with the bytes sent so far. `total` is null for a stream. */
+  onProgress?: ((sent: number, total: number | null) => void) | undefined;
+  /** Larger sources are sent in parts of this size in bytes, each with its own retries. Default: 8 MiB. */
+  partSize?: number | undefined;
+  /** An object in which an upload in parts records its progress. Pass it again to resume an interrupted upload. */
+  state?: UploadState | undefined;
+}
+
+/** The progress of an upload in parts. One call of `upload` fills it in; a later call resumes from it. It can be stored as JSON. */
+export interface UploadState {
+  upload?: string;
+  /** The ids of the parts that the server has, in order. */
+  parts?: string[];
+  /** The size of each part, in bytes. */
+  partSize?: number;
 }

@@ -1,4 +1,4 @@
-/** Everything that `source` yields. (Array.fromAsync is not in Node 20.) */
+/** Returns all items of `source`. (Node 20 has no Array.fromAsync.) */
 export async function all<T>(source: AsyncIterable<T>): Promise<T[]> {
   const items: T[] = [];
   for await (const item of source) items.push(item);

@@ -1,6 +1,6 @@
 import { createHash } from "node:crypto";
 import { expect, test } from "vitest";
-import { APIConnectionError, type Begun, Everlong, NotFoundError, ReadingFailedError, UnprocessableEntityError, UnsupportedMediaTypeError } from "../src/index.js";
+import { APIConnectionError, Everlong, NotFoundError, ReadingFailedError, UnprocessableEntityError, UnsupportedMediaTypeError, type UploadState } from "../src/index.js";
 import { all } from "./all.js";
 import { Proxy } from "./proxy.js";
 
@@ -37,7 +37,7 @@ test.each(Object.entries(SOURCES))("a %s is uploaded, with and without progress,
   expect(read[0]!.status).toBe("ready");
 });
 
-test("the server says what it takes", async () => {
+test("the server lists the formats that it accepts", async () => {
   const { data, max_bytes } = await client.documents.formats();
   expect(data[0]).toMatchObject({ id: "text", media_types: ["text/*"] });
   expect(max_bytes).toBeGreaterThan(1e9);
@@ -53,21 +53,23 @@ test("reading is followed until it is done", async () => {
   expect(seen).toEqual([...seen].sort((a, b) => a - b));
 });
 
-test("following goes on through a lost connection, and gives up without patience", async () => {
+test("following survives a lost connection, but not with an outage timeout of 0", async () => {
   const proxy = await Proxy.to(URL);
-  const { id } = await client.documents.upload(TEXT.repeat(100));
+  const long = await client.documents.upload(TEXT.repeat(10_000)); // takes minutes to read
+  const { id } = await client.documents.upload(TEXT.repeat(20));
   const follow = new Everlong({ baseUrl: proxy.url }).documents.follow(id);
-  const impatient = new Everlong({ baseUrl: proxy.url, patience: 0, retries: 0 }).documents.follow(id);
+  const impatient = new Everlong({ baseUrl: proxy.url, outageTimeout: 0, retries: 0 }).documents.follow(long.id);
   await Promise.all([follow.next(), impatient.next()]);
   const port = await proxy.pull();
-  await expect(all(impatient)).rejects.toThrow(/cut off|no answer/);
+  await expect(all(impatient)).rejects.toThrow(/cut off|no response/);
+  await client.documents.delete(long.id);
   await proxy.plug(port);
   const rest = await all(follow);
   expect(rest.at(-1)!.status).toBe("ready");
   await proxy.pull();
 });
 
-test("parts of the text meet", async () => {
+test("adjacent parts of the text join without a gap", async () => {
   const { id, bytes } = await client.documents.upload(TEXT);
   let text = "";
   for (let at = 0; at < bytes; at += 11) text += (await client.documents.text(id, { startByte: at, endByte: at + 11 })).text;
@@ -87,7 +89,7 @@ test("lists have pages, and what is deleted is gone", async () => {
   await expect(client.documents.wait(ids[0]!)).rejects.toThrow(NotFoundError);
 });
 
-test("what cannot be read is refused by name", async () => {
+test("files that cannot be read are refused", async () => {
   const rtf = new File(["{\\rtf1 Oh.}"], "a.rtf", { type: "application/octet-stream" });
   await expect(client.documents.upload(rtf)).rejects.toThrow(UnsupportedMediaTypeError);
   await expect(client.documents.upload("")).rejects.toMatchObject({ code: "empty_document" });
@@ -96,7 +98,7 @@ test("what cannot be read is refused by name", async () => {
   expect(new ReadingFailedError("x", "doc_1", null).name).toBe("ReadingFailedError");
 });
 
-test("what is larger than a part comes in parts; one that is lost is sent again, and no other", async () => {
+test("a large file is sent in parts, and only a lost part is sent again", async () => {
   const proxy = await Proxy.to(URL);
   let port = 0;
   const lost: typeof fetch = async (url, init) => {
@@ -111,7 +113,7 @@ test("what is larger than a part comes in parts; one that is lost is sent again,
   const document = await through.documents.upload(TEXT, options);
   const parts = Math.ceil(BYTES.length / 400);
   expect(parts).toBeGreaterThan(3);
-  expect(proxy.requests("POST /v1/uploads/")).toBe(parts + 1); // and its completion: the lost one never came through
+  expect(proxy.requests("POST /v1/uploads/")).toBe(parts + 1); // plus the completion; the lost request never reached the proxy
   expect(proxy.requests("POST /v1/documents")).toBe(0);
   expect(seen).toEqual([...seen].sort((a, b) => a - b));
   expect([seen[0], seen.at(-1)]).toEqual([0, BYTES.length]);
@@ -122,21 +124,21 @@ test("what is larger than a part comes in parts; one that is lost is sent again,
   await proxy.pull();
 });
 
-test("an upload that was given up goes on where it stood; one that has expired begins anew", async () => {
-  const [proxy, begun]: [Proxy, Begun] = [await Proxy.to(URL), {}];
+test("an interrupted upload is resumed; an expired one starts again", async () => {
+  const [proxy, state]: [Proxy, UploadState] = [await Proxy.to(URL), {}];
   const through = new Everlong({ baseUrl: proxy.url, retries: 0 });
   const port = proxy.port;
   const onProgress = (sent: number) => void (sent === 1200 && proxy.pull());
-  await expect(through.documents.upload(TEXT, { partSize: 400, begun, onProgress })).rejects.toThrow(APIConnectionError);
-  const kept: Begun = JSON.parse(JSON.stringify(begun));
+  await expect(through.documents.upload(TEXT, { partSize: 400, state, onProgress })).rejects.toThrow(APIConnectionError);
+  const kept: UploadState = JSON.parse(JSON.stringify(state));
   expect(kept.parts!.length).toBe(3);
   await proxy.plug(port);
   const before = proxy.requests("POST /v1/uploads/");
-  const document = await through.documents.upload(TEXT, { begun: kept, partSize: 400 });
+  const document = await through.documents.upload(TEXT, { state: kept, partSize: 400 });
   expect(document.bytes).toBe(BYTES.length);
   expect(proxy.requests("POST /v1/uploads/") - before).toBe(Math.ceil(BYTES.length / 400) - 3 + 1);
-  const expired = { ...begun, upload: "upload_0123456789abcdef0123456789abcdef" };
-  expect((await through.documents.upload(TEXT, { begun: expired, partSize: 400 })).bytes).toBe(BYTES.length);
+  const expired = { ...state, upload: "upload_0123456789abcdef0123456789abcdef" };
+  expect((await through.documents.upload(TEXT, { state: expired, partSize: 400 })).bytes).toBe(BYTES.length);
   expect(expired.parts!.length).toBe(Math.ceil(BYTES.length / 400));
   await proxy.pull();
 });

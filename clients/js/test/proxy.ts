@@ -1,4 +1,4 @@
-/** `Proxy`: what stands between client and server and can be pulled out like a plug. */
+/** `Proxy`: forwards TCP connections to the server, and can be disconnected (`pull`) and connected again (`plug`). */
 import { type AddressInfo, type Server, type Socket, connect, createServer } from "node:net";
 
 export class Proxy {
@@ -33,12 +33,12 @@ export class Proxy {
     return `http://127.0.0.1:${this.port}`;
   }
 
-  /** How many requests began with `start`. */
+  /** The number of requests that started with `start`. */
   requests(start: string): number {
     return this.#seen.split(start).length - 1;
   }
 
-  /** Cuts all connections; new ones are refused. The port, for `plug`. */
+  /** Resets all connections and refuses new ones. Returns the port, for `plug`. */
   async pull(): Promise<number> {
     const port = this.port;
     const closed = new Promise((resolve) => this.#server.close(resolve));

@@ -1,4 +1,4 @@
-/** What no healthy server does: its answers are made here. */
+/** Retries and errors, against a fake server with prepared responses. */
 import { type IncomingMessage, type Server, type ServerResponse, createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { afterEach, expect, test } from "vitest";
@@ -11,13 +11,13 @@ import {
   UnexpectedAnswerError,
 } from "../src/index.js";
 import { parseRetryAfter } from "../src/errors.js";
-import { delay } from "../src/patience.js";
+import { retryDelay } from "../src/retry.js";
 
 type Answer = (request: IncomingMessage, response: ServerResponse) => void;
 let server: Server;
 let seen: { method: string; url: string; at: number; body: string; key: unknown; name: unknown }[];
 
-/** A client whose requests get `answers`, one after the other, the last again and again. */
+/** Makes a client whose requests get `answers` in turn; the last one repeats. */
 async function meeting(...answers: Answer[]): Promise<Everlong> {
   seen = [];
   server = createServer(async (request, response) => {
@@ -43,14 +43,14 @@ function refusal(status: number, code: string, retryAfter?: string): Answer {
 const good: Answer = (_, response) => response.end(JSON.stringify({ id: "doc_1", data: [] }));
 const hangUp: Answer = (request) => request.socket.destroy();
 
-test.each([429, 503])("a %i is tried again after the time that the server asks for, whatever was asked", async (status) => {
+test.each([429, 503])("a %i is retried after the delay that the server asks for", async (status) => {
   const client = await meeting(refusal(status, "overloaded", "1"), good);
   await client.documents.upload("text");
   expect(seen.map(({ method, body }) => [method, body])).toEqual([["POST", "text"], ["POST", "text"]]);
   expect(seen[1]!.at - seen[0]!.at).toBeGreaterThan(990);
 });
 
-test("what may have been done is not done twice: the server is told that it is the same", async () => {
+test("retries of a POST have the same idempotency key", async () => {
   const client = await meeting(hangUp, refusal(503, "store_unavailable", "0"), refusal(409, "idempotency_in_progress", "0"), good);
   await client.sessions.create([]);
   expect(seen).toHaveLength(4);
@@ -64,13 +64,13 @@ test("what may have been done is not done twice: the server is told that it is t
   expect(seen[6]!.name).toBeUndefined();
 });
 
-test("a conflict is for the caller", async () => {
+test("a conflict is not retried", async () => {
   const client = await meeting(refusal(409, "session_busy"), good);
   await expect(client.sessions.send("ses_1", "x")).rejects.toThrow(SessionBusyError);
   expect(seen).toHaveLength(1);
 });
 
-test("a WebSocket is opened with a ticket, since it takes no key", async () => {
+test("a WebSocket is opened with a ticket instead of the API key", async () => {
   const urls: string[] = [];
   class Socket extends EventTarget {
     constructor(url: URL) {
@@ -82,19 +82,19 @@ test("a WebSocket is opened with a ticket, since it takes no key", async () => {
   }
   const ticket: Answer = (_, response) => response.end(JSON.stringify({ id: "ses_1", messages: 0, ticket: "t/1" }));
   const { baseUrl } = await meeting(ticket);
-  const client = new Everlong({ baseUrl, apiKey: "k", patience: 0, WebSocket: Socket as unknown as typeof WebSocket });
+  const client = new Everlong({ baseUrl, apiKey: "k", outageTimeout: 0, WebSocket: Socket as unknown as typeof WebSocket });
   await expect(client.sessions.connect("ses_1").send("x").next()).rejects.toThrow(APIConnectionError);
   expect(seen.at(-1)).toMatchObject({ method: "POST", url: "/v1/tickets", key: "Bearer k" });
   expect(urls).toEqual([`ws${baseUrl.slice(4)}/v1/sessions/ses_1/stream?ticket=t%2F1`]);
 });
 
-test("a deletion whose answer was lost is no error", async () => {
+test("a retried deletion that gets 404 is no error", async () => {
   const client = await meeting(hangUp, refusal(404, "document_not_found"));
   await client.documents.delete("doc_1");
   await expect(client.documents.delete("doc_1")).rejects.toMatchObject({ status: 404 });
 });
 
-test("an answer that is cut off is asked for again", async () => {
+test("a response that is cut off is retried", async () => {
   const cut = new ReadableStream({ start: (body) => body.error(new TypeError("terminated")) });
   const answers = [new Response(cut), Response.json({ data: [] }), new Response("<html>")];
   const client = new Everlong({ baseUrl: "http://127.0.0.1:1", fetch: async () => answers.shift()! });
@@ -102,7 +102,7 @@ test("an answer that is cut off is asked for again", async () => {
   await expect(client.models()).rejects.toThrow("not JSON");
 });
 
-test("it ends after some tries, and at once if the wait is too long", async () => {
+test("retries are limited, and there are none if the server asks for too long a delay", async () => {
   let client = await meeting(refusal(429, "overloaded", "0"));
   await expect(client.models()).rejects.toMatchObject({ code: "overloaded", retryAfter: 0, message: "no: overloaded" });
   expect(seen).toHaveLength(4);
@@ -112,13 +112,13 @@ test("it ends after some tries, and at once if the wait is too long", async () =
   expect(seen).toHaveLength(1);
 });
 
-test("a stream that was taken once is not sent again", async () => {
+test("an upload from a stream is not retried", async () => {
   const client = await meeting(refusal(429, "overloaded", "0"), good);
   await expect(client.documents.upload(new Blob(["text"]).stream())).rejects.toThrow(RateLimitError);
   expect(seen).toHaveLength(1);
 });
 
-test("what is no everlong server is named", async () => {
+test("a response that is not from an everlong server is an error", async () => {
   const client = await meeting((_, response) => response.end("<html>"));
   await expect(client.models()).rejects.toThrow(UnexpectedAnswerError);
   await expect(client.sessions.stream("ses_1", "x").next()).rejects.toThrow(/event stream/);
@@ -128,16 +128,21 @@ test("what is no everlong server is named", async () => {
   expect(() => new Everlong({ baseUrl: "ftp://x" })).toThrow(/http/);
 });
 
-test("waiting between tries can be aborted, and the key is sent", async () => {
-  const client = await meeting(refusal(429, "overloaded", "30"));
-  await expect(client.models({ signal: AbortSignal.timeout(50) })).rejects.toThrow(/timeout/);
+test("the wait between tries can be aborted", async () => {
+  const controller = new AbortController();
+  const refuse = refusal(429, "overloaded", "30");
+  const client = await meeting((request, response) => {
+    response.on("finish", () => setTimeout(() => controller.abort(new Error("enough")), 50));
+    refuse(request, response);
+  });
+  await expect(client.models({ signal: controller.signal })).rejects.toThrow("enough");
   expect(seen).toHaveLength(1);
 });
 
-test("the waits", () => {
+test("delays from Retry-After and from the backoff", () => {
   expect(parseRetryAfter("3")).toBe(3);
   expect(parseRetryAfter("Wed, 21 Oct 2015 07:28:00 GMT", Date.parse("2015-10-21T07:27:50Z"))).toBe(10);
   expect(parseRetryAfter("soon")).toBeNull();
   expect(parseRetryAfter(null)).toBeNull();
-  expect([0, 1, 2, 10].map((attempt) => delay(attempt, null, () => 0.5))).toEqual([0.25, 0.5, 1, 8]);
+  expect([0, 1, 2, 10].map((attempt) => retryDelay(attempt, null, () => 0.5))).toEqual([0.25, 0.5, 1, 8]);
 });

@@ -1,4 +1,4 @@
-/** The server that the tests meet: the one at EVERLONG_URL, or one with a tiny model of their own. */
+/** The server under test: the one at EVERLONG_URL, or else a new one with a tiny model. */
 import { type ChildProcess, spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync } from "node:fs";
@@ -17,9 +17,9 @@ export default async function setup(): Promise<() => Promise<void>> {
       url = line;
       break;
     }
-    if (!url) throw new Error(`${python} -m tests.serve_tiny gave no address`);
+    if (!url) throw new Error(`${python} -m tests.serve_tiny printed no address`);
   }
-  process.env["EVERLONG_URL"] = url; // the tests run in children
+  process.env["EVERLONG_URL"] = url; // inherited by the child processes that run the tests
   return async () => {
     if (child?.exitCode === null) {
       child.stdin!.end();

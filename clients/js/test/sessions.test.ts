@@ -15,7 +15,7 @@ beforeAll(async () => {
   document = (await client.documents.upload("All mimsy were the borogoves. ".repeat(200))).id;
   await client.documents.wait(document);
   proxy = await Proxy.to(URL);
-  distant = new Everlong({ baseUrl: proxy.url, patience: 15 });
+  distant = new Everlong({ baseUrl: proxy.url, outageTimeout: 15 });
 });
 afterAll(() => proxy.pull());
 
@@ -23,7 +23,7 @@ async function session(): Promise<string> {
   return (await client.sessions.create([document])).id;
 }
 
-/** Takes events until there is a delta. */
+/** Reads events until the first delta. */
 async function speaking(events: AsyncGenerator<ResponseEvent>): Promise<void> {
   for (;;) {
     const { value, done } = await events.next();
@@ -36,7 +36,7 @@ function textOf(events: ResponseEvent[]): string {
   return events.map((event) => (event.type === "response.output_text.delta" ? event.delta : "")).join("");
 }
 
-test("JSON, events and a WebSocket say the same", async () => {
+test("JSON, server-sent events and a WebSocket give the same answer", async () => {
   const answers = [];
   for (const how of ["send", "stream", "connect"] as const) {
     const id = await session();
@@ -72,7 +72,7 @@ test("sessions are waited for, listed, forked, looked into and deleted", async (
   expect((await client.models())[0]!.memory).toBe("rmt");
 });
 
-test("a session's title is its first question, or what it is given", async () => {
+test("a session's title is its first question, or the one that was set", async () => {
   const id = await session();
   expect((await client.sessions.get(id)).title).toBeNull();
   await client.sessions.send(id, "Who  is\nmimsy?", GREEDY);
@@ -83,7 +83,7 @@ test("a session's title is its first question, or what it is given", async () =>
   await expect(client.sessions.rename(id, " ")).rejects.toMatchObject({ param: "title" });
 });
 
-test("errors are typed, over every way", async () => {
+test("errors have the same types over JSON, server-sent events and a WebSocket", async () => {
   const id = await session();
   await expect(client.sessions.send(id, "x", { temperature: -1 })).rejects.toThrow(UnprocessableEntityError);
   await expect(client.sessions.stream(id, "x", { temperature: -1 }).next()).rejects.toMatchObject({ param: "temperature" });
@@ -98,7 +98,7 @@ test("errors are typed, over every way", async () => {
   await events.return(undefined);
 });
 
-test("an answer that is left or aborted leaves no trace; one that is cancelled is kept", async () => {
+test("an abandoned or aborted answer leaves the session unchanged; a cancelled one is kept", async () => {
   const id = await session();
   const conversation = client.sessions.connect(id);
   const controller = new AbortController();
@@ -116,47 +116,56 @@ test("an answer that is left or aborted leaves no trace; one that is cancelled i
     controller.abort(new Error("enough"));
     await expect(all(events)).rejects.toThrow("enough");
   }
-  const cancelled = conversation.send("Talk.", ENDLESS); // at once: the server lets go of the session by and by
+  const cancelled = conversation.send("Talk.", ENDLESS); // at once, while the server may still be cancelling the aborted answers
   await speaking(cancelled);
   conversation.cancel();
   const last = (await all(cancelled)).at(-1)!;
   expect(last).toMatchObject({ type: "response.completed", message: { finish_reason: "cancelled" } });
   expect(await client.sessions.messages(id)).toHaveLength(2);
   const early = conversation.send("Talk.", ENDLESS);
-  const begun = early.next();
-  conversation.cancel(); // before it was asked for
-  expect([await begun, ...(await all(early))].length).toBeGreaterThan(0);
+  const first = early.next();
+  conversation.cancel(); // before the message is sent
+  expect([await first, ...(await all(early))].length).toBeGreaterThan(0);
   expect((await client.sessions.messages(id)).length).toBeLessThanOrEqual(4);
   conversation.close();
 });
 
-test("an answer cut off in the middle is asked for again, once", async () => {
-  const [here, there] = [await session(), await session()];
-  const said = await client.sessions.send(here, "Who?", { ...GREEDY, max_tokens: 600 });
-  const conversation = distant.sessions.connect(there);
+test("an answer that is cut off is requested again, once", async () => {
+  const id = await session();
+  const conversation = distant.sessions.connect(id);
   const lost: (string | null)[] = [];
   conversation.onlost = (error) => lost.push(error && error.name);
-  const events = conversation.send("Who?", { ...GREEDY, max_tokens: 600 });
+  const events = conversation.send("Who?", { ...ENDLESS, temperature: 0 }); // cannot be complete before the connection is cut
   await speaking(events);
   await proxy.plug(await proxy.pull());
-  const rest = await all(events);
+  const rest: ResponseEvent[] = [];
+  for await (const event of events) {
+    const again = rest.some(({ type }) => type === "response.created");
+    if (again && event.type === "response.output_text.delta") conversation.cancel();
+    rest.push(event);
+  }
   expect(rest.filter(({ type }) => type === "response.created")).toHaveLength(1);
-  expect(textOf(rest.slice(rest.findIndex(({ type }) => type === "response.created")))).toBe(said.content);
-  expect((await client.sessions.messages(there)).map(({ content }) => content)).toEqual(["Who?", said.content]);
+  const last = rest.at(-1)!;
+  const answer = last.type === "response.completed" ? last.message : null;
+  expect(answer).toMatchObject({ finish_reason: "cancelled" });
+  expect(textOf(rest.slice(rest.findIndex(({ type }) => type === "response.created")))).toBe(answer!.content);
+  const whole = await client.sessions.send(await session(), "Who?", { ...GREEDY, max_tokens: answer!.usage!.completion_tokens });
+  expect(whole.content).toBe(answer!.content);
+  expect((await client.sessions.messages(id)).map(({ content }) => content)).toEqual(["Who?", answer!.content]);
   expect(lost).toEqual(["StreamError", null]);
-  // And the conversation goes on, also if the connection is lost between two messages.
+  // The conversation also survives a connection that is lost between two messages.
   await proxy.plug(await proxy.pull());
   expect((await all(conversation.send("And?", GREEDY))).at(-1)!.type).toBe("response.completed");
-  expect(await client.sessions.messages(there)).toHaveLength(4);
+  expect(await client.sessions.messages(id)).toHaveLength(4);
   conversation.close();
 });
 
-test("an answer that was complete when the connection was lost is not asked for again", async () => {
+test("an answer that was complete when the connection was lost is not requested again", async () => {
   const id = await session();
   const conversation = distant.sessions.connect(id);
   const events = conversation.send("Who?", { ...GREEDY, max_tokens: 40 });
   expect((await events.next()).value.type).toBe("response.created");
-  // Nothing more is taken until the answer stands in the session.
+  // No further event is read until the session has the answer.
   await expect.poll(async () => (await client.sessions.messages(id)).length, { timeout: 60_000 }).toBe(2);
   const asked = proxy.requests("GET /v1/sessions/" + id + "/stream");
   const rest = all(events);
@@ -167,9 +176,9 @@ test("an answer that was complete when the connection was lost is not asked for 
   conversation.close();
 });
 
-test("a server that stays away ends the patience", async () => {
+test("an error is thrown if the server is unreachable for longer than the outage timeout", async () => {
   const proxy = await Proxy.to(URL);
-  const conversation = new Everlong({ baseUrl: proxy.url, patience: 0, retries: 0 }).sessions.connect(await session());
+  const conversation = new Everlong({ baseUrl: proxy.url, outageTimeout: 0, retries: 0 }).sessions.connect(await session());
   const events = conversation.send("Talk.", ENDLESS);
   await speaking(events);
   await proxy.pull();

@@ -1,4 +1,4 @@
-"""`python -m everlong_client` is `everlong`."""
+"""Run the `everlong` command: `python -m everlong_client`."""
 
 from everlong_client.cli.main import main
 

@@ -1,4 +1,4 @@
-"""`AsyncEverlong`: `client`'s twin for asyncio, with `await` where that one blocks."""
+"""`AsyncEverlong`: the asyncio version of `Everlong`, with the same methods."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from everlong_client.transport.call import Call, Page
 from everlong_client.transport.retrying import RETRIES
 from everlong_client.transport.sse import ServerSentEvent, SSEDecoder
 from everlong_client.transport.upload import AnySource, Upload, UploadProgress
-from everlong_client.transport.waiting import Waiting, document_in
-from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, proxied
+from everlong_client.transport.waiting import Waiting, document_of
+from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, new_http_client
 from everlong_client.types.document import Document
 from everlong_client.types.event import Answer, Event
 from everlong_client.types.memory import Memory
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class AsyncEverlong:
-    """An asyncio client of the everlong server at `base_url`; arguments and errors are those of `Everlong`."""
+    """An asyncio client of the everlong server at `base_url`. Takes the arguments of `Everlong` and raises its errors."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class AsyncEverlong:
         http_client: httpx.AsyncClient | None = None,
     ) -> None:
         wire = Wire(base_url, api_key, timeout, retries)
-        self._transport = _Transport(wire, http_client or proxied(httpx.AsyncClient))
+        self._transport = _Transport(wire, http_client or new_http_client(httpx.AsyncClient))
         self._owns_http = http_client is None
         self.documents = AsyncDocuments(self._transport)
         self.sessions = AsyncSessions(self._transport)
         self.models = AsyncModels(self._transport)
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         if self._owns_http:
             await self._transport.http.aclose()
 
@@ -71,16 +71,16 @@ class AsyncDocuments:
     async def upload(
         self, source: AnySource, filename: str | None = None, progress: UploadProgress | None = None
     ) -> Document:
-        """As `Documents.upload`; `source` may be an async iterator too. Others are read in a thread."""
+        """As `Documents.upload`. `source` may also be an async iterator; every other source is read in a thread."""
         upload = Upload(source, filename, progress)
         if not upload.in_parts:
             return await self._transport.call(calls.upload_document(upload))
-        begun = await self._transport.call(calls.begin_upload(upload))
+        upload_id = await self._transport.call(calls.begin_upload(upload))
         ids = []
         with closing(upload.parts()) as parts:
             while part := await asyncio.to_thread(next, parts, b""):
-                ids.append(await self._transport.call(calls.add_part(begun, part)))
-        return await self.get(await self._transport.call(calls.complete_upload(begun, ids)))
+                ids.append(await self._transport.call(calls.add_part(upload_id, part)))
+        return await self.get(await self._transport.call(calls.complete_upload(upload_id, ids)))
 
     async def wait(
         self,
@@ -92,14 +92,14 @@ class AsyncDocuments:
         """As `Documents.wait`."""
         waiting = Waiting(document, progress, timeout)
         while True:
-            with waiting.tolerance():
-                seen = await self._transport.call(calls.get_document(document), waiting.silence)
-                if waiting.saw(seen):
+            with waiting.tolerating_outage():
+                seen = await self._transport.call(calls.get_document(document), waiting.read_timeout)
+                if waiting.observe(seen):
                     return seen
-                if waiting.may_listen:
-                    async with self._transport.stream(calls.document_events(document), waiting.silence) as events:
+                if waiting.may_stream:
+                    async with self._transport.stream(calls.document_events(document), waiting.read_timeout) as events:
                         async for event in events:
-                            if (shown := document_in(event)) is not None and waiting.saw(shown):
+                            if (shown := document_of(event)) is not None and waiting.observe(shown):
                                 return shown
             await asyncio.sleep(waiting.pause())
 
@@ -142,9 +142,9 @@ class AsyncSessions:
         """As `Sessions.wait`."""
         waiting = Waiting(session, progress, timeout)
         while True:
-            with waiting.tolerance():
-                seen = await self._transport.call(calls.get_session(session), waiting.silence)
-                if waiting.saw(seen):
+            with waiting.tolerating_outage():
+                seen = await self._transport.call(calls.get_session(session), waiting.read_timeout)
+                if waiting.observe(seen):
                     return seen
             await asyncio.sleep(waiting.pause())
 
@@ -193,10 +193,10 @@ class AsyncSessions:
     async def _events(self, call: Call[Message], answer: Answer) -> AsyncGenerator[Event]:
         async with self._transport.stream(call) as events:
             async for event in events:
-                yield answer.take(event.data, event.event)
-                if answer.over:
+                yield answer.feed(event.data, event.event)
+                if answer.ended:
                     return
-        raise answer.cut_off()
+        raise answer.truncated()
 
 
 class AsyncModels:
@@ -211,7 +211,7 @@ class AsyncModels:
 
 
 class AsyncMessageStream:
-    """The events of one answer, to iterate over: see `MessageStream`."""
+    """An async iterator over the events of one answer: see `MessageStream`."""
 
     def __init__(self, answer: Answer, events: AsyncIterator[Event], close: Callable[[], Awaitable[None]]) -> None:
         self._answer = answer
@@ -220,7 +220,7 @@ class AsyncMessageStream:
 
     @property
     def message(self) -> Message:
-        """The complete answer. Raises `StreamError` while there is none."""
+        """The complete answer. Raises `StreamError` until it is complete."""
         return self._answer.message
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -237,32 +237,32 @@ class AsyncMessageStream:
 
 
 class AsyncConversation:
-    """A session's WebSocket: see `Conversation`. `cancel` may be called from another task than takes the events."""
+    """A session's WebSocket: see `Conversation`. Another task than the one that reads the events may call `cancel`."""
 
     def __init__(self, wire: Wire, session: str) -> None:
         self._wire = wire
         self._call = calls.session_socket(session)
         self._socket: ClientConnection | None = None
-        self._answer = Answer.none()
+        self._answer = Answer.finished()
 
     async def send(self, content: str, **sampling: Unpack[Sampling]) -> AsyncMessageStream:
         """As `Conversation.send`."""
-        await self._abandon(self._answer)
+        await self._cancel_and_skip(self._answer)
         async with self._errors():
             socket = await self._open()
             await socket.send(encode(calls.message_create(content, sampling)))
         self._answer = answer = Answer()
-        return AsyncMessageStream(answer, self._events(socket, answer), lambda: self._abandon(answer))
+        return AsyncMessageStream(answer, self._events(socket, answer), lambda: self._cancel_and_skip(answer))
 
     async def cancel(self) -> None:
         """As `Conversation.cancel`."""
-        if self._socket is not None and not self._answer.over:
+        if self._socket is not None and not self._answer.ended:
             async with self._errors():
                 await self._socket.send(encode({"type": "response.cancel"}))
 
     async def close(self) -> None:
         """As `Conversation.close`."""
-        socket, self._socket, self._answer = self._socket, None, Answer.none()
+        socket, self._socket, self._answer = self._socket, None, Answer.finished()
         if socket is not None:
             await socket.close()
 
@@ -275,25 +275,27 @@ class AsyncConversation:
         await self.close()
 
     async def _open(self) -> ClientConnection:
-        if self._socket is not None and self._socket.state is not State.OPEN:  # the server has closed it meanwhile
+        if (
+            self._socket is not None and self._socket.state is not State.OPEN
+        ):  # closed by the server since the last answer
             await self.close()
-        tries = self._wire.tries(self._call, None)
+        retrying = self._wire.retrying(self._call, None)
         while self._socket is None:
             try:
                 with self._wire.socket_errors():
                     self._socket = await connect(**self._wire.socket(self._call))
             except EverlongError as error:
-                await asyncio.sleep(tries.pause(error))
+                await asyncio.sleep(retrying.pause(error))
         return self._socket
 
     async def _events(self, socket: ClientConnection, answer: Answer) -> AsyncGenerator[Event]:
-        while not answer.over:
+        while not answer.ended:
             async with self._errors():
                 frame = await socket.recv()
-            yield answer.take(frame)
+            yield answer.feed(frame)
 
-    async def _abandon(self, answer: Answer) -> None:
-        if self._socket is not None and not answer.over:
+    async def _cancel_and_skip(self, answer: Answer) -> None:
+        if self._socket is not None and not answer.ended:
             await self.cancel()
             async for _ in self._events(self._socket, answer):
                 pass
@@ -309,24 +311,26 @@ class AsyncConversation:
 
 
 class _Transport:
-    """Sends calls and reads their answers."""
+    """Sends calls and parses the responses, with retries."""
 
     def __init__(self, wire: Wire, http: httpx.AsyncClient) -> None:
         self.wire = wire
         self.http = http
 
-    async def call(self, call: Call[T], silence: float | None = None) -> T:
-        tries = self.wire.tries(call, silence)
+    async def call(self, call: Call[T], read_timeout: float | None = None) -> T:
+        retrying = self.wire.retrying(call, read_timeout)
         while True:
             body = aiter(call.body) if call.body is not None else None
             try:
                 with self.wire.http_errors():
-                    response = await self.http.send(self.wire.request(self.http, call, body, silence, tries.headers))
+                    response = await self.http.send(
+                        self.wire.request(self.http, call, body, read_timeout, retrying.headers)
+                    )
                 return self.wire.result(call, response)
             except EverlongError as error:
-                if tries.done(error):
+                if retrying.already_done(error):
                     return call.parse(None)
-                await asyncio.sleep(tries.pause(error))
+                await asyncio.sleep(retrying.pause(error))
 
     async def pages(self, first: Call[Page[T]]) -> tuple[T, ...]:
         items: tuple[T, ...] = ()
@@ -339,23 +343,23 @@ class _Transport:
 
     @asynccontextmanager
     async def stream(
-        self, call: Call[T], silence: float | None = None
+        self, call: Call[T], read_timeout: float | None = None
     ) -> AsyncIterator[AsyncIterator[ServerSentEvent]]:
-        response = await self._begun(call, silence)
+        response = await self._open_stream(call, read_timeout)
         try:
             self.wire.check_stream(response)
-            yield self._decoded(response)
+            yield self._server_sent_events(response)
         finally:
             await response.aclose()
 
-    async def _begun(self, call: Call[T], silence: float | None) -> httpx.Response:
-        """A successful answer of which nothing was read yet."""
-        tries = self.wire.tries(call, silence)
+    async def _open_stream(self, call: Call[T], read_timeout: float | None) -> httpx.Response:
+        """Return a successful response whose body is not read yet."""
+        retrying = self.wire.retrying(call, read_timeout)
         while True:
             try:
                 with self.wire.http_errors():
                     response = await self.http.send(
-                        self.wire.request(self.http, call, None, silence, tries.headers), stream=True
+                        self.wire.request(self.http, call, None, read_timeout, retrying.headers), stream=True
                     )
                     if response.is_success:
                         return response
@@ -365,9 +369,9 @@ class _Transport:
                         await response.aclose()
                 self.wire.check(response)
             except EverlongError as error:
-                await asyncio.sleep(tries.pause(error))
+                await asyncio.sleep(retrying.pause(error))
 
-    async def _decoded(self, response: httpx.Response) -> AsyncIterator[ServerSentEvent]:
+    async def _server_sent_events(self, response: httpx.Response) -> AsyncIterator[ServerSentEvent]:
         decoder = SSEDecoder()
         with self.wire.http_errors(streaming=True):
             async for chunk in response.aiter_bytes():

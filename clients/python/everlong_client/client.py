@@ -1,4 +1,4 @@
-"""`Everlong`: the client that blocks. `async_client` is its twin; what they share is in the other files."""
+"""`Everlong`: the blocking client. `async_client` has the same methods for asyncio; `transport` holds what they share."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from everlong_client.transport.call import Call, Page
 from everlong_client.transport.retrying import RETRIES
 from everlong_client.transport.sse import ServerSentEvent, SSEDecoder
 from everlong_client.transport.upload import Source, Upload, UploadProgress
-from everlong_client.transport.waiting import Waiting, document_in
-from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, proxied
+from everlong_client.transport.waiting import Waiting, document_of
+from everlong_client.transport.wire import DEFAULT_TIMEOUT, DEFAULT_URL, Timeout, Wire, encode, new_http_client
 from everlong_client.types.document import Document
 from everlong_client.types.event import Answer, Event
 from everlong_client.types.memory import Memory
@@ -32,13 +32,13 @@ T = TypeVar("T")
 
 
 class Everlong:
-    """A client of the everlong server at `base_url`.
+    """A client of the everlong server at `base_url`. Threads may share it.
 
-    `timeout` is in seconds, or an `httpx.Timeout`; None waits for ever. `retries`: how often a call is tried again whose
-    answer was lost, or which the server refused for now. `http_client` replaces the HTTP client, for a
-    proxy or a certificate of your own; it is left open by `close`. Safe to share between threads. Every method raises
-    errors of `everlong_client.errors`. Raises `ValueError` if `base_url` is no http or https address, `api_key` no key,
-    or the environment names a proxy that cannot be used.
+    `timeout` is in seconds, or an `httpx.Timeout`; None waits for ever. `retries` is the number of retries of a call
+    that the server refused for now (429, 503), or whose response was lost. `http_client` replaces the HTTP client, for
+    example to set a proxy or a certificate; `close` leaves it open. Every method raises the errors of
+    `everlong_client.errors`. Raises `ValueError` if `base_url` is not an http or https address, if `api_key` cannot be
+    sent in a header, or if the environment names a proxy that cannot be used.
     """
 
     def __init__(
@@ -50,14 +50,16 @@ class Everlong:
         retries: int = RETRIES,
         http_client: httpx.Client | None = None,
     ) -> None:
-        self._transport = _Transport(Wire(base_url, api_key, timeout, retries), http_client or proxied(httpx.Client))
+        self._transport = _Transport(
+            Wire(base_url, api_key, timeout, retries), http_client or new_http_client(httpx.Client)
+        )
         self._owns_http = http_client is None
         self.documents = Documents(self._transport)
         self.sessions = Sessions(self._transport)
         self.models = Models(self._transport)
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         if self._owns_http:
             self._transport.http.close()
 
@@ -69,63 +71,64 @@ class Everlong:
 
 
 class Documents:
-    """`client.documents`: upload texts and follow their reading."""
+    """`client.documents`: upload documents and wait until the server has read them."""
 
     def __init__(self, transport: _Transport) -> None:
         self._transport = transport
 
     def upload(self, source: Source, filename: str | None = None, progress: UploadProgress | None = None) -> Document:
-        """Uploads a text; the server begins to read it when it is there.
+        """Upload a document. The server starts to read it as soon as the upload is complete.
 
-        `source` is a path (a string is one too, never the text itself), bytes, an open file, or an iterator of bytes or
-        text; nothing is held in memory. `progress` is called with the bytes sent and their total, None where that is
-        unknown. What is longer than 8 MiB, and of known length, goes in parts: a connection that is lost, or a server that
-        restarts within a minute, costs no more than one of them. Raises `OSError` if a path cannot be read.
+        `source` is a path, bytes, an open file, or an iterator of bytes or text. A string is always a path, never the
+        text itself. The source is streamed, not loaded into memory. `progress` is called with the bytes sent so far and
+        the total (None if unknown). A source of known length above 8 MiB is sent in parts: if the connection is lost,
+        or the server restarts within a minute, only the current part is sent again. Raises `OSError` if a path cannot
+        be read.
         """
         upload = Upload(source, filename, progress)
         if not upload.in_parts:
             return self._transport.call(calls.upload_document(upload))
-        begun = self._transport.call(calls.begin_upload(upload))
+        upload_id = self._transport.call(calls.begin_upload(upload))
         with closing(upload.parts()) as parts:
-            ids = [self._transport.call(calls.add_part(begun, part)) for part in parts]
-        return self.get(self._transport.call(calls.complete_upload(begun, ids)))
+            ids = [self._transport.call(calls.add_part(upload_id, part)) for part in parts]
+        return self.get(self._transport.call(calls.complete_upload(upload_id, ids)))
 
     def wait(
         self, document: str, *, progress: Callable[[Document], object] | None = None, timeout: float | None = None
     ) -> Document:
-        """Waits until the document is read, through restarts of the server of up to a minute.
+        """Wait until the server has read the document. Tolerates outages of the server of up to a minute.
 
-        `progress` is called with each new state of it. Raises `ReadingFailedError` if it cannot be read, and
-        `APITimeoutError` after `timeout` seconds.
+        `progress` is called with the document each time that it changes. Raises `ReadingFailedError` if the server
+        cannot read it, and `APITimeoutError` after `timeout` seconds.
         """
         waiting = Waiting(document, progress, timeout)
         while True:
-            with waiting.tolerance():
-                seen = self._transport.call(calls.get_document(document), waiting.silence)
-                if waiting.saw(seen):
+            with waiting.tolerating_outage():
+                seen = self._transport.call(calls.get_document(document), waiting.read_timeout)
+                if waiting.observe(seen):
                     return seen
-                if waiting.may_listen:
-                    with self._transport.stream(calls.document_events(document), waiting.silence) as events:
+                if waiting.may_stream:
+                    with self._transport.stream(calls.document_events(document), waiting.read_timeout) as events:
                         for event in events:
-                            if (shown := document_in(event)) is not None and waiting.saw(shown):
+                            if (shown := document_of(event)) is not None and waiting.observe(shown):
                                 return shown
             time.sleep(waiting.pause())
 
     def get(self, document: str) -> Document:
-        """The document as it is now."""
+        """Return the current state of the document."""
         return self._transport.call(calls.get_document(document))
 
     def list(self, *, limit: int | None = None, after: str | None = None) -> tuple[Document, ...]:
-        """All documents, or `limit` of them, from the one after the id `after`."""
+        """Return the documents that follow the id `after`: at most `limit`, or all if that is None."""
         return self._transport.pages(calls.list_documents(limit, after))
 
     def delete(self, document: str) -> None:
-        """Deletes the document; sessions made from it keep what they know."""
+        """Delete the document. Sessions made from it keep their memory."""
         self._transport.call(calls.delete_document(document))
 
 
 class Sessions:
-    """`client.sessions`: ask about documents."""
+    """`client.sessions`: ask questions about documents."""
 
     def __init__(self, transport: _Transport) -> None:
         self._transport = transport
@@ -137,93 +140,94 @@ class Sessions:
         model: str | None = None,
         recall: Recall | Literal[False] | None = None,
     ) -> Session:
-        """Begins a session on the documents with these ids, in this order.
+        """Create a session on the documents with these ids, in this order.
 
-        With more than one document `wait` for it before asking. `recall`: of messages that say nothing of it. Raises `DocumentNotReadyError` if one is not read yet.
+        If there is more than one document, call `wait` before you ask. `recall` is the default for messages that do not
+        set it. Raises `DocumentNotReadyError` if a document is not read yet.
         """
         return self._transport.call(calls.create_session(documents, model, recall))
 
     def wait(
         self, session: str, *, progress: Callable[[Session], object] | None = None, timeout: float | None = None
     ) -> Session:
-        """Waits until the session has read its documents, as `documents.wait` does."""
+        """Wait until the session has read its documents. Works like `documents.wait`."""
         waiting = Waiting(session, progress, timeout)
         while True:
-            with waiting.tolerance():
-                seen = self._transport.call(calls.get_session(session), waiting.silence)
-                if waiting.saw(seen):
+            with waiting.tolerating_outage():
+                seen = self._transport.call(calls.get_session(session), waiting.read_timeout)
+                if waiting.observe(seen):
                     return seen
             time.sleep(waiting.pause())
 
     def get(self, session: str) -> Session:
-        """The session as it is now."""
+        """Return the current state of the session."""
         return self._transport.call(calls.get_session(session))
 
     def list(self, *, limit: int | None = None, after: str | None = None) -> tuple[Session, ...]:
-        """All sessions, or `limit` of them, from the one after the id `after`."""
+        """Return the sessions that follow the id `after`: at most `limit`, or all if that is None."""
         return self._transport.pages(calls.list_sessions(limit, after))
 
     def delete(self, session: str) -> None:
-        """Deletes the session and its memory."""
+        """Delete the session and its memory."""
         self._transport.call(calls.delete_session(session))
 
     def rename(self, session: str, title: str | None) -> Session:
-        """Gives the session another title, of at most 200 characters; None: the next question gives it one."""
+        """Set the title, of at most 200 characters. With None the next question becomes the title."""
         return self._transport.call(calls.rename_session(session, title))
 
     def set_recall(self, session: str, recall: Recall | Literal[False] | None) -> Session:
-        """What messages that say nothing of `recall` are grounded on; None: what the server does by itself."""
+        """Set the session's default for messages without `recall`. None restores the server's default."""
         return self._transport.call(calls.set_recall(session, recall))
 
     def fork(self, session: str) -> Session:
-        """A new session that remembers what this one does; from here on they go their own ways."""
+        """Copy the session with its memory and messages. The two sessions are independent from then on."""
         return self._transport.call(calls.fork_session(session))
 
     def memory(self, session: str) -> Memory:
-        """What the session's memory holds, how full it is, and what it gives attention and space to."""
+        """Return what the session's memory holds, how full it is, and where its attention and space go."""
         return self._transport.call(calls.session_memory(session))
 
     def send(self, session: str, content: str, **sampling: Unpack[Sampling]) -> Message:
-        """Asks, and waits for the whole answer. Raises `SessionBusyError` while another is being written."""
+        """Send a message and return the whole answer. Raises `SessionBusyError` while another answer is generated."""
         return self._transport.call(calls.send_message(session, content, sampling))
 
     def stream(self, session: str, content: str, **sampling: Unpack[Sampling]) -> MessageStream:
-        """Asks, and returns the answer's events as they come.
+        """Send a message and return an iterator over the answer's events.
 
-        The question is sent when the first event is asked for. Closing the stream early cancels the answer.
+        The message is sent when the first event is requested. Closing the stream early cancels the answer.
         """
         answer = Answer()
         events = self._events(calls.send_message(session, content, sampling, stream=True), answer)
         return MessageStream(answer, events, events.close)
 
     def connect(self, session: str) -> Conversation:
-        """A conversation over one WebSocket, whose answers can be cancelled; use it with `with`."""
+        """Return a conversation over one WebSocket, whose answers can be cancelled. Use it with `with`."""
         return Conversation(self._transport.wire, session)
 
     def _events(self, call: Call[Message], answer: Answer) -> Generator[Event]:
         with self._transport.stream(call) as events:
             for event in events:
-                yield answer.take(event.data, event.event)
-                if answer.over:
+                yield answer.feed(event.data, event.event)
+                if answer.ended:
                     return
-        raise answer.cut_off()
+        raise answer.truncated()
 
 
 class Models:
-    """`client.models`: what the server offers."""
+    """`client.models`: the models that the server offers."""
 
     def __init__(self, transport: _Transport) -> None:
         self._transport = transport
 
     def list(self) -> tuple[Model, ...]:
-        """All models."""
+        """Return all models."""
         return self._transport.pages(calls.list_models())
 
 
 class MessageStream:
-    """The events of one answer, to iterate over; `message` is the complete answer once they have ended.
+    """An iterator over the events of one answer. After the last event, `message` is the complete answer.
 
-    Iterating raises `StreamError` if the answer fails. Use it with `with`, or call `close`: that cancels an answer that
+    Iterating raises `StreamError` if the answer fails. Use it with `with`, or call `close`: both cancel an answer that
     is not complete.
     """
 
@@ -234,7 +238,7 @@ class MessageStream:
 
     @property
     def message(self) -> Message:
-        """The complete answer. Raises `StreamError` while there is none."""
+        """The complete answer. Raises `StreamError` until it is complete."""
         return self._answer.message
 
     def __iter__(self) -> Iterator[Event]:
@@ -251,9 +255,9 @@ class MessageStream:
 
 
 class Conversation:
-    """A session's WebSocket: one answer after the other. It is opened when it is first needed, and anew after an error.
+    """A session's WebSocket, which carries one answer at a time. It connects on first use, and again after an error.
 
-    Whatever is missing of an answer when the next question is sent is cancelled and skipped.
+    If an answer is still running when the next message is sent, it is cancelled and the rest of its events are skipped.
     """
 
     def __init__(self, wire: Wire, session: str) -> None:
@@ -261,29 +265,29 @@ class Conversation:
         self._call = calls.session_socket(session)
         self._exit = ExitStack()
         self._socket: ClientConnection | None = None
-        self._answer = Answer.none()
+        self._answer = Answer.finished()
 
     def send(self, content: str, **sampling: Unpack[Sampling]) -> MessageStream:
-        """Asks, and returns the answer's events as they come; closing them early cancels the answer."""
-        self._abandon(self._answer)
+        """Send a message and return an iterator over the answer's events. Closing it early cancels the answer."""
+        self._cancel_and_skip(self._answer)
         with self._errors():
             socket = self._open()
             socket.send(encode(calls.message_create(content, sampling)))
         self._answer = answer = Answer()
-        return MessageStream(answer, self._events(socket, answer), lambda: self._abandon(answer))
+        return MessageStream(answer, self._events(socket, answer), lambda: self._cancel_and_skip(answer))
 
     def cancel(self) -> None:
-        """Cancels the answer that is being written, if one is; its events then end with what there is of it.
+        """Cancel the running answer, if any. Its last event then carries the text generated so far.
 
-        May be called from another thread than the one that takes the events.
+        Another thread than the one that reads the events may call this.
         """
-        if self._socket is not None and not self._answer.over:
+        if self._socket is not None and not self._answer.ended:
             with self._errors():
                 self._socket.send(encode({"type": "response.cancel"}))
 
     def close(self) -> None:
-        """Closes the connection; the server cancels an answer that is not complete."""
-        self._socket, self._answer = None, Answer.none()
+        """Close the connection. The server cancels a running answer."""
+        self._socket, self._answer = None, Answer.finished()
         self._exit.close()
 
     def __enter__(self) -> Self:
@@ -295,25 +299,27 @@ class Conversation:
         self.close()
 
     def _open(self) -> ClientConnection:
-        if self._socket is not None and self._socket.state is not State.OPEN:  # the server has closed it meanwhile
+        if (
+            self._socket is not None and self._socket.state is not State.OPEN
+        ):  # closed by the server since the last answer
             self.close()
-        tries = self._wire.tries(self._call, None)
+        retrying = self._wire.retrying(self._call, None)
         while self._socket is None:
             try:
                 with self._wire.socket_errors():
                     self._socket = self._exit.enter_context(connect(**self._wire.socket(self._call)))
             except EverlongError as error:
-                time.sleep(tries.pause(error))
+                time.sleep(retrying.pause(error))
         return self._socket
 
     def _events(self, socket: ClientConnection, answer: Answer) -> Iterator[Event]:
-        while not answer.over:
+        while not answer.ended:
             with self._errors():
                 frame = socket.recv()
-            yield answer.take(frame)
+            yield answer.feed(frame)
 
-    def _abandon(self, answer: Answer) -> None:
-        if self._socket is not None and not answer.over:
+    def _cancel_and_skip(self, answer: Answer) -> None:
+        if self._socket is not None and not answer.ended:
             self.cancel()
             for _ in self._events(self._socket, answer):
                 pass
@@ -329,24 +335,24 @@ class Conversation:
 
 
 class _Transport:
-    """Sends calls and reads their answers."""
+    """Sends calls and parses the responses, with retries."""
 
     def __init__(self, wire: Wire, http: httpx.Client) -> None:
         self.wire = wire
         self.http = http
 
-    def call(self, call: Call[T], silence: float | None = None) -> T:
-        tries = self.wire.tries(call, silence)
+    def call(self, call: Call[T], read_timeout: float | None = None) -> T:
+        retrying = self.wire.retrying(call, read_timeout)
         while True:
             body = iter(call.body) if call.body is not None else None
             try:
                 with self.wire.http_errors():
-                    response = self.http.send(self.wire.request(self.http, call, body, silence, tries.headers))
+                    response = self.http.send(self.wire.request(self.http, call, body, read_timeout, retrying.headers))
                 return self.wire.result(call, response)
             except EverlongError as error:
-                if tries.done(error):
+                if retrying.already_done(error):
                     return call.parse(None)
-                time.sleep(tries.pause(error))
+                time.sleep(retrying.pause(error))
 
     def pages(self, first: Call[Page[T]]) -> tuple[T, ...]:
         items: tuple[T, ...] = ()
@@ -358,22 +364,22 @@ class _Transport:
         return items
 
     @contextmanager
-    def stream(self, call: Call[T], silence: float | None = None) -> Iterator[Iterator[ServerSentEvent]]:
-        response = self._begun(call, silence)
+    def stream(self, call: Call[T], read_timeout: float | None = None) -> Iterator[Iterator[ServerSentEvent]]:
+        response = self._open_stream(call, read_timeout)
         try:
             self.wire.check_stream(response)
-            yield self._decoded(response)
+            yield self._server_sent_events(response)
         finally:
             response.close()
 
-    def _begun(self, call: Call[T], silence: float | None) -> httpx.Response:
-        """A successful answer of which nothing was read yet."""
-        tries = self.wire.tries(call, silence)
+    def _open_stream(self, call: Call[T], read_timeout: float | None) -> httpx.Response:
+        """Return a successful response whose body is not read yet."""
+        retrying = self.wire.retrying(call, read_timeout)
         while True:
             try:
                 with self.wire.http_errors():
                     response = self.http.send(
-                        self.wire.request(self.http, call, None, silence, tries.headers), stream=True
+                        self.wire.request(self.http, call, None, read_timeout, retrying.headers), stream=True
                     )
                     if response.is_success:
                         return response
@@ -383,9 +389,9 @@ class _Transport:
                         response.close()
                 self.wire.check(response)
             except EverlongError as error:
-                time.sleep(tries.pause(error))
+                time.sleep(retrying.pause(error))
 
-    def _decoded(self, response: httpx.Response) -> Iterator[ServerSentEvent]:
+    def _server_sent_events(self, response: httpx.Response) -> Iterator[ServerSentEvent]:
         decoder = SSEDecoder()
         with self.wire.http_errors(streaming=True):
             for chunk in response.iter_bytes():

@@ -1,22 +1,22 @@
 """Every error that the client raises.
 
 EverlongError
-├── APIConnectionError            no answer: refused, reset, no such host
-├── APITimeoutError               no answer in time, or a `wait` that used up its timeout
-├── APIStatusError                an answer that is an error; one of the following where there is one for its status
+├── APIConnectionError            no response: connection refused or reset, or unknown host
+├── APITimeoutError               no response in time, or a `wait` that exceeded its timeout
+├── APIStatusError                an error response; a subclass if its status has one
 │   ├── AuthenticationError       401
 │   ├── NotFoundError             404
 │   ├── ConflictError             409
-│   │   ├── SessionBusyError      409 session_busy: another answer is being written
-│   │   └── DocumentNotReadyError 409 document_not_ready: it is still being read
+│   │   ├── SessionBusyError      409 session_busy: the session is generating another answer
+│   │   └── DocumentNotReadyError 409 document_not_ready: the document is still being read
 │   ├── PayloadTooLargeError      413
 │   ├── UnsupportedMediaTypeError 415
 │   ├── UnprocessableEntityError  422
 │   ├── RateLimitError            429
 │   ├── ServiceUnavailableError   503
 │   └── InternalServerError       every other 5xx
-├── NotSentError                  what was given cannot be sent: text that is no Unicode, a file that became shorter
-├── UnexpectedAnswerError         a success whose body no everlong server would send
+├── NotSentError                  the input cannot be sent: invalid Unicode, or a file that was truncated
+├── UnexpectedAnswerError         a success response with a body that no everlong server sends
 ├── ReadingFailedError            the server could not read a document
 └── StreamError                   an `error` event, or a stream that ended without `response.completed`
 """
@@ -57,13 +57,13 @@ class EverlongError(Exception):
 
 
 class APIConnectionError(EverlongError):
-    """The server could not be reached, or the connection broke before it answered."""
+    """The server could not be reached, or the connection broke before the response."""
 
 
 class APITimeoutError(EverlongError):
-    """The server did not answer in time, or `wait` used up its timeout.
+    """The server did not respond in time, or `wait` exceeded its timeout.
 
-    `connecting`: there was not even a connection, so that nothing has been asked.
+    `connecting` is true if the connection was not established, so that no request was sent.
     """
 
     def __init__(self, message: str, *, connecting: bool = False) -> None:
@@ -72,10 +72,10 @@ class APITimeoutError(EverlongError):
 
 
 class APIStatusError(EverlongError):
-    """The server answered with an error.
+    """The server responded with an error.
 
-    `status` is the HTTP status; `message`, `code`, `type` and `param` are what the server says about it (all but the
-    message may be None); `retry_after` is the wait that it asks for, in seconds, or None.
+    `status` is the HTTP status. `message`, `code`, `type` and `param` are the fields of the response's error; all but
+    the message may be None. `retry_after` is the delay in seconds that the server asks for, or None.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class NotFoundError(APIStatusError):
 
 
 class ConflictError(APIStatusError):
-    """409: not now, in the state that this is in."""
+    """409: the resource's current state does not allow the request."""
 
 
 class SessionBusyError(ConflictError):
-    """409 `session_busy`: the session is writing another answer."""
+    """409 `session_busy`: the session is generating another answer."""
 
 
 class DocumentNotReadyError(ConflictError):
@@ -118,41 +118,41 @@ class DocumentNotReadyError(ConflictError):
 
 
 class PayloadTooLargeError(APIStatusError):
-    """413: the document or the question is larger than the server takes."""
+    """413: the document or the message is larger than the server accepts."""
 
 
 class UnsupportedMediaTypeError(APIStatusError):
-    """415: the document is no text."""
+    """415: the server cannot convert files of this type to text."""
 
 
 class UnprocessableEntityError(APIStatusError):
-    """422: a field is wrong; `param` names it."""
+    """422: a field is invalid; `param` names it."""
 
 
 class RateLimitError(APIStatusError):
-    """429: too many requests; `retry_after` says when to come back."""
+    """429: too many requests. Retry after `retry_after` seconds."""
 
 
 class ServiceUnavailableError(APIStatusError):
-    """503: loading, draining or overloaded; `retry_after` says when to come back."""
+    """503: the server is loading, draining or overloaded. Retry after `retry_after` seconds."""
 
 
 class InternalServerError(APIStatusError):
-    """5xx: the server, or a proxy before it, failed."""
+    """5xx: the server, or a proxy in front of it, failed."""
 
 
 class NotSentError(EverlongError):
-    """What was given cannot be sent: text that is no Unicode (half of a surrogate pair), or a file that became shorter."""
+    """The input cannot be sent: the text has an unpaired surrogate, or the file was truncated during the upload."""
 
 
 class UnexpectedAnswerError(EverlongError):
-    """The answer says success, yet it is not what an everlong server sends: is something else at this address?"""
+    """The response reports success, but its body is not one of an everlong server. Check the address."""
 
 
 class ReadingFailedError(EverlongError):
-    """The server gave up reading a document, or a session's documents.
+    """The server could not read a document, or a session's documents.
 
-    `id` is the document or session, `code` the server's code for the reason, or None.
+    `id` is the document or session; `code` is the server's error code, or None.
     """
 
     def __init__(self, message: str, *, id: str, code: str | None = None) -> None:
@@ -164,8 +164,8 @@ class ReadingFailedError(EverlongError):
 class StreamError(EverlongError):
     """A streamed answer failed: the server sent an `error` event, or the stream ended without `response.completed`.
 
-    `code`, `type`, `param` and `retry_after` (seconds) come from the event; `close_code` is the WebSocket's, where it was
-    closed.
+    `code`, `type`, `param` and `retry_after` (seconds) come from the event. `close_code` is the code with which the
+    WebSocket was closed, or None.
     """
 
     def __init__(
@@ -203,15 +203,15 @@ _BY_STATUS: dict[int, type[APIStatusError]] = {
 
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes) -> APIStatusError:
-    """The error for an answer that is no success. `headers` must find names whatever their case."""
+    """Return the error for an unsuccessful response. The lookup in `headers` must ignore case."""
     kind = _BY_STATUS.get(status, InternalServerError if status >= 500 else APIStatusError)
     retry_after = parse_retry_after(headers.get("retry-after"))
     try:
         error = json.loads(body)["error"]
         message, code = str(error["message"]), error.get("code")
     except (ValueError, TypeError, KeyError, AttributeError):
-        # Not ours: a proxy's page, most likely, of which the status says all that is worth a line.
-        message = f"HTTP {status} {responses.get(status, '')}".rstrip() + ", in words that no everlong server uses"
+        # Most likely a proxy's error page. Its status is all that fits into one line.
+        message = f"HTTP {status} {responses.get(status, '')}".rstrip() + ", but not from an everlong server"
         return kind(message, status=status, retry_after=retry_after)
     if kind is ConflictError:
         kind = _BY_CODE.get(code, kind)
@@ -221,7 +221,7 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes) -> APISta
 
 
 def parse_retry_after(value: str | None) -> float | None:
-    """Seconds to wait, from a `Retry-After` header in either of its forms (seconds or a date); None if it has none."""
+    """Return the delay in seconds from a `Retry-After` header (seconds or a date); None if it is missing or invalid."""
     if value is None:
         return None
     try:

@@ -1,21 +1,21 @@
 import { useEffect } from "preact/hooks";
-import { Ask, Help, KeyDialog, NameDialog } from "./dialogs.js";
-import { spoken } from "./dialogue.js";
-import { Home } from "./home.js";
-import { sessions, titleOf, trouble } from "./library.js";
-import { Memory } from "./memory.js";
-import { Reader } from "./reader.js";
-import { place } from "./route.js";
-import { link, look, returned } from "./server.js";
-import { pressed } from "./shortcuts.js";
-import { Sidebar } from "./sidebar.js";
-import { Dialogue } from "./talk.js";
+import { ConfirmDialog, HelpDialog, KeyDialog, NameDialog } from "./components/dialogs.js";
+import { onKeyDown } from "./lib/shortcuts.js";
+import { lastError, sessions, titleOf } from "./state/library.js";
+import { route } from "./state/route.js";
+import { checkServer, connection, restored } from "./state/server.js";
+import { announcement } from "./state/turns.js";
+import { ConversationView } from "./views/conversation.js";
+import { Home } from "./views/home.js";
+import { Memory } from "./views/memory.js";
+import { Reader } from "./views/reader.js";
+import { Sidebar } from "./views/sidebar.js";
 
 export function App() {
-  const { session, panel } = place.value;
+  const { session, panel } = route.value;
   useEffect(() => {
-    addEventListener("keydown", pressed);
-    return () => removeEventListener("keydown", pressed);
+    addEventListener("keydown", onKeyDown);
+    return () => removeEventListener("keydown", onKeyDown);
   }, []);
   const title = sessions.value.find(({ id }) => id === session);
   useEffect(() => {
@@ -29,48 +29,48 @@ export function App() {
       <Banner />
       <div class={panel ? "page with-panel" : "page"}>
         <Sidebar />
-        <main tabIndex={-1}>{session ? <Dialogue key={session} session={session} /> : <Home />}</main>
+        <main tabIndex={-1}>{session ? <ConversationView key={session} session={session} /> : <Home />}</main>
         {panel?.kind === "memory" && session && <Memory key={session} session={session} />}
         {panel?.kind === "text" && <Reader key={panel.document} {...panel} />}
       </div>
       <div class="unseen" role="status">
-        {spoken.value}
+        {announcement.value}
       </div>
-      <Trouble />
+      <ErrorNotice />
       <KeyDialog />
-      <Help />
-      <Ask />
+      <HelpDialog />
+      <ConfirmDialog />
       <NameDialog />
     </>
   );
 }
 
-/** What the page says about the server. */
+/** A banner about the connection to the server. */
 function Banner() {
-  const now = link.value;
+  const now = connection.value;
   return (
     <div role="status" class="banner-place">
-      {now.state === "away" && (
+      {now.state === "offline" && (
         <div class="banner">
           <span class="pulse" aria-hidden="true" />
           <span>
-            <strong>{now.why}</strong> This page tries again by itself; nothing is lost.
+            <strong>{now.why}</strong> This page tries again automatically. Nothing is lost.
           </span>
-          <button onClick={() => void look()}>Try now</button>
+          <button onClick={() => void checkServer()}>Try now</button>
         </div>
       )}
-      {now.state === "there" && returned.value && <div class="banner good">The server is back.</div>}
+      {now.state === "online" && restored.value && <div class="banner good">The server is back.</div>}
     </div>
   );
 }
 
-function Trouble() {
+function ErrorNotice() {
   return (
     <div role="alert">
-      {trouble.value && (
+      {lastError.value && (
         <div class="trouble">
-          <span>{trouble.value}</span>
-          <button class="quiet" aria-label="Dismiss" onClick={() => (trouble.value = null)}>
+          <span>{lastError.value}</span>
+          <button class="quiet" aria-label="Dismiss" onClick={() => (lastError.value = null)}>
             ✕
           </button>
         </div>

@@ -1,13 +1,13 @@
 import { effect } from "@preact/signals";
 import { render } from "preact";
 import { App } from "./app.js";
-import { refresh } from "./library.js";
-import { link } from "./server.js";
-import "./page.css";
+import { refresh } from "./state/library.js";
+import { connection } from "./state/server.js";
+import "./styles/index.css";
 
 render(<App />, document.body);
 
-// Whenever the server is there (again), ask it what it has.
+// Reload documents, sessions and models each time that the server becomes available.
 effect(() => {
-  if (link.value.state === "there") queueMicrotask(() => void refresh());
+  if (connection.value.state === "online") queueMicrotask(() => void refresh());
 });

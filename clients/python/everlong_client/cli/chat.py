@@ -1,4 +1,4 @@
-"""A dialogue about documents, on a terminal or through a pipe."""
+"""`everlong chat`: questions about documents, typed on a terminal or read from a pipe."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from everlong_client.cli.terminal import complain, console, fail, note, write
+from everlong_client.cli.terminal import console, fail, print_error, print_note, write
 from everlong_client.client import Conversation, Everlong
 from everlong_client.errors import EverlongError
 from everlong_client.types.event import TextDelta
 from everlong_client.types.message import Sampling
 from everlong_client.types.session import Session
 
-with suppress(ImportError):  # there is none on Windows
+with suppress(ImportError):  # Windows has no readline
     import readline  # noqa: F401  # gives the prompt history and editing
 
 __all__ = ["Chat"]
 
 HELP = """\
-/new   begin anew: a new session on the same documents
-/fork  go on in a copy of this session; the original stays as it is
-/quit  leave (so do Ctrl-C and Ctrl-D)
-Ctrl-C during an answer ends the answer."""
+/new   start a new session on the same documents
+/fork  continue in a copy of this session; the original does not change
+/quit  leave (also Ctrl-C and Ctrl-D)
+Ctrl-C during an answer cancels the answer."""
 
 
 class Chat:
-    """Asks the questions that come from standard input, one a line, and writes the answers."""
+    """Reads questions from standard input, one a line, sends them and writes the answers to standard output."""
 
     def __init__(self, client: Everlong, session: Session, sampling: Sampling) -> None:
         self._client = client
@@ -37,19 +37,19 @@ class Chat:
         self.session = session
 
     def run(self) -> None:
-        """Until the questions end, or the user leaves. On a terminal an error ends only the answer."""
-        self._prepare()
+        """Run until the input ends or the user leaves. On a terminal an error ends only the current answer."""
+        self._wait_until_ready()
         for line in self._lines():
             try:
                 if line == "/quit":
                     return
-                self._do(line)
+                self._handle(line)
             except KeyboardInterrupt:
                 return
             except EverlongError as error:
                 if not self._terminal:
                     raise
-                complain(str(error))
+                print_error(str(error))
 
     def _lines(self) -> Iterator[str]:
         try:
@@ -58,12 +58,12 @@ class Chat:
                 return
             with suppress(EOFError, KeyboardInterrupt):
                 while True:
-                    yield _typed().strip()
-            note("")  # the shell's prompt wants a line of its own
+                    yield _prompt().strip()
+            print_note("")  # puts the shell's prompt on a new line
         except UnicodeDecodeError as error:
-            fail(f"a question is not {error.encoding.upper()}: {error.reason}")
+            fail(f"a question is not valid {error.encoding.upper()}: {error.reason}")
 
-    def _do(self, line: str) -> None:
+    def _handle(self, line: str) -> None:
         match line:
             case "":
                 pass
@@ -71,24 +71,26 @@ class Chat:
                 write(HELP + "\n")
             case "/new":
                 self.session = self._client.sessions.create(self.session.documents, model=self.session.model)
-                self._prepare()
+                self._wait_until_ready()
             case "/fork":
                 left = self.session.id
                 self.session = self._client.sessions.fork(left)
-                note(f"session {self.session.id}, a fork of {left}")
-            case _ if line.startswith("/") and self._terminal:  # in a file it is a question
-                complain(f"{line.split(maxsplit=1)[0]} is no command; /help lists them")
+                print_note(f"session {self.session.id}, a fork of {left}")
+            case _ if line.startswith("/") and self._terminal:  # from a pipe it is a question
+                print_error(f"{line.split(maxsplit=1)[0]} is not a command; /help lists the commands")
             case _:
                 self._ask(line)
 
-    def _prepare(self) -> None:
+    def _wait_until_ready(self) -> None:
         with console().status("waiting for the session's documents"):
             self.session = self._client.sessions.wait(self.session.id)
         if self._terminal:
-            note(f"session {self.session.id}, {self.session.position:,} tokens in memory; /help lists the commands")
+            print_note(
+                f"session {self.session.id}, {self.session.position:,} tokens in memory; /help lists the commands"
+            )
 
     def _ask(self, question: str) -> None:
-        # A connection for each question: none has to outlive the time that the user thinks, or a restart.
+        # One connection per question: it need not survive the user's pauses, or a restart of the server.
         with self._client.sessions.connect(self.session.id) as conversation:
             answer = conversation.send(question, **self._sampling)
             try:
@@ -101,14 +103,14 @@ class Chat:
         if self._terminal:
             usage, end = answer.message.usage, answer.message.finish_reason
             ended = "" if end == "stop" else f" ({end})"
-            note(f"{usage.completion_tokens:,} tokens{ended}, {usage.reused_tokens:,} reused from memory")
+            print_note(f"{usage.completion_tokens:,} tokens{ended}, {usage.reused_tokens:,} reused from memory")
 
 
-def _typed() -> str:
-    """A line. Raises `EOFError` at the end."""
+def _prompt() -> str:
+    """Read a line from the terminal. Raises `EOFError` at the end of the input."""
     if sys.stdout.isatty():
         return input("> ")
-    # Else Python would write the prompt among the answers.
+    # `input("> ")` would write the prompt to standard output, among the answers.
     sys.stderr.write("> ")
     sys.stderr.flush()
     return input()
@@ -116,15 +118,15 @@ def _typed() -> str:
 
 @contextmanager
 def cancelled_by_interrupt(conversation: Conversation) -> Iterator[None]:
-    """Ctrl-C cancels the answer instead of raising `KeyboardInterrupt`; a second one does raise it."""
+    """The first Ctrl-C cancels the answer; only the second one raises `KeyboardInterrupt`."""
 
     def cancel() -> None:
-        with suppress(EverlongError):  # the answer's reader is told of a lost connection too
+        with suppress(EverlongError):  # the loop that reads the answer raises it as well
             conversation.cancel()
 
     def interrupted(signum: int, frame: object) -> None:
         signal.signal(signal.SIGINT, previous)
-        # In a thread: the interrupted code may be inside the connection, holding its lock.
+        # In a thread, because the interrupted code may hold the connection's lock.
         threading.Thread(target=cancel, daemon=True).start()
 
     previous = signal.signal(signal.SIGINT, interrupted)

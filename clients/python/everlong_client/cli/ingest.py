@@ -1,4 +1,4 @@
-"""Uploading files and waiting until they are read, with a report of how it goes."""
+"""`everlong ingest`: upload files, wait until the server has read them, and report the progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from everlong_client.cli.terminal import Report, complain, note, opened, report
+from everlong_client.cli.terminal import ProgressReport, print_error, print_note, progress_report, require_stream
 from everlong_client.client import Everlong
 from everlong_client.errors import (
     EverlongError,
@@ -21,49 +21,49 @@ __all__ = ["ingest_files"]
 
 
 def ingest_files(client: Everlong, files: Sequence[Path], *, wait: bool = True) -> Iterator[Document | None]:
-    """Uploads the files, `-` for standard input, and yields their documents in this order.
+    """Upload the files (`-` is standard input) and yield their documents in the same order.
 
-    With `wait` each is yielded when it is read. None, after a complaint, stands for one that is refused or cannot be read. All are uploaded before
-    the first is waited for, so that the server is never idle. Raises `OSError` for a file that cannot be read,
-    before anything is uploaded.
+    With `wait`, yields each document once the server has read it. For a file that the server refuses or cannot read,
+    prints an error and yields None. Uploads all files before it waits for the first, so that the server is never idle.
+    Raises `OSError` if a local file cannot be opened, before any upload.
     """
     for file in files:
         if file == Path("-"):
-            opened(sys.stdin, "standard input")
-        elif not file.is_fifo():  # opening a pipe waits for its writer, and closing it ends that one
+            require_stream(sys.stdin, "standard input")
+        elif not file.is_fifo():  # opening a pipe blocks until its writer opens it, and closing it breaks the writer
             file.open("rb").close()
-    with report() as told:
-        documents: list[tuple[str, Document | None]] = []  # that were not reported yet
+    with progress_report() as progress:
+        documents: list[tuple[str, Document | None]] = []  # not yielded yet
         try:
             for file in files:
                 name = "standard input" if file == Path("-") else file.name
                 source = sys.stdin.buffer if file == Path("-") else file
                 try:
-                    documents.append((name, client.documents.upload(source, progress=told.upload(name))))
+                    documents.append((name, client.documents.upload(source, progress=progress.upload(name))))
                 except (PayloadTooLargeError, UnsupportedMediaTypeError, UnprocessableEntityError) as error:
-                    complain(f"{name}: {error}")  # the fault of this file: the others are read
+                    print_error(f"{name}: {error}")  # concerns this file only
                     documents.append((name, None))
             while documents:
-                yield _read(client, *documents[0], told) if wait else documents[0][1]
+                yield _read(client, *documents[0], progress) if wait else documents[0][1]
                 del documents[0]
         except (KeyboardInterrupt, EverlongError, OSError) as error:
             reads = isinstance(error, KeyboardInterrupt)
-            for name, document in documents:  # else nobody would know what they are called
+            for name, document in documents:  # print the ids that the caller will not get
                 if document is not None:
-                    note(
-                        f"the server goes on reading {name} as {document.id}"
+                    print_note(
+                        f"the server continues to read {name} as {document.id}"
                         if reads
                         else f"{name} was uploaded as {document.id}"
                     )
             raise
 
 
-def _read(client: Everlong, name: str, document: Document | None, told: Report) -> Document | None:
-    """The document when it is read. None, after a complaint, if it cannot be, or if there is none."""
+def _read(client: Everlong, name: str, document: Document | None, progress: ProgressReport) -> Document | None:
+    """Wait for the document and return it. None if there is none, or after printing an error if it cannot be read."""
     if document is None:
         return None
     try:
-        return client.documents.wait(document.id, progress=told.reading(name))
+        return client.documents.wait(document.id, progress=progress.reading(name))
     except ReadingFailedError as error:
-        complain(f"{name}: {error}")
+        print_error(f"{name}: {error}")
         return None

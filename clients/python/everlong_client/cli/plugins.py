@@ -1,12 +1,15 @@
-"""Commands that other distributions add to `everlong`, through the entry points of the group `everlong.commands`.
+"""Commands that other distributions add to `everlong`, through entry points.
 
-Their names are listed from metadata alone; a command is imported when it is run, so that `everlong --help` and
-`everlong chat` never wait for torch.
+The group `everlong.commands` names the commands, and the group `everlong.summaries` dictionaries with their descriptions. A
+command is imported only when it runs, so that `everlong --help` and `everlong chat` never wait for torch.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
 
 import typer
@@ -18,14 +21,16 @@ from everlong_client.errors import APIConnectionError, AuthenticationError, Ever
 
 __all__ = ["Commands"]
 
-GROUP = "everlong.commands"
-OF_THE_SERVER = ("serve", "keys", "encryption", "models", "doctor", "bench", "train", "eval")
+COMMANDS = "everlong.commands"
+SUMMARIES = "everlong.summaries"
+DISTRIBUTIONS = {"everlong": "the server", "everlong-lab": "training, evaluation and benchmarks"}
+"""The distributions that add commands, and what their commands are for."""
 
 
 class Commands(TyperGroup):
-    """The client's own commands and the plugins'; what goes wrong in them ends in one line, not in a traceback."""
+    """The client's own commands and those of plugins. Prints expected errors as one line instead of a traceback."""
 
-    # Typer brings its own copy of click from some version on, so click's types are not nameable here.
+    # Recent versions of Typer contain their own copy of click, so click's types cannot be named here.
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *sorted(_plugins())]
@@ -34,38 +39,42 @@ class Commands(TyperGroup):
         if (own := super().get_command(ctx, cmd_name)) is not None:
             return own
         plugin = _plugins().get(cmd_name)
-        return Plugin(cmd_name, plugin) if plugin or cmd_name in OF_THE_SERVER else None
+        return plugin and Plugin(plugin)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            ctx.fail(_no_such_command(name, self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except APIConnectionError as error:
-            fail(f"{error}; `everlong serve` starts a server, --url names another one")
+            fail(f"{error}; start a server with `everlong serve`, or name another one with --url")
         except AuthenticationError as error:
-            fail(f"{error}; --api-key or EVERLONG_API_KEY gives the key")
+            fail(f"{error}; set the key with --api-key or EVERLONG_API_KEY")
         except EverlongError as error:
             fail(str(error))
         except OSError as error:
-            if isinstance(error, BrokenPipeError):  # `everlong … | head`: click ends it quietly
+            if isinstance(error, BrokenPipeError):  # `everlong … | head`: click exits without a message
                 raise
             fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
 class Plugin(TyperCommand):
-    """A command that is imported when it is run; `entry` is None for one whose distribution is not installed."""
+    """A command of another distribution, which is imported when it runs."""
 
-    def __init__(self, name: str, entry: EntryPoint | None) -> None:
-        origin = entry.dist.name if entry and entry.dist else "everlong"
-        super().__init__(name, help=f"(from {origin})", add_help_option=False)
+    def __init__(self, entry: EntryPoint) -> None:
+        summary = _summaries().get(entry.name) or f"Run a command of {entry.dist.name if entry.dist else entry.value}."
+        super().__init__(entry.name, help=summary, add_help_option=False)
         self._entry = entry
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.args = args  # --help included: they are for the command itself
+        ctx.args = args  # includes --help, which the command itself handles
         return args
 
     def invoke(self, ctx: Any) -> Any:
-        if self._entry is None:
-            fail(f"`{ctx.command_path}` is a command of the server, which is not installed: pip install everlong")
         try:
             command = _command(self._entry.load())
         except (ImportError, AttributeError) as error:
@@ -74,13 +83,44 @@ class Plugin(TyperCommand):
 
 
 def _plugins() -> dict[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+    return {entry.name: entry for entry in entry_points(group=COMMANDS)}
+
+
+@cache
+def _summaries() -> Mapping[str, str]:
+    """Return the plugins' descriptions by command. Imports the modules that have them, but no command."""
+    summaries: dict[str, str] = {}
+    for entry in entry_points(group=SUMMARIES):
+        try:
+            summaries |= entry.load()
+        except (ImportError, AttributeError):  # a broken plugin must not break `everlong --help`
+            continue
+    return summaries
+
+
+def _no_such_command(name: str, known: list[str]) -> str:
+    """Return the error for an unknown command, with similar commands, or else the distributions that may have it."""
+    if similar := get_close_matches(name, known):
+        return f"No such command {name!r}. Did you mean {' or '.join(map(repr, similar))}?"
+    missing = [distribution for distribution in DISTRIBUTIONS if not _is_installed(distribution)]
+    if not missing:
+        return f"No such command {name!r}. `everlong --help` lists the commands."
+    packages = " and ".join(f"{distribution} ({DISTRIBUTIONS[distribution]})" for distribution in missing)
+    return f"No such command {name!r}. More commands come with {packages}: pip install {' '.join(missing)}"
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _command(target: Any) -> Any:
     if isinstance(target, typer.Typer):
         return get_command(target)
-    if hasattr(target, "main"):  # a click command, of click's or of Typer's own copy
+    if hasattr(target, "main"):  # a command of click, or of Typer's copy of it
         return target
     app = typer.Typer(add_completion=False)
     app.command()(target)

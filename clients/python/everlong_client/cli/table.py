@@ -1,4 +1,4 @@
-"""A session's memory as text for a terminal."""
+"""Formats a session's memory as text for a terminal."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from rich.filesize import decimal
 
 from everlong_client.types.memory import Memory, MemoryLayer, MemoryPhrase
 
-__all__ = ["headline", "table", "words"]
+__all__ = ["headline", "phrase_text", "table"]
 
 _WIDEST = 60
 
 
 def table(memory: Memory) -> str:
-    """What there is to say, in lines: the documents, the parts, and of an ∞-former the layers."""
+    """Return the whole memory as lines of text: the documents, the parts, and the layers of an ∞-former."""
     return "".join(f"{line.rstrip()}\n" for line in _lines(memory))
 
 
 def headline(memory: Memory) -> str:
-    """The memory in a line."""
+    """Return a summary of the memory in one line."""
     segments = "segment" if memory.segments == 1 else "segments"
     return (
         f"{memory.memory}: {memory.tokens:,} tokens read in {memory.segments:,} {segments} of {memory.segment_length}, "
@@ -27,8 +27,8 @@ def headline(memory: Memory) -> str:
     )
 
 
-def words(phrase: MemoryPhrase) -> str:
-    """A phrase in a line: its words, or its tokens where these are not known."""
+def phrase_text(phrase: MemoryPhrase) -> str:
+    """Return a phrase as one line: its quoted words, or its token positions if the words are unknown."""
     if phrase.quote is None:
         return _span(phrase.start, phrase.end)
     text = " ".join(phrase.quote.text.split())
@@ -59,29 +59,29 @@ def _lines(memory: Memory) -> Iterator[str]:
         yield ""
         yield from _aligned(
             ("layer", "half of the attention", "space", "most space"),
-            [(str(layer.layer), _attended(layer), *_largest(layer)) for layer in memory.layers],
+            [(str(layer.layer), _half_of_attention(layer), *_largest_phrase(layer)) for layer in memory.layers],
             last_left=True,
         )
 
 
-def _largest(layer: MemoryLayer) -> tuple[str, str]:
+def _largest_phrase(layer: MemoryLayer) -> tuple[str, str]:
     if not layer.phrases:
         return "", "all have the same"
-    return f"{layer.phrases[0].space:.1%}", words(layer.phrases[0])
+    return f"{layer.phrases[0].space:.1%}", phrase_text(layer.phrases[0])
 
 
-def _attended(layer: MemoryLayer) -> str:
-    """The shortest run of tokens that gets half of the attention."""
+def _half_of_attention(layer: MemoryLayer) -> str:
+    """Return the shortest span of tokens that gets half of the attention."""
     if layer.attention is None:
         return ""
-    edges, upto = layer.edges, [0.0]
+    edges, cumulative = layer.edges, [0.0]
     for share in layer.attention:
-        upto.append(upto[-1] + share)
+        cumulative.append(cumulative[-1] + share)
     best, last = (edges[0], edges[-1]), 0
-    for first in range(len(upto)):
-        while last < len(upto) and upto[last] - upto[first] < upto[-1] / 2:
+    for first in range(len(cumulative)):
+        while last < len(cumulative) and cumulative[last] - cumulative[first] < cumulative[-1] / 2:
             last += 1
-        if last == len(upto):
+        if last == len(cumulative):
             break
         if edges[last] - edges[first] < best[1] - best[0]:
             best = edges[first], edges[last]
@@ -93,7 +93,7 @@ def _span(start: int, end: int) -> str:
 
 
 def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]], *, last_left: bool = False) -> Iterator[str]:
-    """Columns to the right, the first one to the left, and the last one if it is words."""
+    """Yield the rows with aligned columns: the first to the left, others to the right, the last left if `last_left`."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         left = {0, len(row) - 1} if last_left else {0}

@@ -1,4 +1,4 @@
-"""What the commands say: results on standard output, everything else on standard error."""
+"""Output of the commands: results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -20,45 +20,54 @@ from rich.text import Text
 from everlong_client.transport.upload import UploadProgress
 from everlong_client.types.document import Document
 
-__all__ = ["Report", "complain", "console", "fail", "note", "opened", "report", "write"]
+__all__ = [
+    "ProgressReport",
+    "console",
+    "fail",
+    "print_error",
+    "print_note",
+    "progress_report",
+    "require_stream",
+    "write",
+]
 
-# A text that was read, or an answer about it, must not reach the terminal's control sequences.
+# Removed from all output, so that a document or an answer cannot send control sequences to the terminal.
 _CONTROLS = dict.fromkeys(c for c in (*range(32), *range(127, 160)) if chr(c) not in "\n\t")
 
 
 @cache
 def console() -> Console:
-    """Standard error. There is one, so that a line and a bar do not write over each other."""
+    """Return the console on standard error. There is only one, so that lines and progress bars do not overlap."""
     return Console(stderr=True)
 
 
-def opened(stream: TextIO | None, name: str) -> TextIO:
-    """The stream. Raises `OSError` for one that the shell has closed (`<&-`), which Python has as None."""
+def require_stream(stream: TextIO | None, name: str) -> TextIO:
+    """Return the stream. Raises `OSError` if the shell has closed it (`<&-`), in which case Python sets it to None."""
     if stream is None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF), name)
     return stream
 
 
 def write(text: str) -> None:
-    """Writes a result, or a piece of an answer, at once. Raises `OSError` if nobody takes it."""
-    stdout = opened(sys.stdout, "standard output")
+    """Write a result, or a piece of an answer, and flush it. Raises `OSError` if standard output is closed."""
+    stdout = require_stream(sys.stdout, "standard output")
     stdout.write(text.translate(_CONTROLS))
     stdout.flush()
 
 
-def note(text: str) -> None:
-    """Writes a line about what is going on."""
+def print_note(text: str) -> None:
+    """Write a line about the progress of the command."""
     console().print(Text(_line(text), style="dim"), soft_wrap=True)
 
 
-def complain(text: str) -> None:
-    """Writes an error as one line."""
+def print_error(text: str) -> None:
+    """Write an error as one line."""
     console().print(Text(f"error: {_line(text)}", style="red"), soft_wrap=True)
 
 
 def fail(text: str) -> NoReturn:
-    """Writes an error as one line and ends the command with exit code 1."""
-    complain(text)
+    """Write an error as one line and end the command with exit code 1."""
+    print_error(text)
     raise typer.Exit(1)
 
 
@@ -66,8 +75,8 @@ def _line(text: str) -> str:
     return " ".join(text.split()).translate(_CONTROLS)
 
 
-class Report(Protocol):
-    """Tells how uploads and their reading go; use it with `with`."""
+class ProgressReport(Protocol):
+    """Shows the progress of uploads and of their reading. Use it with `with`."""
 
     def __enter__(self) -> Self: ...
 
@@ -76,23 +85,23 @@ class Report(Protocol):
     ) -> None: ...
 
     def upload(self, name: str) -> UploadProgress:
-        """The callback for the upload of what is called `name`."""
+        """Return the callback for the upload of the file `name`."""
 
     def reading(self, name: str) -> Callable[[Document], object]:
-        """The callback for the reading of it."""
+        """Return the callback for the reading of the file `name`."""
 
 
-def report() -> Report:
-    """A report with bars where standard error is a terminal, in plain lines elsewhere."""
-    return Bars() if console().is_terminal else Lines()
+def progress_report() -> ProgressReport:
+    """Return progress bars if standard error is a terminal, else plain lines."""
+    return ProgressBars() if console().is_terminal else ProgressLines()
 
 
-class Bars(Progress):
-    """One bar for each document: it fills with the upload, and again with the reading."""
+class ProgressBars(Progress):
+    """One progress bar for each document: it fills during the upload, and again during the reading."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}"))
-        # A result is written above the bars where both are on a terminal; elsewhere it must reach standard output.
+        # On a terminal, results are written above the bars. Redirected results must go to standard output unchanged.
         redirect = sys.stdout.isatty()
         super().__init__(*columns, TimeRemainingColumn(), console=console(), redirect_stdout=redirect)
         self._bars: dict[str, TaskID] = {}
@@ -111,13 +120,13 @@ class Bars(Progress):
 
         def show(document: Document) -> None:
             done = 1.0 if document.status == "ready" else document.progress
-            self.update(bar, completed=done or 0, total=done if done is None else 1, detail=_reading(document))
+            self.update(bar, completed=done or 0, total=done if done is None else 1, detail=_reading_detail(document))
 
         return show
 
 
-class Lines:
-    """A line for what was uploaded, and for each tenth that was read."""
+class ProgressLines:
+    """One line for each upload, and one for each 10 % that is read."""
 
     def __enter__(self) -> Self:
         return self
@@ -126,22 +135,22 @@ class Lines:
         pass
 
     def upload(self, name: str) -> UploadProgress:
-        note(f"uploading {name}")
+        print_note(f"uploading {name}")
         return lambda sent, total: None
 
     def reading(self, name: str) -> Callable[[Document], object]:
-        told = 0
+        last_tenth = 0
 
         def show(document: Document) -> None:
-            nonlocal told
+            nonlocal last_tenth
             tenths = 10 if document.status == "ready" else int(10 * (document.progress or 0))
-            if tenths > told:
-                told = tenths
-                note(f"reading {name}: {10 * tenths} %, {_reading(document)}")
+            if tenths > last_tenth:
+                last_tenth = tenths
+                print_note(f"reading {name}: {10 * tenths} %, {_reading_detail(document)}")
 
         return show
 
 
-def _reading(document: Document) -> str:
+def _reading_detail(document: Document) -> str:
     speed = f", {document.tokens_per_second:,.0f} tokens/s" if document.tokens_per_second else ""
     return f"{document.tokens:,} tokens{speed}"

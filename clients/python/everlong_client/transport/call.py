@@ -1,4 +1,4 @@
-"""The server's HTTP calls: what is sent, and what the answer is read as. No I/O."""
+"""The server's HTTP calls: the request to send, and how to parse the response. No I/O."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from everlong_client.types.session import Session
 
 T = TypeVar("T")
 
-MOST_ITEMS = 100  # of a list at once
+MAX_PAGE_SIZE = 100  # items of a list in one response
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, and `parse`, which makes its result of the answer's JSON."""
+    """One request, and `parse`, which turns the response's JSON into the result."""
 
     method: str
     path: str
@@ -33,90 +33,94 @@ class Call(Generic[T]):
     json: Mapping[str, Any] | None = None
     body: Upload | None = None
     part: bytes | None = None
-    """Sent as `data` of a form."""
-    patient: bool = False
-    """It is worth to wait for a server that restarts."""
+    """Sent as the field `data` of a form."""
+    waits_for_restart: bool = False
+    """Whether to retry for as long as a restart of the server may take, instead of a fixed number of times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """A part of a list, and the call for the next part; None at the end."""
+    """One page of a list, and the call for the next page; None at the end."""
 
     items: tuple[T, ...]
     next: Call[Page[T]] | None
 
 
 def path(*parts: str) -> str:
-    """`/v1/` and the parts, escaped. Raises `ValueError` for an empty one: it would name another resource."""
+    """Return `/v1/` and the escaped parts. Raises `ValueError` for an empty part, which would name another resource."""
     if not all(parts):
         raise ValueError("an id must not be empty")
-    # No id is other than ASCII: what is no Unicode, either, is answered as any other that there is not.
+    # Ids are ASCII. An id that is not valid Unicode gets a 404, like every other unknown id.
     return "/v1/" + "/".join(quote(part, safe="", errors="replace") for part in parts)
 
 
 def upload_document(upload: Upload) -> Call[Document]:
-    """POST /v1/documents; the answer is the document, of which nothing is read yet."""
+    """POST /v1/documents. Returns the document, which is not read yet."""
     headers = {"Content-Type": "text/plain"}
     if upload.total is not None:
         headers["Content-Length"] = str(upload.total)
     params = {"filename": upload.filename} if upload.filename else {}
-    return Call("POST", path("documents"), _one(Document), params=params, headers=headers, body=upload)
+    return Call("POST", path("documents"), _parse_one(Document), params=params, headers=headers, body=upload)
 
 
 def begin_upload(upload: Upload) -> Call[str]:
-    """POST /v1/uploads: a file that comes in parts; the answer is the upload's id."""
+    """POST /v1/uploads: start an upload in parts. Returns its id."""
     facts = {
         "bytes": upload.total, "filename": upload.filename or "text", "mime_type": "text/plain", "purpose": "user_data"
     }  # fmt: skip
-    return Call("POST", path("uploads"), _id, json=facts, patient=True)
+    return Call("POST", path("uploads"), _parse_id, json=facts, waits_for_restart=True)
 
 
 def add_part(upload: str, part: bytes) -> Call[str]:
-    """POST /v1/uploads/{id}/parts; the answer is the part's id."""
-    return Call("POST", path("uploads", upload, "parts"), _id, part=part, patient=True)
+    """POST /v1/uploads/{id}/parts. Returns the part's id."""
+    return Call("POST", path("uploads", upload, "parts"), _parse_id, part=part, waits_for_restart=True)
 
 
 def complete_upload(upload: str, parts: Iterable[str]) -> Call[str]:
-    """POST /v1/uploads/{id}/complete; the answer is the document's id."""
+    """POST /v1/uploads/{id}/complete. Returns the document's id."""
 
     def parse(data: Any) -> str:
-        return _id(data["file"] if isinstance(data, dict) else data)
+        return _parse_id(data["file"] if isinstance(data, dict) else data)
 
-    return Call("POST", path("uploads", upload, "complete"), parse, json={"part_ids": list(parts)}, patient=True)
+    return Call(
+        "POST", path("uploads", upload, "complete"), parse, json={"part_ids": list(parts)}, waits_for_restart=True
+    )
 
 
 def get_document(document: str) -> Call[Document]:
     """GET /v1/documents/{id}."""
-    return Call("GET", path("documents", document), _one(Document))
+    return Call("GET", path("documents", document), _parse_one(Document))
 
 
 def list_documents(limit: int | None, after: str | None) -> Call[Page[Document]]:
-    """GET /v1/documents: `limit` of them, from the one after the id `after`; None: all, from the newest."""
+    """GET /v1/documents: at most `limit` documents (None: all), newest first, starting after the id `after`."""
     return _list(Document, "documents", limit, after)
 
 
 def delete_document(document: str) -> Call[None]:
     """DELETE /v1/documents/{id}."""
-    return Call("DELETE", path("documents", document), _nothing)
+    return Call("DELETE", path("documents", document), _parse_nothing)
 
 
 def document_events(document: str) -> Call[None]:
-    """GET /v1/documents/{id}/events, which is streamed."""
-    return Call("GET", path("documents", document, "events"), _nothing)
+    """GET /v1/documents/{id}/events, as server-sent events."""
+    return Call("GET", path("documents", document, "events"), _parse_nothing)
 
 
 def create_session(
     documents: Iterable[str], model: str | None, recall: Recall | Literal[False] | None
 ) -> Call[Session]:
     """POST /v1/sessions."""
-    # A string is an iterable of strings as well, and nobody means its letters.
+    # A string is an iterable of its letters, too; a single id is meant.
     ids = [documents] if isinstance(documents, str) else list(documents)
-    return Call("POST", path("sessions"), _one(Session), json=_given(documents=ids, model=model, recall=recall))
+    return Call(
+        "POST", path("sessions"), _parse_one(Session), json=_without_none(documents=ids, model=model, recall=recall)
+    )
 
 
 def get_session(session: str) -> Call[Session]:
     """GET /v1/sessions/{id}."""
-    return Call("GET", path("sessions", session), _one(Session))
+    return Call("GET", path("sessions", session), _parse_one(Session))
 
 
 def list_sessions(limit: int | None, after: str | None) -> Call[Page[Session]]:
@@ -126,43 +130,43 @@ def list_sessions(limit: int | None, after: str | None) -> Call[Page[Session]]:
 
 def delete_session(session: str) -> Call[None]:
     """DELETE /v1/sessions/{id}."""
-    return Call("DELETE", path("sessions", session), _nothing)
+    return Call("DELETE", path("sessions", session), _parse_nothing)
 
 
 def rename_session(session: str, title: str | None) -> Call[Session]:
     """PATCH /v1/sessions/{id}."""
-    return Call("PATCH", path("sessions", session), _one(Session), json={"title": title})
+    return Call("PATCH", path("sessions", session), _parse_one(Session), json={"title": title})
 
 
 def set_recall(session: str, recall: Recall | Literal[False] | None) -> Call[Session]:
     """PATCH /v1/sessions/{id}."""
-    return Call("PATCH", path("sessions", session), _one(Session), json={"recall": recall})
+    return Call("PATCH", path("sessions", session), _parse_one(Session), json={"recall": recall})
 
 
 def fork_session(session: str) -> Call[Session]:
-    """POST /v1/sessions/{id}/fork; the answer is the copy."""
-    return Call("POST", path("sessions", session, "fork"), _one(Session))
+    """POST /v1/sessions/{id}/fork. Returns the copy."""
+    return Call("POST", path("sessions", session, "fork"), _parse_one(Session))
 
 
 def session_socket(session: str) -> Call[None]:
-    """GET /v1/sessions/{id}/stream, which becomes a WebSocket."""
-    return Call("GET", path("sessions", session, "stream"), _nothing)
+    """GET /v1/sessions/{id}/stream, which is upgraded to a WebSocket."""
+    return Call("GET", path("sessions", session, "stream"), _parse_nothing)
 
 
 def session_memory(session: str) -> Call[Memory]:
     """GET /v1/sessions/{id}/memory."""
-    return Call("GET", path("sessions", session, "memory"), _one(Memory))
+    return Call("GET", path("sessions", session, "memory"), _parse_one(Memory))
 
 
 def send_message(session: str, content: str, sampling: Sampling, *, stream: bool = False) -> Call[Message]:
-    """POST /v1/sessions/{id}/messages; the answer is the whole message, or with `stream` its events."""
-    fields = _given(content=content, stream=stream or None, **sampling)
-    return Call("POST", path("sessions", session, "messages"), _one(Message), json=fields)
+    """POST /v1/sessions/{id}/messages. Returns the whole answer, or with `stream` its events."""
+    fields = _without_none(content=content, stream=stream or None, **sampling)
+    return Call("POST", path("sessions", session, "messages"), _parse_one(Message), json=fields)
 
 
 def message_create(content: str, sampling: Sampling) -> dict[str, Any]:
-    """The WebSocket's way of `send_message`."""
-    return _given(type="message.create", content=content, **sampling)
+    """Return the WebSocket frame that corresponds to `send_message`."""
+    return _without_none(type="message.create", content=content, **sampling)
 
 
 def list_models() -> Call[Page[Model]]:
@@ -170,18 +174,18 @@ def list_models() -> Call[Page[Model]]:
     return _list(Model, "models")
 
 
-def _one(cls: type[T]) -> Callable[[Any], T]:
+def _parse_one(cls: type[T]) -> Callable[[Any], T]:
     return lambda data: from_json(cls, data)
 
 
-def _id(data: Any) -> str:
+def _parse_id(data: Any) -> str:
     try:
         return str(data["id"])
     except (TypeError, KeyError) as error:
         raise UnexpectedAnswerError("expected an object with an id") from error
 
 
-def _nothing(data: object) -> None:
+def _parse_nothing(data: object) -> None:
     return None
 
 
@@ -196,9 +200,9 @@ def _list(cls: type[T], name: str, limit: int | None = None, after: str | None =
         follow = more and last is not None and (left is None or left > 0)
         return Page(items[:limit], _list(cls, name, left, last) if follow else None)
 
-    size = None if limit is None else min(limit, MOST_ITEMS)
-    return Call("GET", path(name), parse, params=_given(limit=size, after=after))
+    size = None if limit is None else min(limit, MAX_PAGE_SIZE)
+    return Call("GET", path(name), parse, params=_without_none(limit=size, after=after))
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def _without_none(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}

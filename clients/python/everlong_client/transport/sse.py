@@ -1,4 +1,4 @@
-"""Server-sent events, from bytes as they come to whole events. No I/O: feed it what was received.
+"""An incremental decoder of server-sent events. No I/O: the caller feeds the received bytes.
 
 https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -21,21 +21,21 @@ class ServerSentEvent:
 
 
 class SSEDecoder:
-    """Splits bytes into events, wherever the network cut them.
+    """Splits a stream of bytes into events, wherever the chunks end.
 
-    It works on whole lines of bytes, so a character is decoded only once all its bytes are there. An event that the
-    stream's end left unfinished is never returned.
+    It decodes whole lines, so a character is decoded only when all its bytes have arrived. An event that is incomplete
+    at the end of the stream is never returned.
     """
 
     def __init__(self) -> None:
-        self._line = b""  # the line that has no end yet
-        self._after_cr = False  # a line feed that comes now belongs to the line end before it
+        self._line = b""  # the line that is not complete yet
+        self._after_cr = False  # a line feed at the start of the next chunk belongs to this "\r"
         self._first = True
         self._event = ""
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """The events that `chunk` completes."""
+        """Return the events that `chunk` completes."""
         if not chunk:
             return []
         if self._after_cr:
@@ -56,7 +56,7 @@ class SSEDecoder:
             self._data.append(value)
         elif name == "event":
             self._event = value
-        # An empty name is a comment; `id` and `retry` serve reconnecting, which is not done here.
+        # An empty name is a comment. `id` and `retry` are for reconnecting, which this client does not do.
         return None
 
     def _dispatch(self) -> ServerSentEvent | None:

@@ -1,4 +1,4 @@
-"""The body of an upload: from a path, bytes, a file or an iterator to chunks, counted as they leave."""
+"""The body of an upload: splits a path, bytes, a file or an iterator into chunks, and counts the bytes sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["CHUNK", "PART", "AnySource", "Source", "Upload", "UploadProgress"]
 
 CHUNK = 256 * 1024  # bytes
 PART = 8 * 1024 * 1024
-"""Bytes: what is longer is sent in parts of this size, so that a lost connection costs no more than one."""
+"""Bytes. A longer source is sent in parts of this size, so that a lost connection costs at most one part."""
 
 Source: TypeAlias = str | os.PathLike[str] | bytes | IO[bytes] | IO[str] | Iterable[bytes] | Iterable[str]
 AnySource: TypeAlias = Source | AsyncIterable[bytes] | AsyncIterable[str]
@@ -25,12 +25,13 @@ UploadProgress: TypeAlias = Callable[[int, int | None], object]
 
 
 class Upload:
-    """What is uploaded: iterate over it, with `for` or `async for`, for its chunks.
+    """The source of an upload. Iterate over it, with `for` or `async for`, to get its chunks.
 
-    `source` is a path (a string is one too, never the text itself), bytes, an open file, or an iterator of bytes or
-    text; text is sent as UTF-8. `total` is its length in bytes, None if only reading it would tell; of what grows meanwhile
-    no more is sent. `progress` is called with the bytes sent so far and the total; `again` says whether it can be sent anew.
-    Raises `OSError` if the path cannot be read, and when it is sent `NotSentError` if it has become shorter.
+    `source` is a path, bytes, an open file, or an iterator of bytes or text. A string is always a path; text is sent as
+    UTF-8. `total` is the length in bytes, or None if it is unknown; if the file grows during the upload, only `total`
+    bytes are sent. `progress` is called with the bytes sent so far and the total. `repeatable` says whether the source
+    can be read a second time. Raises `OSError` if the path cannot be read, and while sending `NotSentError` if the file
+    was truncated.
     """
 
     def __init__(self, source: AnySource, filename: str | None = None, progress: UploadProgress | None = None) -> None:
@@ -38,23 +39,23 @@ class Upload:
         self._progress = progress or (lambda sent, total: None)
         self._sent = 0
         self.filename = filename or _name(self._source)
-        # Whether it can be sent again: a pipe, an open file and an iterator are taken once.
-        self.again = isinstance(self._source, bytes) or (isinstance(self._source, Path) and self._source.is_file())
+        # A pipe, an open file and an iterator can be read only once.
+        self.repeatable = isinstance(self._source, bytes) or (isinstance(self._source, Path) and self._source.is_file())
         self.total = _size(self._source)
 
     @property
     def in_parts(self) -> bool:
-        """Whether it is to be sent in parts: it is long, and how long is known."""
+        """Whether to send it in parts: its length is known and above `PART`."""
         return self.total is not None and self.total > PART
 
     def parts(self) -> Generator[bytes]:
-        """The parts, each as long as the next is not asked for; what was asked for is counted as sent."""
+        """Yield the parts. A part counts as sent when the next one is requested."""
         self._sent = 0
         self._progress(0, self.total)
         source = self._source
         with source.open("rb") if isinstance(source, Path) else nullcontext(source) as opened:
             file = io.BytesIO(opened) if isinstance(opened, bytes) else opened
-            assert isinstance(file, _File)  # nothing else has a known length
+            assert isinstance(file, _File)  # no other source has a known length
             for part in self._whole(_read(file, PART)):
                 yield part
                 self._count(part)
@@ -79,7 +80,7 @@ class Upload:
         self._progress(self._sent, self.total)
 
     def _whole(self, pieces: Iterator[bytes]) -> Generator[bytes]:
-        """As much of the pieces as was promised. Raises `NotSentError` if they are less."""
+        """Yield the pieces up to `total` bytes. Raises `NotSentError` if there are fewer."""
         if self.total is None:
             yield from pieces
             return
@@ -88,7 +89,7 @@ class Upload:
             piece = next(pieces, b"")[:left]
             if not piece:
                 missing = f"{left:,} of its {self.total:,} bytes are missing"
-                raise NotSentError(f"{self.filename or 'the file'} became shorter while it was sent: {missing}")
+                raise NotSentError(f"{self.filename or 'the file'} was truncated during the upload: {missing}")
             left -= len(piece)
             yield piece
 
@@ -104,45 +105,45 @@ class Upload:
         elif isinstance(source, bytes):
             yield from (source[start : start + CHUNK] for start in range(0, len(source), CHUNK))
         elif isinstance(source, AsyncIterable):
-            raise TypeError("an async iterator can only be uploaded by AsyncEverlong")
+            raise TypeError("only AsyncEverlong can upload an async iterator")
         elif isinstance(source, _File):
             yield from _read(source, CHUNK)
         else:
-            bucket = _Bucket()
+            buffer = _ChunkBuffer()
             for piece in source:
-                if chunk := bucket.add(piece):
+                if chunk := buffer.add(piece):
                     yield chunk
-            if chunk := bucket.empty():
+            if chunk := buffer.flush():
                 yield chunk
 
     async def _achunks(self) -> AsyncIterator[bytes]:
         if isinstance(self._source, AsyncIterable):
-            bucket = _Bucket()
+            buffer = _ChunkBuffer()
             async for piece in self._source:
-                if chunk := bucket.add(piece):
+                if chunk := buffer.add(piece):
                     yield chunk
-            if chunk := bucket.empty():
+            if chunk := buffer.flush():
                 yield chunk
             return
         with closing(self._chunks()) as chunks:
-            # In a thread: a slow disk or a slow generator must not stop the event loop.
+            # In a thread, so that a slow disk or a slow generator does not block the event loop.
             while chunk := await asyncio.to_thread(next, chunks, b""):
                 yield chunk
 
 
-class _Bucket:
-    """Gathers small pieces, or a text that comes line by line would leave packet by packet."""
+class _ChunkBuffer:
+    """Joins small pieces into chunks, so that an iterator of lines is not sent in one packet per line."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def add(self, piece: bytes | str) -> bytes:
-        """The chunk that this piece completes; empty if it does not."""
+        """Return the chunk that `piece` completes, or empty bytes."""
         self._held += _bytes(piece)
-        return self.empty() if len(self._held) >= CHUNK else b""
+        return self.flush() if len(self._held) >= CHUNK else b""
 
-    def empty(self) -> bytes:
-        """What is left."""
+    def flush(self) -> bytes:
+        """Return the buffered bytes and clear the buffer."""
         chunk = bytes(self._held)
         self._held.clear()
         return chunk
@@ -164,10 +165,10 @@ def _bytes(piece: bytes | str) -> bytes:
 
 def _name(source: object) -> str | None:
     name = source.name if isinstance(source, Path) else getattr(source, "name", None)
-    # Files of pipes and descriptors have a number or something like "<stdin>" for a name.
+    # The name of a file on a pipe or descriptor is a number, or something like "<stdin>".
     if not isinstance(name, str) or name.startswith("<"):
         return None
-    # What of a name is no Unicode (a disk's from before it) cannot be sent.
+    # Replaces bytes of the name that are not valid Unicode, which cannot be sent.
     return Path(name).name.encode(errors="replace").decode()
 
 
@@ -176,11 +177,11 @@ def _size(source: object) -> int | None:
         return len(source)
     if isinstance(source, Path):
         info = source.stat()
-        # What the kernel makes up (/proc) says that it is empty.
+        # The virtual files in /proc report size 0: treat their length as unknown.
         return info.st_size or None if stat.S_ISREG(info.st_mode) else None
     if isinstance(source, io.RawIOBase | io.BufferedIOBase) and source.seekable():
         here = source.tell()
-        with suppress(OSError):  # what the kernel makes up has no end to be sought
+        with suppress(OSError):  # virtual files such as those in /proc cannot seek to the end
             end = source.seek(0, io.SEEK_END)
             source.seek(here)
             return end - here

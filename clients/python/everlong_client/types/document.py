@@ -1,4 +1,4 @@
-"""A document: uploaded text, and what became of it."""
+"""A document: an uploaded file, and how far the server has read it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Document", "Failure"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Why the server could not read something."""
+    """The reason why the server could not read a document or a session's documents."""
 
     message: str
     code: str | None = None
@@ -19,9 +19,9 @@ class Failure:
 class Document:
     """A document on the server.
 
-    `status` is queued, reading, ready or failed. `bytes`, `tokens` and `segments` count what was received and read so
-    far; `progress` goes from 0 to 1 and is None while the length is unknown. `tokens_per_second` is None unless it is
-    being read. `state_digest` names the memory that reading ended in. `created_at` is in Unix seconds.
+    `status` is queued, reading, ready or failed. `bytes` were received; `tokens` and `segments` were read so far.
+    `progress` goes from 0 to 1, and is None while the length is unknown. `tokens_per_second` is None unless the document
+    is being read. `state_digest` is the digest of the final memory state. `created_at` is in Unix seconds.
     """
 
     id: str

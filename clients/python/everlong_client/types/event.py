@@ -1,4 +1,4 @@
-"""The events of one answer, the same over SSE and WebSocket, and what they add up to."""
+"""The events of one answer, the same over SSE and WebSocket, and `Answer`, which parses and collects them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Answer", "Event", "OtherEvent", "ResponseCompleted", "ResponseCreate
 
 @dataclass(frozen=True, slots=True)
 class ResponseCreated:
-    """The server took the question; `id` is the answer's."""
+    """The server accepted the message; `id` is the answer's id."""
 
     id: str
     type: Literal["response.created"] = "response.created"
@@ -24,7 +24,7 @@ class ResponseCreated:
 
 @dataclass(frozen=True, slots=True)
 class ResponseEvidence:
-    """The passages that the answer is given, the best first."""
+    """The passages that the model is given for the answer, best first."""
 
     evidence: tuple[Evidence, ...]
     type: Literal["response.evidence"] = "response.evidence"
@@ -32,7 +32,7 @@ class ResponseEvidence:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of the answer."""
+    """The next piece of the answer's text."""
 
     delta: str
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
@@ -40,7 +40,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ResponseCompleted:
-    """The answer is complete, or was cancelled: see the message's `finish_reason`."""
+    """The answer is complete or was cancelled: see the message's `finish_reason`."""
 
     message: Message
     type: Literal["response.completed"] = "response.completed"
@@ -48,7 +48,7 @@ class ResponseCompleted:
 
 @dataclass(frozen=True, slots=True)
 class OtherEvent:
-    """An event that this client does not know, from a newer server: `data` is all of it."""
+    """An event of a newer server that this client does not know. `data` is the whole event."""
 
     type: str
     data: Mapping[str, Any]
@@ -58,43 +58,43 @@ Event: TypeAlias = ResponseCreated | ResponseEvidence | TextDelta | ResponseComp
 
 
 class Answer:
-    """Takes the events of one answer in, one by one.
+    """Parses the events of one answer, one by one.
 
-    `over` says that no more will come: it is complete, or failed.
+    `ended` is true when no further event will follow: the answer is complete, or it failed.
     """
 
     def __init__(self) -> None:
-        self.over = False
+        self.ended = False
         self._message: Message | None = None
 
     @classmethod
-    def none(cls) -> Answer:
-        """No answer, of which nothing is to come."""
+    def finished(cls) -> Answer:
+        """Return an answer that has already ended, for a connection without a running answer."""
         answer = cls()
-        answer.over = True
+        answer.ended = True
         return answer
 
     @property
     def message(self) -> Message:
-        """The complete answer. Raises `StreamError` while there is none."""
+        """The complete answer. Raises `StreamError` until it is complete."""
         if self._message is None:
             raise StreamError("the answer is not complete")
         return self._message
 
-    def take(self, data: str | bytes, event: str = "") -> Event:
-        """The event in the JSON `data`; `event` is its type where the data does not say.
+    def feed(self, data: str | bytes, event: str = "") -> Event:
+        """Parse one event from the JSON `data`. `event` is its type if the data has none.
 
-        Raises `StreamError` for an `error` event and for what cannot be understood.
+        Raises `StreamError` for an `error` event and for an invalid event.
         """
         try:
             return self._parse(json.loads(data), event)
         except (ValueError, TypeError, KeyError, AttributeError, UnexpectedAnswerError) as error:
-            self.over = True
-            raise StreamError(f"an event that cannot be understood: {data[:200]!r}") from error
+            self.ended = True
+            raise StreamError(f"the server sent an invalid event: {data[:200]!r}") from error
 
-    def cut_off(self) -> StreamError:
-        """The error for a stream that ended here."""
-        self.over = True
+    def truncated(self) -> StreamError:
+        """Return the error for a stream that ended before the answer was complete."""
+        self.ended = True
         return StreamError("the stream ended before the answer was complete")
 
     def _parse(self, data: dict[str, Any], event: str) -> Event:
@@ -107,10 +107,10 @@ class Answer:
                 return TextDelta(data["delta"])
             case "response.completed":
                 self._message = from_json(Message, data["message"])
-                self.over = True
+                self.ended = True
                 return ResponseCompleted(self._message)
             case "error":
-                self.over = True
+                self.ended = True
                 error = data["error"]
                 raise StreamError(
                     error["message"], code=error.get("code"), type=error.get("type"), param=error.get("param"),

@@ -1,4 +1,4 @@
-"""What a session's memory holds, how full it is, and what it gives attention and space to."""
+"""The content of a session's memory: what it holds, how full it is, and where its attention and space go."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ __all__ = ["Memory", "MemoryDocument", "MemoryLayer", "MemoryPart", "MemoryPhras
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quote:
-    """Words of a document: characters `start` to `end` of it, or bytes of its UTF-8; a byte-order mark does not count.
-    `start_token` to `end_token`: the tokens of its text, as the model counts them, that any of its characters are in; None
-    where the server did not tell."""
+    """A span of a document's text, with its offsets.
+
+    `start` and `end` count characters, `start_byte` and `end_byte` bytes of the UTF-8; neither counts a byte-order mark.
+    `start_token` and `end_token` are the range of the model's tokens that overlap the span; None if the server did not
+    send them.
+    """
 
     document: str
     start: int
@@ -25,7 +28,7 @@ class Quote:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryDocument:
-    """The tokens of the context from `start` to `end` that are a document's."""
+    """The tokens of the context, from `start` to `end`, that belong to a document."""
 
     document: str
     start: int
@@ -34,10 +37,11 @@ class MemoryDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPart:
-    """A part of the memory, of one `layer` or, with None, of all, made of the tokens from `start` to `end`.
+    """A part of the memory, made from the tokens `start` to `end`. It belongs to one `layer`, or to all if that is None.
 
-    `used` of its `slots` hold something: a fraction where that is an effective rank. It was last written `age` tokens
-    ago. `change` is the share of its length by which the open segment would change it; None where that says nothing.
+    `used` of its `slots` are in use; it is a fraction if it is an effective rank. The part was last written `age` tokens
+    ago. `change` is the relative change (by vector length) that the open segment would cause, or None if that has no
+    meaning for this part.
     """
 
     name: str
@@ -52,7 +56,7 @@ class MemoryPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPhrase:
-    """The tokens from `start` to `end`, their share of the memory's space, and their words where these are known."""
+    """The tokens from `start` to `end`, their share of the memory's space, and their quoted text if it is known."""
 
     start: int
     end: int
@@ -64,9 +68,9 @@ class MemoryPhrase:
 class MemoryLayer:
     """One layer of an ∞-former, in bins of equal space.
 
-    `edges` are the positions in tokens at the bins' borders, one more than bins: the closer two are, the more space the
-    tokens between them have. `attention` is what each bin gets of the open segment's attention, 1 in all; None without
-    an open segment. `phrases` have the most space, the largest first.
+    `edges` are the token positions of the bins' edges, one more than there are bins. The closer two edges are, the more
+    space the tokens between them have. `attention` is each bin's share of the open segment's attention (sum 1); None
+    without an open segment. `phrases` are those with the most space, largest first.
     """
 
     layer: int
@@ -77,10 +81,10 @@ class MemoryLayer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """The memory of a session. Positions are tokens of its context: documents and dialogue.
+    """The memory of a session. Positions count the tokens of its context: the documents, then the messages.
 
-    `memory` is the mechanism. `tokens` were read into it, in `segments` of `segment_length`; `open` more are in the open
-    segment. It has so many `bytes` however much it has read. `layers` are there for an ∞-former.
+    `memory` is the mechanism (rmt, infinite, …). It has read `tokens` in `segments` of `segment_length`; `open` more
+    tokens are in the open segment. Its size in `bytes` does not grow with the tokens read. Only an ∞-former has `layers`.
     """
 
     session: str

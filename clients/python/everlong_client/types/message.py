@@ -1,4 +1,4 @@
-"""A message of the assistant, and how to ask for one."""
+"""An answer of the assistant, its evidence and usage, and the options of a message."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Evidence", "Message", "Recall", "Sampling", "Usage"]
 
 
 class Recall(TypedDict, total=False):
-    """At most how many passages of the documents are put before a question, and how many tokens they may take."""
+    """The maximum number of passages that are put before a message, and the maximum number of their tokens."""
 
     passages: int
     tokens: int
 
 
 class Sampling(TypedDict, total=False):
-    """How an answer is sampled, and what it is grounded on; what is left out, or None, is the server's choice."""
+    """The sampling parameters and the recall of an answer. The server chooses those that are missing or None."""
 
     max_tokens: int | None
     temperature: float | None
@@ -38,10 +38,13 @@ class Sampling(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evidence:
-    """A passage that an answer was given, word for word: characters `start` to `end` of the document, or bytes of its
-    UTF-8; a byte-order mark does not count. `start_token` to `end_token`: the tokens of the document's text, as the model
-    counts them, that any of its characters are in; None where the server did not tell. The higher the `score`, the more it has of what was asked for. `page` (of a
-    PDF) or `section` (a heading): where it begins."""
+    """A passage of a document that the model was given for an answer, word for word.
+
+    `start` and `end` count characters of the document, `start_byte` and `end_byte` bytes of its UTF-8; neither counts a
+    byte-order mark. `start_token` and `end_token` are the range of the model's tokens that overlap the passage; None if
+    the server did not send them. A higher `score` is a better match. `page` (of a PDF) or `section` (a heading) is where
+    the passage starts.
+    """
 
     document: str
     start: int
@@ -58,7 +61,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """Tokens that an answer took. `reused_tokens` were in the memory already and were not read again."""
+    """The tokens of an answer. `reused_tokens` were in the memory already and were not read again."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -69,8 +72,8 @@ class Usage:
 class Message:
     """An answer.
 
-    `finish_reason` is stop, length or cancelled. `seed` repeats the answer if it is sent again. `logprobs` is as the
-    server gives it, where it was asked for. `evidence` is the best first. `created_at` is in Unix seconds.
+    `finish_reason` is stop, length or cancelled. Sending `seed` again reproduces the answer. `logprobs` has the server's
+    format, and is None unless requested. `evidence` is sorted, best first. `created_at` is in Unix seconds.
     """
 
     id: str

@@ -9,10 +9,10 @@ __all__ = ["Model"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A backbone, a memory and trained weights, under a name.
+    """A named combination of a backbone, a memory and trained weights.
 
-    `memory` is the mechanism (rmt, infinite, …) and `memory_trained` whether its weights were trained;
-    `segment_length` is in tokens, `state_bytes` what a session's memory takes up.
+    `memory` is the mechanism (rmt, infinite, …) and `memory_trained` whether its weights were trained.
+    `segment_length` is in tokens; `state_bytes` is the size of a session's memory.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""From JSON to frozen dataclasses, forgiving what a newer or older server may add or leave out."""
+"""Converts JSON to frozen dataclasses. Tolerates fields that a newer server adds or an older one omits."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 def from_json(cls: type[T], data: object) -> T:
-    """An instance of the dataclass `cls` from a JSON object; fields that `cls` does not know are left out.
+    """Build an instance of the dataclass `cls` from a JSON object. Ignores unknown fields.
 
-    Raises `UnexpectedAnswerError` if `data` is no object, or lacks a field that has no default.
+    Raises `UnexpectedAnswerError` if `data` is not an object, or lacks a field that has no default.
     """
     if not isinstance(data, Mapping):
         raise UnexpectedAnswerError(f"expected a {cls.__name__.lower()}, got {str(data)[:80]!r}")
     try:
         return cls(**{name: _value(hint, data[name]) for name, hint in get_type_hints(cls).items() if name in data})
-    except TypeError as error:  # the constructor's own words name what is missing
-        raise UnexpectedAnswerError(f"this is no {cls.__name__.lower()}: {error}") from error
+    except TypeError as error:  # its message names the missing fields
+        raise UnexpectedAnswerError(f"invalid {cls.__name__.lower()}: {error}") from error
 
 
 def _value(hint: Any, value: object) -> object:

@@ -1,4 +1,4 @@
-"""A session: a memory of documents, and a dialogue about them."""
+"""A session: a memory of documents, and messages about them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ __all__ = ["Session"]
 class Session:
     """A session on the server.
 
-    `title`: its first question, or what it was given; None before that. `status` is reading, ready or failed; `documents` are their ids. `position` counts the tokens in its memory,
-    `messages` those of the dialogue, `state_bytes` what the memory takes up. `recall` is that of messages that say nothing of it;
-    None: what the server does. `created_at` is in Unix seconds.
+    `title` is the first question or the title that was set; None before either. `documents` are the documents' ids.
+    `status` is reading, ready or failed. `position` is the number of tokens in the memory, `messages` the number of
+    messages, `state_bytes` the size of the memory. `recall` is the default for messages that do not set it; None is the
+    server's default. `created_at` is in Unix seconds.
     """
 
     id: str

@@ -102,7 +102,7 @@ def test_what_a_gpu_serves_is_what_a_cpu_serves(
         recorded = (
             runner._decode_batch._graphs._graphs,
             runner._sampler._kernel._calls,
-            runner._prefill_batch._graphs._read._kept,
+            runner._prefill_batch._graphs._read._calls,
         )
         assert [bool(graphs) for graphs in recorded] == [True, True, memory == "rmt"], (
             "steps, draws, segments where they can be"

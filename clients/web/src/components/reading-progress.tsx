@@ -1,14 +1,14 @@
 import type { Document } from "everlong-client";
-import { nameOf } from "./library.js";
-import { count, duration, many, percent } from "./numbers.js";
+import { count, duration, percent, plural } from "../lib/format.js";
+import { nameOf } from "../state/library.js";
 
-/** How far a document has been read, how fast, and how long it will take. */
-export function ReadingOf({ document }: { document: Document }) {
+/** Shows how much of a document has been read, the speed, and the estimated time left. */
+export function ReadingProgress({ document }: { document: Document }) {
   const { progress, tokens, tokens_per_second: rate, status, error } = document;
   if (status === "failed")
     return (
       <p class="bad" role="alert">
-        It could not be read{error ? `: ${error.message}` : "."}
+        The server could not read this document{error ? `: ${error.message}` : "."}
       </p>
     );
   const left = progress && rate ? (tokens * (1 - progress)) / progress / rate : null;
@@ -16,7 +16,7 @@ export function ReadingOf({ document }: { document: Document }) {
     <>
       <progress aria-label={`Reading ${nameOf(document.id)}`} max={1} {...(progress === null ? {} : { value: progress })} />
       <p class="note">
-        {progress === null ? "Waits for its turn" : `${percent(progress)} read · ${many(tokens, "token")}`}
+        {progress === null ? "Waiting to be read" : `${percent(progress)} read · ${plural(tokens, "token")}`}
         {rate !== null && ` · ${count(rate)} tokens/s`}
         {left !== null && progress !== 1 && ` · about ${duration(left)} left`}
       </p>

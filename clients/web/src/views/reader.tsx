@@ -1,13 +1,13 @@
-/** A document's text, a part at a time: around a passage, or from where one likes. */
+/** A panel with a document's text, loaded in parts: around a passage, or from a position that the user chooses. */
 import type { DocumentText } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { closePanel } from "./focus.js";
-import { documents, find, nameOf, words } from "./library.js";
-import { percent, size } from "./numbers.js";
-import { client, surely } from "./server.js";
+import { closePanel } from "../lib/focus.js";
+import { percent, size } from "../lib/format.js";
+import { documents, errorText, loadDocument, nameOf } from "../state/library.js";
+import { client, retryWhileOffline } from "../state/server.js";
 
 const PART = 16_384; // bytes
-const MOST = 24; // parts that are kept: of the others only those that are looked at are fetched again
+const MAX_PARTS = 24; // parts kept in the page; others are fetched again when they are needed
 
 export function Reader({ document: id, start, end }: { document: string; start: number | null; end: number | null }) {
   const [parts, setParts] = useState<readonly DocumentText[]>([]);
@@ -16,47 +16,47 @@ export function Reader({ document: id, start, end }: { document: string; start: 
   const mark = useRef<HTMLElement>(null);
   const heading = useRef<HTMLHeadingElement>(null);
   const busy = useRef(false);
-  /** How often the reader has jumped: what was fetched for the place before is of no use any more. */
+  /** The number of jumps so far. Text that was requested before the last jump is discarded. */
   const jumps = useRef(0);
-  const [at, setAt] = useState(start ?? 0);
+  const [position, setPosition] = useState(start ?? 0);
 
-  const fetched = (from: number, to: number) =>
-    surely(() => client.documents.text(id, { startByte: Math.max(0, from), endByte: Math.max(0, to) }));
+  const fetchText = (from: number, to: number) =>
+    retryWhileOffline(() => client.documents.text(id, { startByte: Math.max(0, from), endByte: Math.max(0, to) }));
 
-  async function work(doing: (before: number) => Promise<void>): Promise<void> {
+  async function exclusively(load: (before: number) => Promise<void>): Promise<void> {
     if (busy.current) return;
     busy.current = true;
     try {
-      await doing(jumps.current);
+      await load(jumps.current);
       setError(null);
     } catch (error) {
-      setError(words(error));
+      setError(errorText(error));
     } finally {
       busy.current = false;
     }
   }
 
-  /** Shows the text around byte `from`. Resolves to false if the reader has jumped elsewhere meanwhile. */
+  /** Shows the text around byte `from`. Resolves to false if the user has jumped elsewhere meanwhile. */
   async function jump(from: number, to: number): Promise<boolean> {
-    const mine = ++jumps.current;
-    setAt(from);
+    const thisJump = ++jumps.current;
+    setPosition(from);
     try {
-      const part = await fetched(from - PART / 2, Math.max(to, from) + PART / 2);
-      if (mine === jumps.current) {
+      const part = await fetchText(from - PART / 2, Math.max(to, from) + PART / 2);
+      if (thisJump === jumps.current) {
         setParts([part]);
         setError(null);
       }
     } catch (error) {
-      if (mine === jumps.current) setError(words(error));
+      if (thisJump === jumps.current) setError(errorText(error));
     }
-    return mine === jumps.current;
+    return thisJump === jumps.current;
   }
 
   useEffect(() => {
     setError(null);
-    void find(id);
-    void jump(start ?? 0, end ?? 0).then((here) => {
-      if (!here) return;
+    void loadDocument(id);
+    void jump(start ?? 0, end ?? 0).then((current) => {
+      if (!current) return;
       if (start === null) box.current?.scrollTo(0, 0);
       else if (mark.current) {
         const fits = mark.current.getBoundingClientRect().height < (box.current?.clientHeight ?? 0);
@@ -71,15 +71,15 @@ export function Reader({ document: id, start, end }: { document: string; start: 
   const total = last?.bytes ?? documents.value.get(id)?.bytes ?? 0;
   const earlier = () =>
     first &&
-    work(async (before) => {
-      const [part, mine] = [await fetched(first.start_byte - PART, first.start_byte), jumps.current];
-      if (mine === before) setParts((now) => [part, ...now].slice(0, MOST));
+    exclusively(async (before) => {
+      const [part, thisJump] = [await fetchText(first.start_byte - PART, first.start_byte), jumps.current];
+      if (thisJump === before) setParts((now) => [part, ...now].slice(0, MAX_PARTS));
     });
   const later = () =>
     last &&
-    work(async (before) => {
-      const [part, mine] = [await fetched(last.end_byte, last.end_byte + PART), jumps.current];
-      if (mine === before) setParts((now) => [...now, part].slice(-MOST));
+    exclusively(async (before) => {
+      const [part, thisJump] = [await fetchText(last.end_byte, last.end_byte + PART), jumps.current];
+      if (thisJump === before) setParts((now) => [...now, part].slice(-MAX_PARTS));
     });
 
   return (
@@ -96,13 +96,13 @@ export function Reader({ document: id, start, end }: { document: string; start: 
         <div class="scrub">
           <input
             type="range"
-            aria-label="Place in the text"
-            aria-valuetext={percent(at / total)}
+            aria-label="Position in the text"
+            aria-valuetext={percent(position / total)}
             min={0}
             max={total}
             step={Math.max(1, Math.round(total / 200))}
-            value={at}
-            onChange={(event) => void jump(Number(event.currentTarget.value), 0).then((here) => here && box.current?.scrollTo(0, box.current.scrollHeight / 2))}
+            value={position}
+            onChange={(event) => void jump(Number(event.currentTarget.value), 0).then((current) => current && box.current?.scrollTo(0, box.current.scrollHeight / 2))}
           />
           <span class="note">{size(total)}</span>
         </div>
@@ -111,7 +111,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
         {error && <p class="bad">{error}</p>}
         {first && first.start_byte > 0 && (
           <button class="more" onClick={earlier}>
-            What comes before
+            Show earlier text
           </button>
         )}
         {parts.length > 0 && (
@@ -130,7 +130,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
         )}
         {last && last.end_byte < total && (
           <button class="more" onClick={later}>
-            What comes next
+            Show later text
           </button>
         )}
       </div>
@@ -138,7 +138,7 @@ export function Reader({ document: id, start, end }: { document: string; start: 
   );
 }
 
-/** A part of the text before, between and behind bytes `start` and `end` of the whole. */
+/** Splits a part of the text into the text before, inside and after the bytes `start` to `end` of the document. */
 function cut(part: DocumentText, start: number | null, end: number | null): [string, string, string] {
   if (start === null || end === null || end <= part.start_byte || start >= part.end_byte) return [part.text, "", ""];
   const bytes = new TextEncoder().encode(part.text);

@@ -1,20 +1,20 @@
 import { signal } from "@preact/signals";
 import { useLayoutEffect, useRef } from "preact/hooks";
-import { helping } from "./dialogs.js";
-import { attempt, documentsOf, loaded, model, more, older, sessions, titleOf } from "./library.js";
-import { More } from "./more.js";
-import { ago, many } from "./numbers.js";
-import { address, place } from "./route.js";
-import { link } from "./server.js";
+import { helpOpen } from "../components/dialogs.js";
+import { LoadMore } from "../components/load-more.js";
+import { ago, plural } from "../lib/format.js";
+import { documentsOf, loadMore, loaded, model, nextPages, sessions, showErrors, titleOf } from "../state/library.js";
+import { hrefTo, route } from "../state/route.js";
+import { connection } from "../state/server.js";
 
-/** Whether it is open where there is no room for it beside the rest. */
-export const sidebar = signal(false);
+/** Whether the sidebar is open on a narrow screen, where it covers the page. */
+export const sidebarOpen = signal(false);
 
 export function Sidebar() {
-  const { session } = place.value;
-  const open = sidebar.value;
+  const { session } = route.value;
+  const open = sidebarOpen.value;
   const nav = useRef<HTMLElement>(null);
-  const close = () => (sidebar.value = false);
+  const close = () => (sidebarOpen.value = false);
   useLayoutEffect(() => {
     if (!open) return;
     nav.current!.querySelector("a")!.focus();
@@ -28,17 +28,17 @@ export function Sidebar() {
           <img src="/assets/icon.svg" alt="" width="26" height="26" />
           <span>everlong</span>
         </div>
-        <a class="new" href={address({ session: null, panel: null })} onClick={close} aria-current={session === null ? "page" : undefined}>
+        <a class="new" href={hrefTo({ session: null, panel: null })} onClick={close} aria-current={session === null ? "page" : undefined}>
           New conversation
         </a>
         <ul>
           {sessions.value.map((each) => (
             <li key={each.id}>
-              <a href={address({ session: each.id, panel: null })} onClick={close} aria-current={each.id === session ? "page" : undefined}>
+              <a href={hrefTo({ session: each.id, panel: null })} onClick={close} aria-current={each.id === session ? "page" : undefined}>
                 <span class="title">{titleOf(each)}</span>
                 <span class="note">
                   <span class="title">
-                    {each.status === "reading" ? "being read" : each.title !== null ? documentsOf(each) : each.messages ? many(each.messages / 2, "question") : "no questions yet"}
+                    {each.status === "reading" ? "being read" : each.title !== null ? documentsOf(each) : each.messages ? plural(each.messages / 2, "question") : "no questions yet"}
                   </span>{" "}
                   · {ago(each.created_at)}
                 </span>
@@ -46,23 +46,23 @@ export function Sidebar() {
             </li>
           ))}
         </ul>
-        {more.value.sessions && <More items=".sidebar li a" words="Older conversations" work={() => attempt(() => older("sessions"))} />}
+        {nextPages.value.sessions && <LoadMore items=".sidebar li a" label="Older conversations" load={() => showErrors(() => loadMore("sessions"))} />}
         {loaded.value && sessions.value.length === 0 && <p class="note none">No conversations yet.</p>}
         <footer>
-          <span class={`light ${link.value.state}`} aria-hidden="true" />
+          <span class={`light ${connection.value.state}`} aria-hidden="true" />
           <span class="note">
             {model.value ? (
               <>
                 {model.value.id}
                 <br />
                 memory: {model.value.memory}
-                {model.value.memory_trained === false && ", untrained: answers are nonsense"}
+                {model.value.memory_trained === false && ", untrained, so answers are nonsense"}
               </>
             ) : (
               "connecting…"
             )}
           </span>
-          <button class="quiet" aria-label="Keys and settings" onClick={() => (helping.value = true)}>
+          <button class="quiet" aria-label="Keys and settings" onClick={() => (helpOpen.value = true)}>
             ?
           </button>
         </footer>
@@ -71,14 +71,14 @@ export function Sidebar() {
   );
 }
 
-/** The button that opens it, shown where it is hidden. */
-export function Menu() {
+/** The button that opens the sidebar on a narrow screen. */
+export function MenuButton() {
   return (
     <button
       class="menu quiet"
       aria-label="Conversations"
-      aria-expanded={sidebar.value}
-      onClick={() => (sidebar.value = true)}
+      aria-expanded={sidebarOpen.value}
+      onClick={() => (sidebarOpen.value = true)}
     >
       ☰
     </button>

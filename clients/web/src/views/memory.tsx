@@ -1,11 +1,11 @@
-/** A picture of a session's memory: what it is made of, how full and how old it is, what it attends to. */
+/** A panel that shows a session's memory: which tokens it holds, how full and how old it is, and what it attends to. */
 import type { MemoryLayer, MemoryPart, MemoryPhrase, SessionMemory } from "everlong-client";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { closePanel } from "./focus.js";
-import { nameOf, sessions, words } from "./library.js";
-import { count, many, percent, rough, size } from "./numbers.js";
-import { address } from "./route.js";
-import { client, surely } from "./server.js";
+import { closePanel } from "../lib/focus.js";
+import { count, percent, plural, size, threeDigits } from "../lib/format.js";
+import { errorText, nameOf, sessions } from "../state/library.js";
+import { hrefTo } from "../state/route.js";
+import { client, retryWhileOffline } from "../state/server.js";
 
 export function Memory({ session: id }: { session: string }) {
   const [memory, setMemory] = useState<SessionMemory | null>(null);
@@ -13,10 +13,10 @@ export function Memory({ session: id }: { session: string }) {
   const heading = useRef<HTMLHeadingElement>(null);
   const session = sessions.value.find((each) => each.id === id);
   useEffect(() => heading.current?.focus({ preventScroll: true }), []);
-  // It is another one after each answer.
+  // The memory changes with each answer.
   useEffect(() => {
     setError(null);
-    surely(() => client.sessions.memory(id)).then(setMemory, (error) => setError(words(error)));
+    retryWhileOffline(() => client.sessions.memory(id)).then(setMemory, (error) => setError(errorText(error)));
   }, [id, session?.messages, session?.status]);
   return (
     <aside class="panel" aria-labelledby="panel-title">
@@ -30,43 +30,43 @@ export function Memory({ session: id }: { session: string }) {
       </header>
       <div class="text" tabIndex={0} role="region" aria-label="The memory">
         {error && <p class="bad">{error}</p>}
-        {memory && <Picture memory={memory} />}
+        {memory && <MemoryOverview memory={memory} />}
       </div>
     </aside>
   );
 }
 
-function Picture({ memory }: { memory: SessionMemory }) {
+function MemoryOverview({ memory }: { memory: SessionMemory }) {
   const total = Math.max(1, memory.tokens + memory.open);
   return (
     <>
       <p>
-        <strong>{size(memory.bytes)}</strong>, however much it reads. So far {many(total, "token")}
-        {memory.open > 0 && `, of which the last ${count(memory.open)} are not in it yet: its segments have ${count(memory.segment_length)}`}.
+        <strong>{size(memory.bytes)}</strong>, a size that does not grow. So far the context has {plural(total, "token")}.
+        {memory.open > 0 && ` The last ${count(memory.open)} enter the memory when their segment of ${count(memory.segment_length)} is full.`}
       </p>
-      <section aria-label="Where it comes from">
-        <Context memory={memory} total={total} />
+      <section aria-label="Parts of the memory">
+        <ContextBar memory={memory} total={total} />
         {groups(memory.parts).map((parts) => (
-          <Part key={parts[0]!.name} parts={parts} total={total} memory={memory.memory} />
+          <MemoryPartView key={parts[0]!.name} parts={parts} total={total} memory={memory.memory} />
         ))}
       </section>
-      {memory.layers.length > 0 && <Signals layers={memory.layers} memory={memory} />}
+      {memory.layers.length > 0 && <SignalLayers layers={memory.layers} memory={memory} />}
     </>
   );
 }
 
-/** The context: documents, one after the other, and behind them the dialogue. */
-function Context({ memory, total }: { memory: SessionMemory; total: number }) {
+/** The context: the documents in order, then the messages. */
+function ContextBar({ memory, total }: { memory: SessionMemory; total: number }) {
   const end = memory.documents.at(-1)?.end ?? 0;
   return (
     <div class="lane">
-      <h3>What was read</h3>
-      <svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label={described(memory, total)}>
+      <h3>Context</h3>
+      <svg viewBox="0 0 1000 20" preserveAspectRatio="none" role="img" aria-label={contextLabel(memory, total)}>
         <rect class="rail" width="1000" height="20" />
         {memory.documents.map((extent, n) => (
           <rect key={extent.document} class={n % 2 ? "document odd" : "document"} x={(extent.start / total) * 1000} width={Math.max(2, ((extent.end - extent.start) / total) * 1000 - 1)} height="20" />
         ))}
-        {total > end && <rect class="talk-part" x={Math.min(996, (end / total) * 1000)} width={Math.max(4, ((total - end) / total) * 1000)} height="20" />}
+        {total > end && <rect class="message-tokens" x={Math.min(996, (end / total) * 1000)} width={Math.max(4, ((total - end) / total) * 1000)} height="20" />}
       </svg>
       <p class="axis" aria-hidden="true">
         <span>0</span>
@@ -77,38 +77,38 @@ function Context({ memory, total }: { memory: SessionMemory; total: number }) {
         {memory.documents.map((extent, n) => (
           <li key={extent.document}>
             <i class={n % 2 ? "document odd" : "document"} aria-hidden="true" />
-            {nameOf(extent.document)} <span class="note">{many(extent.end - extent.start, "token")}</span>
+            {nameOf(extent.document)} <span class="note">{plural(extent.end - extent.start, "token")}</span>
           </li>
         ))}
         <li>
-          <i class="talk-part" aria-hidden="true" />
-          dialogue <span class="note">{many(total - end, "token")}</span>
+          <i class="message-tokens" aria-hidden="true" />
+          messages <span class="note">{plural(total - end, "token")}</span>
         </li>
       </ul>
     </div>
   );
 }
 
-function described(memory: SessionMemory, total: number): string {
-  return `${many(memory.documents.length, "document")} and the dialogue in ${many(total, "token")} of context`;
+function contextLabel(memory: SessionMemory, total: number): string {
+  return `${plural(memory.documents.length, "document")} and the messages, in ${plural(total, "token")} of context`;
 }
 
 const MEANING: Record<string, string> = {
-  sinks: "The first tokens, kept as they are",
-  window: "The last tokens, kept as they are",
+  sinks: "The first tokens, unchanged",
+  window: "The last tokens, unchanged",
   memory: "Vectors that every segment rewrites",
-  associations: "Associations that every segment adds to",
-  signal: "One signal over all that was read",
-  compressed: "Older tokens, several in one",
+  associations: "Associations that every segment extends",
+  signal: "One signal over the whole context",
+  compressed: "Older tokens, several compressed into one",
 };
 
-/** Parts of one kind, in how many layers they may be: where they come from, how full and how old. */
-function Part({ parts, total, memory }: { parts: readonly MemoryPart[]; total: number; memory: string }) {
+/** The parts of one kind, over all their layers: their tokens, how full and how old they are. */
+function MemoryPartView({ parts, total, memory }: { parts: readonly MemoryPart[]; total: number; memory: string }) {
   const part = parts[0]!;
   const used = mean(parts.map((each) => each.used));
   const change = parts.every((each) => each.change !== null) ? mean(parts.map((each) => each.change as number)) : null;
   const meaning = (memory === "rmt" || memory === "armt" || part.name !== "memory") && MEANING[part.name];
-  const facts = `${rough(used)} of ${count(part.slots)} used`;
+  const facts = `${threeDigits(used)} of ${count(part.slots)} used`;
   return (
     <div class="lane">
       <h3>
@@ -126,7 +126,7 @@ function Part({ parts, total, memory }: { parts: readonly MemoryPart[]; total: n
           viewBox="0 0 100 1"
           preserveAspectRatio="none"
           role="meter"
-          aria-label={`${part.name}: how full`}
+          aria-label={`${part.name}: slots in use`}
           aria-valuemin={0}
           aria-valuemax={part.slots}
           aria-valuenow={used}
@@ -138,7 +138,7 @@ function Part({ parts, total, memory }: { parts: readonly MemoryPart[]; total: n
         <span class="note">{facts}</span>
       </div>
       <p class="note">
-        {part.age === 0 ? "Written with the last token" : `Last written ${many(part.age, "token")} ago`}
+        {part.age === 0 ? "Written with the last token" : `Last written ${plural(part.age, "token")} ago`}
         {change !== null && `; the open segment would change it by ${percent(change)}`}
       </p>
     </div>
@@ -157,26 +157,26 @@ function mean(values: readonly number[]): number {
 
 const COLUMNS = 96;
 
-/** An ∞-former's layers: the attention and the space that places in the text get, against an even share. */
-function Signals({ layers, memory }: { layers: readonly MemoryLayer[]; memory: SessionMemory }) {
+/** The layers of an ∞-former: the attention and the space of each position, relative to an even share. */
+function SignalLayers({ layers, memory }: { layers: readonly MemoryLayer[]; memory: SessionMemory }) {
   const best = layers.at(-1)!;
   return (
     <section aria-label="The signal, layer by layer">
       {best.attention && (
         <div class="lane">
           <h3>Attention</h3>
-          <p class="note">What the last words look at; one row a layer, the last on top.</p>
-          <Heat rows={layers.map((layer) => over(layer, layer.attention ?? []))} kind="attention" />
+          <p class="note">Where the latest words attend to. One row per layer, the last layer on top.</p>
+          <HeatMap rows={layers.map((layer) => resample(layer, layer.attention ?? []))} kind="attention" />
         </div>
       )}
       <div class="lane">
         <h3>Space</h3>
-        <p class="note">Which places have how much of the memory.</p>
-        <Heat rows={layers.map((layer) => over(layer, Array(layer.edges.length - 1).fill(1 / (layer.edges.length - 1))))} kind="space" />
+        <p class="note">How much of the memory each position has.</p>
+        <HeatMap rows={layers.map((layer) => resample(layer, Array(layer.edges.length - 1).fill(1 / (layer.edges.length - 1))))} kind="space" />
       </div>
       <div class="lane">
         <h3>Most space</h3>
-        {best.phrases.length === 0 && <p class="note">All tokens have the same.</p>}
+        {best.phrases.length === 0 && <p class="note">All tokens have the same space.</p>}
         <ol class="phrases">
           {best.phrases.map((phrase) => (
             <Phrase key={phrase.start} phrase={phrase} memory={memory} />
@@ -192,7 +192,7 @@ function Phrase({ phrase, memory }: { phrase: MemoryPhrase; memory: SessionMemor
   return (
     <li>
       {quote ? (
-        <a href={address({ session: memory.session, panel: { kind: "text", document: quote.document, start: quote.start_byte, end: quote.end_byte } })}>“{quote.text}”</a>
+        <a href={hrefTo({ session: memory.session, panel: { kind: "text", document: quote.document, start: quote.start_byte, end: quote.end_byte } })}>“{quote.text}”</a>
       ) : (
         <span>
           tokens {count(phrase.start)} to {count(phrase.end)}
@@ -203,23 +203,23 @@ function Phrase({ phrase, memory }: { phrase: MemoryPhrase; memory: SessionMemor
   );
 }
 
-/** What equal columns of the context get of `shares`, as multiples of their even share. */
-function over(layer: MemoryLayer, shares: readonly number[]): number[] {
+/** Resamples the shares of a layer's bins to equal columns of the context, as multiples of an even share. */
+function resample(layer: MemoryLayer, shares: readonly number[]): number[] {
   const total = layer.edges.at(-1) ?? 0;
-  const upto = [0];
-  for (const share of shares) upto.push(upto.at(-1)! + share);
-  const sum = upto.at(-1) || 1;
-  const until = (at: number): number => {
+  const cumulative = [0];
+  for (const share of shares) cumulative.push(cumulative.at(-1)! + share);
+  const sum = cumulative.at(-1) || 1;
+  const cumulativeAt = (at: number): number => {
     let bin = 0;
     while (bin < shares.length - 1 && layer.edges[bin + 1]! < at) bin++;
     const [left, right] = [layer.edges[bin]!, layer.edges[bin + 1]!];
     const inside = right > left ? Math.min(1, Math.max(0, (at - left) / (right - left))) : 1;
-    return (upto[bin]! + inside * (shares[bin] ?? 0)) / sum;
+    return (cumulative[bin]! + inside * (shares[bin] ?? 0)) / sum;
   };
-  return Array.from({ length: COLUMNS }, (_, n) => (until(((n + 1) * total) / COLUMNS) - until((n * total) / COLUMNS)) * COLUMNS);
+  return Array.from({ length: COLUMNS }, (_, n) => (cumulativeAt(((n + 1) * total) / COLUMNS) - cumulativeAt((n * total) / COLUMNS)) * COLUMNS);
 }
 
-function Heat({ rows, kind }: { rows: readonly number[][]; kind: string }) {
+function HeatMap({ rows, kind }: { rows: readonly number[][]; kind: string }) {
   const height = 10;
   const peaks = rows.map((row) => row.indexOf(Math.max(...row)) / COLUMNS);
   return (
@@ -229,7 +229,7 @@ function Heat({ rows, kind }: { rows: readonly number[][]; kind: string }) {
       preserveAspectRatio="none"
       style={{ height: `${Math.min(180, Math.max(20, rows.length * 14))}px` }}
       role="img"
-      aria-label={`${kind} over the context; layer by layer most at ${peaks.map(percent).join(", ")}`}
+      aria-label={`${kind} over the context; the peak of each layer is at ${peaks.map(percent).join(", ")}`}
     >
       {rows.map((row, layer) =>
         row.map((value, column) => (

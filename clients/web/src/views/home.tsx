@@ -1,75 +1,75 @@
-/** Where a conversation begins: with files that are dropped or chosen, or with documents that are there. */
+/** The start view: upload files, or choose documents, and start a conversation about them. */
 import { signal } from "@preact/signals";
-import { confirmed } from "./dialogs.js";
-import { opened } from "./focus.js";
-import { attempt, begin, documents, drop, formats, loaded, more, nameOf, older, removeDocument, take, uploads } from "./library.js";
-import { More } from "./more.js";
-import { many, size } from "./numbers.js";
-import { ReadingOf } from "./reading.js";
-import { address } from "./route.js";
-import { Menu } from "./sidebar.js";
+import { askConfirmation } from "../components/dialogs.js";
+import { LoadMore } from "../components/load-more.js";
+import { ReadingProgress } from "../components/reading-progress.js";
+import { rememberOpener } from "../lib/focus.js";
+import { plural, size } from "../lib/format.js";
+import { createSession, dismissUpload, documents, formats, loadMore, loaded, nameOf, nextPages, removeDocument, showErrors, uploadFiles, uploads } from "../state/library.js";
+import { hrefTo } from "../state/route.js";
+import { MenuButton } from "./sidebar.js";
 
-const chosen = signal<readonly string[]>([]);
-/** Whether files are being dragged over the page, wherever. */
-const over = signal(false);
+const selected = signal<readonly string[]>([]);
+/** Whether files are being dragged over the page. */
+const dragging = signal(false);
 
 addEventListener("dragover", (event) => {
   if (!event.dataTransfer?.types.includes("Files")) return;
   event.preventDefault();
-  over.value = true;
+  dragging.value = true;
 });
 addEventListener("dragleave", (event) => {
-  if (event.relatedTarget === null) over.value = false;
+  if (event.relatedTarget === null) dragging.value = false;
 });
 addEventListener("drop", (event) => {
   const files = [...(event.dataTransfer?.files ?? [])];
-  over.value = false;
+  dragging.value = false;
   if (files.length === 0) return;
-  event.preventDefault(); // or the browser would open them
-  void attempt(() => take(files));
+  event.preventDefault(); // else the browser would open the files
+  void showErrors(() => uploadFiles(files));
 });
 
-/** Opens the browser's dialog for files. */
-export function choose(): void {
+/** Opens the browser's file dialog. */
+export function chooseFiles(): void {
   const input = document.createElement("input");
   input.type = "file";
   input.multiple = true;
   input.hidden = true;
-  // Files that a browser knows no kind of can still be dropped, or chosen under "all files": the server looks into them.
+  // Files of other types can still be dropped, or chosen under "all files": the server detects their format.
   input.accept = (formats.value?.data ?? []).flatMap(({ extensions, media_types }) => [...extensions, ...media_types]).join(",");
   input.onchange = () => {
     input.remove();
-    void attempt(() => take([...(input.files ?? [])]));
+    void showErrors(() => uploadFiles([...(input.files ?? [])]));
   };
   input.oncancel = () => input.remove();
-  // In the page while the dialog is open: outside it is garbage, and once collected never says what was chosen.
+  // Attached to the page while the dialog is open: a detached element could be garbage-collected before its event.
   document.body.append(input);
   input.click();
 }
 
 const NAMES = { text: "Text", pdf: "PDF", docx: "Word", epub: "EPUB", html: "HTML" };
 
-function listed(names: readonly string[]): string {
+function joinWithOr(names: readonly string[]): string {
   return names.length > 1 ? `${names.slice(0, -1).join(", ")} or ${names.at(-1)}` : names.join();
 }
 
 export function Home() {
-  const ids = chosen.value.filter((id) => documents.value.has(id));
-  const toggle = (id: string) => (chosen.value = ids.includes(id) ? ids.filter((each) => each !== id) : [...ids, id]);
+  const ids = selected.value.filter((id) => documents.value.has(id));
+  const toggle = (id: string) => (selected.value = ids.includes(id) ? ids.filter((each) => each !== id) : [...ids, id]);
   return (
     <div class="home">
       <header class="bar">
-        <Menu />
+        <MenuButton />
         <h1>Ask a long text</h1>
       </header>
-      <div class={over.value ? "drop over" : "drop"}>
+      <div class={dragging.value ? "drop over" : "drop"}>
         <p class="large">Drop one or several documents here</p>
-        <button class="main" onClick={choose}>
+        <button class="main" onClick={chooseFiles}>
           Choose files
         </button>
         <p class="note">
-          {formats.value ? `${listed(formats.value.data.map(({ id }) => NAMES[id]))} of up to ${size(formats.value.max_bytes)}` : "Text of any length"}: a
-          memory of fixed size reads it once, and answers come with the passages that they rest on.
+          {formats.value ? `${joinWithOr(formats.value.data.map(({ id }) => NAMES[id]))} of up to ${size(formats.value.max_bytes)}` : "Text of any length"}.
+          The server reads each document once, into a memory of fixed size. Answers come with the passages that support them.
         </p>
       </div>
       {uploads.value.length > 0 && (
@@ -80,7 +80,7 @@ export function Home() {
                 <div class="row">
                   <span class="title">{upload.name}</span>
                   {upload.error !== null && (
-                    <button class="quiet" aria-label={`Dismiss ${upload.name}`} onClick={() => drop(upload.key)}>
+                    <button class="quiet" aria-label={`Dismiss ${upload.name}`} onClick={() => dismissUpload(upload.key)}>
                       ✕
                     </button>
                   )}
@@ -105,14 +105,14 @@ export function Home() {
       {documents.value.size > 0 && (
         <section aria-labelledby="shelf">
           <div class="row">
-            <h2 id="shelf">Already here</h2>
+            <h2 id="shelf">Documents</h2>
             <button
               class={ids.length ? "main" : ""}
               disabled={ids.length === 0}
               onClick={() =>
-                void attempt(async () => {
-                  await begin(ids);
-                  chosen.value = [];
+                void showErrors(async () => {
+                  await createSession(ids);
+                  selected.value = [];
                 })
               }
             >
@@ -127,16 +127,16 @@ export function Home() {
                     <input type="checkbox" checked={ids.includes(document.id)} disabled={document.status === "failed"} onChange={() => toggle(document.id)} />
                     <span class="title">{nameOf(document.id)}</span>
                   </label>
-                  <a href={address({ session: null, panel: { kind: "text", document: document.id, start: null, end: null } })} onClick={(event) => opened(event.currentTarget)} aria-label={`Read ${nameOf(document.id)}`}>
+                  <a href={hrefTo({ session: null, panel: { kind: "text", document: document.id, start: null, end: null } })} onClick={(event) => rememberOpener(event.currentTarget)} aria-label={`Read ${nameOf(document.id)}`}>
                     Read
                   </a>
                   <button
                     class="quiet"
                     aria-label={`Delete ${nameOf(document.id)}`}
                     onClick={() =>
-                      void attempt(async () => {
-                        const detail = "Its text and its index go, so answers have no evidence from it any more. Conversations keep the memory that they have.";
-                        if (await confirmed(`Delete ${nameOf(document.id)}?`, detail, "Delete")) await removeDocument(document.id);
+                      void showErrors(async () => {
+                        const detail = "This deletes its text and its index, so answers will have no evidence from it. Conversations keep their memory.";
+                        if (await askConfirmation(`Delete ${nameOf(document.id)}?`, detail, "Delete")) await removeDocument(document.id);
                       })
                     }
                   >
@@ -145,18 +145,18 @@ export function Home() {
                 </div>
                 {document.status === "ready" ? (
                   <p class="note">
-                    {size(document.bytes)} · {many(document.tokens, "token")}
+                    {size(document.bytes)} · {plural(document.tokens, "token")}
                   </p>
                 ) : (
-                  <ReadingOf document={document} />
+                  <ReadingProgress document={document} />
                 )}
               </li>
             ))}
           </ul>
-          {more.value.documents && <More items=".cards label input" words="Older documents" work={() => attempt(() => older("documents"))} />}
+          {nextPages.value.documents && <LoadMore items=".cards label input" label="Older documents" load={() => showErrors(() => loadMore("documents"))} />}
         </section>
       )}
-      {!loaded.value && <p class="note">Asking the server what is there…</p>}
+      {!loaded.value && <p class="note">Loading…</p>}
     </div>
   );
 }

@@ -1,15 +1,15 @@
-/** Where the focus goes when a panel beside the dialogue opens and closes. */
-import { go } from "./route.js";
+/** Moves the keyboard focus when a side panel opens and closes. */
+import { navigate } from "../state/route.js";
 
-/** Remembers what opened a panel: the focus goes back there. */
-export function opened(element: Element): void {
+/** Marks the element that opened a panel, so that it gets the focus back. */
+export function rememberOpener(element: Element): void {
   document.querySelector("[data-opened]")?.removeAttribute("data-opened");
   element.setAttribute("data-opened", "");
 }
 
-/** Closes the panel, and gives the focus back to what opened it. */
+/** Closes the panel and returns the focus to the element that opened it. */
 export function closePanel(): void {
   const opener = document.querySelector<HTMLElement>("[data-opened]");
-  go({ panel: null });
+  navigate({ panel: null });
   requestAnimationFrame(() => (opener?.isConnected ? opener : document.querySelector<HTMLElement>("#question, main"))?.focus());
 }

@@ -1,37 +1,37 @@
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { hasKey, link, useKey } from "./server.js";
-import { setSingleKeys, singleKeys } from "./settings.js";
+import { connection, hasKey, setKey } from "../state/server.js";
+import { setSingleKeys, singleKeys } from "../state/settings.js";
 
-export const helping = signal(false);
-export const confirming = signal<{ question: string; detail: string; action: string; answer: (yes: boolean) => void } | null>(null);
+export const helpOpen = signal(false);
+export const confirmation = signal<{ question: string; detail: string; action: string; answer: (yes: boolean) => void } | null>(null);
 
-/** Whether the person agrees. */
-export function confirmed(question: string, detail: string, action: string): Promise<boolean> {
+/** Asks the user to confirm an action. Resolves to true if they do. */
+export function askConfirmation(question: string, detail: string, action: string): Promise<boolean> {
   return new Promise((resolve) => {
     const answer = (yes: boolean) => {
-      confirming.value = null;
+      confirmation.value = null;
       resolve(yes);
     };
-    confirming.value = { question, detail, action, answer };
+    confirmation.value = { question, detail, action, answer };
   });
 }
 
-export const naming = signal<{ title: string; answer: (title: string | null) => void } | null>(null);
+export const renaming = signal<{ title: string; answer: (title: string | null) => void } | null>(null);
 
-/** What the person wants a conversation to be called, which is called `title`; null: as it is. */
-export function named(title: string): Promise<string | null> {
+/** Asks the user for a new title of a conversation, `title` being the current one. Resolves to null if they cancel. */
+export function askTitle(title: string): Promise<string | null> {
   return new Promise((resolve) => {
     const answer = (given: string | null) => {
-      naming.value = null;
+      renaming.value = null;
       resolve(given);
     };
-    naming.value = { title, answer };
+    renaming.value = { title, answer };
   });
 }
 
-/** A modal dialog: the browser keeps the focus in it, and gives it back. */
+/** A modal dialog. The browser keeps the focus inside, and restores it afterwards. */
 function Dialog(props: { title: string; onClose: () => void; children: ComponentChildren; locked?: boolean }) {
   const element = useRef<HTMLDialogElement>(null);
   useEffect(() => {
@@ -54,8 +54,8 @@ function Dialog(props: { title: string; onClose: () => void; children: Component
   );
 }
 
-export function Ask() {
-  const asked = confirming.value;
+export function ConfirmDialog() {
+  const asked = confirmation.value;
   if (!asked) return null;
   return (
     <Dialog title={asked.question} onClose={() => asked.answer(false)}>
@@ -71,7 +71,7 @@ export function Ask() {
 }
 
 export function NameDialog() {
-  const asked = naming.value;
+  const asked = renaming.value;
   if (!asked) return null;
   return (
     <Dialog title="Rename the conversation" onClose={() => asked.answer(null)}>
@@ -97,17 +97,17 @@ export function NameDialog() {
 }
 
 export function KeyDialog() {
-  const now = link.value;
+  const now = connection.value;
   if (now.state !== "locked") return null;
   return (
     <Dialog title="API key" onClose={() => {}} locked>
       <form
         onSubmit={(event) => {
           event.preventDefault();
-          useKey(String(new FormData(event.currentTarget).get("key") ?? ""));
+          setKey(String(new FormData(event.currentTarget).get("key") ?? ""));
         }}
       >
-        <p id="key-why">{now.refused ? "The server does not accept the key that this browser has." : "This server asks for a key."} It is kept in this browser only.</p>
+        <p id="key-why">{now.refused ? "The server does not accept the stored key." : "This server requires an API key."} The key is stored in this browser only.</p>
         <label for="key">Key</label>
         <input id="key" name="key" type="password" autocomplete="current-password" required autofocus aria-describedby="key-why" />
         <div class="buttons">
@@ -126,14 +126,14 @@ const KEYS: [string, string][] = [
   ["n", "New conversation"],
   ["u", "Choose files"],
   ["j, k", "Next, previous conversation"],
-  ["m", "Look at the memory"],
-  ["Esc", "Close what is open; leave the question"],
-  ["?", "This list"],
+  ["m", "Show or hide the memory"],
+  ["Esc", "Close the panel, or leave the question"],
+  ["?", "Show this list"],
 ];
 
-export function Help() {
-  if (!helping.value) return null;
-  const close = () => (helping.value = false);
+export function HelpDialog() {
+  if (!helpOpen.value) return null;
+  const close = () => (helpOpen.value = false);
   return (
     <Dialog title="Keys" onClose={close}>
       <dl class="keys">
@@ -148,13 +148,13 @@ export function Help() {
       </dl>
       <label class="check">
         <input type="checkbox" checked={singleKeys()} onChange={(event) => setSingleKeys(event.currentTarget.checked)} />
-        Single letters are shortcuts
+        Use single letters as shortcuts
       </label>
       <div class="buttons">
         {hasKey() && (
           <button
             onClick={() => {
-              useKey("");
+              setKey("");
               close();
             }}
           >

@@ -1,4 +1,4 @@
-/** Where one is on the page, as the part of the address behind #: so that a reload and Back find it again. */
+/** The current view, stored in the address after `#`, so that reload and Back restore it. */
 import { signal } from "@preact/signals";
 
 export type Panel = { kind: "memory" } | { kind: "text"; document: string; start: number | null; end: number | null };
@@ -8,9 +8,9 @@ export interface Place {
   panel: Panel | null;
 }
 
-export const place = signal<Place>(parse(location.hash));
+export const route = signal<Place>(parse(location.hash));
 
-addEventListener("hashchange", () => (place.value = parse(location.hash)));
+addEventListener("hashchange", () => (route.value = parse(location.hash)));
 
 function parse(hash: string): Place {
   const parts = hash.replace(/^#\/?/, "").split("/");
@@ -22,15 +22,15 @@ function parse(hash: string): Place {
   return { session, panel: { kind: "text", document: parts[0], start: marked ? start! : null, end: marked ? end! : null } };
 }
 
-/** The address of a place; what is left out stays as it is. */
-export function address(to: Partial<Place>): string {
-  const { session, panel } = { ...place.value, ...to };
+/** The address of a view. Fields that are left out keep their current values. */
+export function hrefTo(to: Partial<Place>): string {
+  const { session, panel } = { ...route.value, ...to };
   let hash = `#/${session ?? ""}`;
   if (panel?.kind === "memory") hash += "/memory";
   if (panel?.kind === "text") hash += `${session ? "/" : ""}${panel.document}${panel.start === null ? "" : `/${panel.start}-${panel.end}`}`;
   return hash;
 }
 
-export function go(to: Partial<Place>): void {
-  location.hash = address(to);
+export function navigate(to: Partial<Place>): void {
+  location.hash = hrefTo(to);
 }

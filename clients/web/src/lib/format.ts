@@ -1,0 +1,29 @@
+/** Formats numbers, times and sizes for display. */
+const wholeNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const wholePercent = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 0 });
+const threeDigitNumber = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+
+export const count = (n: number): string => wholeNumber.format(n);
+export const percent = (n: number): string => (n > 0 && n < 0.01 ? "< 1%" : wholePercent.format(n));
+export const threeDigits = (n: number): string => threeDigitNumber.format(n);
+
+export function plural(n: number, one: string, more = `${one}s`): string {
+  return `${count(n)} ${n === 1 ? one : more}`;
+}
+
+export function size(bytes: number): string {
+  for (const [unit, of] of [["GB", 1e9], ["MB", 1e6], ["KB", 1e3]] as const) if (bytes >= of) return `${threeDigits(bytes / of)} ${unit}`;
+  return plural(bytes, "byte");
+}
+
+export function duration(seconds: number): string {
+  if (seconds < 1.5) return "a second";
+  if (seconds < 90) return `${Math.round(seconds)} seconds`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} minutes`;
+  return seconds < 129_600 ? `${Math.round(seconds / 3600)} hours` : `${Math.round(seconds / 86_400)} days`;
+}
+
+export function ago(unix: number): string {
+  const seconds = Math.max(0, Date.now() / 1000 - unix);
+  return seconds < 20 ? "just now" : `${duration(seconds)} ago`;
+}

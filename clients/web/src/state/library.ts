@@ -1,0 +1,333 @@
+/** The documents, uploads, sessions and model that the page shows. */
+import { signal } from "@preact/signals";
+import type { Document, Formats, List, Model, Session } from "everlong-client";
+import { APIConnectionError, EverlongError, NotFoundError, RateLimitError, newIdempotencyKey } from "everlong-client";
+import { navigate, route } from "./route.js";
+import { client, markAlive, retryWhileOffline } from "./server.js";
+
+export interface Upload {
+  key: number;
+  name: string;
+  size: number;
+  sent: number;
+  error: string | null;
+}
+
+export const model = signal<Model | null>(null);
+export const documents = signal<ReadonlyMap<string, Document>>(new Map());
+export const sessions = signal<readonly Session[]>([]);
+export const uploads = signal<readonly Upload[]>([]);
+export const loaded = signal(false);
+/** The formats that can be uploaded. */
+export const formats = signal<Formats | null>(null);
+/** For each list, the id after which its next page starts; null at the end. */
+export const nextPages = signal<{ documents: string | null; sessions: string | null }>({ documents: null, sessions: null });
+/** The message of the last error; null after the user dismissed it. */
+export const lastError = signal<string | null>(null);
+
+/** The number of items in one page of a list: the server's maximum. */
+const PAGE_SIZE = 100;
+/** The number of concurrent uploads. A browser opens six connections to one server, and the page needs some of them. */
+const MAX_UPLOADS = 3;
+/** The ids of sessions for which `followSession` is running. */
+const followedSessions = new Set<string>();
+/** The ids of documents that no longer exist. */
+const deletedDocuments = new Set<string>();
+
+export function errorText(error: unknown): string {
+  if (error instanceof EverlongError) return error.message;
+  return `This page has an error: ${String((error as Error)?.message ?? error)}`;
+}
+
+/** Runs `work`, and shows its error if it fails. */
+export async function showErrors(work: () => Promise<unknown>): Promise<void> {
+  try {
+    await work();
+  } catch (error) {
+    lastError.value = errorText(error);
+  }
+}
+
+/** Loads the model, the formats, and the first page of documents and sessions. */
+export async function refresh(): Promise<void> {
+  const [models, formatList, documentPage, sessionPage] = await retryWhileOffline(() =>
+    Promise.all([client.models(), client.documents.formats(), client.documents.list({ limit: PAGE_SIZE }), client.sessions.list({ limit: PAGE_SIZE })]),
+  );
+  model.value = models[0] ?? null;
+  formats.value = formatList;
+  const listed = new Map(documentPage.data.map((document) => [document.id, document]));
+  const last = documentPage.has_more ? documentPage.data.at(-1) : undefined;
+  // Keeps older documents, which were loaded by their id or with a later page.
+  if (last) for (const old of documents.value.values()) if (old.created_at <= last.created_at && !listed.has(old.id)) listed.set(old.id, old);
+  documents.value = listed;
+  sessions.value = sessionPage.data;
+  nextPages.value = { documents: nextCursor(documentPage), sessions: nextCursor(sessionPage) };
+  loaded.value = true;
+  void pollPending();
+  for (const session of sessionPage.data) void followSession(session);
+}
+
+function nextCursor(page: List<{ id: string }>): string | null {
+  return page.has_more ? (page.data.at(-1)?.id ?? null) : null;
+}
+
+/** Loads the next page of a list. */
+export async function loadMore(kind: "documents" | "sessions"): Promise<void> {
+  const after = nextPages.value[kind];
+  if (after === null) return;
+  try {
+    if (kind === "documents") {
+      const page = await retryWhileOffline(() => client.documents.list({ limit: PAGE_SIZE, after }));
+      const known = documents.value;
+      const fresh = page.data.filter(({ id }) => !known.has(id));
+      documents.value = new Map([...known, ...fresh.map((each) => [each.id, each] as const)]);
+      nextPages.value = { ...nextPages.value, documents: nextCursor(page) };
+      void pollPending();
+      if (fresh.length === 0) await loadMore(kind); // the whole page was known already
+    } else {
+      const page = await retryWhileOffline(() => client.sessions.list({ limit: PAGE_SIZE, after }));
+      const known = new Set(sessions.value.map(({ id }) => id));
+      sessions.value = [...sessions.value, ...page.data.filter(({ id }) => !known.has(id))];
+      nextPages.value = { ...nextPages.value, sessions: nextCursor(page) };
+      for (const session of page.data) void followSession(session);
+    }
+  } catch (error) {
+    if (!(error instanceof NotFoundError)) throw error;
+    await refresh(); // the item that marked the next page was deleted elsewhere
+  }
+}
+
+function updateDocument(document: Document): void {
+  const known = documents.value.has(document.id);
+  documents.value = known ? new Map(documents.value).set(document.id, document) : new Map([[document.id, document], ...documents.value]);
+}
+
+export function updateSession(session: Session): void {
+  const known = sessions.value.some(({ id }) => id === session.id);
+  sessions.value = known ? sessions.value.map((old) => (old.id === session.id ? session : old)) : [session, ...sessions.value];
+}
+
+function pendingDocuments(): string[] {
+  return [...documents.value.values()].filter(({ status }) => status !== "ready" && status !== "failed").map(({ id }) => id);
+}
+
+let polling = false;
+/** Seconds until the next request. */
+let pollDelay = 0;
+
+/**
+ * Updates the documents that are being read, until there are none. It polls all of them with one request: an event stream for
+ * each would use up the connections that a browser opens to one server.
+ */
+async function pollPending(): Promise<void> {
+  pollDelay = 0.1;
+  if (polling) return;
+  polling = true;
+  try {
+    while (pendingDocuments().length > 0) {
+      await new Promise((resolve) => setTimeout(resolve, pollDelay * 1000));
+      pollDelay = Math.min(2 * pollDelay, 2);
+      await retryWhileOffline(refreshPending).catch((error: unknown) => {
+        if (!(error instanceof RateLimitError)) throw error;
+        pollDelay = error.retryAfter ?? 8;
+      });
+    }
+  } catch (error) {
+    lastError.value = errorText(error);
+  } finally {
+    polling = false;
+  }
+}
+
+async function refreshPending(): Promise<void> {
+  const listed = new Map((await client.documents.list({ limit: PAGE_SIZE })).data.map((document) => [document.id, document]));
+  for (const id of pendingDocuments()) {
+    const now = listed.get(id) ?? (await fetchDocument(id));
+    if (now && documents.value.has(id)) updateDocument(now);
+  }
+}
+
+/** Fetches a document. Returns null, and removes it from the page, if it does not exist. */
+async function fetchDocument(id: string): Promise<Document | null> {
+  try {
+    return await client.documents.get(id);
+  } catch (error) {
+    if (!(error instanceof NotFoundError)) throw error;
+    removeLocally(id);
+    return null;
+  }
+}
+
+/** Updates a session when it has read its documents. */
+async function followSession(session: Session): Promise<void> {
+  if (session.status !== "reading" || followedSessions.has(session.id)) return;
+  followedSessions.add(session.id);
+  try {
+    await retryWhileOffline(() => client.sessions.wait(session.id));
+  } catch {
+    // The state that is fetched below says why.
+  } finally {
+    followedSessions.delete(session.id);
+  }
+  try {
+    updateSession(await retryWhileOffline(() => client.sessions.get(session.id)));
+  } catch {
+    sessions.value = sessions.value.filter(({ id }) => id !== session.id);
+  }
+}
+
+function removeLocally(document: string): void {
+  deletedDocuments.add(document);
+  documents.value = new Map([...documents.value].filter(([id]) => id !== document));
+}
+
+/** Loads a document that is not in the list. */
+export async function loadDocument(id: string): Promise<void> {
+  if (documents.value.has(id)) return;
+  try {
+    const document = await retryWhileOffline(() => fetchDocument(id));
+    if (document) documents.value = new Map([...documents.value, [id, document]]);
+    void pollPending();
+  } catch {
+    // The page shows it without a name.
+  }
+}
+
+/** Loads a session that is not in the list. Returns false if it does not exist. */
+export async function loadSession(id: string): Promise<boolean> {
+  try {
+    const session = await retryWhileOffline(() => client.sessions.get(id));
+    if (!sessions.value.some((each) => each.id === id)) sessions.value = [...sessions.value, session];
+    void followSession(session);
+    return true;
+  } catch (error) {
+    if (error instanceof NotFoundError) return false;
+    throw error;
+  }
+}
+
+let uploadCount = 0;
+
+/** Removes an upload from the list. */
+export function dismissUpload(key: number): void {
+  uploads.value = uploads.value.filter((upload) => upload.key !== key);
+}
+
+let freeUploadSlots = MAX_UPLOADS;
+const waitingUploads: (() => void)[] = [];
+
+/** Runs `work` as soon as fewer than `MAX_UPLOADS` others are running. */
+async function withUploadSlot<T>(work: () => Promise<T>): Promise<T> {
+  if (freeUploadSlots > 0) freeUploadSlots--;
+  else await new Promise<void>((free) => waitingUploads.push(free));
+  try {
+    return await work();
+  } finally {
+    const free = waitingUploads.shift();
+    if (free) free();
+    else freeUploadSlots++;
+  }
+}
+
+/** Uploads files, and creates a conversation about those that the server accepted. */
+export async function uploadFiles(files: readonly File[]): Promise<void> {
+  const documentIds: string[] = [];
+  if (files.length) navigate({ session: null, panel: null });
+  await Promise.all(
+    files.map(async (file) => {
+      const key = ++uploadCount;
+      const update = (change: Partial<Upload>) => {
+        uploads.value = uploads.value.map((upload) => (upload.key === key ? { ...upload, ...change } : upload));
+      };
+      const others = uploads.value.filter((upload) => upload.error === null || upload.name !== file.name);
+      uploads.value = [...others, { key, name: file.name, size: file.size, sent: 0, error: null }];
+      try {
+        const options = {
+          filename: file.name.slice(-255),
+          // Lets the server detect the format: a browser guesses it from the name.
+          contentType: "application/octet-stream",
+          idempotencyKey: newIdempotencyKey(),
+          state: {}, // lets a repeated upload resume
+          onProgress: (sent: number) => {
+            markAlive();
+            update({ sent });
+          },
+        };
+        const document = await withUploadSlot(() =>
+          retryWhileOffline(() =>
+            client.documents.upload(file, options).catch(async (error: unknown) => {
+              // A browser reports an unreadable file with the same error as an unreachable server.
+              if (error instanceof APIConnectionError && !(await readable(file))) throw new EverlongError("The browser cannot read this file. Choose it again.");
+              throw error;
+            }),
+          ),
+        );
+        updateDocument(document);
+        void pollPending();
+        documentIds.push(document.id);
+        dismissUpload(key);
+      } catch (error) {
+        update({ error: errorText(error) });
+      }
+    }),
+  );
+  if (documentIds.length) await createSession(documentIds, () => route.value.session === null);
+}
+
+async function readable(file: File): Promise<boolean> {
+  return file.slice(0, 1).arrayBuffer().then(
+    () => true,
+    () => false,
+  );
+}
+
+/** Creates a conversation about documents, and opens it if `shouldNavigate` returns true then. */
+export async function createSession(ids: readonly string[], shouldNavigate: () => boolean = () => true): Promise<void> {
+  const options = { idempotencyKey: newIdempotencyKey() };
+  const session = await retryWhileOffline(() => client.sessions.create([...ids], options));
+  updateSession(session);
+  void followSession(session);
+  if (shouldNavigate()) navigate({ session: session.id, panel: null });
+}
+
+export async function fork(id: string): Promise<void> {
+  const options = { idempotencyKey: newIdempotencyKey() };
+  const session = await retryWhileOffline(() => client.sessions.fork(id, options));
+  updateSession(session);
+  navigate({ session: session.id, panel: null });
+}
+
+export async function rename(id: string, title: string): Promise<void> {
+  updateSession(await retryWhileOffline(() => client.sessions.rename(id, title)));
+}
+
+export async function removeSession(id: string): Promise<void> {
+  await retryWhileOffline(() => client.sessions.delete(id));
+  sessions.value = sessions.value.filter((session) => session.id !== id);
+  if (route.value.session === id) navigate({ session: null, panel: null });
+}
+
+export async function removeDocument(id: string): Promise<void> {
+  await retryWhileOffline(() => client.documents.delete(id));
+  removeLocally(id);
+  const { panel } = route.value;
+  if (panel?.kind === "text" && panel.document === id) navigate({ panel: null });
+}
+
+/** The name of a document to display. */
+export function nameOf(id: string): string {
+  const document = documents.value.get(id);
+  if (!document) return deletedDocuments.has(id) ? "a deleted document" : "a document";
+  return document.filename ?? `Text of ${new Date(document.created_at * 1000).toLocaleDateString()}`;
+}
+
+export function titleOf(session: Session): string {
+  return session.title ?? documentsOf(session);
+}
+
+/** The names of a session's documents. */
+export function documentsOf(session: Session): string {
+  const names = session.documents.map(nameOf);
+  if (names.length === 0) return "No document";
+  return names.length > 2 ? `${names[0]} and ${names.length - 1} more` : names.join(" and ");
+}

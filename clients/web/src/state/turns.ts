@@ -1,0 +1,150 @@
+/** The messages of each session, and the turns whose answers are being generated. */
+import { signal } from "@preact/signals";
+import type { Conversation, Evidence, Message } from "everlong-client";
+import { errorText, updateSession } from "./library.js";
+import { checkServer, client, connection, markAlive, markOffline, reportOutage, retryWhileOffline, serverOnline } from "./server.js";
+import { perTab } from "./storage.js";
+
+/** A question and its answer, which is not complete yet. */
+export interface Turn {
+  question: string;
+  text: string;
+  evidence: Evidence[] | null;
+  state: "asked" | "answering" | "stopping" | "failed";
+  error: string | null;
+}
+
+export const sessionMessages = signal<ReadonlyMap<string, readonly Message[]>>(new Map());
+export const turns = signal<ReadonlyMap<string, Turn>>(new Map());
+/** The text for screen readers: the last complete sentences of the answer. */
+export const announcement = signal("");
+
+const conversations = new Map<string, Conversation>();
+
+export async function loadMessages(session: string): Promise<void> {
+  const messages = await retryWhileOffline(() => client.sessions.messages(session));
+  sessionMessages.value = new Map(sessionMessages.value).set(session, messages);
+}
+
+function setTurn(session: string, turn: Turn | null): void {
+  const changed = new Map(turns.value);
+  if (turn) changed.set(session, turn);
+  else changed.delete(session);
+  turns.value = changed;
+}
+
+/** Sends a question and shows the answer. Repeats it through outages of the server. The question is stored as a draft until then. */
+export async function ask(session: string, question: string): Promise<void> {
+  const conversation = client.sessions.connect(session);
+  conversations.set(session, conversation);
+  conversation.onlost = (error) => void (error ? markOffline("The connection was lost.") : checkServer());
+  const fresh: Turn = { question, text: "", evidence: null, state: "asked", error: null };
+  const now = () => turns.value.get(session) ?? fresh;
+  const update = (change: Partial<Turn>) => setTurn(session, { ...now(), ...change });
+  setTurn(session, fresh);
+  draft(session, question);
+  const sentences = new SentenceAnnouncer();
+  // Text that the next frame will show. With one update per token of a fast model, the page would not respond to clicks.
+  let pendingText = "";
+  let frame = 0;
+  const flush = () => {
+    cancelAnimationFrame(frame);
+    frame = 0;
+    if (!pendingText) return;
+    update({ text: now().text + pendingText, state: now().state === "stopping" ? "stopping" : "answering" });
+    sentences.add(pendingText);
+    pendingText = "";
+  };
+  let emptyAnswer = false;
+  try {
+    for (;;) {
+      try {
+        for await (const event of conversation.send(question)) {
+          markAlive();
+          if (event.type === "response.created") {
+            pendingText = "";
+            sentences.restart();
+            update({ text: "", evidence: null, state: now().state === "stopping" ? "stopping" : "asked" });
+          } else if (event.type === "response.evidence") update({ evidence: event.evidence });
+          else if (event.type === "response.output_text.delta") {
+            pendingText += event.delta;
+            frame ||= requestAnimationFrame(flush);
+          } else if (event.type === "response.completed") {
+            flush();
+            sentences.end();
+            emptyAnswer = event.message.finish_reason === "cancelled" && event.message.content === "";
+          }
+        }
+        break;
+      } catch (error) {
+        if (!reportOutage(error)) throw error;
+        await serverOnline();
+      }
+    }
+    if (emptyAnswer) return update({ state: "failed", error: "The answer was stopped before any text was generated." });
+    await loadMessages(session);
+    draft(session, "");
+    setTurn(session, null);
+    updateSession(await retryWhileOffline(() => client.sessions.get(session)));
+  } catch (error) {
+    flush();
+    update({ state: "failed", error: errorText(error) });
+  } finally {
+    conversation.close();
+    conversations.delete(session);
+    if (connection.value.state === "offline") void checkServer();
+  }
+}
+
+/** Cancels the answer and keeps the text generated so far. */
+export function stop(session: string): void {
+  const turn = turns.value.get(session);
+  if (turn) setTurn(session, { ...turn, state: "stopping" });
+  conversations.get(session)?.cancel();
+}
+
+/** Removes a failed turn and returns its question. */
+export function withdraw(session: string): string {
+  const question = turns.value.get(session)?.question ?? "";
+  setTurn(session, null);
+  return question;
+}
+
+const DRAFT = "everlong.draft.";
+const NEXT = "everlong.next.";
+
+/** The question that is being typed in a session, or that waits for its answer. Survives a reload. Sets it if `text` is given. */
+export function draft(session: string, text?: string): string {
+  return stored(DRAFT + session, text);
+}
+
+/** The question that is being typed while an answer is generated. Sets it if `text` is given. */
+export function nextDraft(session: string, text?: string): string {
+  return stored(NEXT + session, text);
+}
+
+function stored(name: string, text?: string): string {
+  if (text !== undefined) perTab.set(name, text || null);
+  return perTab.get(name) ?? "";
+}
+
+/** Announces an answer to screen readers sentence by sentence, because single words are hard to follow. */
+class SentenceAnnouncer {
+  #rest = "";
+
+  restart(): void {
+    this.#rest = "";
+  }
+
+  add(text: string): void {
+    this.#rest += text;
+    const whole = /^[\s\S]*[.!?:\n](?=\s)/.exec(this.#rest);
+    if (!whole) return;
+    announcement.value = whole[0];
+    this.#rest = this.#rest.slice(whole[0].length);
+  }
+
+  end(): void {
+    announcement.value = `${this.#rest} (end of the answer)`;
+  }
+}

@@ -1,0 +1,79 @@
+import type { Session } from "everlong-client";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { isComposing } from "../lib/shortcuts.js";
+import { route } from "../state/route.js";
+import { type Turn, ask, draft, nextDraft, stop, withdraw } from "../state/turns.js";
+import { sidebarOpen } from "./sidebar.js";
+
+/** The form for the next question. */
+export function Composer({ session, turn }: { session: Session; turn: Turn | undefined }) {
+  const box = useRef<HTMLTextAreaElement>(null);
+  const answering = turn !== undefined && turn.state !== "failed";
+  const ready = session.status === "ready";
+  // After a reload during an answer, the text holds its question, then what was typed meanwhile.
+  const [text, setText] = useState(() => (turn ? nextDraft(session.id) : [draft(session.id), nextDraft(session.id)].filter(Boolean).join("\n")));
+  const free = turn === undefined;
+  useEffect(() => {
+    if (!free) return;
+    if (text) draft(session.id, text);
+    nextDraft(session.id, "");
+  }, [free]);
+  useEffect(() => {
+    if (!document.querySelector("dialog[open]") && !route.value.panel && !sidebarOpen.value) box.current?.focus({ preventScroll: true });
+  }, []);
+  useLayoutEffect(() => {
+    const element = box.current!;
+    element.style.height = "auto";
+    element.style.height = `${Math.min(element.scrollHeight + 2, 200)}px`;
+  }, [text]);
+  const type = (value: string) => {
+    setText(value);
+    (turn ? nextDraft : draft)(session.id, value);
+  };
+  const send = () => {
+    const question = text.trim();
+    if (!question || answering || !ready) return;
+    if (turn) withdraw(session.id);
+    nextDraft(session.id, "");
+    setText("");
+    void ask(session.id, question);
+  };
+  return (
+    <form
+      class="composer"
+      onSubmit={(event) => {
+        event.preventDefault();
+        send();
+      }}
+    >
+      <div class="column">
+        <label class="unseen" for="question">
+          Question
+        </label>
+        <textarea
+          id="question"
+          ref={box}
+          rows={1}
+          value={text}
+          placeholder={ready ? "Ask about it" : session.status === "failed" ? "" : "You can ask when the documents are read"}
+          disabled={session.status === "failed"}
+          onInput={(event) => type(event.currentTarget.value)}
+          onKeyDown={(event) => {
+            if (event.key !== "Enter" || event.shiftKey || isComposing(event)) return;
+            event.preventDefault();
+            send();
+          }}
+        />
+        {answering ? (
+          <button key="stop" type="button" onClick={() => stop(session.id)} disabled={turn.state === "stopping"}>
+            Stop
+          </button>
+        ) : (
+          <button key="ask" class="main" type="submit" disabled={!ready || text.trim() === ""}>
+            Ask
+          </button>
+        )}
+      </div>
+    </form>
+  );
+}

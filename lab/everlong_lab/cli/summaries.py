@@ -1,0 +1,12 @@
+"""The descriptions of the lab's commands in `everlong --help`.
+
+The entry point group `everlong.summaries` names `SUMMARIES`. This module must import nothing heavy, because
+`everlong --help` imports it.
+"""
+
+SUMMARIES = {
+    "bench": "Measure speed and memory, and compare them with the targets.",
+    "train": "Train a memory by a recipe.",
+    "prompts": "Write prompts with questions about texts, as training data for `everlong train`.",
+    "eval": "Measure the quality of models and their answers.",
+}

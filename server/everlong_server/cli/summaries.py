@@ -1,0 +1,13 @@
+"""The descriptions of the server's commands in `everlong --help`.
+
+The entry point group `everlong.summaries` names `SUMMARIES`. This module must import nothing heavy, because
+`everlong --help` imports it.
+"""
+
+SUMMARIES = {
+    "serve": "Start the server.",
+    "keys": "Create, list and revoke API keys.",
+    "encryption": "Create an encryption key, and re-encrypt stored data.",
+    "models": "List, fetch and locate models.",
+    "doctor": "Check this machine and the settings for problems.",
+}
