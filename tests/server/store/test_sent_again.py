@@ -33,9 +33,9 @@ TEXT = STORY.read_text()[:6_000]
 PARTS = {scripts.CLAIMING, sessions._START, documents.TAKE_OUT}
 """Functions that scripts begin with."""
 SCRIPTS = {
-    hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(): f"{module.name}.{name}"
-    for module in pkgutil.iter_modules(store.__path__)
-    for name, text in vars(importlib.import_module(f"{store.__name__}.{module.name}")).items()
+    hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(): f"{module.name.removeprefix(store.__name__ + '.')}.{name}"
+    for module in pkgutil.walk_packages(store.__path__, f"{store.__name__}.")
+    for name, text in vars(importlib.import_module(module.name)).items()
     if isinstance(text, str) and "redis.call" in text and text not in PARTS
 }
 ELSEWHERE = {"sessions._DROP_LEASE", "documents._UNTRY_READING", "rotation._EXCHANGE"}
