@@ -55,7 +55,7 @@ async def test_whoever_leaves_while_it_stands_in_line_does_not_wait(
         begun.set()
         assert stop.wait(30)
         made.append(path.name)
-        raise sidecar.Stopped
+        raise sidecar.BuildCancelled
 
     def ensure(name: str) -> asyncio.Task[None]:
         document: Any = SimpleNamespace(id=name, bytes=1 << 21)

@@ -15,7 +15,7 @@ from typing import Any
 from everlong_server.errors import Damaged, KeyMissing
 from everlong_server.store.records import Message, Session
 from everlong_server.store.redis import keys
-from everlong_server.store.redis.connection import Client, every
+from everlong_server.store.redis.connection import Client, all_keys
 from everlong_server.store.redis.scripts import Scripts, flat
 from everlong_server.store.vault import Vault
 
@@ -90,7 +90,7 @@ class Chats:
         await self._scripts.run(
             _KEEP,
             [keys.chat(self._tenant, stands.id), *map(keys.document, stands.documents)],
-            [self._ms, *flat(self._vault.sealed(stands.whole()))],
+            [self._ms, *flat(self._vault.sealed(stands.all_fields()))],
         )
 
     async def drop(self, digest: str) -> None:
@@ -100,6 +100,6 @@ class Chats:
     async def forget(self, document_id: str) -> None:
         """Forgets every dialogue about the document. Looks at all chats of the tenant: for what is done seldom."""
         named = json.dumps(document_id).encode()
-        for key in await every(self._redis, keys.chat(self._tenant, "*")):
+        for key in await all_keys(self._redis, keys.chat(self._tenant, "*")):
             if named in (await self._redis.hget(key, "documents") or b""):
                 await self._redis.delete(key)

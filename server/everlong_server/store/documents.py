@@ -23,7 +23,7 @@ from everlong_server.store.records import (
     reading_id,
 )
 from everlong_server.store.redis import keys
-from everlong_server.store.redis.connection import Client, every
+from everlong_server.store.redis.connection import Client, all_keys
 from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
 from everlong_server.store.tenants.quota import MISSING_QUEUE, MISSING_ROOM, Quota, today
 from everlong_server.store.vault import Vault
@@ -54,7 +54,7 @@ return 1
 """
 
 # Takes an id out of an index. Who lists and deletes goes on behind what was deleted: its place is kept for an hour.
-TAKE_OUT = """
+REMOVE_FROM_INDEX = """
 local function take_out(index, id, deleted)
   local place = redis.call('ZSCORE', index, id)
   if place then redis.call('SET', deleted, place, 'EX', 3600) end
@@ -66,7 +66,7 @@ end
 # ARGV: document id, prefix of reading keys, of document keys, of the tenant's queues
 # What the document's readings had learnt goes with them.
 _DELETE = (
-    TAKE_OUT
+    REMOVE_FROM_INDEX
     + """
 local size = redis.call('HMGET', KEYS[1], 'bytes', 'text_offset')
 if redis.call('DEL', KEYS[1]) == 0 then return end
@@ -169,12 +169,12 @@ return 1
 """
 
 
-class Fenced(Exception):
+class StaleClaim(Exception):
     """Somebody else has the reading now, it is gone, or not where it was: nothing was written, and nothing may be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ReadingClaim:
     """The right to write a reading. `attempts`: how often it was claimed since it last made progress."""
 
     token: int
@@ -198,7 +198,7 @@ class Documents:
         """The same for another tenant."""
         return Documents(self._redis, tenant, self._quota.of(tenant), self._vault)
 
-    async def create(self, document: Document, model: str, *, upload: str | None = None, held: int = 0) -> bool:
+    async def create(self, document: Document, model: str, *, upload: str | None = None, reserved: int = 0) -> bool:
         """Stores the document and queues its reading by `model`, at once. Then it is acknowledged.
 
         `upload`: the one whose parts it is made of, which is completed with it, and of which `held` bytes are counted; False, and
@@ -221,7 +221,7 @@ class Documents:
             ],
             [
                 document.id, document.created_at, reading["id"], len(fields), document.text_offset + document.bytes,
-                _or_any(None if limits.bytes is None else limits.bytes + held), _or_any(limits.queued), *fields, *flat(reading),
+                _or_any(None if limits.bytes is None else limits.bytes + reserved), _or_any(limits.queued), *fields, *flat(reading),
             ],
         )  # fmt: skip
         if done == MISSING_ROOM:
@@ -309,13 +309,13 @@ class Documents:
         stored = {field: value for field, value in zip(_FACTS, values, strict=True) if value is not None}
         return Reading.of(self._vault.opened(stored)) if stored else None
 
-    async def claim(self, id: str, by: str) -> Claim | None:
+    async def claim(self, id: str, by: str) -> ReadingClaim | None:
         """The right to write the reading from now on, taken from whoever had it; None if it is done or gone. The same `by`
         again has the same right, as long as nobody else has claimed it."""
         result = await self._scripts.run(_CLAIM_READING, [keys.reading(id), keys.FENCE], [by])
-        return Claim(int(result[0]), int(result[1])) if result else None
+        return ReadingClaim(int(result[0]), int(result[1])) if result else None
 
-    async def untried(self, id: str, claim: Claim) -> None:
+    async def reset_attempts(self, id: str, claim: ReadingClaim) -> None:
         """What was tried with `claim` is not counted, nor what was before."""
         await self._scripts.run(_UNTRY_READING, [keys.reading(id)], [claim.token])
 
@@ -328,8 +328,10 @@ class Documents:
         by, _, token = (claim or b"").rpartition(b":")
         return int(fence), by.decode() if token == fence else ""
 
-    async def checkpoint(self, reading: Reading, claim: Claim, cursor: Cursor, state: bytes | None, **more: Any) -> int:
-        """Writes state and cursor together; the new version. Raises `Fenced`, having written nothing: also if an earlier
+    async def checkpoint(
+        self, reading: Reading, claim: ReadingClaim, cursor: Cursor, state: bytes | None, **more: Any
+    ) -> int:
+        """Writes state and cursor together; the new version. Raises `StaleClaim`, having written nothing: also if an earlier
         write, of which nobody waited for the end, came between.
 
         `more`: fields that end the reading (`status`, `error`, `state_digest`, …); then those that wait for it are queued.
@@ -355,7 +357,9 @@ class Documents:
             ],
         )  # fmt: skip
         if version <= 0:
-            raise Fenced(f"reading {reading.id} is {'gone' if version == 0 else 'in other hands, or not where it was'}")
+            raise StaleClaim(
+                f"reading {reading.id} is {'gone' if version == 0 else 'in other hands, or not where it was'}"
+            )
         return int(version)
 
 
@@ -380,7 +384,7 @@ async def adopt(redis: Client) -> None:
     Keys that did not name their slot get names that do; the lists of before there were tenants become the default tenant's.
     """
     old = keys.PREFIX.replace("{", "").replace("}", "")
-    for key in await every(redis, f"{old}*"):
+    for key in await all_keys(redis, f"{old}*"):
         try:
             await redis.renamenx(key, keys.PREFIX.encode() + key.removeprefix(old.encode()))
         except ResponseError:

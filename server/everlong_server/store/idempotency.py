@@ -111,9 +111,9 @@ class IdempotencyRecords:
         """Leaves the attempt to whoever tries next; if Redis is away, as soon as it is back."""
         self._left.append(attempt)
         with contextlib.suppress(RedisError):
-            await self.settle()
+            await self.release_pending()
 
-    async def settle(self) -> None:
+    async def release_pending(self) -> None:
         """Frees what could not be freed before."""
         while self._left:
             attempt = self._left[-1]
@@ -148,7 +148,7 @@ class IdempotencyRecord:
         self.first = first
         self._over = record is None or answer is not None
 
-    async def is_for(self, *parts: str) -> None:
+    async def check_same_request(self, *parts: str) -> None:
         """Says what is asked for, before it is done. Raises `InvalidRequest` if it was something else before."""
         if self.record is None:
             return
@@ -161,7 +161,7 @@ class IdempotencyRecord:
         if not self._over and not await self._attempts.write(self, "fingerprint", fingerprint):
             raise Conflict("another server has taken this request over", param="Idempotency-Key")
 
-    async def mine(self) -> bool:
+    async def is_owner(self) -> bool:
         """Whether no other server has taken the request over, whose id is this one's too."""
         return self.record is None or await self._attempts.has(self)
 

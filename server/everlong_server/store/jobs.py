@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from redis.exceptions import ResponseError
 
 from everlong_server.store.redis import keys
-from everlong_server.store.redis.connection import Client, every
+from everlong_server.store.redis.connection import Client, all_keys
 from everlong_server.store.redis.scripts import Scripts
 
 _MOST_LOOKED_AT = 10_000
@@ -113,7 +113,7 @@ class Job:
         return f"{self.entry}/{uuid.uuid4().hex}"
 
 
-def entry_of(claimant: str) -> str:
+def entry_of_claimant(claimant: str) -> str:
     """The entry that a claimant has the job by."""
     return claimant.partition("/")[0]
 
@@ -142,26 +142,26 @@ class Jobs:
             if "BUSYGROUP" not in str(error):  # it exists
                 raise
         if alone:
-            for key in await every(self._redis, f"{keys.REPLICA}*"):
+            for key in await all_keys(self._redis, f"{keys.REPLICA}*"):
                 await self._redis.delete(key)
-        await self.beat()
+        await self.heartbeat()
         await self._scripts.run(_FORGET_TAKERS, [self._stream], [keys.READERS, keys.REPLICA])
 
-    async def beat(self) -> None:
+    async def heartbeat(self) -> None:
         """This replica is alive for another `lease_seconds`."""
         if not await self._redis.pexpire(
             keys.replica(self._replica), self._lease_ms
         ):  # a Redis that is full refuses to set
             await self._redis.set(keys.replica(self._replica), self._model, px=self._lease_ms)
 
-    async def served(self, model: str) -> bool:
+    async def has_replica_for(self, model: str) -> bool:
         """Whether a living replica serves that model."""
-        for key in await every(self._redis, f"{keys.REPLICA}*"):
+        for key in await all_keys(self._redis, f"{keys.REPLICA}*"):
             if await self._redis.get(key) == model.encode():
                 return True
         return False
 
-    async def leave(self) -> None:
+    async def deregister(self) -> None:
         """This replica is gone: what it held may be taken over at once."""
         await self._redis.delete(keys.replica(self._replica))
 
@@ -208,7 +208,7 @@ class Jobs:
         """How many jobs there are, those under way among them."""
         return int(await self._redis.xlen(self._stream))
 
-    async def waiting(self) -> bool:
+    async def has_waiting(self) -> bool:
         """Whether there is a job that nobody has taken."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.xlen(self._stream)
@@ -221,7 +221,7 @@ class Jobs:
         await self._end(job)
         self._held.pop(job.entry, None)
 
-    async def again(self, job: Job) -> None:
+    async def requeue(self, job: Job) -> None:
         """Puts the job behind all others, unless another replica has taken it over."""
         await self._end(job, "", job.fields)
         self._held.pop(job.entry, None)

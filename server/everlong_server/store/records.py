@@ -190,7 +190,7 @@ class Message:
     content: str
 
 
-Wish = dict[str, int] | Literal[False] | None
+RecallChoice = dict[str, int] | Literal[False] | None
 """What was said of recall: `passages`, `tokens`, either or both; False: no passages; None: nothing."""
 
 
@@ -214,7 +214,7 @@ class Session:
     state_bytes: int
     state_digest: str | None
     title: str | None = None
-    recall: Wish = None
+    recall: RecallChoice = None
 
     @property
     def reading(self) -> str | None:
@@ -229,7 +229,7 @@ class Session:
             "created_at": now(), "version": 0, "messages": 0, "position": 0,
         }  # fmt: skip
 
-    def behind(
+    def after_answer(
         self,
         id: str,
         messages: int,
@@ -246,7 +246,7 @@ class Session:
             state_bytes, state_digest,
         )  # fmt: skip
 
-    def whole(self) -> dict[str, Any]:
+    def all_fields(self) -> dict[str, Any]:
         """All of one that has started, as it is stored."""
         return {
             "id": self.id, "model": self.model, "model_name": self.model_name, "documents": json.dumps(self.documents),

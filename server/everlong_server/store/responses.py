@@ -98,24 +98,28 @@ class Response:
         status = "incomplete" if message["finish_reason"] == "length" else "completed"
         return replace(self, status=status, completed_at=now(), message=message, session=session)
 
-    def asked(self) -> dict[str, str | float]:
+    def request_fields(self) -> dict[str, str | float]:
         """What never changes of it, as it is stored."""
         facts = ("id", "model", "created_at", "background", "previous", "documents", "instructions", "request")
         response = {name: getattr(self, name) for name in facts} | {"said": [asdict(said) for said in self.said]}
         return {"response": json.dumps(response), "status": self.status, "tenant": self.tenant, "trace": self.trace}
 
-    def end(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, Any]:
         """What came of it, as it is stored."""
         given = {"status": self.status, "completed_at": json.dumps(self.completed_at)}
         given |= {
             name: json.dumps(value) for name in ("message", "error") if (value := getattr(self, name)) is not None
         }
-        return given | (self.session.whole() if self.session is not None else {})
+        return given | (self.session.all_fields() if self.session is not None else {})
 
     @property
     def stored_bytes(self) -> int:
         """What it takes in Redis, about."""
-        return sum(len(value) for value in (self.asked() | self.end()).values() if isinstance(value, bytes | str))
+        return sum(
+            len(value)
+            for value in (self.request_fields() | self.result_fields()).values()
+            if isinstance(value, bytes | str)
+        )
 
     @staticmethod
     def of(stored: Hash) -> Response:
@@ -139,7 +143,7 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ResponseClaim:
     """The right to write a response. `attempts`: how often it was claimed."""
 
     token: int
@@ -190,7 +194,7 @@ class Responses:
 
     async def keep(self, response: Response) -> None:
         """Stores one that has its answer."""
-        fields = self._vault.sealed(response.asked() | response.end())
+        fields = self._vault.sealed(response.request_fields() | response.result_fields())
         await self._scripts.run(STORE, [keys.response(response.id)], [self._ms, "", "", *flat(fields)])
 
     async def delete(self, response_id: str) -> None:
@@ -205,16 +209,16 @@ class Responses:
         await self._scripts.run(
             _QUEUE,
             [keys.response(response.id), keys.responses(response.model)],
-            [response.id, self._ms, *flat(self._vault.sealed(response.asked()))],
+            [response.id, self._ms, *flat(self._vault.sealed(response.request_fields()))],
         )
 
-    async def claim(self, response_id: str, by: str) -> Claim | None:
+    async def claim(self, response_id: str, by: str) -> ResponseClaim | None:
         """The right to write it from now on, taken from whoever had it; None if it is over or gone. The same `by` again
         has the same right, as long as nobody else has claimed it."""
         result = await self._scripts.run(_CLAIM, [keys.response(response_id), keys.FENCE], [by])
-        return Claim(int(result[0]), int(result[1])) if result else None
+        return ResponseClaim(int(result[0]), int(result[1])) if result else None
 
-    async def write(self, response_id: str, claim: Claim, fields: Mapping[str, Any] | None = None) -> bool:
+    async def write(self, response_id: str, claim: ResponseClaim, fields: Mapping[str, Any] | None = None) -> bool:
         """Writes `fields` of it; False, and nothing is written, if it was cancelled, deleted or claimed by another."""
         args = [claim.token, *flat(self._vault.sealed(fields or {}))]
         return bool(await self._scripts.run(_WRITE, [keys.response(response_id)], args))

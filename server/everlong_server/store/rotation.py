@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from everlong_server.store.redis import keys
-from everlong_server.store.redis.connection import Client, every
+from everlong_server.store.redis.connection import Client, all_keys
 from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.vault import FIELDS, MESSAGES, Vault
@@ -29,23 +29,23 @@ return 1
 
 
 @dataclass(slots=True)
-class Rotated:
+class RotationCounts:
     """How many were sealed anew."""
 
     values: int = 0
     blobs: int = 0
 
 
-async def anything(redis: Client) -> bool:
+async def has_sealable_values(redis: Client) -> bool:
     """Whether anything is stored that a vault would have sealed."""
-    for key in filter(keys.sealed, await every(redis, f"{keys.PREFIX}*")):
+    for key in filter(keys.sealed, await all_keys(redis, f"{keys.PREFIX}*")):
         kind = await redis.type(key)
         if kind == b"list" or (kind == b"hash" and any(await redis.hmget(key, *FIELDS))):
             return True
     return False
 
 
-async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> Rotated:
+async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> RotationCounts:
     """Seals what is not sealed with the first key. Servers may run meanwhile that have all keys, if what is stored was
     sealed before. What breaks off can be begun again. Raises `VaultError`, `Damaged` and `KeyMissing`.
     """
@@ -54,7 +54,7 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> Rotated:
         await redis.set(keys.VAULT, UNFINISHED)
     elif mark != UNFINISHED:
         vault.require(mark, empty=False)
-    done = Rotated()
+    done = RotationCounts()
     scripts = Scripts(redis)
 
     async def exchange(key: bytes, place: str | int, value: bytes, what: str) -> bool:
@@ -68,7 +68,7 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> Rotated:
 
     async def values() -> AsyncIterator[tuple[bytes, str | int, bytes, str]]:
         """Key, place in it, value, and what it is sealed as."""
-        for key in filter(keys.sealed, await every(redis, f"{keys.PREFIX}*")):
+        for key in filter(keys.sealed, await all_keys(redis, f"{keys.PREFIX}*")):
             kind = await redis.type(key)
             if kind == b"hash":
                 for field in FIELDS:
@@ -83,7 +83,7 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> Rotated:
     while any([await exchange(*value) async for value in values()]):
         pass
     for name in await asyncio.to_thread(blobs.names):
-        there = await redis.exists(owner := keys.owner(name.split(".", 1)[0]))
+        there = await redis.exists(owner := keys.blob_owner(name.split(".", 1)[0]))
         try:
             done.blobs += await asyncio.to_thread(blobs.reseal, name)
         except FileNotFoundError:  # deleted since it was listed

@@ -13,10 +13,10 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
-from everlong_server.store.documents import TAKE_OUT, page
+from everlong_server.store.documents import REMOVE_FROM_INDEX, page
 from everlong_server.store.records import (
+    RecallChoice,
     Session,
-    Wish,
     belongs,
     is_id,
     new_id,
@@ -88,7 +88,7 @@ return 1
 
 # KEYS: session, messages, lease, sessions, deleted. ARGV: session id
 _DELETE = (
-    TAKE_OUT
+    REMOVE_FROM_INDEX
     + """
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
 take_out(KEYS[4], ARGV[1], KEYS[5])
@@ -188,7 +188,7 @@ class Sessions:
         documents: Sequence[str],
         *,
         remember: bool = True,
-        recall: Wish = None,
+        recall: RecallChoice = None,
         id: str | None = None,
     ) -> Session:
         """A new session; it has its documents' state at once if they are read. Raises `RateLimited`.
@@ -266,7 +266,7 @@ class Sessions:
             raise _no_session(session_id)
         return await self.get(fork_id)
 
-    async def update(self, session_id: str, given: Mapping[str, str | Wish]) -> Session:
+    async def update(self, session_id: str, given: Mapping[str, str | RecallChoice]) -> Session:
         """Gives it another `title` or another `recall`; None takes it away. Nothing else changes, also while it answers.
         Raises `NotFound`."""
         await self._stored(session_id, False)

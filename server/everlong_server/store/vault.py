@@ -141,7 +141,7 @@ class Vault:
                 f"what is stored as {what!r} is encrypted with the key {id!r}, which this server has not "
                 "(EVERLONG_ENCRYPTION_KEY_FILE)"
             )
-        return io.BufferedReader(_Opened(file, _cipher(self._keys[id], header[-16:], what), what), _CHUNK)
+        return io.BufferedReader(_SealedReader(file, _cipher(self._keys[id], header[-16:], what), what), _CHUNK)
 
     # The keys are those of what is stored
 
@@ -216,7 +216,7 @@ class Sealer:
         return self._ready + self._cipher.encrypt(_nonce(self._chunk, True), self._rest, None)
 
 
-class _Opened(io.RawIOBase):
+class _SealedReader(io.RawIOBase):
     """A sealed file for reading, chunk by chunk."""
 
     def __init__(self, file: IO[bytes], cipher: AESGCM, what: str) -> None:

@@ -27,7 +27,7 @@ from everlong_server.store.records import Document, new_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts
-from everlong_server.store.rotation import UNFINISHED, Rotated, anything
+from everlong_server.store.rotation import UNFINISHED, RotationCounts, has_sealable_values
 from everlong_server.store.rotation import rotate as rotate_all
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
@@ -394,7 +394,7 @@ async def test_keys_are_those_of_what_is_stored(redis: Client, redis_url: str, t
         loaded = Vault.load(settings_of(*lines).encryption_key_file)
         return Documents(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), loaded)
 
-    async def rotation(*lines: str) -> Rotated:
+    async def rotation(*lines: str) -> RotationCounts:
         loaded = Vault.load(settings_of(*lines).encryption_key_file)
         return await rotate_all(redis, Blobs(settings_of().blobs, loaded), loaded)
 
@@ -421,7 +421,7 @@ async def test_keys_are_those_of_what_is_stored(redis: Client, redis_url: str, t
     assert await store(two).get(document.id) == document
     with pytest.raises(KeyMissing):
         await store(one).get(document.id)
-    assert await rotation(two) == Rotated(0, 0)
+    assert await rotation(two) == RotationCounts(0, 0)
     # A first rotation that broke off.
     await redis.set(keys.VAULT, UNFINISHED)
     for lines in ((), (two,)):
@@ -498,7 +498,7 @@ async def test_a_rotation_seals_nothing_that_nobody_opens(redis: Client, tmp_pat
         job = await jobs.next(10)
         assert job is not None
         await jobs.done(job)
-        assert not await anything(redis)
+        assert not await has_sealable_values(redis)
         await rotate_all(redis, Blobs(f"file://{tmp_path}/blobs", vault()), vault())
 
 

@@ -17,7 +17,7 @@ from everlong_server.errors import Conflict, DocumentNotReady, Overloaded, RateL
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.jobs import Job, Jobs
-from everlong_server.store.responses import Claim, Response, Responses
+from everlong_server.store.responses import Response, ResponseClaim, Responses
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class BackgroundResponses:
                     if end is None:
                         claim = await self._store.claim(job.id, by)
                         over = claim is None or await self._answer(job.id, claim)
-                        end = partial(self._jobs.done if over else self._jobs.again, job)
+                        end = partial(self._jobs.done if over else self._jobs.requeue, job)
                     await end()
                     return
                 except RedisError as error:  # what has failed is not this try
@@ -97,7 +97,7 @@ class BackgroundResponses:
         finally:
             self._places.release()
 
-    async def _answer(self, response_id: str, claim: Claim) -> bool:
+    async def _answer(self, response_id: str, claim: ResponseClaim) -> bool:
         """Whether it is over; False if it has to wait."""
         try:
             if claim.attempts > _MAX_ATTEMPTS:
@@ -121,7 +121,7 @@ class BackgroundResponses:
             await self._store.write(response_id, claim, {"status": "failed", "error": failure})
         return True
 
-    async def _respond(self, response: Response, claim: Claim) -> bool:
+    async def _respond(self, response: Response, claim: ResponseClaim) -> bool:
         response_turns = self._responding(response.tenant)
         previous = await response_turns.previous(response.previous) if response.previous else None
         try:
@@ -133,22 +133,22 @@ class BackgroundResponses:
         await self._through(answering, claim)
         return True
 
-    async def _wait(self, response_id: str, claim: Claim, seconds: float) -> bool:
+    async def _wait(self, response_id: str, claim: ResponseClaim, seconds: float) -> bool:
         """Before it goes behind others' jobs, which are not to wait with it. It was no try."""
         await self._store.write(response_id, claim, {"attempts": 0})
         await asyncio.sleep(seconds)
         return False
 
-    def _keep(self, response_turns: ResponseTurns, claim: Claim) -> Keep:
+    def _keep(self, response_turns: ResponseTurns, claim: ResponseClaim) -> Keep:
         async def keep(done: Response) -> None:
             await response_turns.count(done)
-            if not await self._store.write(done.id, claim, done.end()):
+            if not await self._store.write(done.id, claim, done.result_fields()):
                 await response_turns.recount(done.id)  # its answer is not stored
                 raise _Unwanted(f"response {done.id!r} is not wanted any more")
 
         return keep
 
-    async def _through(self, answering: ResponseTurn, claim: Claim) -> None:
+    async def _through(self, answering: ResponseTurn, claim: ResponseClaim) -> None:
         """To the end of the answer, or until it is not wanted any more."""
         wanted = asyncio.create_task(self._wanted(answering.response.id, claim))
         events = answering.events
@@ -169,7 +169,7 @@ class BackgroundResponses:
             await asyncio.gather(answer, wanted, return_exceptions=True)
             await events.aclose()
 
-    async def _wanted(self, response_id: str, claim: Claim) -> None:
+    async def _wanted(self, response_id: str, claim: ResponseClaim) -> None:
         """As long as the response is to be answered, and by us."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)

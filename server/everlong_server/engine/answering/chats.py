@@ -85,7 +85,7 @@ class ChatTurns:
 
         async def keep(message: Event, written: Written) -> None:
             point = digests(fingerprint, documents, [*said, Message("assistant", message["content"])], after)[-1]
-            stands = session.behind(point, session.messages + len(said) - heard + 1, **written)
+            stands = session.after_answer(point, session.messages + len(said) - heard + 1, **written)
             try:
                 await self._chats.keep(stands)
             except RedisError as error:  # the answer is whole all the same; going on from it costs more

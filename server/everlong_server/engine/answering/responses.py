@@ -62,7 +62,7 @@ class ResponseTurns:
                 param="previous_response_id",
                 code="response_not_complete",
             )
-        await self._quota.hold_on(previous.id, self._store.seconds)
+        await self._quota.extend_reservation(previous.id, self._store.seconds)
         return previous
 
     def ask(
@@ -169,7 +169,7 @@ class ResponseTurns:
         """Raises `NotFound`. One that nobody will answer any more has failed."""
         response = await self._store.get(response_id)
         orphan = response.status in OPEN and response.model != self._engine.model.fingerprint
-        if orphan and not await self._jobs.served(response.model):
+        if orphan and not await self._jobs.has_replica_for(response.model):
             error = {"code": "model_not_found", "message": "no server serves the model that was asked any more"}
             await self._store.end(response_id, "failed", error)
             return await self._store.get(response_id)
@@ -186,7 +186,7 @@ class ResponseTurns:
 
     async def count(self, response: Response) -> None:
         """Counts the bytes of one that has its answer, in place of those that were expected."""
-        await self._quota.hold(response.id, response.stored_bytes, self._store.seconds, limited=False)
+        await self._quota.reserve(response.id, response.stored_bytes, self._store.seconds, limited=False)
 
     async def recount(self, response_id: str) -> None:
         """Counts the bytes of one as it is stored now: none, if it is gone."""
@@ -200,7 +200,7 @@ class ResponseTurns:
         there is no room for it."""
         if self._engine.draining:
             raise Unavailable("the server is shutting down", code="draining", retry_after=5)
-        await self._quota.hold(response.id, self._expected(response), self._store.seconds)
+        await self._quota.reserve(response.id, self._expected(response), self._store.seconds)
         await self._store.queue(response)
 
     async def cancel(self, response_id: str) -> Response:

@@ -175,7 +175,7 @@ class TurnRunner:
             prompt, rests, newest, alone = await asyncio.to_thread(
                 self._prompt, place, content, found, recall, lacking=lacking
             )
-            rests = await self._passages.placed(await self._token_offsets.placed(rests))
+            rests = await self._passages.located(await self._token_offsets.placed(rests))
             evidence = [evidence_view(passage) for passage in rests]
             seed = params.seed if params.seed is not None else secrets.randbits(53)
             answer = Answer(

@@ -30,8 +30,8 @@ from everlong_server.errors import Damaged, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.pools import Pool
-from everlong_server.store.documents import Claim, Documents, Fenced
-from everlong_server.store.jobs import Job, Jobs, entry_of
+from everlong_server.store.documents import Documents, ReadingClaim, StaleClaim
+from everlong_server.store.jobs import Job, Jobs, entry_of_claimant
 from everlong_server.store.records import Cursor, Document, Reading
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passages
@@ -104,8 +104,8 @@ class Reader:
     async def _do(self, job: Job) -> None:
         """One job, to its end; also one that was begun elsewhere or before."""
         pause, by = _RETRY_SECONDS, job.claimant()
-        claim: Claim | None = None
-        lost: Claim | None = None
+        claim: ReadingClaim | None = None
+        lost: ReadingClaim | None = None
         end: Callable[[], Awaitable[None]] | None = None
         while self._engine.alive:
             try:
@@ -115,10 +115,10 @@ class Reader:
                 if end is None:
                     claim = await self._documents.claim(job.id, by)
                     over = claim is None or await self._read(job.id, claim)
-                    end = partial(self._jobs.done if over else self._jobs.again, job)
+                    end = partial(self._jobs.done if over else self._jobs.requeue, job)
                 await end()
                 return
-            except Fenced as reason:
+            except StaleClaim as reason:
                 log.info("reading stops: %s", reason)
                 lost, by = claim, job.claimant()
             except RedisError as error:
@@ -140,22 +140,22 @@ class Reader:
         log.error("the engine has failed, reading %s waits for a restart", job.id)
         await asyncio.Event().wait()
 
-    async def _back(self, job: Job, claim: Claim | None) -> None:
+    async def _back(self, job: Job, claim: ReadingClaim | None) -> None:
         """Others may do the job; that it could not be done here was no try."""
         if claim is not None:
-            await self._documents.untried(job.id, claim)
-        await self._jobs.again(job)
+            await self._documents.reset_attempts(job.id, claim)
+        await self._jobs.requeue(job)
 
-    async def _left(self, job: Job, lost: Claim) -> Callable[[], Awaitable[None]] | None:
+    async def _left(self, job: Job, lost: ReadingClaim) -> Callable[[], Awaitable[None]] | None:
         """How the job ends here if somebody else has claimed its reading; None: it is to be claimed again, since it is over,
         or what came between was a late write of our own."""
         holder = await self._documents.holder(job.id)
         if holder is None or holder[0] == lost.token:
             return None
         self._metrics.lease_losses.labels("reading").inc()
-        return partial(self._jobs.drop, job, entry_of(holder[1]))
+        return partial(self._jobs.drop, job, entry_of_claimant(holder[1]))
 
-    async def _read(self, reading_id: str, claim: Claim) -> bool:
+    async def _read(self, reading_id: str, claim: ReadingClaim) -> bool:
         """Whether it is over; False if it has to go on later."""
         reading = await self._documents.reading(reading_id, with_state=True)
         if reading is None:
@@ -171,7 +171,7 @@ class Reader:
                 span.set(everlong__tokens__read=read.tokens, everlong__segments=read.segments)
                 return over
         except (ReadingError, EverlongModelError, Damaged, FileNotFoundError, UnicodeDecodeError) as error:
-            if isinstance(error, FileNotFoundError) and await asyncio.to_thread(self._blobs.word) is None:
+            if isinstance(error, FileNotFoundError) and await asyncio.to_thread(self._blobs.store_id) is None:
                 raise  # not this text alone is missing
             code = error.code if isinstance(error, ReadingError | Damaged) else "reading_failed"
             log.warning("reading %s failed: %s", reading_id, error)
@@ -219,7 +219,7 @@ class Reader:
             await _ended([index])
             raise
 
-    async def _advance(self, reading: Reading, claim: Claim) -> tuple[Cursor, bool]:
+    async def _advance(self, reading: Reading, claim: ReadingClaim) -> tuple[Cursor, bool]:
         """To the end of its last document, or until its turn is over and others wait. How far; whether that is the end."""
         model = self._engine.model
         S = model.segment_length
@@ -269,7 +269,7 @@ class Reader:
                         if time.monotonic() - saved >= self._checkpoint_seconds:
                             await checkpoints.add(state, cursor)
                             saved = time.monotonic()
-                            if saved - start >= self._turn_seconds and await self._jobs.waiting():
+                            if saved - start >= self._turn_seconds and await self._jobs.has_waiting():
                                 await checkpoints.written()
                                 return cursor, False
                 await checkpoints.written()
@@ -294,7 +294,7 @@ async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
 class _Checkpoints:
     """Writes where a reading stands, one after the other, while the device goes on."""
 
-    def __init__(self, documents: Documents, metrics: Metrics, reading: Reading, claim: Claim) -> None:
+    def __init__(self, documents: Documents, metrics: Metrics, reading: Reading, claim: ReadingClaim) -> None:
         self._documents = documents
         self._metrics = metrics
         self._reading = reading
@@ -311,7 +311,7 @@ class _Checkpoints:
             await asyncio.gather(self._writing, return_exceptions=True)
 
     async def add(self, state: MemoryState, cursor: Cursor, **end: object) -> None:
-        """Begins to write, once the one before is written. Raises what that has failed with, as `Fenced`."""
+        """Begins to write, once the one before is written. Raises what that has failed with, as `StaleClaim`."""
         await self.written()
         self._writing = asyncio.create_task(self._write(state, cursor, end))
 

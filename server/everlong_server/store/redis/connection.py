@@ -158,7 +158,7 @@ class _Cluster(RedisCluster):
         return await _away(super().execute_command(*args, **kwargs))
 
 
-async def every(redis: Client, pattern: str) -> list[bytes]:
+async def all_keys(redis: Client, pattern: str) -> list[bytes]:
     """All keys of that pattern that were there all the time, of one process of Redis: where a SCAN stands means nothing to
     another, which would leave keys out. If there was another at the end, all are looked for again."""
     while True:

@@ -184,12 +184,12 @@ def stored(tenant: str) -> str:
     return f"{{everlong}}:stored:{tenant}"
 
 
-def held(tenant: str) -> str:
+def reservations(tenant: str) -> str:
     """The ids of what a tenant has stored until a time."""
     return f"{{everlong}}:held:{tenant}"
 
 
-def held_sizes(tenant: str) -> str:
+def reservation_sizes(tenant: str) -> str:
     """Bytes of what a tenant has stored until a time."""
     return f"{{everlong}}:held:{tenant}:sizes"
 
@@ -209,7 +209,7 @@ def upload(upload_id: str) -> str:
     return f"{{everlong}}:upload:{upload_id}"
 
 
-def owner(id: str) -> str:
+def blob_owner(id: str) -> str:
     """The hash of the document or upload that a blob is of, by the id that its name begins with."""
     return upload(id) if id.startswith("upload_") else document(id)
 

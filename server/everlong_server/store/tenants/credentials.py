@@ -120,7 +120,7 @@ class Credentials:
         """The key of that secret: made for the default tenant, with all scopes, unless it is there. One that was revoked
         stays so.
 
-        Raises `KeyTaken` if there is another key with its id.
+        Raises `ApiKeyConflict` if there is another key with its id.
         """
         form = _KEY.fullmatch(secret)
         assert form is not None, "a secret is checked before it comes here"
@@ -131,7 +131,7 @@ class Credentials:
             _log("key.created", key, by)
             return key
         if not hmac.compare_digest(stored[b"digest"].decode(), _digest(secret)):
-            raise KeyTaken(f"the key {form[1]} has another secret")
+            raise ApiKeyConflict(f"the key {form[1]} has another secret")
         return _key(stored)
 
     async def _store(self, key: ApiKey, secret: str) -> None:
@@ -216,7 +216,7 @@ class Credentials:
         return caller
 
 
-class KeyTaken(Exception):
+class ApiKeyConflict(Exception):
     """There is another key with that id."""
 
 

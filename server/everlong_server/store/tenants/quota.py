@@ -54,7 +54,7 @@ return {1, math.max(0, math.floor(-over / each + 0.001)), 0, math.ceil(full + ea
 # KEYS: stored, held, sizes. ARGV: id or '', bytes or '' (none any more), milliseconds, most bytes or ''
 # What is held by that id is so many bytes from now on; what has ended is not counted any more.
 # Returns 1, or -1001 (too many bytes: all is as it was)
-_HOLD = """
+_RESERVE = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function count(id, bytes)
@@ -79,7 +79,7 @@ return 1
 """
 
 # KEYS: held. ARGV: id, milliseconds. What is held by that id is so for longer.
-_HOLD_ON = """
+_EXTEND_RESERVATION = """
 local time = redis.call('TIME')
 redis.call('ZADD', KEYS[1], 'XX', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2], ARGV[1])
 """
@@ -125,7 +125,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _ReadingProgress:
     """A document of `size` bytes, of which `read` took so many seconds."""
 
     size: int
@@ -139,7 +139,7 @@ class _Begun:
 
 
 @dataclass(slots=True)
-class Spent:
+class TokenCost:
     """What an answer has cost so far, in tokens that were read or generated."""
 
     tokens: int = 0
@@ -176,9 +176,9 @@ class StreamSlots:
     async def give_back(self, tenant: str, member: str) -> None:
         self._left.append((tenant, member))
         with contextlib.suppress(RedisError):
-            await self.settle()
+            await self.release_pending()
 
-    async def settle(self) -> None:
+    async def release_pending(self) -> None:
         """Gives back what is left."""
         while self._left:
             tenant, member = self._left[-1]
@@ -216,13 +216,13 @@ class Quota:
         return _headers("requests", limit, int(left), reset / 1000)
 
     @asynccontextmanager
-    async def stream(self, usual: float) -> AsyncIterator[Spent]:
+    async def stream(self, usual: float) -> AsyncIterator[TokenCost]:
         """A place for one answer, which is charged at its end, however it ends. `usual`: seconds that an answer takes.
 
         Raises `RateLimited`.
         """
         await self.require_tokens()
-        limit, spent = self.limits.streams, Spent()
+        limit, spent = self.limits.streams, TokenCost()
         member = None if limit is None else self._slots.begin(self.tenant)
         try:  # the place may be taken although nobody is told so
             if member is not None and not await self._scripts.run(
@@ -236,7 +236,7 @@ class Quota:
         finally:
             await self._slots.end(self._end(member, spent))
 
-    async def _end(self, member: str | None, spent: Spent) -> None:
+    async def _end(self, member: str | None, spent: TokenCost) -> None:
         if member is not None:
             await self._slots.give_back(self.tenant, member)
         with contextlib.suppress(RedisError):  # what cannot be charged is a gift
@@ -265,30 +265,30 @@ class Quota:
         """Raises `RateLimited` if so many bytes more would be too many."""
         if self.limits.bytes is None:
             return
-        await self._hold("", 0, 0, None)  # what has ended counts no more
+        await self._reserve("", 0, 0, None)  # what has ended counts no more
         if int(await self._redis.get(keys.stored(self.tenant)) or 0) + bytes > self.limits.bytes:
             raise self.no_room()
 
-    async def hold(self, id: str, bytes: int, seconds: float, *, limited: bool = True) -> None:
+    async def reserve(self, id: str, bytes: int, seconds: float, *, limited: bool = True) -> None:
         """Counts `bytes` of what is stored as `id` for so many seconds, in place of what was counted of it; 0: none any more.
 
         Raises `RateLimited`, if it is `limited`: what has begun is finished.
         """
-        if await self._hold(id, bytes, seconds, self.limits.bytes if limited else None) < 0:
+        if await self._reserve(id, bytes, seconds, self.limits.bytes if limited else None) < 0:
             raise self.no_room()
 
-    async def hold_on(self, id: str, seconds: float) -> None:
+    async def extend_reservation(self, id: str, seconds: float) -> None:
         """What is counted as `id` is counted for `seconds` from now."""
-        await self._scripts.run(_HOLD_ON, [keys.held(self.tenant)], [id, int(seconds * 1000)])
+        await self._scripts.run(_EXTEND_RESERVATION, [keys.reservations(self.tenant)], [id, int(seconds * 1000)])
 
     async def release(self, id: str) -> None:
         """`id` is stored no more."""
-        await self._hold(id, 0, 0, None)
+        await self._reserve(id, 0, 0, None)
 
-    async def _hold(self, id: str, bytes: int, seconds: float, most: int | None) -> int:
-        names = [keys.stored(self.tenant), keys.held(self.tenant), keys.held_sizes(self.tenant)]
+    async def _reserve(self, id: str, bytes: int, seconds: float, most: int | None) -> int:
+        names = [keys.stored(self.tenant), keys.reservations(self.tenant), keys.reservation_sizes(self.tenant)]
         args = [id, bytes, int(seconds * 1000), "" if most is None else most]
-        return int(await self._scripts.run(_HOLD, names, args))
+        return int(await self._scripts.run(_RESERVE, names, args))
 
     def no_room(self) -> RateLimited:
         """The error for bytes. Waiting makes no room: deleting does."""
@@ -304,7 +304,7 @@ class Quota:
             seconds=min(left, default=_UNKNOWN),
         )  # fmt: skip
 
-    async def _begun(self, model: str) -> AsyncIterator[_Begun]:
+    async def _begun(self, model: str) -> AsyncIterator[_ReadingProgress]:
         """Documents of the tenant that are being read, of some that are queued."""
         ids = await self._redis.srandmember(keys.queued(self.tenant, model), _SAMPLE)
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -316,7 +316,7 @@ class Quota:
             sizes = await pipe.execute()
         for (_, read, seconds), size in zip(readings, sizes, strict=True):
             if size is not None and int(read) > 0:
-                yield _Begun(int(size), int(read), float(seconds))
+                yield _ReadingProgress(int(size), int(read), float(seconds))
 
     def too_many_sessions(self) -> RateLimited:
         """The error for sessions."""

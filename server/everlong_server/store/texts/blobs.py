@@ -33,7 +33,7 @@ class Blobs:
     `private_dir`: where copies lie that are not sealed; None: as `LocalCopies` chooses.
     """
 
-    WORD = "everlong.store"
+    STORE_ID_FILE = "everlong.store"
     """The file by which a Redis knows the store: see `pairing`."""
 
     def __init__(self, url: str, vault: Vault | None = None, private_dir: Path | None = None) -> None:
@@ -43,7 +43,7 @@ class Blobs:
         fs.invalidate_cache()
         fs.dircache.use_listings_cache = False
         self._local = isinstance(fs, LocalFileSystem)
-        self._fs: Any = fs if self._local else _Elsewhere(fs)
+        self._fs: Any = fs if self._local else _RemoteStore(fs)
         self._fs.makedirs(self._root, exist_ok=True)
         self._vault = vault or Vault()
         self._copies = None if self._local and not self._vault else LocalCopies(private_dir, secret=bool(self._vault))
@@ -141,23 +141,23 @@ class Blobs:
         if self._copies is not None:
             self._copies.drop(name)
 
-    def word(self) -> str | None:
+    def store_id(self) -> str | None:
         """What stands in `WORD`; None if there is no such file."""
         try:
-            return str(self._fs.cat_file(self._path(self.WORD)).decode())
+            return str(self._fs.cat_file(self._path(self.STORE_ID_FILE)).decode())
         except FileNotFoundError:
             return None
 
-    def set_word(self, word: str) -> None:
+    def set_store_id(self, word: str) -> None:
         """Writes it, durable."""
-        partial = self._path(f".{self.WORD}.{uuid.uuid4().hex}")
+        partial = self._path(f".{self.STORE_ID_FILE}.{uuid.uuid4().hex}")
         try:
             with self._fs.open(partial, "wb") as file:
                 file.write(word.encode())
                 file.flush()
                 if self._local:
                     os.fsync(file.fileno())
-            _publish(self._fs, partial, self._path(self.WORD), local=self._local)
+            _publish(self._fs, partial, self._path(self.STORE_ID_FILE), local=self._local)
         except BaseException:
             if self._fs.exists(partial):
                 self._fs.rm_file(partial)
@@ -240,7 +240,7 @@ class Blobs:
         await self.delete_all(f"*{upload}.*")
 
 
-class _Elsewhere:
+class _RemoteStore:
     """A file system that is not this machine's, or a file of it. Whatever its library raises is an `OSError`: each has errors
     of its own for a store that is away."""
 
@@ -258,7 +258,7 @@ class _Elsewhere:
             raise
         except Exception as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
-        return _Elsewhere(result) if hasattr(result, "read") else result
+        return _RemoteStore(result) if hasattr(result, "read") else result
 
     def __enter__(self) -> Self:
         return self

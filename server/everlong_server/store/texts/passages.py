@@ -32,7 +32,7 @@ from everlong_server.errors import Damaged, NotFound
 from everlong_server.store.records import Document
 from everlong_server.store.texts import outline
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.sidecar import Catalogue, Sidecar, Stopped
+from everlong_server.store.texts.sidecar import BuildCancelled, DocumentLookup, Sidecar
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def _cut(window: bytes) -> int:
 class Passages:
     """The passages of all documents."""
 
-    def __init__(self, blobs: Blobs, documents: Catalogue) -> None:
+    def __init__(self, blobs: Blobs, documents: DocumentLookup) -> None:
         self._blobs = blobs
         self._documents = documents
         self._beside = Sidecar(blobs, documents)
@@ -172,7 +172,7 @@ class Passages:
                 await self._beside.mend(document, _name(document.id), build, damaged)
         return await asyncio.to_thread(self._search, there, words, limit)
 
-    async def placed(self, passages: Sequence[Passage]) -> list[Passage]:
+    async def located(self, passages: Sequence[Passage]) -> list[Passage]:
         """`passages` with the page and the section that each begins in, where its document has these."""
         there: dict[str, list[outline.OutlineEntry]] = {}
         for document_id in {passage.document for passage in passages}:
@@ -219,7 +219,7 @@ class Passages:
             passages = enumerate(split(file))
             while some := list(islice(passages, _AT_ONCE)):
                 if stop.is_set():
-                    raise Stopped
+                    raise BuildCancelled
                 rows = ((n, p.start, p.end, p.start_byte, p.end_byte) for n, p in some)
                 index.executemany("INSERT INTO passages VALUES (?, ?, ?, ?, ?)", rows)
                 index.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", ((n, plain(p.text)) for n, p in some))

@@ -18,7 +18,7 @@ from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 
 Make = Callable[[Path, threading.Event], None]
-"""Writes a file. Raises `Stopped` soon after the event is set."""
+"""Writes a file. Raises `BuildCancelled` soon after the event is set."""
 
 _MAKING: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 """By blob, of this process: it is made once, however many requests find none."""
@@ -28,21 +28,21 @@ _SHORT = 1 << 20
 """Bytes of a text up to which what is made of it does not wait for what is made of longer ones."""
 
 
-class Catalogue(Protocol):
+class DocumentLookup(Protocol):
     """What is to be known of documents; `store.documents.Documents` is one."""
 
     async def get(self, document_id: str) -> Document:
         """Raises `NotFound`."""
 
 
-class Stopped(Exception):
+class BuildCancelled(Exception):
     """What was being made is no longer wanted."""
 
 
 class Sidecar:
     """Blobs whose names begin with a document's."""
 
-    def __init__(self, blobs: Blobs, documents: Catalogue) -> None:
+    def __init__(self, blobs: Blobs, documents: DocumentLookup) -> None:
         self._blobs = blobs
         self._documents = documents
 
@@ -77,5 +77,5 @@ class Sidecar:
                 await self._blobs.delete(name)
 
     def _fill(self, name: str, make: Make, stop: threading.Event) -> None:
-        with contextlib.suppress(Stopped, FileNotFoundError), self._blobs.fill(name) as path:
+        with contextlib.suppress(BuildCancelled, FileNotFoundError), self._blobs.fill(name) as path:
             make(path, stop)

@@ -206,7 +206,7 @@ def test_the_index_comes_and_goes_with_its_document(new_server, model: Path, tok
     server.start()
     server.wait_read(document)
     index, table = folder / f"{document}.passages", folder / f"{document}.tokens.{tokenizer.digest()[:16]}"
-    assert {path.name for path in folder.iterdir()} == {document, index.name, table.name, Blobs.WORD}
+    assert {path.name for path in folder.iterdir()} == {document, index.name, table.name, Blobs.STORE_ID_FILE}
     rows = table.read_bytes()
     assert len(rows) > 24 * 100
     check_tokens(tokenizer, text, server.say(server.session(document)["id"], QUESTION, **GREEDY)["evidence"])
@@ -217,7 +217,7 @@ def test_the_index_comes_and_goes_with_its_document(new_server, model: Path, tok
     assert index.exists()
     assert table.read_bytes() == rows
     server.http.delete(f"/v1/documents/{document}")
-    assert [path.name for path in folder.iterdir()] == [Blobs.WORD]
+    assert [path.name for path in folder.iterdir()] == [Blobs.STORE_ID_FILE]
     assert server.say(session, QUESTION, **GREEDY)["evidence"] == []
 
 

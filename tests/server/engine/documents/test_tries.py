@@ -23,7 +23,7 @@ from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import KeyMissing, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.documents import Claim, Documents
+from everlong_server.store.documents import Documents, ReadingClaim
 from everlong_server.store.jobs import Job, Jobs
 from everlong_server.store.records import Cursor, Document, Message, Reading, new_id, now, reading_id
 from everlong_server.store.redis import keys, scripts
@@ -72,10 +72,10 @@ class Read(Reader):
         super().__init__(engine(), documents(redis), blobs, none, none, jobs, self.metrics, Tracing(), 1.0, 1.0)
         self.tries: list[int] = []
 
-    async def doing(self, what: Reading, claim: Claim) -> None:
+    async def doing(self, what: Reading, claim: ReadingClaim) -> None:
         """Nothing."""
 
-    async def _advance(self, what: Reading, claim: Claim) -> tuple[Cursor, bool]:
+    async def _advance(self, what: Reading, claim: ReadingClaim) -> tuple[Cursor, bool]:
         self.tries.append(claim.attempts)
         document = await self._documents.get(what.documents[-1])
         assert self._blobs.check(document.id, document.bytes, document.digest) is None
@@ -121,7 +121,7 @@ async def test_a_reading_whose_claims_have_no_copy_is_not_given_up(redis: Client
     job, reader = await taken(jobs), Read(redis, blobs, jobs)
     store, refused = reader._documents.claim, []
 
-    async def claim(id: str, by: str) -> Claim | None:
+    async def claim(id: str, by: str) -> ReadingClaim | None:
         refused.append(by)
         redis.copies = int(len(refused) <= OUTAGE)
         return await store(id, by)
@@ -163,12 +163,12 @@ async def test_a_reading_that_lacks_a_key_here_is_anothers(redis: Client, tmp_pa
 async def test_a_blob_store_that_is_away_is_waited_for(redis: Client, tmp_path: Path) -> None:
     """A folder that is not mounted, and one that cannot be read."""
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}/texts")
-    blobs.set_word("word")
+    blobs.set_store_id("word")
     await uploaded(redis, blobs)
     reader = Read(redis, blobs, jobs)
     claim, claims = reader._documents.claim, []
 
-    async def back(id: str, by: str) -> Claim | None:
+    async def back(id: str, by: str) -> ReadingClaim | None:
         claims.append(by)
         if len(claims) == OUTAGE:
             (tmp_path / "away").rename(tmp_path / "texts")
@@ -206,7 +206,7 @@ async def test_a_text_that_is_gone_from_a_store_that_is_going_waits(redis: Clien
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
     document = await uploaded(redis, blobs)
     await blobs.delete(document.id)
-    (tmp_path / Blobs.WORD).mkdir()  # what reading it raises is an `OSError`, as everywhere
+    (tmp_path / Blobs.STORE_ID_FILE).mkdir()  # what reading it raises is an `OSError`, as everywhere
     reader = Read(redis, blobs, jobs)
     for _ in range(OUTAGE):
         job = await taken(jobs)
@@ -218,7 +218,7 @@ async def test_a_text_that_is_gone_from_a_store_that_is_going_waits(redis: Clien
 
 async def test_a_text_that_is_gone_fails_at_once(redis: Client, tmp_path: Path) -> None:
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
-    blobs.set_word("word")
+    blobs.set_store_id("word")
     document = await uploaded(redis, blobs)
     await blobs.delete(document.id)
     job, reader = await taken(jobs), Read(redis, blobs, jobs)
@@ -243,9 +243,9 @@ async def test_a_failure_is_written_though_a_checkpoint_came_late(redis: Client,
     job, reader = await taken(jobs), Read(redis, blobs, jobs)
     store = reader._documents
     current = store.reading
-    late: list[Claim] = []
+    late: list[ReadingClaim] = []
 
-    async def fails(what: Reading, claim: Claim) -> None:
+    async def fails(what: Reading, claim: ReadingClaim) -> None:
         late[:] = [claim] if what.version == 0 else []
         raise ReadingError("broken", "it cannot be read")
 
@@ -275,7 +275,7 @@ async def test_a_reader_that_was_fenced_off_leaves_one_entry_to_the_other(redis:
     other, reader = await taken(b), Read(redis, blobs, a)
     assert other.id == job.id
 
-    async def claimed(what: Reading, claim: Claim) -> None:
+    async def claimed(what: Reading, claim: ReadingClaim) -> None:
         await documents(redis).claim(job.id, other.claimant())
 
     reader.doing = claimed  # type: ignore[method-assign]
@@ -334,7 +334,7 @@ class Answered(BackgroundResponses):
         super().__init__(self.device, none, Responses(redis, None, 60.0), jobs, Tracing(), Metrics(), 1)
         self.tries: list[int] = []
 
-    async def doing(self, response: Response, claim: Claim) -> None:
+    async def doing(self, response: Response, claim: ReadingClaim) -> None:
         """Answers it."""
         await self._store.write(response.id, claim, {"status": "completed"})
 
@@ -439,7 +439,7 @@ async def test_a_server_that_ends_keeps_its_jobs_for_others(redis: Client) -> No
     work.doing = failing(1, Unavailable("the server is shutting down"), work.doing)  # type: ignore[method-assign]
     await work.once(job)
     assert await jobs.next(10) is None, "it is not tried here again"
-    await jobs.leave()
+    await jobs.deregister()
     assert await other.next(10) == job
 
 
@@ -450,7 +450,7 @@ async def test_an_answer_that_another_replica_has_taken_over_stays_its(redis: Cl
     job, work = await taken(jobs), Answered(redis, jobs)
 
     async def stalled(_: Response, claim: Any) -> None:
-        await jobs.leave()
+        await jobs.deregister()
         same = await taken(other)
         assert same == job
         assert await Responses(redis, None, 60.0).claim(response.id, same.claimant()) is not None
@@ -459,6 +459,6 @@ async def test_an_answer_that_another_replica_has_taken_over_stays_its(redis: Cl
     work.doing = stalled  # type: ignore[method-assign]
     await work.once(job)
     assert await other.length() == 1
-    await other.leave()
+    await other.deregister()
     third = await replica(redis, "c", keys.responses)
     assert await taken(third) == job

@@ -168,7 +168,7 @@ async def test_a_slot_that_could_not_be_given_back_is_later(redis: Client) -> No
     async with Quota(redis, "ann", Limits(streams=1), slots).stream(1.0):
         pass
     assert await redis.scard(keys.streams("ann")) == 1
-    await slots.settle()
+    await slots.release_pending()
     assert await redis.scard(keys.streams("ann")) == 0
 
 
@@ -220,33 +220,33 @@ async def test_bytes_are_counted_in_the_step_that_stores_them(redis: Client) -> 
 
 async def test_what_ends_by_itself_is_counted_until_it_does(redis: Client) -> None:
     tenant = quota(redis, bytes=100)
-    await tenant.hold("resp_1", 60, 1000)
-    await tenant.hold("resp_1", 60, 1000)  # sent again
-    await tenant.hold("upload_1", 40, 1000)
-    for more in (tenant.hold("resp_2", 1, 1000), tenant.hold("upload_1", 41, 1000), tenant.require_bytes(1)):
+    await tenant.reserve("resp_1", 60, 1000)
+    await tenant.reserve("resp_1", 60, 1000)  # sent again
+    await tenant.reserve("upload_1", 40, 1000)
+    for more in (tenant.reserve("resp_2", 1, 1000), tenant.reserve("upload_1", 41, 1000), tenant.require_bytes(1)):
         with pytest.raises(RateLimited) as caught:
             await more
         assert caught.value.code == "bytes_limit"
     with pytest.raises(RateLimited):
         await documents(redis, bytes=100).create(document(1), MODEL)
     assert int(await redis.get(keys.stored("ann"))) == 100
-    await tenant.hold("resp_1", 70, 1000, limited=False)  # it turned out to be longer
+    await tenant.reserve("resp_1", 70, 1000, limited=False)  # it turned out to be longer
     assert int(await redis.get(keys.stored("ann"))) == 110
-    await tenant.hold("resp_1", 60, 1000)  # less is always allowed
-    await tenant.of("bob").hold("resp_1", 100, 1000)
+    await tenant.reserve("resp_1", 60, 1000)  # less is always allowed
+    await tenant.of("bob").reserve("resp_1", 100, 1000)
     for _ in range(2):
         await tenant.release("upload_1")
     await tenant.require_bytes(40)
     # An hour later, by Redis' own clock: one was used again meanwhile and one was not.
-    await tenant.hold("resp_3", 30, 1000)
-    await redis.zadd(keys.held("ann"), {"resp_1": 1, "resp_3": 1}, xx=True)
-    await tenant.hold_on("resp_1", 1000)
-    await tenant.hold_on("resp_none", 1000)
+    await tenant.reserve("resp_3", 30, 1000)
+    await redis.zadd(keys.reservations("ann"), {"resp_1": 1, "resp_3": 1}, xx=True)
+    await tenant.extend_reservation("resp_1", 1000)
+    await tenant.extend_reservation("resp_none", 1000)
     await tenant.require_bytes(40)
     assert int(await redis.get(keys.stored("ann"))) == 60
-    assert await redis.hgetall(keys.held_sizes("ann")) == {b"resp_1": b"60"}
+    assert await redis.hgetall(keys.reservation_sizes("ann")) == {b"resp_1": b"60"}
     await tenant.release("resp_1")
-    assert await redis.exists(keys.held("ann"), keys.held_sizes("ann")) == 0
+    assert await redis.exists(keys.reservations("ann"), keys.reservation_sizes("ann")) == 0
 
 
 async def test_a_full_queue_says_when_there_is_room(redis: Client) -> None:

@@ -22,7 +22,7 @@ from everlong_server.store.redis.connection import connect
 from everlong_server.store.responses import Responses
 from everlong_server.store.tenants.credentials import Caller, Credentials
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots, today
-from tests.forgetful import Forgetful
+from tests.lossy_redis_proxy import LossyRedisProxy
 from tests.process import Server, everlong, wait_for
 from tests.server.api.openai.talk import begin_upload, over, respond, sdk
 from tests.server.store.redis.test_redis_away import OwnRedis
@@ -30,10 +30,12 @@ from tests.tinymodel import STORY
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 TEXT = STORY.read_text()[:6_000]
-PARTS = {scripts.CLAIMING, sessions._START, documents.TAKE_OUT}
+PARTS = {scripts.CLAIMING, sessions._START, documents.REMOVE_FROM_INDEX}
 """Functions that scripts begin with."""
 SCRIPTS = {
-    hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(): f"{module.name.removeprefix(store.__name__ + '.')}.{name}"
+    hashlib.sha1(
+        text.encode(), usedforsecurity=False
+    ).hexdigest(): f"{module.name.removeprefix(store.__name__ + '.')}.{name}"
     for module in pkgutil.walk_packages(store.__path__, f"{store.__name__}.")
     for name, text in vars(importlib.import_module(module.name)).items()
     if isinstance(text, str) and "redis.call" in text and text not in PARTS
@@ -44,16 +46,16 @@ test_encryption.py."""
 
 
 @pytest.fixture(scope="module")
-def way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forgetful]:
+def way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LossyRedisProxy]:
     redis = OwnRedis(tmp_path_factory.mktemp("redis"))
     redis.start()
-    with Forgetful(redis.port) as way:
+    with LossyRedisProxy(redis.port) as way:
         yield way
     redis.kill()
 
 
 @pytest.fixture(scope="module")
-def forgotten(way: Forgetful, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def forgotten(way: LossyRedisProxy, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     limits = {"tenant_requests_per_minute": 100_000, "tenant_streams": 4, "tenant_bytes": 10_000_000}
     with Server(tiny_model, tmp_path_factory.mktemp("data"), redis_url=way.url, recall_passages=0, **limits) as server:
         yield server.start()
@@ -136,7 +138,7 @@ def test_what_waits_for_its_document(forgotten: Server) -> None:
         client.responses.delete(response.id)
 
 
-async def test_a_try_counts_once(way: Forgetful) -> None:
+async def test_a_try_counts_once(way: LossyRedisProxy) -> None:
     client = connect(way.url)
     redis = Redis(port=way.target)
     redis.hset(keys.reading("r1"), mapping={"status": "queued", "version": 0, "fence": 0, "attempts": 0})
@@ -154,7 +156,7 @@ async def test_a_try_counts_once(way: Forgetful) -> None:
     await client.aclose()
 
 
-def test_keys(way: Forgetful, tmp_path: Path) -> None:
+def test_keys(way: LossyRedisProxy, tmp_path: Path) -> None:
     where = {"EVERLONG_REDIS_URL": way.url, "EVERLONG_DATA_DIR": str(tmp_path), "EVERLONG_LOG_FORMAT": "json"}
     made = everlong("keys", "create", "--tenant", "ann", **where)
     assert made.returncode == 0, made.stderr
@@ -165,7 +167,7 @@ def test_keys(way: Forgetful, tmp_path: Path) -> None:
     assert [command.stderr.count("key.revoked") for command in revoked] == [1, 0]
 
 
-async def test_a_ticket_is_good_once(way: Forgetful) -> None:
+async def test_a_ticket_is_good_once(way: LossyRedisProxy) -> None:
     client = connect(way.url)
     credentials = Credentials(client)
     ticket, _ = await credentials.ticket(Caller("ann", frozenset({"read"})))
@@ -175,7 +177,7 @@ async def test_a_ticket_is_good_once(way: Forgetful) -> None:
     await client.aclose()
 
 
-async def test_a_request_counts_once(way: Forgetful) -> None:
+async def test_a_request_counts_once(way: LossyRedisProxy) -> None:
     client = connect(way.url)
     quota = Quota(client, "bob", Limits(requests=3), StreamSlots(client, "r"))
     assert [(await quota.request())["x-ratelimit-remaining-requests"] for _ in range(3)] == ["2", "1", "0"]
@@ -184,7 +186,7 @@ async def test_a_request_counts_once(way: Forgetful) -> None:
     await client.aclose()
 
 
-async def test_an_answer_is_charged_once(way: Forgetful) -> None:
+async def test_an_answer_is_charged_once(way: LossyRedisProxy) -> None:
     client = connect(way.url)
     quota = Quota(client, "bob", Limits(tokens=100), StreamSlots(client, "r"))
     for before in (0, 60):
@@ -197,7 +199,7 @@ async def test_an_answer_is_charged_once(way: Forgetful) -> None:
     await client.aclose()
 
 
-async def test_what_earlier_versions_have_stored_is_counted_once(way: Forgetful) -> None:
+async def test_what_earlier_versions_have_stored_is_counted_once(way: LossyRedisProxy) -> None:
     client = connect(way.url)
     redis = Redis(port=way.target)
     redis.zadd(f"{keys.PREFIX}documents", {"doc_1": 1})
@@ -213,13 +215,13 @@ async def test_what_earlier_versions_have_stored_is_counted_once(way: Forgetful)
     await client.aclose()
 
 
-def test_nothing_was_counted_twice(forgotten: Server, way: Forgetful) -> None:
+def test_nothing_was_counted_twice(forgotten: Server, way: LossyRedisProxy) -> None:
     redis = Redis(port=way.target)
     counts = [name for name in redis.scan_iter("{everlong}:stored:*") if redis.type(name) == b"string"]
     assert counts
     assert [redis.get(name) for name in counts] == [b"0"] * len(counts), "all was deleted"
 
 
-def test_every_script_was_sent_again(way: Forgetful) -> None:
+def test_every_script_was_sent_again(way: LossyRedisProxy) -> None:
     """Else the tests above show nothing of it."""
     assert {SCRIPTS[digest] for digest in way.lost} == set(SCRIPTS.values()) - ELSEWHERE

@@ -1,4 +1,4 @@
-"""`Forgetful`: the way to a Redis whose answers get lost: it has done what it was asked, and nobody hears of it."""
+"""`LossyRedisProxy`: the way to a Redis whose answers get lost: it has done what it was asked, and nobody hears of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Self
 
 
-class Forgetful:
+class LossyRedisProxy:
     """A TCP proxy before a port of this machine, in a thread. It breaks a connection in place of the first answer to each script
     with each set of arguments: redis-py then sends it again. `lost`: how many answers."""
 

@@ -1,4 +1,4 @@
-"""`SearchOnlyTexts`: texts that are searched and not read."""
+"""`SearchCorpus`: texts that are searched and not read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passages
 
 
-class SearchOnlyTexts:
+class SearchCorpus:
     """What `Passages` wants of `Documents`, and no more. `passages`: to search them by."""
 
     def __init__(self, blobs: Blobs) -> None:
