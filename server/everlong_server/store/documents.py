@@ -1,4 +1,4 @@
-"""`Documents` and `Readings` in Redis."""
+"""`Documents`: uploaded documents and their readings, in Redis."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from everlong_server.store.records import (
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, all_keys
 from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
-from everlong_server.store.tenants.quota import MISSING_QUEUE, MISSING_ROOM, Quota, today
+from everlong_server.store.tenants.quota import OVER_BYTES, OVER_QUEUED, Quota, today
 from everlong_server.store.vault import Vault
 
-# KEYS: document, documents, document_readings, reading, jobs, stored, queued, and the upload and its parts that it is
-# made of, if it is
-# ARGV: document id, created, reading id, number of document fields n, bytes, most bytes or '', most queued or '',
-# n fields and values, then those of the reading
-# Returns 1, 0 (there already), -1 (the upload is not pending), -1001 (too many bytes), -1002 (too many queued)
+# Creates a document and queues its reading, and completes the upload that it is made of.
+# KEYS: document, documents, document_readings, reading, jobs, stored, queued; for a document made of an upload also the
+# upload and its parts
+# ARGV: document id, creation time, reading id, number of document fields n, bytes, limit of bytes or '', limit of queued
+# readings or '', n fields and values of the document, fields and values of the reading
+# Returns 1, 0 (exists already), -1 (the upload is not pending), -1001 (too many bytes), -1002 (too many queued)
 _CREATE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 if ARGV[6] ~= '' and tonumber(redis.call('GET', KEYS[6]) or 0) + tonumber(ARGV[5]) > tonumber(ARGV[6]) then return -1001 end
@@ -53,7 +54,8 @@ redis.call('XADD', KEYS[5], '*', 'reading', ARGV[3], 'tenant', redis.call('HGET'
 return 1
 """
 
-# Takes an id out of an index. Who lists and deletes goes on behind what was deleted: its place is kept for an hour.
+# Removes an id from an index. Keeps its score for an hour, so that a client can delete what it lists page by page and still
+# continue after a deleted id.
 REMOVE_FROM_INDEX = """
 local function take_out(index, id, deleted)
   local place = redis.call('ZSCORE', index, id)
@@ -62,9 +64,9 @@ local function take_out(index, id, deleted)
 end
 """
 
+# Deletes a document with every reading that involves it, since their states hold what it said.
 # KEYS: document, documents, document_readings, stored, deleted
-# ARGV: document id, prefix of reading keys, of document keys, of the tenant's queues
-# What the document's readings had learnt goes with them.
+# ARGV: document id, prefix of reading keys, prefix of document keys, prefix of the tenant's queues
 _DELETE = (
     REMOVE_FROM_INDEX
     + """
@@ -84,9 +86,10 @@ redis.call('DEL', KEYS[3])
 """
 )
 
+# Creates a reading. Queues it at once, or when its parent ends if that is still being read.
 # KEYS: reading, jobs, queued, then n pairs document, document_readings, then the parent reading and its children, if any
-# ARGV: reading id, most queued or '', n, fields and values of the reading
-# Returns 1 (created), 0 (there already), -k (the k-th document is gone), -1002 (too many queued)
+# ARGV: reading id, limit of queued readings or '', n, fields and values of the reading
+# Returns 1 (created), 0 (exists already), -k (the k-th document is gone), -1002 (too many queued)
 _ENSURE_READING = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 local last = 3 + 2 * ARGV[3]
@@ -106,8 +109,8 @@ end
 return 1
 """
 
-# KEYS: reading, fence. ARGV: by what it is claimed
-# Returns {token, attempts} of the one who may write now, or nothing if there is nothing to do.
+# KEYS: reading, fence. ARGV: claimant
+# Returns {token, attempts} for the claimant, who alone may write from now on; or nothing if the reading has ended or is gone.
 _CLAIM_READING = (
     CLAIMING
     + """
@@ -118,20 +121,21 @@ return claim(KEYS[1], KEYS[2], ARGV[1])
 """
 )
 
-# KEYS: reading. ARGV: token. What its owner could not try does not count.
+# KEYS: reading. ARGV: token. Sets the attempts back to 0 if the token is the current one.
 _UNTRY_READING = (
     "if redis.call('HGET', KEYS[1], 'fence') == ARGV[1] then redis.call('HSET', KEYS[1], 'attempts', 0) end"
 )
 
+# Writes a checkpoint. At the end of a reading, queues the readings that wait for it.
 # KEYS: reading, children, jobs, queued, tokens of the day
-# ARGV: token, expected version, 1 if this is the end, tokens read or '' if they are not counted, nonce of the write, fields
+# ARGV: token, expected version, 1 if the reading ends, tokens read or '' if they are not counted, nonce of the write, fields
 # and values
-# Returns the new version, 0 (the reading is gone), -1 (somebody else has it, or another write was quicker)
+# Returns the new version, 0 (the reading is gone), -1 (another reader has claimed it, or another write came first)
 _CHECKPOINT_READING = """
 local now = redis.call('HMGET', KEYS[1], 'fence', 'version', 'write')
 if not now[2] then return 0 end
 if now[1] ~= ARGV[1] then return -1 end
-if now[3] == ARGV[5] then return tonumber(now[2]) end -- sent again: its answer was lost
+if now[3] == ARGV[5] then return tonumber(now[2]) end -- a retry: the reply was lost
 if now[2] ~= ARGV[2] then return -1 end
 if ARGV[4] ~= '' then
   local more = tonumber(ARGV[4]) - tonumber(redis.call('HGET', KEYS[1], 'tokens') or 0)
@@ -170,21 +174,21 @@ return 1
 
 
 class StaleClaim(Exception):
-    """Somebody else has the reading now, it is gone, or not where it was: nothing was written, and nothing may be."""
+    """The claim on a reading no longer holds: another reader has it, it is gone, or its version changed. Nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingClaim:
-    """The right to write a reading. `attempts`: how often it was claimed since it last made progress."""
+    """The right to write a reading. `token`: the fencing token. `attempts`: claims since the reading last made progress."""
 
     token: int
     attempts: int
 
 
 class Documents:
-    """One tenant's documents, and the readings that models make of them. Another tenant's are not there.
+    """One tenant's documents and the readings of them. Documents of other tenants are not found.
 
-    `tenant` None: everybody's, for those who read and keep what others have uploaded.
+    `tenant` None: the documents of all tenants, for the server's own background work.
     """
 
     def __init__(self, redis: Client, tenant: str | None, quota: Quota, vault: Vault | None = None) -> None:
@@ -195,16 +199,17 @@ class Documents:
         self._quota = quota
 
     def of(self, tenant: str) -> Documents:
-        """The same for another tenant."""
+        """Return the documents of another tenant."""
         return Documents(self._redis, tenant, self._quota.of(tenant), self._vault)
 
     async def create(self, document: Document, model: str, *, upload: str | None = None, reserved: int = 0) -> bool:
-        """Stores the document and queues its reading by `model`, at once. Then it is acknowledged.
+        """Store the document and queue its reading by `model`, in one step. A document that exists already is left as it is.
 
-        `upload`: the one whose parts it is made of, which is completed with it, and of which `held` bytes are counted; False, and
-        nothing is stored, if that is not pending any more. Raises `RateLimited`. One that is there already is left as it is.
+        `upload`: the upload whose parts it is made of; it is completed in the same step. `reserved`: the bytes that the quota
+        already counts for that upload. Returns False, and stores nothing, if the upload is no longer pending. Raises
+        `RateLimited`.
         """
-        assert self._tenant is not None, "a document belongs to somebody"
+        assert self._tenant is not None, "creating a document takes a tenant"
         fields = flat(self._vault.sealed(document.fields()) | {"tenant": self._tenant})
         reading, limits = (
             Reading.fields(model, [document.id], self._tenant, current().traceparent),
@@ -221,17 +226,17 @@ class Documents:
             ],
             [
                 document.id, document.created_at, reading["id"], len(fields), document.text_offset + document.bytes,
-                _or_any(None if limits.bytes is None else limits.bytes + reserved), _or_any(limits.queued), *fields, *flat(reading),
+                _or_empty(None if limits.bytes is None else limits.bytes + reserved), _or_empty(limits.queued), *fields, *flat(reading),
             ],
         )  # fmt: skip
-        if done == MISSING_ROOM:
+        if done == OVER_BYTES:
             raise self._quota.no_room()
-        if done == MISSING_QUEUE:
+        if done == OVER_QUEUED:
             raise await self._quota.queue_full(model)
         return int(done) >= 0
 
     async def get(self, document_id: str) -> Document:
-        """Raises `NotFound`."""
+        """Return the document. Raises `NotFound`."""
         stored = await self._redis.hgetall(keys.document(document_id)) if is_id("doc", document_id) else None
         if not stored or self._foreign(stored.get(b"tenant")):
             raise _no_document(document_id, "document_id")
@@ -241,11 +246,11 @@ class Documents:
         return self._tenant is not None and belongs(tenant) != self._tenant
 
     async def exists(self, document_id: str) -> bool:
-        """Whether there is such a document, whoever's it is. Not for callers to know."""
+        """Whether the document exists for any tenant. The answer must not reach a client of another tenant."""
         return is_id("doc", document_id) and bool(await self._redis.exists(keys.document(document_id)))
 
     async def newest(self, limit: int, after: str | None) -> tuple[list[Document], bool]:
-        """Newest first, and whether there are more. `after`: the last id of the page before."""
+        """Return a page of documents, newest first, and whether more follow. `after`: the last id of the page before."""
         assert self._tenant is not None, "only a tenant has a list"
         ids, more = await page(self._redis, keys.documents(self._tenant), limit, after)
         async with self._redis.pipeline(transaction=False) as pipe:
@@ -254,10 +259,10 @@ class Documents:
             return [Document.of(self._vault.opened(stored)) for stored in await pipe.execute() if stored], more
 
     async def delete(self, document_id: str) -> None:
-        """Removes the document and all its readings. Raises `NotFound`."""
-        await self.get(document_id)  # whose it is never changes: it need not be one step
+        """Delete the document and all readings that involve it. Raises `NotFound`."""
+        await self.get(document_id)  # checks the tenant, which never changes: it need not be in the same step
         tenant = self._tenant
-        assert tenant is not None, "a document is deleted by its tenant"
+        assert tenant is not None, "deleting a document takes a tenant"
         await self._scripts.run(
             _DELETE,
             [
@@ -270,15 +275,17 @@ class Documents:
     # Readings
 
     async def ensure_reading(self, model: str, documents: Sequence[str]) -> str:
-        """The id of the reading of `documents` by `model`, queued now if there was none, with those it starts from.
+        """Return the id of the reading of `documents`, in this order, by `model`.
 
-        Raises `NotFound` naming the document that is not there, and `RateLimited`.
+        Creates and queues it if it does not exist, with the readings of the shorter sequences that it starts from. Raises
+        `NotFound`, which names the missing document, and `RateLimited`.
         """
-        assert self._tenant is not None, "a reading belongs to somebody"
-        most = _or_any(self._quota.limits.queued)
+        assert self._tenant is not None, "creating a reading takes a tenant"
+        queue_limit = _or_empty(self._quota.limits.queued)
         for document_id in documents:
-            there = is_id("doc", document_id)
-            if not there or self._foreign(await self._redis.hget(keys.document(document_id), "tenant")):
+            if not is_id("doc", document_id) or self._foreign(
+                await self._redis.hget(keys.document(document_id), "tenant")
+            ):
                 raise _no_document(document_id, "documents")
         for n in range(1, len(documents) + 1):
             fields = Reading.fields(model, documents[:n], self._tenant, current().traceparent)
@@ -290,18 +297,18 @@ class Documents:
                     keys.reading(str(fields["id"])), keys.jobs(model), keys.queued(self._tenant, model), *pairs,
                     *([keys.reading(parent), keys.reading_children(parent)] if parent else []),
                 ],
-                [fields["id"], most, n, *flat(fields)],
+                [fields["id"], queue_limit, n, *flat(fields)],
             )  # fmt: skip
-            if done == MISSING_QUEUE:
+            if done == OVER_QUEUED:
                 raise await self._quota.queue_full(model)
             if done == 1:
-                most = ""  # what follows waits for this one: they are read one after the other
+                queue_limit = ""  # the longer sequences wait for this one, so together they take one place in the queue
             if done < 0:
                 raise _no_document(documents[-int(done) - 1], "documents")
         return reading_id(model, documents)
 
     async def reading(self, id: str, *, with_state: bool = False) -> Reading | None:
-        """The reading, or None; its state only if asked for."""
+        """Return the reading, or None. `with_state`: also fetch its state."""
         if with_state:
             stored = await self._redis.hgetall(keys.reading(id))
             return Reading.of(self._vault.opened(stored)) if stored else None
@@ -310,18 +317,19 @@ class Documents:
         return Reading.of(self._vault.opened(stored)) if stored else None
 
     async def claim(self, id: str, by: str) -> ReadingClaim | None:
-        """The right to write the reading from now on, taken from whoever had it; None if it is done or gone. The same `by`
-        again has the same right, as long as nobody else has claimed it."""
+        """Claim the reading for the claimant `by`, ending any earlier claim. Returns None if the reading has ended or is gone.
+
+        A retry with the same `by` returns the same claim, unless another claimant came in between.
+        """
         result = await self._scripts.run(_CLAIM_READING, [keys.reading(id), keys.FENCE], [by])
         return ReadingClaim(int(result[0]), int(result[1])) if result else None
 
     async def reset_attempts(self, id: str, claim: ReadingClaim) -> None:
-        """What was tried with `claim` is not counted, nor what was before."""
+        """Set the attempts back to 0: the attempt under `claim` failed for a reason outside the reading."""
         await self._scripts.run(_UNTRY_READING, [keys.reading(id)], [claim.token])
 
     async def holder(self, id: str) -> tuple[int, str] | None:
-        """The token that the reading is being read with, and by what it was claimed, "" if that is not known; None if
-        nobody reads it."""
+        """Return the fencing token and the claimant of the reading; None if nobody reads it. The claimant is "" if unknown."""
         status, fence, claim = await self._redis.hmget(keys.reading(id), "status", "fence", "claim")
         if status != b"reading":
             return None
@@ -331,10 +339,11 @@ class Documents:
     async def checkpoint(
         self, reading: Reading, claim: ReadingClaim, cursor: Cursor, state: bytes | None, **more: Any
     ) -> int:
-        """Writes state and cursor together; the new version. Raises `StaleClaim`, having written nothing: also if an earlier
-        write, of which nobody waited for the end, came between.
+        """Write state and cursor together, and return the new version.
 
-        `more`: fields that end the reading (`status`, `error`, `state_digest`, …); then those that wait for it are queued.
+        `more`: fields that end the reading (`status`, `error`, `state_digest`, …); readings that wait for it are then queued.
+        Raises `StaleClaim`, having written nothing, if the claim was lost or `reading.version` is no longer current. The
+        version also changes when an earlier write lands late, after its caller stopped waiting.
         """
         fields: dict[str, Any] = {
             "offset": cursor.offset, "bytes": cursor.bytes, "skip": cursor.skip, "tokens": cursor.tokens, "position": cursor.position,
@@ -358,7 +367,7 @@ class Documents:
         )  # fmt: skip
         if version <= 0:
             raise StaleClaim(
-                f"reading {reading.id} is {'gone' if version == 0 else 'in other hands, or not where it was'}"
+                f"reading {reading.id} is {'gone' if version == 0 else 'claimed by another reader, or changed meanwhile'}"
             )
         return int(version)
 
@@ -369,8 +378,8 @@ _FACTS = [
 ]  # fmt: skip
 
 
-def _or_any(limit: int | None) -> int | str:
-    """As scripts have it."""
+def _or_empty(limit: int | None) -> int | str:
+    """A limit as a script's argument: "" is none."""
     return "" if limit is None else limit
 
 
@@ -397,20 +406,22 @@ async def adopt(redis: Client) -> None:
 
 
 async def page(redis: Client, index: str, limit: int, after: str | None) -> tuple[list[str], bool]:
-    """Ids of an index, newest first, and whether there are more. `after` may have been deleted meanwhile. Raises `NotFound` for
-    one that is unknown."""
+    """Return at most `limit` ids of an index, newest first, and whether more follow.
+
+    `after`: the id to continue after; it may have been deleted within the last hour. Raises `NotFound` if it is unknown.
+    """
     start = 0
     if after is not None:
         rank = await redis.zrevrank(index, after)
-        start = await _behind_deleted(redis, index, after) if rank is None else int(rank) + 1
+        start = await _rank_after_deleted(redis, index, after) if rank is None else int(rank) + 1
     members = await redis.zrevrange(index, start, start + limit)
     return [member.decode() for member in members[:limit]], len(members) > limit
 
 
-async def _behind_deleted(redis: Client, index: str, after: str) -> int:
-    place = await redis.get(keys.deleted(index, after))
-    if place is None:
-        raise NotFound(f"no object {after!r} to continue after", param="after")
-    newer = await redis.zcount(index, f"({place.decode()}", "+inf")
-    beside = await redis.zrangebyscore(index, place, place)  # of one moment: by their ids
-    return int(newer) + sum(member > after.encode() for member in beside)
+async def _rank_after_deleted(redis: Client, index: str, after: str) -> int:
+    score = await redis.get(keys.deleted(index, after))
+    if score is None:
+        raise NotFound(f"`after`: no object {after!r} to continue after", param="after")
+    newer = await redis.zcount(index, f"({score.decode()}", "+inf")
+    same_score = await redis.zrangebyscore(index, score, score)  # Redis orders these by id
+    return int(newer) + sum(member > after.encode() for member in same_score)

@@ -1,4 +1,4 @@
-"""`rotate`: seals everything that is stored with the vault's first key, whatever it is sealed with, or if it is not."""
+"""`rotate`: encrypts everything in the store with the vault's first key, whether it is encrypted with another key or not at all."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.vault import FIELDS, MESSAGES, Vault
 
 UNFINISHED = b"unfinished"
-"""The mark of a store of which a part is sealed and a part is not."""
+"""The mark of a store that is encrypted only in part."""
 
-# KEYS: a hash, or a list. ARGV: field or index, value that it has, value that it is to have. Returns 1, or 0: it has another.
+# Replaces a value, unless it has changed. KEYS: a hash or a list. ARGV: field or index, expected value, new value
+# Returns 1, or 0 if the value is not the expected one.
 _EXCHANGE = """
 if redis.call('TYPE', KEYS[1])['ok'] == 'list' then
   if redis.call('LINDEX', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
@@ -30,14 +31,14 @@ return 1
 
 @dataclass(slots=True)
 class RotationCounts:
-    """How many were sealed anew."""
+    """How many values of Redis and how many blobs were encrypted anew."""
 
     values: int = 0
     blobs: int = 0
 
 
 async def has_sealable_values(redis: Client) -> bool:
-    """Whether anything is stored that a vault would have sealed."""
+    """Whether Redis stores any value that a vault encrypts."""
     for key in filter(keys.sealed, await all_keys(redis, f"{keys.PREFIX}*")):
         kind = await redis.type(key)
         if kind == b"list" or (kind == b"hash" and any(await redis.hmget(key, *FIELDS))):
@@ -46,8 +47,10 @@ async def has_sealable_values(redis: Client) -> bool:
 
 
 async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> RotationCounts:
-    """Seals what is not sealed with the first key. Servers may run meanwhile that have all keys, if what is stored was
-    sealed before. What breaks off can be begun again. Raises `VaultError`, `Damaged` and `KeyMissing`.
+    """Encrypt everything that is not encrypted with the vault's first key.
+
+    Servers that have all keys may keep running, unless the store was not encrypted before. An interrupted rotation can be
+    run again. Raises `VaultError`, `Damaged` and `KeyMissing`.
     """
     mark = await redis.get(keys.VAULT)
     if mark is None:
@@ -57,17 +60,17 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> RotationCounts:
     done = RotationCounts()
     scripts = Scripts(redis)
 
-    async def exchange(key: bytes, place: str | int, value: bytes, what: str) -> bool:
-        """Whether there was anything to do."""
+    async def exchange(key: bytes, field: str | int, value: bytes, purpose: str) -> bool:
+        """Whether the value needed encrypting."""
         if vault.seals_with(value) == vault.first:
             return False
-        plain = value if vault.seals_with(value) is None else vault.unseal(value, what)
-        # One that was changed meanwhile was sealed by who changed it.
-        done.values += await scripts.run(_EXCHANGE, [key.decode()], [place, value, vault.seal(plain, what)])
+        plain = value if vault.seals_with(value) is None else vault.unseal(value, purpose)
+        # If a server changed the value meanwhile, that server has encrypted it.
+        done.values += await scripts.run(_EXCHANGE, [key.decode()], [field, value, vault.seal(plain, purpose)])
         return True
 
     async def values() -> AsyncIterator[tuple[bytes, str | int, bytes, str]]:
-        """Key, place in it, value, and what it is sealed as."""
+        """Yield each sealed value: its key, its field or index, the value, and its purpose."""
         for key in filter(keys.sealed, await all_keys(redis, f"{keys.PREFIX}*")):
             kind = await redis.type(key)
             if kind == b"hash":
@@ -79,16 +82,16 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> RotationCounts:
                     if (value := await redis.lindex(key, index)) is not None:
                         yield key, index, value, MESSAGES
 
-    # A server copies values as they are sealed (a fork, say), also to where was just looked: once more, until all is done.
+    # A server may copy an old value (by a fork, say) to a key that was visited already: repeat until nothing is left.
     while any([await exchange(*value) async for value in values()]):
         pass
     for name in await asyncio.to_thread(blobs.names):
-        there = await redis.exists(owner := keys.blob_owner(name.split(".", 1)[0]))
+        had_owner = await redis.exists(owner := keys.blob_owner(name.split(".", 1)[0]))
         try:
             done.blobs += await asyncio.to_thread(blobs.reseal, name)
         except FileNotFoundError:  # deleted since it was listed
             continue
-        if there and not await redis.exists(owner):  # deleted while it was written
+        if had_owner and not await redis.exists(owner):  # its document was deleted while the blob was written
             await blobs.delete(name)
     await redis.set(keys.VAULT, vault.mark())
     return done

@@ -56,7 +56,7 @@ async def test_a_dead_replicas_job_is_taken_over_by_one(url: str) -> None:
     await dead.deregister()
     taken = await asyncio.gather(*(jobs.next(10) for jobs in (a, b) for _ in range(4)))
     assert [job for job in taken if job is not None] == [job]
-    await (a if job.entry in a._held else b).done(job)
+    await (a if job.entry in a._working else b).done(job)
     assert await redis.xlen(keys.jobs(MODEL)) == 0
     await redis.aclose()
 
@@ -444,7 +444,7 @@ async def test_a_bucket_that_is_away_is_no_error_of_the_text(
         await blobs.create(new_id("doc"))
     assert not await has_matching_store_id(redis, blobs)
     assert file.read() == b"text"
-    monkeypatch.setattr(type(file._what), "read", Bucket._reach)
+    monkeypatch.setattr(type(file._wrapped), "read", Bucket._reach)
     with pytest.raises(OSError, match="BucketAwayError"):
         file.read()
     await redis.aclose()

@@ -1,4 +1,4 @@
-"""Where Redis is, and what its keys are called."""
+"""Addresses of Redis, its client, and the names of keys."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def test_where_redis_is() -> None:
     [
         ("http://secret@a", "redis://"),
         ("redis+ring://:secret@a", "redis+ring"),
-        ("redis+sentinel://:secret@a:1", "names the service"),
+        ("redis+sentinel://:secret@a:1", "must have a service name"),
         ("redis+sentinel://:secret@a:1/main/first", "/SERVICE/NUMBER"),
-        ("redis+cluster://:secret@a:1/1", "one database"),
+        ("redis+cluster://:secret@a:1/1", "only one database"),
         ("redis+cluster://:secret@,b", "HOST:PORT"),
     ],
 )
@@ -77,7 +77,7 @@ async def test_keys_of_before_get_their_names_of_today(redis_url: str) -> None:
 async def test_a_write_that_has_no_copy_is_no_answer(redis_url: str) -> None:
     redis = connect(redis_url, copies=1)
     await redis.flushall()
-    with pytest.raises(RedisConnectionError, match="0 replicas of Redis have the write, and 1 should"):
+    with pytest.raises(RedisConnectionError, match="0 Redis replicas have the write, 1 are required"):
         await Scripts(redis).run(scripts.STORE, ["{everlong}:session:a"], ["", "", "", "id", "a"])
     await redis.flushall()
     await redis.aclose()
@@ -85,7 +85,7 @@ async def test_a_write_that_has_no_copy_is_no_answer(redis_url: str) -> None:
 
 @pytest.mark.parametrize("by", ["uvloop", "another task"])
 def test_a_connection_that_was_closed_meanwhile_is_made_anew(by: str) -> None:
-    """A RuntimeError of uvloop's, or an AttributeError, was an error of the server's own, 500, as a cluster failed over."""
+    """During a failover, a RuntimeError from uvloop or an AttributeError must not become a 500 of the server."""
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         embedded = EmbeddedRedis(Path(folder))
         embedded.start()
@@ -113,7 +113,7 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew(by: str) -> None:
 
 
 def test_a_task_that_is_cancelled_while_it_asks_redis_ends(redis_url: str) -> None:
-    """Whenever that is. On Python 3.11 some went on for ever: they had just sent their command."""
+    """Cancelled at any moment. On Python 3.11 a task that had just sent its command kept running for ever."""
     tasks_at_once, rounds = 20, 40
 
     async def asks(client: Client) -> None:
