@@ -1,4 +1,4 @@
-"""Jobs change hands once; what is left behind is taken up; nothing of others is touched."""
+"""Jobs: each has one owner; jobs of dead replicas are taken over. Blobs: sweeps and the store ID."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ async def test_a_dead_replicas_job_is_taken_over_by_one(url: str) -> None:
 
 
 async def held(redis: Client) -> dict[bytes, bytes]:
-    """Who has what: entries and replicas."""
+    """Return the replica that owns each entry."""
     pending = await redis.xpending_range(keys.jobs(MODEL), keys.READERS, "-", "+", 1000)
     return {item["message_id"]: item["consumer"] for item in pending}
 
 
-async def test_what_another_replica_has_taken_over_is_that_ones(url: str) -> None:
-    """The one that was stalled removed it, or queued it again, under the hands of the other."""
+async def test_a_job_that_another_replica_took_over_is_left_alone(url: str) -> None:
+    """A stalled replica must not remove or requeue a job that another replica is working on."""
     redis = connect(url)
     await redis.flushall()
     stalled, other = (Jobs(redis, MODEL, name, 60.0) for name in ("stalled", "other"))
@@ -89,7 +89,7 @@ async def test_what_another_replica_has_taken_over_is_that_ones(url: str) -> Non
 
 
 async def test_a_job_that_is_put_back_twice_is_there_once(url: str) -> None:
-    """As whoever does not hear the answer sends it."""
+    """Requeueing is retried if its reply is lost."""
     redis = connect(url)
     await redis.flushall()
     jobs = Jobs(redis, MODEL, "a", 60.0)
@@ -104,8 +104,8 @@ async def test_a_job_that_is_put_back_twice_is_there_once(url: str) -> None:
     assert later is not None
     assert (later.id, later.fields) == (job.id, job.fields)
     await jobs.done(job)
-    assert await redis.xlen(keys.jobs(MODEL)) == 1, "the entry before says nothing of this one"
-    await redis.xdel(keys.jobs(MODEL), later.entry)  # as servers of before do it whose job it was no more
+    assert await redis.xlen(keys.jobs(MODEL)) == 1, "ending the old entry does not end the new one"
+    await redis.xdel(keys.jobs(MODEL), later.entry)  # deleted by hand
     await jobs.requeue(later)
     assert await redis.xlen(keys.jobs(MODEL)) == 0
     assert await held(redis) == {}
@@ -113,7 +113,7 @@ async def test_a_job_that_is_put_back_twice_is_there_once(url: str) -> None:
 
 
 async def test_of_two_entries_for_one_job_a_replica_does_one(url: str) -> None:
-    """Its readers took it from each other until the document was given up."""
+    """Two workers of one replica would take it from each other until the document is given up."""
     redis = connect(url)
     await redis.flushall()
     jobs = Jobs(redis, MODEL, "a", 60.0)
@@ -125,7 +125,7 @@ async def test_of_two_entries_for_one_job_a_replica_does_one(url: str) -> None:
     assert await jobs.next(10) is None
     assert await held(redis) == {job.entry.encode(): b"a"}
     assert await redis.xlen(keys.jobs(MODEL)) == 1
-    # It was put back, and its reader has not heard of it yet: the new entry is all that there is.
+    # The job was requeued, and its worker does not know yet: only the new entry is left.
     await Jobs(redis, MODEL, "a", 60.0).requeue(job)
     again = await jobs.next(10)
     assert again is not None
@@ -135,7 +135,7 @@ async def test_of_two_entries_for_one_job_a_replica_does_one(url: str) -> None:
     await redis.aclose()
 
 
-async def test_what_the_dead_left_is_found_behind_whatever_the_living_have(url: str) -> None:
+async def test_jobs_of_dead_replicas_are_found_after_any_number_of_jobs_of_living_ones(url: str) -> None:
     redis = connect(url)
     await redis.flushall()
     alive, dead, idle = (Jobs(redis, MODEL, name, 60.0) for name in ("alive", "dead", "idle"))
@@ -215,8 +215,8 @@ async def test_whoever_waits_for_a_job_has_it_when_it_comes(url: str) -> None:
     await other.aclose()
 
 
-async def test_takers_that_are_dead_and_hold_nothing_are_forgotten(url: str) -> None:
-    """Every start of a server has a name of its own."""
+async def test_dead_consumers_without_entries_are_removed(url: str) -> None:
+    """Each start of a server adds a consumer under a new name."""
     redis = connect(url)
     await redis.flushall()
     for name in ("idle", "alive", "holds"):
@@ -284,7 +284,7 @@ async def test_a_redis_and_a_blob_store_know_each_other(
 async def test_an_empty_folder_in_place_of_the_blob_store_is_none(
     url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A volume that is not mounted. Its texts are only away as long as no word says that this is the store."""
+    """A volume that is not mounted. Readings wait for its texts as long as the folder has no store ID."""
     redis, blobs = connect(url), Blobs(f"file://{tmp_path}/blobs")
     await redis.flushall()
     assert await has_matching_store_id(redis, blobs)
@@ -299,12 +299,12 @@ async def test_an_empty_folder_in_place_of_the_blob_store_is_none(
     (tmp_path / "blobs").rmdir()
     (tmp_path / "volume").rename(tmp_path / "blobs")
     assert await has_matching_store_id(redis, blobs)
-    # Whoever deletes the word of a store that holds texts means it, whatever Redis knows.
+    # An operator who deletes the store ID of a store with texts confirms that the store is the right one.
     await redis.set(keys.STORE, "another")
     assert not await has_matching_store_id(redis, blobs)
     (tmp_path / "blobs" / Blobs.STORE_ID_FILE).unlink()
     assert await has_matching_store_id(redis, blobs)
-    # And nobody waits for texts of which there are none.
+    # Without documents in Redis, an empty store is a new one.
     await redis.delete(keys.documents("ann"))
     assert await has_matching_store_id(redis, Blobs(f"file://{tmp_path}/new"))
     await redis.aclose()
@@ -339,7 +339,7 @@ def set_of(*names: str) -> Any:
 
 
 async def test_a_sweep_goes_by_the_clock_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server whose clock is an hour ahead must not take what another one receives at this moment for old."""
+    """A server whose clock is two hours ahead must not delete what another server is receiving."""
 
     class Ahead(datetime):
         @classmethod
@@ -358,11 +358,11 @@ async def test_a_sweep_goes_by_the_clock_of_the_files(tmp_path: Path, monkeypatc
 
 
 class BucketAwayError(Exception):
-    """As libraries of stores elsewhere have them: no OSError."""
+    """An error as remote file systems raise it: no OSError."""
 
 
 class Bucket(MemoryFileSystem):  # type: ignore[misc]
-    """Keeps what it has listed, as that of S3 does; each of them is another server's. It may be `away`."""
+    """Caches listings, like the file system for S3; each instance is another server's. `away`: it cannot be reached."""
 
     protocol = "everlong-bucket"
     cachable = False

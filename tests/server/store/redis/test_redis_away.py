@@ -1,4 +1,4 @@
-"""Redis goes away and comes back: 503 meanwhile, nothing lost, and all goes on."""
+"""Redis fails and comes back: requests get 503 meanwhile, nothing is lost, and work continues."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_an_embedded_redis_that_ends_by_itself_is_started_again(new_server) -> N
     server.kill9()
     server.start()
     assert server.document(document["id"]) == document
-    # And looks after it as after its own.
+    # And restarts it like one of its own.
     psutil.Process(server.redis.info("server")["process_id"]).kill()
     wait_for(lambda: server.log.read_text().count("it is started again") == 2)
     wait_for(lambda: server.http.get("/readyz").status_code == 200)
@@ -144,7 +144,7 @@ def test_an_embedded_redis_that_ends_by_itself_is_started_again(new_server) -> N
 
 
 def test_an_empty_redis_does_not_cost_the_texts(new_server) -> None:
-    """Whoever lost it, or named the wrong one, finds them all once it is back."""
+    """With an empty or a wrong Redis no text is deleted, so all documents are back when Redis is."""
     server = new_server().start()
     document = server.read("Alice was beginning to get very tired.")
     server.kill9()
@@ -166,7 +166,7 @@ def test_an_empty_redis_does_not_cost_the_texts(new_server) -> None:
 
 
 def redis_of(server) -> bool:
-    """Whether one still answers on the server's socket."""
+    """Whether a Redis still answers on the server's socket."""
     try:
         return bool(server.redis.ping())
     except redis.exceptions.RedisError:
@@ -254,7 +254,7 @@ async def full(own_redis: OwnRedis) -> AsyncIterator[tuple[Any, Callable[[int], 
 
 
 async def test_a_redis_that_is_full_counts_requests_and_knows_who_lives(full: Any) -> None:
-    """Else nothing could be deleted, and all replicas were dead."""
+    """Otherwise nothing could be deleted, and all replicas would seem dead."""
     client, limit = full
     jobs = Jobs(client, "model", "r1", 60.0)
     await jobs.heartbeat()

@@ -1,4 +1,4 @@
-"""What a tenant may use: counted in Redis, so that replicas agree, and told in headers."""
+"""The limits of a tenant: counted in Redis, so that replicas agree, and reported in headers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def document(size: int = 10) -> Document:
 
 
 async def finish(store: Documents, reading_id: str, status: str = "ready", tokens: int = 7) -> None:
-    """What a reader does at the end."""
+    """End a reading, as a reader does."""
     reading, claim = await store.reading(reading_id), await store.claim(reading_id, "reader")
     assert reading is not None
     assert claim is not None
@@ -108,8 +108,8 @@ async def test_without_limits_nothing_is_counted(redis: Client) -> None:
 # Streams
 
 
-async def test_a_place_that_redis_gives_late_is_given_back(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was asked for on a connection that broke, and is heard of when its answer has ended."""
+async def test_a_slot_that_redis_takes_late_is_released(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that was sent on a broken connection takes the slot only after the answer has ended."""
     tenant, run, late = quota(redis, streams=2), Scripts.run, list[Any]()
     await redis.set(keys.replica("r1"), 1, px=60_000)
 
@@ -149,7 +149,7 @@ async def test_streams_are_counted_across_replicas(redis: Client) -> None:
     assert await redis.exists(keys.streams("ann")) == 0
 
 
-async def test_a_slot_that_could_not_be_given_back_is_later(redis: Client) -> None:
+async def test_a_slot_that_could_not_be_released_is_released_later(redis: Client) -> None:
     class Away:
         """A Redis that is away for a moment."""
 
@@ -172,8 +172,8 @@ async def test_a_slot_that_could_not_be_given_back_is_later(redis: Client) -> No
     assert await redis.scard(keys.streams("ann")) == 0
 
 
-async def test_a_slot_that_was_taken_without_anybody_being_told_is_given_back(redis: Client, monkeypatch: Any) -> None:
-    """The script was carried out, and its answer got lost; or the request was cancelled meanwhile."""
+async def test_a_slot_whose_reply_was_lost_is_released(redis: Client, monkeypatch: Any) -> None:
+    """The script took the slot, but its reply was lost, or the request was cancelled meanwhile."""
     from redis.exceptions import ConnectionError as Lost
 
     tenant, run = quota(redis, streams=1), Scripts.run
@@ -218,7 +218,7 @@ async def test_bytes_are_counted_in_the_step_that_stores_them(redis: Client) -> 
     assert int(await redis.get(keys.stored("ann"))) == 25
 
 
-async def test_what_ends_by_itself_is_counted_until_it_does(redis: Client) -> None:
+async def test_reserved_bytes_are_counted_until_the_reservation_ends(redis: Client) -> None:
     tenant = quota(redis, bytes=100)
     await tenant.reserve("resp_1", 60, 1000)
     await tenant.reserve("resp_1", 60, 1000)  # sent again
@@ -359,7 +359,7 @@ async def test_an_answer_is_charged_however_it_ends(redis: Client) -> None:
 
 
 async def test_an_answer_is_charged_whose_caller_left(redis: Client) -> None:
-    """Then a stream's task is cancelled, and again wherever it awaits anything."""
+    """The stream's task is then cancelled, and again at every await."""
     tenant = quota(redis, "eve", tokens=100, streams=1)
     await redis.set(keys.replica("r1"), 1, px=60_000)
     with anyio.CancelScope() as scope:

@@ -1,4 +1,4 @@
-"""Passages: how a text is cut, indexed and searched."""
+"""Passages: cutting a text, indexing and searching it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Shelf:
         return document.id
 
     def ask(self, question: str, *documents: str, before: str | None = None, limit: int = 8) -> list[Passage]:
-        """What a question is answered with, if tokens are no matter."""
+        """Return the passages that a question is answered with, without a limit of tokens."""
         words = words_of(question, before)
         found = asyncio.run(self.passages.search(documents or tuple(self.documents), words, limit)) if words else []
         return choose(found, "", 10_000, len)[0]
@@ -129,7 +129,7 @@ def test_what_is_asked_for_is_found(shelf: Shelf, question: str, words: str) -> 
 
 
 def test_the_stretch_that_has_most_is_found_whole(tmp_path: Path) -> None:
-    """Who "he" is and what he did stand in different passages, between them one that has nothing of what is asked for."""
+    """Who "he" is and what he did are in different passages, with a passage between them that has none of the query's words."""
     shelf = Shelf(f"file://{tmp_path}")
     filler = ["It rained on the roofs of the town that day and for as long as anybody there could tell. " * 4] * 40
     told = list(filler)
@@ -362,7 +362,7 @@ def test_an_index_is_mapped_and_not_copied(tmp_path: Path) -> None:
 
 
 def cpu_seconds(work: Callable[[], object], times: int = 5) -> float:
-    """Of this process, at best."""
+    """The least CPU seconds of several runs in this process."""
     seconds = []
     for _ in range(times):
         start = time.process_time()
@@ -372,7 +372,7 @@ def cpu_seconds(work: Callable[[], object], times: int = 5) -> float:
 
 
 def test_a_long_text_is_indexed_in_proportion_and_searched_in_less(tmp_path: Path) -> None:
-    """Ten megabytes against one. With the square of its length an index would take a hundred times as long."""
+    """Ten megabytes against one. If indexing took quadratic time, it would take a hundred times as long."""
     shelf, whole = Shelf(f"file://{tmp_path}"), ((NOVEL.read_text() + ALICE) * 30)[:10_000_000]
     usual = words_of("What did the Red Queen say to Alice about the white knight in the house at night?", None)
     endless = words_of("孔子住在哪里" * 3000 + "".join(map(chr, range(0x4E00, 0x9000))), NOVEL.read_text())
