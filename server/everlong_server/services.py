@@ -30,7 +30,7 @@ from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.settings import Settings
 from everlong_server.store.chats import Chats
-from everlong_server.store.documents import Documents, adopt
+from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecords
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import DEFAULT_TENANT, now
@@ -176,7 +176,6 @@ async def _answered(redis_url: str, settings: Settings, ask: Callable[[Client], 
     try:
         while True:
             try:
-                await adopt(redis)  # what earlier versions have stored is looked at under its names of today
                 return await ask(redis)
             except RedisError as error:
                 log.warning("redis is away, start waits: %s", error)
@@ -248,7 +247,6 @@ async def running(
         alone = settings.redis_url is None
         while True:
             try:
-                await adopt(redis)  # before anything is written under a name of today
                 await jobs.prepare(alone=alone)
                 await unwatched.prepare(alone=False)
                 # Nobody else can be uploading here; and a blob store elsewhere may be away, which is no reason not to start.

@@ -8,22 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import ResponseError
-
 from everlong_server.errors import NotFound
 from everlong_server.observability.tracing import current
 from everlong_server.store.records import (
-    DEFAULT_TENANT,
     Cursor,
     Document,
     Reading,
-    belongs,
     is_id,
     pack_tokens,
     reading_id,
 )
 from everlong_server.store.redis import keys
-from everlong_server.store.redis.connection import Client, all_keys
+from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
 from everlong_server.store.tenants.quota import OVER_BYTES, OVER_QUEUED, Quota, today
 from everlong_server.store.vault import Vault
@@ -157,22 +153,6 @@ return redis.call('HINCRBY', KEYS[1], 'version', 1)
 """
 
 
-# KEYS: index of before, the tenant's, stored. ARGV: prefix of the keys of those whose bytes are to be counted, or ''
-# The index that is gone says that it was done.
-_ADOPT = """
-if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
-local bytes = 0
-for _, id in ipairs(ARGV[1] ~= '' and redis.call('ZRANGE', KEYS[1], 0, -1) or {}) do
-  local size = redis.call('HMGET', ARGV[1] .. id, 'bytes', 'text_offset')
-  bytes = bytes + (tonumber(size[1]) or 0) + (tonumber(size[2]) or 0)
-end
-redis.call('ZUNIONSTORE', KEYS[2], 2, KEYS[2], KEYS[1], 'AGGREGATE', 'MAX')
-redis.call('DEL', KEYS[1])
-if bytes > 0 then redis.call('INCRBY', KEYS[3], string.format('%.0f', bytes)) end
-return 1
-"""
-
-
 class StaleClaim(Exception):
     """The claim on a reading no longer holds: another reader has it, it is gone, or its version changed. Nothing was written."""
 
@@ -243,7 +223,8 @@ class Documents:
         return Document.of(self._vault.opened(stored))
 
     def _foreign(self, tenant: bytes | None) -> bool:
-        return self._tenant is not None and belongs(tenant) != self._tenant
+        """Whether a stored `tenant` is another one, or missing since there is no such document."""
+        return tenant is None or (self._tenant is not None and tenant.decode() != self._tenant)
 
     async def exists(self, document_id: str) -> bool:
         """Whether the document exists for any tenant. The answer must not reach a client of another tenant."""
@@ -329,12 +310,11 @@ class Documents:
         await self._scripts.run(_UNTRY_READING, [keys.reading(id)], [claim.token])
 
     async def holder(self, id: str) -> tuple[int, str] | None:
-        """Return the fencing token and the claimant of the reading; None if nobody reads it. The claimant is "" if unknown."""
+        """Return the fencing token and the claimant of the reading; None if nobody reads it."""
         status, fence, claim = await self._redis.hmget(keys.reading(id), "status", "fence", "claim")
         if status != b"reading":
             return None
-        by, _, token = (claim or b"").rpartition(b":")
-        return int(fence), by.decode() if token == fence else ""
+        return int(fence), claim.decode().rpartition(":")[0]
 
     async def checkpoint(
         self, reading: Reading, claim: ReadingClaim, cursor: Cursor, state: bytes | None, **more: Any
@@ -385,24 +365,6 @@ def _or_empty(limit: int | None) -> int | str:
 
 def _no_document(document_id: str, param: str) -> NotFound:
     return NotFound(f"no document {document_id[:64]!r}", param=param, code="document_not_found")
-
-
-async def adopt(redis: Client) -> None:
-    """Gives what earlier versions have stored its names of today.
-
-    Keys that did not name their slot get names that do; the lists of before there were tenants become the default tenant's.
-    """
-    old = keys.PREFIX.replace("{", "").replace("}", "")
-    for key in await all_keys(redis, f"{old}*"):
-        try:
-            await redis.renamenx(key, keys.PREFIX.encode() + key.removeprefix(old.encode()))
-        except ResponseError:
-            if await redis.exists(key):  # else another replica has renamed it, or it has expired
-                raise
-    scripts = Scripts(redis)
-    for name, new in (("documents", keys.documents(DEFAULT_TENANT)), ("sessions", keys.sessions(DEFAULT_TENANT))):
-        counted = keys.document("") if name == "documents" else ""
-        await scripts.run(_ADOPT, [f"{keys.PREFIX}{name}", new, keys.stored(DEFAULT_TENANT)], [counted])
 
 
 async def page(redis: Client, index: str, limit: int, after: str | None) -> tuple[list[str], bool]:

@@ -42,7 +42,7 @@ repeat
   local entries = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', 1000)
   for _, entry in ipairs(entries) do
     if not taken[entry[1]] then
-      local tenant = entry[2][4] or ''
+      local tenant = entry[2][4]
       turns[tenant] = turns[tenant] or tonumber(redis.call('HGET', KEYS[2], tenant) or 0)
       if not found or turns[tenant] < turns[owner] then found, owner = entry, tenant end
       if turns[owner] == 0 then break end

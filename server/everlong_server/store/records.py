@@ -33,11 +33,6 @@ def now() -> float:
     return time.time()
 
 
-def belongs(tenant: bytes | None) -> str:
-    """The tenant that a stored object's field `tenant` names."""
-    return DEFAULT_TENANT if tenant is None else tenant.decode()
-
-
 def reading_id(model: str, documents: Sequence[str]) -> str:
     """Return the id of the reading of that sequence of documents by the model with that fingerprint."""
     return hashlib.sha256(json.dumps([model, list(documents)]).encode()).hexdigest()[:32]
@@ -57,7 +52,7 @@ def unpack_tokens(blob: bytes) -> list[int]:
 class Document:
     """An uploaded text. `bytes`: its length in UTF-8. `text_offset`: the byte at which it starts, after a byte-order mark.
 
-    `digest`: SHA-256 of the blob, as hex. `format`: the file format that the text was converted from ("pdf", …); None for
+    `digest`: SHA-256 of the blob, as hex; None: not checked. `format`: the file format that the text was converted from ("pdf", …); None for
     plain text.
     """
 
@@ -86,8 +81,8 @@ class Document:
             bytes=int(stored[b"bytes"]),
             text_offset=int(stored[b"text_offset"]),
             created_at=float(stored[b"created_at"]),
-            digest=stored.get(b"digest", b"").decode() or None,
-            format=stored.get(b"format", b"").decode() or None,
+            digest=stored[b"digest"].decode() or None,
+            format=stored[b"format"].decode() or None,
         )
 
 
@@ -169,7 +164,7 @@ class Reading:
             state_bytes=int(stored.get(b"state_bytes", 0)),
             state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,
             error=json.loads(stored[b"error"]) if stored.get(b"error") else None,
-            tenant=belongs(stored.get(b"tenant")),
+            tenant=stored[b"tenant"].decode(),
             trace=stored.get(b"trace", b"").decode(),
         )
 

@@ -17,7 +17,6 @@ from everlong_server.store.documents import REMOVE_FROM_INDEX, page
 from everlong_server.store.records import (
     RecallChoice,
     Session,
-    belongs,
     is_id,
     new_id,
     now,
@@ -228,7 +227,7 @@ class Sessions:
         fields = (*_FACTS, b"state") if with_state else _FACTS
         values = await self._redis.hmget(keys.session(session_id), fields) if is_id("ses", session_id) else []
         stored = {field: value for field, value in zip(fields, values, strict=False) if value is not None}
-        if not stored or belongs(stored.get(b"tenant")) != self._tenant:
+        if not stored or stored[b"tenant"].decode() != self._tenant:
             raise _no_session(session_id)
         return Session.of(self._vault.opened(stored))
 

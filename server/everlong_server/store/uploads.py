@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from everlong_server.errors import NotFound, TooLarge
-from everlong_server.store.records import belongs, is_id
+from everlong_server.store.records import is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import STORE, Scripts, flat
@@ -104,7 +104,7 @@ class Uploads:
         stored = await self._redis.hgetall(keys.upload(upload_id)) if is_id("upload", upload_id) else None
         if stored:
             stored.pop(b"received", None)  # only `add` uses it
-        foreign = stored and self._tenant not in (None, belongs(stored.pop(b"tenant", None)))
+        foreign = stored and self._tenant not in (None, stored.pop(b"tenant").decode())
         if not stored or foreign or float(stored[b"expires_at"]) <= await self.moment():
             raise NotFound(
                 f"no upload {upload_id[:64]!r}: it was never created, or it has expired",

@@ -49,7 +49,7 @@ async def test_a_dead_replicas_job_is_taken_over_by_one(url: str) -> None:
     dead, a, b = (Jobs(redis, MODEL, name, 5.0) for name in ("dead", "a", "b"))
     for jobs in (dead, a, b):
         await jobs.prepare(alone=False)
-    await redis.xadd(keys.jobs(MODEL), {"reading": "r1"})
+    await redis.xadd(keys.jobs(MODEL), {"reading": "r1", "tenant": "t"})
     job = await dead.next(10)
     assert job is not None
     assert await a.next(10) is None, "its owner lives"
@@ -167,7 +167,7 @@ async def test_a_job_whose_delivery_got_lost_comes_again(url: str) -> None:
     await redis.flushall()
     jobs = Jobs(redis, MODEL, "a", 5.0)
     await jobs.prepare(alone=False)
-    await redis.xadd(keys.jobs(MODEL), {"reading": "r1"})
+    await redis.xadd(keys.jobs(MODEL), {"reading": "r1", "tenant": "t"})
     await redis.xreadgroup(keys.READERS, "a", {keys.jobs(MODEL): ">"})  # carried out, but nobody took it
     job = await jobs.next(10)
     assert job is not None
@@ -222,7 +222,7 @@ async def test_dead_consumers_without_entries_are_removed(url: str) -> None:
     for name in ("idle", "alive", "holds"):
         jobs = Jobs(redis, MODEL, name, 60.0)
         await jobs.prepare(alone=False)
-        await redis.xadd(keys.jobs(MODEL), {"reading": name})
+        await redis.xadd(keys.jobs(MODEL), {"reading": name, "tenant": "t"})
         job = await jobs.next(10)
         assert job is not None
         if name != "holds":

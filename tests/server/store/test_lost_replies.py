@@ -15,7 +15,7 @@ from redis import Redis
 from everlong_server import store
 from everlong_server.errors import RateLimited, Unauthenticated
 from everlong_server.store import documents, sessions
-from everlong_server.store.documents import Documents, adopt
+from everlong_server.store.documents import Documents
 from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import connect
@@ -200,22 +200,6 @@ async def test_an_answer_is_charged_once(proxy: LossyRedisProxy) -> None:
     with pytest.raises(RateLimited):
         await quota.require_tokens()
     assert 86_400 < await client.ttl(keys.tokens("bob", today())) <= 2 * 86_400
-    await client.aclose()
-
-
-async def test_what_earlier_versions_have_stored_is_counted_once(proxy: LossyRedisProxy) -> None:
-    client = connect(proxy.url)
-    redis = Redis(port=proxy.target)
-    redis.zadd(f"{keys.PREFIX}documents", {"doc_1": 1})
-    redis.hset(keys.document("doc_1"), mapping={"bytes": 5_000_000_000, "text_offset": 3})
-    stored = keys.stored(DEFAULT_TENANT)
-    before = int(redis.get(stored) or 0)
-    await adopt(client)
-    assert int(redis.get(stored)) - before == 5_000_000_003
-    assert redis.zscore(keys.documents(DEFAULT_TENANT), "doc_1") == 1
-    redis.decrby(stored, 5_000_000_003)
-    redis.zrem(keys.documents(DEFAULT_TENANT), "doc_1")
-    redis.delete(keys.document("doc_1"))
     await client.aclose()
 
 

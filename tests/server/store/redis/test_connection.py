@@ -12,7 +12,6 @@ import uvloop
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from everlong_server.settings import SettingsError, load_settings
-from everlong_server.store.documents import adopt
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import Address, Client, connect
 from everlong_server.store.redis.embedded import EmbeddedRedis
@@ -55,23 +54,6 @@ def test_what_is_no_address_is_refused_without_its_password(url: str, complaint:
 def test_all_keys_are_in_one_slot_of_a_cluster() -> None:
     tags = {re.search(r"\{(.+?)\}", kind.pattern).group(1) for kind in keys.KEYS}  # type: ignore[union-attr]
     assert tags == {"everlong"}
-
-
-async def test_keys_of_before_get_their_names_of_today(redis_url: str) -> None:
-    redis = connect(redis_url)
-    await redis.flushall()
-    await redis.hset("everlong:session:ses_1", "id", "ses_1")
-    await redis.xadd("everlong:jobs:m", {"reading": "r"})
-    await redis.set("everlong:fence", 41)
-    await redis.set("somebody:elses", 1)
-    await asyncio.gather(adopt(redis), adopt(connect(redis_url)))
-    await adopt(redis)
-    assert {key async for key in redis.scan_iter("*")} == {
-        b"{everlong}:session:ses_1", b"{everlong}:jobs:m", b"{everlong}:fence", b"somebody:elses",
-    }  # fmt: skip
-    assert await redis.xlen("{everlong}:jobs:m") == 1
-    await redis.flushall()
-    await redis.aclose()
 
 
 async def test_a_write_that_has_no_copy_is_no_answer(redis_url: str) -> None:

@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError as ConnectionError_
 from websockets.sync.client import connect as open_socket
 
 from everlong_server.errors import NotFound, RateLimited
-from everlong_server.store.documents import Documents, adopt
+from everlong_server.store.documents import Documents
 from everlong_server.store.records import Cursor, Document, new_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, connect
@@ -370,18 +370,6 @@ async def test_an_answer_is_charged_whose_caller_left(redis: Client) -> None:
     async with asyncio.timeout(10):
         while await redis.get(keys.tokens("eve", today())) != b"60" or await redis.exists(keys.streams("eve")):
             await asyncio.sleep(0.01)
-
-
-async def test_what_was_there_before_tenants_is_the_defaults(redis: Client) -> None:
-    old = document(30)
-    await redis.hset(keys.document(old.id), mapping=old.fields())
-    await redis.zadd("{everlong}:documents", {old.id: 1.0})
-    await adopt(redis)
-    await adopt(redis)
-    assert [d.id for d in (await documents(redis, "default").newest(10, None))[0]] == [old.id]
-    assert int(await redis.get(keys.stored("default"))) == 30
-    with pytest.raises(NotFound):
-        await documents(redis, "ann").get(old.id)
 
 
 # Over HTTP
