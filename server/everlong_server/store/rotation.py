@@ -58,33 +58,44 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> RotationCounts:
     elif mark != UNFINISHED:
         vault.require(mark, empty=False)
     done = RotationCounts()
-    scripts = Scripts(redis)
-
-    async def exchange(key: bytes, field: str | int, value: bytes, purpose: str) -> bool:
-        """Whether the value needed encrypting."""
-        if vault.seals_with(value) == vault.first:
-            return False
-        plain = value if vault.seals_with(value) is None else vault.unseal(value, purpose)
-        # If a server changed the value meanwhile, that server has encrypted it.
-        done.values += await scripts.run(_EXCHANGE, [key.decode()], [field, value, vault.seal(plain, purpose)])
-        return True
-
-    async def values() -> AsyncIterator[tuple[bytes, str | int, bytes, str]]:
-        """Yield each sealed value: its key, its field or index, the value, and its purpose."""
-        for key in filter(keys.sealed, await all_keys(redis, f"{keys.PREFIX}*")):
-            kind = await redis.type(key)
-            if kind == b"hash":
-                for field in FIELDS:
-                    if (value := await redis.hget(key, field)) is not None:
-                        yield key, field, value, field
-            elif kind == b"list":
-                for index in range(await redis.llen(key)):
-                    if (value := await redis.lindex(key, index)) is not None:
-                        yield key, index, value, MESSAGES
-
     # A server may copy an old value (by a fork, say) to a key that was visited already: repeat until nothing is left.
-    while any([await exchange(*value) async for value in values()]):
+    while await _rotate_values(redis, vault, done):
         pass
+    await _rotate_blobs(redis, blobs, done)
+    await redis.set(keys.VAULT, vault.mark())
+    return done
+
+
+async def _rotate_values(redis: Client, vault: Vault, done: RotationCounts) -> bool:
+    """Encrypt every value of Redis that is not encrypted with the first key. Returns whether there was any."""
+    scripts, any_old = Scripts(redis), False
+    async for key, field, value, purpose in _sealable_values(redis):
+        used = vault.seals_with(value)
+        if used == vault.first:
+            continue
+        any_old = True
+        sealed = vault.seal(value if used is None else vault.unseal(value, purpose), purpose)
+        # If a server changed the value meanwhile, that server has encrypted it.
+        done.values += await scripts.run(_EXCHANGE, [key.decode()], [field, value, sealed])
+    return any_old
+
+
+async def _sealable_values(redis: Client) -> AsyncIterator[tuple[bytes, str | int, bytes, str]]:
+    """Yield each value that a vault encrypts: its key, its field or index, the value, and its purpose."""
+    for key in filter(keys.sealed, await all_keys(redis, f"{keys.PREFIX}*")):
+        kind = await redis.type(key)
+        if kind == b"hash":
+            for field in FIELDS:
+                if (value := await redis.hget(key, field)) is not None:
+                    yield key, field, value, field
+        elif kind == b"list":
+            for index in range(await redis.llen(key)):
+                if (value := await redis.lindex(key, index)) is not None:
+                    yield key, index, value, MESSAGES
+
+
+async def _rotate_blobs(redis: Client, blobs: Blobs, done: RotationCounts) -> None:
+    """Encrypt every blob that is not encrypted with the first key."""
     for name in await asyncio.to_thread(blobs.names):
         had_owner = await redis.exists(owner := keys.blob_owner(name.split(".", 1)[0]))
         try:
@@ -93,5 +104,3 @@ async def rotate(redis: Client, blobs: Blobs, vault: Vault) -> RotationCounts:
             continue
         if had_owner and not await redis.exists(owner):  # its document was deleted while the blob was written
             await blobs.delete(name)
-    await redis.set(keys.VAULT, vault.mark())
-    return done
