@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from everlong_server.errors import NotFound
-from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, is_id, now
+from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, is_foreign, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import CLAIMING, STORE, Scripts, flat
@@ -191,7 +191,7 @@ class Responses:
         key, fields = keys.response(response_id), (*_FACTS, b"state") if with_state else _FACTS
         values = await self._redis.hmget(key, fields)
         stored = {field: value for field, value in zip(fields, values, strict=True) if value is not None}
-        if not stored or self._tenant not in (None, stored[b"tenant"].decode()):
+        if is_foreign(self._tenant, stored.get(b"tenant")):
             raise no_response(response_id, param)
         if with_state:
             await self._redis.pexpire(key, self._ms)

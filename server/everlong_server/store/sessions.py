@@ -13,10 +13,11 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
-from everlong_server.store.documents import REMOVE_FROM_INDEX, page
+from everlong_server.store.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.records import (
     RecallChoice,
     Session,
+    is_foreign,
     is_id,
     new_id,
     now,
@@ -27,7 +28,7 @@ from everlong_server.store.records import (
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts, flat
-from everlong_server.store.tenants.quota import Quota
+from everlong_server.store.tenants.quota import Quota, limit_argument
 from everlong_server.store.vault import MESSAGES, Vault
 
 _START = """
@@ -176,11 +177,6 @@ class Sessions:
         """Return the sessions of another tenant."""
         return Sessions(self._redis, tenant, self._quota.of(tenant), self._replica, self._lease_seconds, self._vault)
 
-    @property
-    def _limit(self) -> int | str:
-        """The limit of sessions as a script's argument: "" is none."""
-        return "" if self._quota.limits.sessions is None else self._quota.limits.sessions
-
     async def create(
         self,
         model: str,
@@ -206,7 +202,7 @@ class Sessions:
         done = await self._scripts.run(
             _CREATE,
             [keys.session(session_id), keys.sessions(self._tenant), *reading],
-            [session_id, fields["created_at"], self._limit, *flat(fields)],
+            [session_id, fields["created_at"], limit_argument(self._quota.limits.sessions), *flat(fields)],
         )
         if done < 0:
             raise self._quota.too_many_sessions()
@@ -227,7 +223,7 @@ class Sessions:
         fields = (*_FACTS, b"state") if with_state else _FACTS
         values = await self._redis.hmget(keys.session(session_id), fields) if is_id("ses", session_id) else []
         stored = {field: value for field, value in zip(fields, values, strict=False) if value is not None}
-        if not stored or stored[b"tenant"].decode() != self._tenant:
+        if is_foreign(self._tenant, stored.get(b"tenant")):
             raise _no_session(session_id)
         return Session.of(self._vault.opened(stored))
 
@@ -265,7 +261,7 @@ class Sessions:
                 keys.session(session_id), keys.session_messages(session_id),
                 keys.session(fork_id), keys.session_messages(fork_id), keys.sessions(self._tenant),
             ],
-            [fork_id, now(), self._limit],
+            [fork_id, now(), limit_argument(self._quota.limits.sessions)],
         )  # fmt: skip
         if done < 0:
             raise self._quota.too_many_sessions()

@@ -14,7 +14,7 @@ from redis import Redis
 
 from everlong_server import store
 from everlong_server.errors import RateLimited, Unauthenticated
-from everlong_server.store import documents, sessions
+from everlong_server.store import index, sessions
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.redis import keys, scripts
@@ -30,7 +30,7 @@ from tests.tinymodel import STORY
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 TEXT = STORY.read_text()[:6_000]
-PARTS = {scripts.CLAIMING, sessions._START, documents.REMOVE_FROM_INDEX}
+PARTS = {scripts.CLAIMING, sessions._START, index.REMOVE_FROM_INDEX}
 """Lua functions that scripts include; they are no scripts by themselves."""
 SCRIPTS = {
     hashlib.sha1(
@@ -40,7 +40,7 @@ SCRIPTS = {
     for name, text in vars(importlib.import_module(module.name)).items()
     if isinstance(text, str) and "redis.call" in text and text not in PARTS
 }
-TESTED_ELSEWHERE = {"sessions._DROP_LEASE", "documents._UNTRY_READING", "rotation._EXCHANGE"}
+TESTED_ELSEWHERE = {"sessions._DROP_LEASE", "readings._RESET_ATTEMPTS", "rotation._EXCHANGE"}
 """Scripts that run only after a longer outage of Redis or in a key rotation: see test_leases.py, test_tries.py and
 test_encryption.py."""
 
@@ -148,7 +148,7 @@ async def test_a_try_counts_once(proxy: LossyRedisProxy) -> None:
     redis.hset(keys.reading("r1"), mapping={"status": "queued", "version": 0, "fence": 0, "attempts": 0})
     redis.hset(keys.response("r1"), mapping={"status": "queued"})
     for claiming in (
-        Documents(client, None, Quota(client, DEFAULT_TENANT, Limits(), StreamSlots(client, "r"))),
+        Documents(client, None, Quota(client, DEFAULT_TENANT, Limits(), StreamSlots(client, "r"))).readings,
         Responses(client, None, 60.0),
     ):
         for by, tries in (("one", 1), ("one", 1), ("two", 2)):

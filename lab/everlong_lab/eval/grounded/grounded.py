@@ -297,7 +297,7 @@ class _Answers:
 
     async def _read(self, document: Document) -> None:
         reading = reading_id(self._services.model.fingerprint, [document.id])
-        while (read := await self._services.documents.reading(reading)) is None or read.status != "ready":
+        while (read := await self._services.documents.readings.get(reading)) is None or read.status != "ready":
             if read is not None and read.status == "failed":
                 raise DocumentFailed(f"a document could not be read: {(read.error or {}).get('message')}")
             await asyncio.sleep(0.05)

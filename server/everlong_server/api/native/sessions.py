@@ -54,7 +54,7 @@ async def _created(services: Services, body: schemas.CreateSession, session_id: 
         raise InvalidRequest(f"documents: {twice!r} stands there twice", param="documents")
     recall(services, body.recall)  # that it can be had
     if body.documents:
-        await services.documents.ensure_reading(model.fingerprint, body.documents)
+        await services.documents.readings.ensure(model.fingerprint, body.documents)
     session = await services.sessions.create(
         model.fingerprint, model.name, body.documents, recall=_kept(body.recall), id=session_id
     )

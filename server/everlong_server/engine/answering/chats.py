@@ -78,7 +78,7 @@ class ChatTurns:
             asked = asked or behind.asked
         else:
             if documents:  # also if the dialogue is known: what was deleted is not talked about
-                await self._documents.ensure_reading(fingerprint, documents)
+                await self._documents.readings.ensure(fingerprint, documents)
             after = None
             points = digests(fingerprint, documents, said)
             session, state, heard = await self._known(points, said) or await self._fresh(documents)
@@ -114,7 +114,7 @@ class ChatTurns:
         fields = Session.fields("", model.fingerprint, model.name, documents)
         session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
         if session.reading is not None:
-            reading = await self._documents.reading(session.reading, with_state=True)
+            reading = await self._documents.readings.get(session.reading, with_state=True)
             if reading is None or reading.status != "ready":
                 raise unread(reading, "this chat", "messages")
             session = replace(

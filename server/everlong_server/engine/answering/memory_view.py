@@ -81,7 +81,7 @@ class MemoryViews:
         """Where the session's documents are; of one that was deleted nobody knows."""
         extents = []
         for n, document in enumerate(session.documents, 1):
-            reading = await self._documents.reading(reading_id(session.model, session.documents[:n]))
+            reading = await self._documents.readings.get(reading_id(session.model, session.documents[:n]))
             if reading is not None and reading.status == "ready":
                 end = reading.cursor.position
                 extents.append(Extent(document, end - reading.cursor.tokens, end))

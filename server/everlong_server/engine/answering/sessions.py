@@ -45,7 +45,7 @@ class SessionTurns:
         """`ready`, `reading` or `failed`: whether the session can be talked to. Raises nothing."""
         if session.started or session.reading is None:
             return "ready"
-        reading = await self._documents.reading(session.reading)
+        reading = await self._documents.readings.get(session.reading)
         if reading is None or reading.status == "failed":
             return "failed"
         return "reading"
@@ -60,7 +60,7 @@ class SessionTurns:
             )  # fmt: skip
         if session.started or session.reading is None:
             return
-        raise unread(await self._documents.reading(session.reading), f"session {session.id!r}", "session_id")
+        raise unread(await self._documents.readings.get(session.reading), f"session {session.id!r}", "session_id")
 
     async def send(
         self, session_id: str, content: str, params: SamplingParams, recall: Recall, *, id: str | None = None

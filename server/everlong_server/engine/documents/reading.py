@@ -30,8 +30,9 @@ from everlong_server.errors import Damaged, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.pools import Pool
-from everlong_server.store.documents import Documents, ReadingClaim, StaleClaim
+from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Job, Jobs, entry_of_claimant
+from everlong_server.store.readings import ReadingClaim, StaleClaim
 from everlong_server.store.records import Cursor, Document, Reading
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passages
@@ -113,7 +114,7 @@ class Reader:
                     end = await self._left(job, lost)
                     lost = None
                 if end is None:
-                    claim = await self._documents.claim(job.id, by)
+                    claim = await self._documents.readings.claim(job.id, by)
                     over = claim is None or await self._read(job.id, claim)
                     end = partial(self._jobs.done if over else self._jobs.requeue, job)
                 await end()
@@ -143,13 +144,13 @@ class Reader:
     async def _back(self, job: Job, claim: ReadingClaim | None) -> None:
         """Others may do the job; that it could not be done here was no try."""
         if claim is not None:
-            await self._documents.reset_attempts(job.id, claim)
+            await self._documents.readings.reset_attempts(job.id, claim)
         await self._jobs.requeue(job)
 
     async def _left(self, job: Job, lost: ReadingClaim) -> Callable[[], Awaitable[None]] | None:
         """How the job ends here if somebody else has claimed its reading; None: it is to be claimed again, since it is over,
         or what came between was a late write of our own."""
-        holder = await self._documents.holder(job.id)
+        holder = await self._documents.readings.holder(job.id)
         if holder is None or holder[0] == lost.token:
             return None
         self._metrics.lease_losses.labels("reading").inc()
@@ -157,7 +158,7 @@ class Reader:
 
     async def _read(self, reading_id: str, claim: ReadingClaim) -> bool:
         """Whether it is over; False if it has to go on later."""
-        reading = await self._documents.reading(reading_id, with_state=True)
+        reading = await self._documents.readings.get(reading_id, with_state=True)
         if reading is None:
             return True
         try:
@@ -175,10 +176,12 @@ class Reader:
                 raise  # not this text alone is missing
             code = error.code if isinstance(error, ReadingError | Damaged) else "reading_failed"
             log.warning("reading %s failed: %s", reading_id, error)
-            current = await self._documents.reading(reading_id)
+            current = await self._documents.readings.get(reading_id)
             if current is not None:
                 failure = {"message": str(error), "code": code}
-                await self._documents.checkpoint(current, claim, current.cursor, None, status="failed", error=failure)
+                await self._documents.readings.checkpoint(
+                    current, claim, current.cursor, None, status="failed", error=failure
+                )
             return True
 
     async def _begin(self, reading: Reading) -> tuple[MemoryState, Cursor]:
@@ -188,7 +191,7 @@ class Reader:
             return await asyncio.to_thread(decode_state, reading.state, model.fingerprint), reading.cursor
         if reading.parent is None:
             return model.memory.initial_state(1).to("cpu"), Cursor(open=model.chat.head, position=len(model.chat.head))
-        parent = await self._documents.reading(reading.parent, with_state=True)
+        parent = await self._documents.readings.get(reading.parent, with_state=True)
         if parent is None or parent.status != "ready" or parent.state is None:
             why = parent.error["message"] if parent is not None and parent.error else "it is not there"
             raise ReadingError("document_failed", f"the document before it could not be read: {why}")
@@ -323,7 +326,7 @@ class _Checkpoints:
     async def _write(self, state: MemoryState, cursor: Cursor, end: dict[str, Any]) -> None:
         blob = await asyncio.to_thread(encode_state, state, self._reading.model)
         with self._metrics.checkpoint_seconds.time():
-            version = await self._documents.checkpoint(
+            version = await self._documents.readings.checkpoint(
                 self._reading, self._claim, cursor, blob, state_bytes=state.nbytes, **end
             )
         self._reading = replace(self._reading, version=version)

@@ -289,7 +289,7 @@ class Quota:
 
     async def _reserve(self, id: str, bytes: int, seconds: float, limit: int | None) -> int:
         names = [keys.stored(self.tenant), keys.reservations(self.tenant), keys.reservation_sizes(self.tenant)]
-        args = [id, bytes, int(seconds * 1000), "" if limit is None else limit]
+        args = [id, bytes, int(seconds * 1000), limit_argument(limit)]
         return int(await self._scripts.run(_RESERVE, names, args))
 
     def no_room(self) -> RateLimited:
@@ -323,6 +323,11 @@ class Quota:
     def too_many_sessions(self) -> RateLimited:
         """Return the error for the limit of sessions."""
         return exceeded("sessions", self.limits.sessions or 0, "sessions", seconds=None)
+
+
+def limit_argument(limit: int | None) -> int | str:
+    """A limit as a script's argument: "" is none."""
+    return "" if limit is None else limit
 
 
 def today() -> str:

@@ -127,7 +127,7 @@ def test_words_are_looked_for_while_the_look_is_admitted(monkeypatch: pytest.Mon
         SimpleNamespace(admit=admit, model=None, usual_seconds=1.0, look=AsyncMock(return_value=view)),  # type: ignore[arg-type]
         AsyncMock(),
         AsyncMock(get=AsyncMock(return_value=session)),
-        SimpleNamespace(reading=reading, get=document),  # type: ignore[arg-type]
+        SimpleNamespace(readings=SimpleNamespace(get=reading), get=document),  # type: ignore[arg-type]
         SimpleNamespace(passages=passages),  # type: ignore[arg-type]
         SimpleNamespace(stream=lambda usual: contextlib.nullcontext(), tenant="ann"),  # type: ignore[arg-type]
     )

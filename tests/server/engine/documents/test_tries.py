@@ -23,8 +23,9 @@ from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import KeyMissing, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.documents import Documents, ReadingClaim
+from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Job, Jobs
+from everlong_server.store.readings import ReadingClaim
 from everlong_server.store.records import Cursor, Document, Message, Reading, new_id, now, reading_id
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import Client
@@ -81,7 +82,7 @@ class Read(Reader):
         assert self._blobs.check(document.id, document.bytes, document.digest) is None
         await self.doing(what, claim)
         cursor = Cursor(offset=document.bytes, bytes=document.bytes)
-        await self._documents.checkpoint(what, claim, cursor, b"state", status="ready")
+        await self._documents.readings.checkpoint(what, claim, cursor, b"state", status="ready")
         return cursor, True
 
 
@@ -119,14 +120,14 @@ async def test_a_reading_whose_claims_have_no_copy_is_not_given_up(redis: Client
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
     await uploaded(redis, blobs)
     job, reader = await taken(jobs), Read(redis, blobs, jobs)
-    store, refused = reader._documents.claim, []
+    store, refused = reader._documents.readings.claim, []
 
     async def claim(id: str, by: str) -> ReadingClaim | None:
         refused.append(by)
         redis.copies = int(len(refused) <= OUTAGE)
         return await store(id, by)
 
-    reader._documents.claim = claim  # type: ignore[method-assign]
+    reader._documents.readings.claim = claim  # type: ignore[method-assign]
     await reader._do(job)
     assert len(refused) == OUTAGE + 1
     assert reader.tries == [1]
@@ -166,7 +167,7 @@ async def test_a_blob_store_that_is_away_is_waited_for(redis: Client, tmp_path: 
     blobs.set_store_id("word")
     await uploaded(redis, blobs)
     reader = Read(redis, blobs, jobs)
-    claim, claims = reader._documents.claim, []
+    claim, claims = reader._documents.readings.claim, []
 
     async def back(id: str, by: str) -> ReadingClaim | None:
         claims.append(by)
@@ -175,7 +176,7 @@ async def test_a_blob_store_that_is_away_is_waited_for(redis: Client, tmp_path: 
         return await claim(id, by)
 
     (tmp_path / "texts").rename(tmp_path / "away")
-    reader._documents.claim = back  # type: ignore[method-assign]
+    reader._documents.readings.claim = back  # type: ignore[method-assign]
     reader.doing = failing(OUTAGE, OSError(5, "Input/output error"), reader.doing)  # type: ignore[method-assign]
     while await jobs.length():
         job = await taken(jobs)
@@ -242,7 +243,7 @@ async def test_a_failure_is_written_though_a_checkpoint_came_late(redis: Client,
     await uploaded(redis, blobs)
     job, reader = await taken(jobs), Read(redis, blobs, jobs)
     store = reader._documents
-    current = store.reading
+    current = store.readings.get
     late: list[ReadingClaim] = []
 
     async def fails(what: Reading, claim: ReadingClaim) -> None:
@@ -252,11 +253,11 @@ async def test_a_failure_is_written_though_a_checkpoint_came_late(redis: Client,
     async def looked_up(id: str, **how: bool) -> Reading | None:
         found = await current(id, **how)
         if late and found is not None:
-            await store.checkpoint(found, late.pop(), Cursor(bytes=7), b"state")
+            await store.readings.checkpoint(found, late.pop(), Cursor(bytes=7), b"state")
         return found
 
     reader.doing = fails  # type: ignore[method-assign]
-    store.reading = looked_up  # type: ignore[method-assign]
+    store.readings.get = looked_up  # type: ignore[method-assign]
     await reader._do(job)
     status, error, bytes = await redis.hmget(keys.reading(job.id), "status", "error", "bytes")
     assert (status, bytes) == (b"failed", b"7")
@@ -276,7 +277,7 @@ async def test_a_reader_that_was_fenced_off_leaves_one_entry_to_the_other(redis:
     assert other.id == job.id
 
     async def claimed(what: Reading, claim: ReadingClaim) -> None:
-        await documents(redis).claim(job.id, other.claimant())
+        await documents(redis).readings.claim(job.id, other.claimant())
 
     reader.doing = claimed  # type: ignore[method-assign]
     await reader._do(job)
@@ -313,7 +314,7 @@ async def test_large_states_are_not_the_event_loops_work(
         await reader._do(await taken(jobs))
     finally:
         await engine.stop()
-    read = await store.reading(reading_id(model.fingerprint, (document.id,)), with_state=True)
+    read = await store.readings.get(reading_id(model.fingerprint, (document.id,)), with_state=True)
     assert read is not None
     assert read.status == "ready"
     await reader._begin(read)

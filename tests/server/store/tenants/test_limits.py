@@ -54,10 +54,10 @@ def document(size: int = 10) -> Document:
 
 async def finish(store: Documents, reading_id: str, status: str = "ready", tokens: int = 7) -> None:
     """End a reading, as a reader does."""
-    reading, claim = await store.reading(reading_id), await store.claim(reading_id, "reader")
+    reading, claim = await store.readings.get(reading_id), await store.readings.claim(reading_id, "reader")
     assert reading is not None
     assert claim is not None
-    await store.checkpoint(reading, claim, Cursor(tokens=tokens), b"", status=status)
+    await store.readings.checkpoint(reading, claim, Cursor(tokens=tokens), b"", status=status)
 
 
 # Requests
@@ -260,12 +260,12 @@ async def test_a_full_queue_says_when_there_is_room(redis: Client) -> None:
     for size, read, seconds in ((1_000, 100, 10.0), (1_000, 500, 20.0), (1_000_000, 0, 0.0)):
         queued = document(size)
         await store.create(queued, MODEL)
-        reading = await store.reading(await store.ensure_reading(MODEL, [queued.id]))
+        reading = await store.readings.get(await store.readings.ensure(MODEL, [queued.id]))
         assert reading is not None
         if read:
-            claim = await store.claim(reading.id, "reader")
+            claim = await store.readings.claim(reading.id, "reader")
             assert claim is not None
-            await store.checkpoint(reading, claim, Cursor(bytes=read, seconds=seconds), b"")
+            await store.readings.checkpoint(reading, claim, Cursor(bytes=read, seconds=seconds), b"")
     assert await refused() == 20, "the second has half to go, and took 20 seconds for the other half"
     await redis.delete(*[key async for key in redis.scan_iter(keys.reading("*"))])
     assert await refused() == 5, "nothing is known of what is queued"
@@ -280,13 +280,13 @@ async def test_only_as_many_documents_wait(redis: Client) -> None:
         await store.create(third, MODEL)
     assert caught.value.code == "queued_limit"
     with pytest.raises(RateLimited):
-        await store.ensure_reading(MODEL, [first.id, second.id])
+        await store.readings.ensure(MODEL, [first.id, second.id])
     with pytest.raises(RateLimited):
         await quota(redis, queued=2).require_room(1, MODEL)
-    assert await store.reading(await store.ensure_reading(MODEL, [first.id])) is not None  # it was there
-    await finish(store, await store.ensure_reading(MODEL, [first.id]))
+    assert await store.readings.get(await store.readings.ensure(MODEL, [first.id])) is not None  # it was there
+    await finish(store, await store.readings.ensure(MODEL, [first.id]))
     await store.create(third, MODEL)
-    await finish(store, await store.ensure_reading(MODEL, [third.id]), "failed")
+    await finish(store, await store.readings.ensure(MODEL, [third.id]), "failed")
     await store.delete(second.id)  # before it was read
     assert await redis.exists(keys.queued("ann", MODEL)) == 0
     # A chain of documents is read one after the other: it waits as one.
@@ -294,10 +294,10 @@ async def test_only_as_many_documents_wait(redis: Client) -> None:
     roomy = documents(redis)
     for one in chain:
         await roomy.create(one, MODEL)
-        await finish(roomy, await roomy.ensure_reading(MODEL, [one.id]))
-    await store.ensure_reading(MODEL, [one.id for one in chain])
+        await finish(roomy, await roomy.readings.ensure(MODEL, [one.id]))
+    await store.readings.ensure(MODEL, [one.id for one in chain])
     with pytest.raises(RateLimited):
-        await store.ensure_reading(MODEL, [one.id for one in reversed(chain)])
+        await store.readings.ensure(MODEL, [one.id for one in reversed(chain)])
 
 
 async def test_sessions_are_counted(redis: Client) -> None:
@@ -319,21 +319,21 @@ async def test_sessions_are_counted(redis: Client) -> None:
 async def test_tokens_of_documents_are_counted_once(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     store, read = documents(redis, tokens=100), document()
     await store.create(read, MODEL)
-    id = await store.ensure_reading(MODEL, [read.id])
+    id = await store.readings.ensure(MODEL, [read.id])
     everybodys = Documents(redis, None, quota(redis, tokens=100))
-    run = everybodys._scripts.run
+    run = everybodys.readings._scripts.run
 
     async def sent_again(*script: Any) -> Any:
         await run(*script)
         return await run(*script)
 
-    monkeypatch.setattr(everybodys._scripts, "run", sent_again)
-    claim = await everybodys.claim(id, "reader")
+    monkeypatch.setattr(everybodys.readings._scripts, "run", sent_again)
+    claim = await everybodys.readings.claim(id, "reader")
     assert claim is not None
     for tokens in (40, 60):
-        reading = await everybodys.reading(id)
+        reading = await everybodys.readings.get(id)
         assert reading is not None
-        await everybodys.checkpoint(reading, claim, Cursor(tokens=tokens), b"")
+        await everybodys.readings.checkpoint(reading, claim, Cursor(tokens=tokens), b"")
     assert int(await redis.get(keys.tokens("ann", today()))) == 60
     assert await redis.get(keys.tokens("default", today())) is None
     await finish(everybodys, id, tokens=100)
