@@ -14,24 +14,24 @@ from everlong_server.store.redis.embedded import EmbeddedRedis
 from tests.process import Server
 from tests.tinymodel import make_model
 
-# The same examples each time, however long each takes here; pytest's --hypothesis-profile chooses others.
+# Hypothesis tries the same examples in every run, without a time limit; --hypothesis-profile selects another profile.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
 
-# A shell lets what it runs in the background ignore interrupts, and so would all that is started, and interrupted, here.
+# A process that a shell runs in the background ignores SIGINT, and so would the servers that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny RMT with random weights."""
+    """The folder of a tiny RMT model with random weights."""
     return make_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis without a server, for tests of the store; each begins by emptying it."""
+    """The URL of a Redis for tests of the store. Each test empties it first."""
     redis = EmbeddedRedis(tmp_path_factory.mktemp("r"))
     redis.start()
     yield redis.url
@@ -40,7 +40,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 async def redis(redis_url: str) -> AsyncIterator[Client]:
-    """A client of it, with nothing there."""
+    """A client of the test Redis, emptied."""
     client = connect(redis_url)
     await client.flushdb()
     yield client
@@ -49,8 +49,8 @@ async def redis(redis_url: str) -> AsyncIterator[Client]:
 
 @pytest.fixture(scope="session")
 def shared_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server process for all tests that do not harm it."""
-    # Without passages, so that a prompt's length is known to the token; tests/server/engine/answering/test_recall.py is about these.
+    """One server process that all tests share which do not disturb it."""
+    # Without passages, so that prompts have a known number of tokens. tests/server/engine/answering/test_recall.py tests passages.
     with Server(tiny_model, tmp_path_factory.mktemp("data"), recall_passages=0) as server:
         server.start()
         yield server
@@ -58,14 +58,14 @@ def shared_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def server(shared_server: Server) -> Iterator[Server]:
-    """The shared server. Fails a test that leaves a key behind that is not documented, or should expire and does not."""
+    """The shared server. Fails a test that leaves a Redis key which is undocumented, or lacks its expiry."""
     yield shared_server
     shared_server.check_keys()
 
 
 @pytest.fixture
 def new_server(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Makes servers of the test's own: `new_server(max_streams=1)`; all end with the test."""
+    """Returns a function that makes servers for one test: `new_server(max_streams=1)`. All end with the test."""
     made: list[Server] = []
 
     def make(model: Path = tiny_model, data: Path | None = None, **settings: object) -> Server:

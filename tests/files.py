@@ -1,4 +1,4 @@
-"""Small files of the formats that people have, made here."""
+"""Makes small files in the formats that users upload: PDF, Word, EPUB."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import docx
 
 
 def pdf(pages: Sequence[str], *, trailer: str = "") -> bytes:
-    """One line of ASCII a page; "" is a page without text. `trailer`: entries of the trailer beside the root."""
+    """Return a PDF with one line of ASCII on each page; "" is a page without text. `trailer`: further entries of the trailer."""
     objects = ["<< /Type /Catalog /Pages 2 0 R >>", "", "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
     kids = []
     for text in pages:
@@ -35,7 +35,7 @@ def pdf(pages: Sequence[str], *, trailer: str = "") -> bytes:
 
 
 def encrypted_pdf() -> bytes:
-    """A PDF whose password nobody knows."""
+    """Return an encrypted PDF that no password opens."""
     keys = f"/O <{'ab' * 32}> /U <{'cd' * 32}>"
     return pdf(
         ["secret"], trailer=f"/Encrypt << /Filter /Standard /V 1 /R 2 {keys} /P -4 >> /ID [<{'01' * 16}> <{'01' * 16}>]"
@@ -43,7 +43,7 @@ def encrypted_pdf() -> bytes:
 
 
 def word(*paragraphs: tuple[str, str]) -> bytes:
-    """Paragraphs with their styles ("Heading 1", "Normal"); "table": cells with | between them."""
+    """Return a Word file. `paragraphs`: pairs of style ("Heading 1", "Normal") and text; for "table", cells separated by |."""
     made, out = docx.Document(), io.BytesIO()
     for style, text in paragraphs:
         if style == "table":
@@ -57,7 +57,7 @@ def word(*paragraphs: tuple[str, str]) -> bytes:
 
 
 def word_of(body: str) -> bytes:
-    """A Word file with this XML as its body."""
+    """Return a Word file with this XML as its body."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(word())) as plain, zipfile.ZipFile(out, "w") as made:
         for name in plain.namelist():
@@ -69,8 +69,8 @@ def word_of(body: str) -> bytes:
 
 
 def epub(chapters: Sequence[str | bytes], *, encrypted: Sequence[str] = ()) -> bytes:
-    """Chapters of XHTML, the content of each body (bytes: the whole file), in folders as real books have them.
-    `encrypted`: what is said to be."""
+    """Return an EPUB, with folders as in real books. `chapters`: the XHTML inside each body; bytes are a whole file.
+    `encrypted`: the paths that are declared to be encrypted."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("mimetype", "application/epub+zip")
@@ -81,7 +81,7 @@ def epub(chapters: Sequence[str | bytes], *, encrypted: Sequence[str] = ()) -> b
         )
         names = [f"text/chapter%20{n}.xhtml" for n in range(len(chapters))]
         items = "".join(f'<item id="c{n}" href="{name}" media-type="x"/>' for n, name in enumerate(names))
-        # The spine is the order of reading, whatever the manifest's is.
+        # The spine defines the order of the chapters; the manifest may have another order.
         spine = "".join(f'<itemref idref="c{n}"/>' for n in range(len(chapters)))
         packed.writestr(
             "OEBPS/content.opf",
@@ -110,7 +110,7 @@ def epub(chapters: Sequence[str | bytes], *, encrypted: Sequence[str] = ()) -> b
 
 
 def bomb(size: int) -> bytes:
-    """A Word file of a few kilobytes whose text has `size` bytes."""
+    """Return a zip bomb: a Word file of a few kilobytes whose text has `size` bytes."""
     out = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(word(("Normal", "x")))) as small,
@@ -122,7 +122,7 @@ def bomb(size: int) -> bytes:
                 big.writestr(name, content)
                 continue
             head, tail = content.split(b">x<")
-            with big.open(name, "w") as entry:  # in pieces: it may be more than there is memory for
+            with big.open(name, "w") as entry:  # in pieces, as it may not fit in memory
                 entry.write(head + b">")
                 for at in range(0, size, 1 << 20):
                     entry.write(b"a " * (min(1 << 20, size - at) // 2))

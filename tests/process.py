@@ -1,4 +1,4 @@
-"""`Server`: a real `everlong serve` process, to be started, killed and started again; `everlong`: any of its commands."""
+"""`Server`: a real `everlong serve` process that tests can start, kill and restart. `everlong`: runs any everlong command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from everlong_server.store.redis import keys
 
 START_SECONDS = 120
 
-# Where servers are forked from: it has imported what they import, which takes a core ten times as long as all else they do.
+# Servers are forked from a process that has imported everything already: importing takes ten times as long as the rest of a start.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     ["everlong_server.process.serving", "everlong_server.process.listening", "transformers.models.llama.modeling_llama"]
@@ -33,23 +33,23 @@ _FORKS.set_forkserver_preload(
 
 
 def wait_for(condition: Any, seconds: float = 60, what: str = "") -> Any:
-    """The first true value of `condition()`; fails after `seconds`."""
+    """Wait for a true value of `condition()` and return it. Fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
         time.sleep(0.02)
-    raise AssertionError(f"waited {seconds} s in vain {what}")
+    raise AssertionError(f"waited {seconds} s without success {what}")
 
 
 class Forked:
-    """A command in a process of its own, as `subprocess.Popen` would start it, forked from one that has imported it."""
+    """A command in a process of its own, like `subprocess.Popen`, but forked from a process that has imported everything."""
 
     def __init__(
         self, arguments: list[str], environment: dict[str, str], stdout: Path, stderr: Path, *, daemon: bool
     ) -> None:
-        """`daemon`: it ends with this process, and may not use multiprocessing."""
+        """`daemon`: the process ends with this one, and may not use multiprocessing."""
         self._process = _FORKS.Process(target=_run, args=(arguments, environment, stdout, stderr), daemon=daemon)
         self._process.start()
         assert self._process.pid is not None
@@ -60,7 +60,7 @@ class Forked:
 
     def wait(self, timeout: float) -> int:
         self._process.join(timeout)
-        assert self._process.exitcode is not None, f"it has not ended in {timeout} s"
+        assert self._process.exitcode is not None, f"the process did not end within {timeout} s"
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
@@ -70,12 +70,12 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """If it runs."""
+        """Kill the process if it is running."""
         self._process.kill()
 
 
 def _run(arguments: list[str], environment: dict[str, str], stdout: Path, stderr: Path) -> None:
-    """In the fork."""
+    """Run the command, in the fork."""
     os.environ.clear()
     os.environ.update(environment)
     for target, path in enumerate((Path(os.devnull), stdout, stderr)):
@@ -86,11 +86,11 @@ def _run(arguments: list[str], environment: dict[str, str], stdout: Path, stderr
     try:
         main()
     finally:
-        atexit._run_exitfuncs()  # forks of multiprocessing leave these out
+        atexit._run_exitfuncs()  # multiprocessing does not run these in its forks
 
 
 def everlong(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The command, run to its end in a fork; of EVERLONG_* it has those of `variables` alone."""
+    """Run a command to its end in a fork. Of the EVERLONG_* variables it gets only those in `variables`."""
     with tempfile.TemporaryDirectory() as folder:
         stdout, stderr = Path(folder) / "stdout", Path(folder) / "stderr"
         forked = Forked(list(arguments), _environment() | variables, stdout, stderr, daemon=False)
@@ -106,7 +106,7 @@ def _environment() -> dict[str, str]:
 
 
 class Server:
-    """`settings` become EVERLONG_* variables."""
+    """An everlong server with its data in `data`. `settings` become EVERLONG_* variables."""
 
     def __init__(self, model: Path | str, data: Path, **settings: object) -> None:
         self.port = free_port()
@@ -137,7 +137,7 @@ class Server:
         self.stop()
 
     def launch(self, *, imports: bool = False) -> None:
-        """Starts the process, without waiting for it to be ready. `imports`: one that imports everything itself."""
+        """Start the process without waiting until it is ready. `imports`: a fresh process that imports everything itself."""
         arguments = ["serve", "--port", str(self.port)]
         self.log.touch()
         if not imports:
@@ -153,13 +153,13 @@ class Server:
             )
 
     def start(self) -> Self:
-        """Starts the process and waits until it is ready."""
+        """Start the process and wait until it is ready."""
         self.launch()
         self.wait_ready()
         return self
 
     def wait_ready(self) -> None:
-        """Until /readyz is 200."""
+        """Wait until /readyz returns 200."""
 
         def ready() -> bool:
             assert self.process is not None
@@ -172,14 +172,14 @@ class Server:
         wait_for(ready, START_SECONDS, f"for the server: {self.log.read_text()[-3000:]}")
 
     def kill9(self) -> None:
-        """kill -9, and waits for the body."""
+        """Kill the process with SIGKILL, and wait for its end."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(10)
         self.process = None
 
     def terminate(self, sig: int = signal.SIGTERM, seconds: float = 40) -> int:
-        """A polite end; the exit status."""
+        """End the process with a signal, and return its exit status."""
         assert self.process is not None
         self.process.send_signal(sig)
         status = self.process.wait(seconds)
@@ -187,7 +187,7 @@ class Server:
         return status
 
     def stop(self) -> None:
-        """Ends the process if it runs, and cleans up."""
+        """End the process if it is running, and clean up."""
         if self.process is not None:
             self.terminate()
         self.http.close()
@@ -195,7 +195,7 @@ class Server:
 
     @property
     def memory(self) -> psutil.Process:
-        """The process, for its resident memory."""
+        """The process, to measure its resident memory."""
         assert self.process is not None
         return psutil.Process(self.process.pid)
 
@@ -204,23 +204,23 @@ class Server:
         """A client of the embedded Redis."""
         return redis.Redis(unix_socket_path=str(self._link / "redis" / "redis.sock"))
 
-    # What tests do all the time
+    # Requests that many tests send
 
     def upload(self, text: str | bytes, **query: str) -> dict[str, Any]:
-        """Uploads a document."""
+        """Upload a document, and return it."""
         body = text.encode() if isinstance(text, str) else text
         answer = self.http.post("/v1/documents", content=body, params=query, headers={"content-type": "text/plain"})
         assert answer.status_code == 202, answer.text
         return answer.json()
 
     def document(self, document_id: str) -> dict[str, Any]:
-        """GET a document."""
+        """Fetch a document."""
         answer = self.http.get(f"/v1/documents/{document_id}")
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def wait_read(self, document_id: str, seconds: float = 120) -> dict[str, Any]:
-        """The document once it is ready."""
+        """Wait until the document is ready, and return it."""
 
         def done() -> dict[str, Any] | None:
             document = self.document(document_id)
@@ -230,33 +230,33 @@ class Server:
         return wait_for(done, seconds, f"for document {document_id}")
 
     def read(self, text: str | bytes) -> dict[str, Any]:
-        """Uploads a document and waits until it is read."""
+        """Upload a document, wait until it is ready, and return it."""
         return self.wait_read(self.upload(text)["id"])
 
     def stored(self) -> set[str]:
-        """Ids of what lies in the folder of documents, whole or in part; what is made of a document lies under its id."""
+        """Return the ids that files in the folder of documents begin with: texts, complete or not, and their sidecar files."""
         return {path.name.lstrip(".").split(".")[0] for path in (self.data / "documents").iterdir()}
 
     def session(self, *documents: str) -> dict[str, Any]:
-        """Creates a session."""
+        """Create a session, and return it."""
         answer = self.http.post("/v1/sessions", json={"documents": list(documents)})
         assert answer.status_code == 201, answer.text
         return answer.json()
 
     def get_session(self, session_id: str) -> dict[str, Any]:
-        """GET a session."""
+        """Fetch a session."""
         answer = self.http.get(f"/v1/sessions/{session_id}")
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def say(self, session_id: str, content: str, **sampling: Any) -> dict[str, Any]:
-        """Sends a message; the answer."""
+        """Send a message, and return the answer."""
         answer = self.http.post(f"/v1/sessions/{session_id}/messages", json={"content": content, **sampling})
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def error(self, answer: httpx.Response, status: int, code: str, param: str | None = None) -> dict[str, Any]:
-        """Checks that `answer` is an error as documented; its inner object."""
+        """Check that `answer` is an error in the documented form, and return its inner object."""
         assert answer.status_code == status, (answer.status_code, answer.text)
         body = answer.json()
         assert body.keys() == {"error"}
@@ -269,8 +269,10 @@ class Server:
         return body["error"]
 
     def check_keys(self, seconds: float = 10) -> None:
-        """Every key in Redis is documented, expires if it should, and belongs to something that exists; within `seconds`, as
-        what is just being deleted looks as if it had been left behind."""
+        """Check that every Redis key is documented, expires if it should, and belongs to an object that exists.
+
+        Retries for `seconds`: an object that is being deleted at the moment looks like one that left keys behind.
+        """
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -287,7 +289,7 @@ class Server:
             kinds = [kind for kind in keys.KEYS if kind.matches(key)]
             assert len(kinds) == 1, f"key {key!r} is documented {len(kinds)} times in keys.py"
             kind, ttl = client.type(key).decode(), client.pttl(key)
-            if kind != "none" and ttl != -2:  # else it has gone since it was listed
+            if kind != "none" and ttl != -2:  # otherwise the key is gone since it was listed
                 assert kind == kinds[0].type, key
                 assert (ttl >= 0) == kinds[0].expires, f"key {key!r} has TTL {ttl}"
         documents, sessions = (
@@ -302,8 +304,8 @@ class Server:
             if match := re.match(r"\{everlong\}:session:([^:]+)", key):
                 assert match[1] in sessions, f"{key} is left of a deleted session"
             if re.fullmatch(r"\{everlong\}:reading:[^:]+", key):
-                of = client.hget(key, "documents")
-                assert of is None or set(json.loads(of)) <= documents, f"{key} is left of a deleted document"
+                ids = client.hget(key, "documents")
+                assert ids is None or set(json.loads(ids)) <= documents, f"{key} is left of a deleted document"
 
 
 def _text(value: object) -> str:

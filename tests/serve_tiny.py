@@ -1,6 +1,6 @@
-"""`python -m tests.serve_tiny`: a server with a tiny model, for the tests of clients in other languages.
+"""`python -m tests.serve_tiny`: runs a server with a tiny model, for the tests of clients in other languages.
 
-Its address is the first line on stdout; it ends when stdin does.
+Prints its address as the first line on stdout. Ends when stdin is closed.
 """
 
 from __future__ import annotations

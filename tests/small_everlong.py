@@ -1,6 +1,6 @@
-"""`python -m tests.small_everlong …`: the command `everlong`, with less to do, for the commands of the documentation.
+"""`python -m tests.small_everlong …`: runs an `everlong` command with less work, to test the commands in the documentation.
 
-`train` takes two steps, `eval` looks at short documents, and `serve` ends once it is ready.
+`train` takes two steps, `eval` uses short documents, and `serve` ends as soon as it is ready.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ CHAT = (
 
 
 def make_tokenizer(vocab: int = 512) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with chat markup, trained on the test data."""
+    """Train a byte-level BPE tokenizer with chat markup on the test data."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -43,7 +43,7 @@ def make_tokenizer(vocab: int = 512) -> PreTrainedTokenizerFast:
 def make_model(
     folder: Path, *, segment_length: int = 64, memory_tokens: int = 4, name: str = "tiny-rmt", seed: int = 0
 ) -> Path:
-    """A model folder for `--model`: backbone, tokenizer and random memory weights; its path."""
+    """Write a model folder for `--model`, with backbone, tokenizer and random memory weights, and return its path."""
     tokenizer = make_tokenizer()
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -58,7 +58,7 @@ def make_model(
         eos_token_id=2,
     )
     language_model = LlamaForCausalLM(config).eval()
-    # Larger than at initialisation, so that a random model's distributions are sharp enough to tell states apart.
+    # Larger weights than usual make the random model's distributions sharp, so that different states give different answers.
     with torch.no_grad():
         for parameter in language_model.parameters():
             if parameter.dim() > 1:

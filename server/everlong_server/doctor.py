@@ -29,7 +29,7 @@ from everlong_server.settings import Settings, authority, is_loopback, traces_wa
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Address, connect
 from everlong_server.store.redis.embedded import EmbeddedRedisError, redis_server
-from everlong_server.store.rotation import anything
+from everlong_server.store.rotation import has_sealable_values
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import SearchMissing, require_search
 from everlong_server.store.vault import Vault, VaultError
@@ -205,7 +205,7 @@ def _stored(settings: Settings) -> Iterator[Finding]:
             seconds, micros = await redis.time()
             behind = seconds + micros / 1e6 - (before + time.time()) / 2
             mark = await redis.get(keys.VAULT)
-            return behind, mark, mark is not None or not await anything(redis)
+            return behind, mark, mark is not None or not await has_sealable_values(redis)
         finally:
             await redis.aclose()
 

@@ -30,20 +30,20 @@ from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.settings import Settings
 from everlong_server.store.chats import Chats
-from everlong_server.store.documents import Documents, adopt
+from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecords
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import DEFAULT_TENANT, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.responses import Responses
-from everlong_server.store.rotation import anything
+from everlong_server.store.rotation import has_sealable_values
 from everlong_server.store.sessions import Sessions
-from everlong_server.store.tenants.credentials import Credentials, KeyTaken, is_secret
+from everlong_server.store.tenants.credentials import ApiKeyConflict, Credentials, is_secret
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.pairing import known, paired
 from everlong_server.store.texts.passages import Passages
+from everlong_server.store.texts.store_id import existing_owners, has_matching_store_id
 from everlong_server.store.uploads import Uploads
 from everlong_server.store.vault import Vault
 
@@ -125,7 +125,7 @@ async def require_keys(settings: Settings, redis_url: str) -> None:
             await _answered(
                 redis_url, settings, lambda redis: Credentials(redis).ensure(secret, by="EVERLONG_ADMIN_KEY_FILE")
             )
-        except KeyTaken as error:
+        except ApiKeyConflict as error:
             raise NoKeys(f"EVERLONG_ADMIN_KEY_FILE: {error}") from None
     if not settings.asks_for_keys:
         return
@@ -161,7 +161,7 @@ async def require_vault(settings: Settings, redis_url: str) -> None:
 
     async def check(redis: Client) -> None:
         if (mark := await redis.get(keys.VAULT)) is None and vault:
-            empty = not await anything(redis)
+            empty = not await has_sealable_values(redis)
             vault.require(None, empty=empty)
             await redis.set(keys.VAULT, vault.mark(), nx=True)  # of two servers that start, one is the first
             mark = await redis.get(keys.VAULT)
@@ -176,7 +176,6 @@ async def _answered(redis_url: str, settings: Settings, ask: Callable[[Client], 
     try:
         while True:
             try:
-                await adopt(redis)  # what earlier versions have stored is looked at under its names of today
                 return await ask(redis)
             except RedisError as error:
                 log.warning("redis is away, start waits: %s", error)
@@ -248,12 +247,11 @@ async def running(
         alone = settings.redis_url is None
         while True:
             try:
-                await adopt(redis)  # before anything is written under a name of today
                 await jobs.prepare(alone=alone)
                 await unwatched.prepare(alone=False)
                 # Nobody else can be uploading here; and a blob store elsewhere may be away, which is no reason not to start.
-                if alone and settings.blob_url is None and await paired(redis, blobs):
-                    await blobs.sweep(partial(known, redis))
+                if alone and settings.blob_url is None and await has_matching_store_id(redis, blobs):
+                    await blobs.sweep(partial(existing_owners, redis))
                 break
             except RedisError as error:
                 log.warning("redis is away, start waits: %s", error)
@@ -324,7 +322,7 @@ async def running(
             await asyncio.gather(*tasks, return_exceptions=True)
             with contextlib.suppress(RedisError, TimeoutError):  # the key expires by itself
                 async with asyncio.timeout(_LEAVE_SECONDS):
-                    await jobs.leave()
+                    await jobs.deregister()
 
         stack.push_async_callback(end)
         yield services
@@ -352,13 +350,13 @@ async def _beat(
 ) -> None:
     while True:
         with contextlib.suppress(RedisError):  # a replica that cannot reach Redis is rightly taken for dead
-            await jobs.beat()
+            await jobs.heartbeat()
             with metrics.redis_seconds.time():
                 await redis.ping()
             metrics.queued.labels("readings").set(await jobs.length())
             metrics.queued.labels("responses").set(await unwatched.length())
-            await slots.settle()
-            await attempts.settle()
+            await slots.release_pending()
+            await attempts.release_pending()
         await asyncio.sleep(seconds)
 
 
@@ -369,8 +367,8 @@ async def _expire(redis: Client, uploads: Uploads, blobs: Blobs, seconds: float)
             for upload in await uploads.expired():
                 await blobs.delete_parts(upload)
                 await uploads.remove(upload)
-            if await paired(redis, blobs):
-                await blobs.sweep(partial(known, redis), untouched=seconds)
+            if await has_matching_store_id(redis, blobs):
+                await blobs.sweep(partial(existing_owners, redis), untouched=seconds)
         except (RedisError, OSError) as error:
             log.warning("expired uploads wait: %s: %s", type(error).__name__, error)
         await asyncio.sleep(min(60.0, seconds))

@@ -1,4 +1,4 @@
-"""`Pool`: long work beside short work."""
+"""`Pool`: long work does not delay short work."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ async def test_it_takes_no_thread_from_others_and_keeps_the_context() -> None:
     assert await asyncio.gather(*tasks) == [(number, "Alice", "test") for number in range(40)]
 
 
-class Known:
-    """Every document is there."""
+class EveryDocument:
+    """Finds a document under every id."""
 
     async def get(self, document_id: str) -> Any:
         return document_id
 
 
-async def test_whoever_leaves_while_it_stands_in_line_does_not_wait(
+async def test_a_queued_build_that_is_cancelled_does_not_wait_for_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is being made for others goes on; what was begun for the one who leaves has ended when he is gone."""
-    monkeypatch.setattr(sidecar, "_MAKERS", Pool("test", 1))
-    beside, begun, made = Sidecar(Blobs(f"file://{tmp_path}"), Known()), threading.Event(), []
+    """Cancelling a task ends its own build, and no other task's."""
+    monkeypatch.setattr(sidecar, "_LONG_BUILDS", Pool("test", 1))
+    beside, begun, made = Sidecar(Blobs(f"file://{tmp_path}"), EveryDocument()), threading.Event(), []
 
     def make(path: Path, stop: threading.Event) -> None:
         begun.set()
         assert stop.wait(30)
         made.append(path.name)
-        raise sidecar.Stopped
+        raise sidecar.BuildCancelled
 
     def ensure(name: str) -> asyncio.Task[None]:
         document: Any = SimpleNamespace(id=name, bytes=1 << 21)
@@ -64,7 +64,7 @@ async def test_whoever_leaves_while_it_stands_in_line_does_not_wait(
     first = ensure("doc_1")
     assert await asyncio.to_thread(begun.wait, 30)
     second = ensure("doc_2")
-    while "doc_2.x" not in sidecar._MAKING or not sidecar._MAKING["doc_2.x"].locked():
+    while "doc_2.x" not in sidecar._LOCKS or not sidecar._LOCKS["doc_2.x"].locked():
         await asyncio.sleep(0.01)
     second.cancel()
     await asyncio.wait([second], timeout=30)

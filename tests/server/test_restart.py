@@ -1,4 +1,4 @@
-"""Killed with -9 at any moment: nothing acknowledged is lost, and everything goes on exactly where it stood."""
+"""A server killed at any moment loses nothing that it acknowledged, and continues exactly where it stopped."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ GREEDY = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
 SAMPLED = {"temperature": 1.0, "top_p": 1, "max_tokens": 30, "ignore_eos": True, "seed": 7}
 
 
-def test_a_novel_read_across_two_kills_equals_one_read_in_peace(server: Server, new_server) -> None:
+def test_a_reading_interrupted_by_two_kills_gives_the_same_state(server: Server, new_server) -> None:
     text = NOVEL.read_text()
     calm = server.upload(text)
 
     broken = new_server(checkpoint_seconds=0.05).start()
-    # In chunks, and answered before it is read.
+    # Uploaded in chunks, and acknowledged before it is read.
     data = text.encode()
     answer = broken.http.post("/v1/documents", content=(data[i : i + 10_007] for i in range(0, len(data), 10_007)))
     assert answer.status_code == 202
@@ -64,7 +64,7 @@ def test_kills_at_random_moments_of_reading(new_server) -> None:
 
 
 @pytest.mark.parametrize("end", ["kill -9", "SIGTERM", "SIGINT"])
-def test_a_session_goes_on_where_it_stopped(new_server, end: str) -> None:
+def test_a_session_continues_where_it_stopped(new_server, end: str) -> None:
     server = new_server().start()
     document = server.read(STORY.read_text()[:5000])["id"]
     stays, restarts = server.session(document)["id"], server.session(document)["id"]
@@ -99,7 +99,7 @@ def test_a_kill_while_answering_leaves_the_session_as_it_was(new_server) -> None
                 server.kill9()
     server.start()
     assert server.get_session(session["id"]) == session
-    # Its lease died with the server: the next message is not kept waiting.
+    # The lease ended with the server, so the next message does not wait for it.
     assert server.say(session["id"], "And now?", **GREEDY)["content"]
     server.check_keys()
 
@@ -131,7 +131,7 @@ def test_sigterm_lets_an_answer_finish_and_refuses_new_ones(new_server) -> None:
     assert [server.get_session(each)["messages"] for each in (session, whole, other)] == [2, 2, 0]
 
 
-def test_what_is_not_done_when_the_server_ends_is_told_to_come_again(new_server) -> None:
+def test_an_upload_that_is_incomplete_at_shutdown_gets_a_503_with_retry_after(new_server) -> None:
     server = new_server().start()
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
         peer.sendall(b"POST /v1/documents HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\nhalf")
@@ -144,7 +144,7 @@ def test_what_is_not_done_when_the_server_ends_is_told_to_come_again(new_server)
     assert not [path.name for path in (server.data / "documents").iterdir() if path.name.startswith(".")]
 
 
-def test_a_document_of_another_model_is_read_again_and_its_sessions_say_why_not(new_server, tmp_path) -> None:
+def test_after_a_change_of_model_documents_are_read_again_and_sessions_are_refused(new_server, tmp_path) -> None:
     from tests.tinymodel import make_model
 
     data = tmp_path / "data"

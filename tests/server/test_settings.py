@@ -1,4 +1,4 @@
-"""Settings: from variables and flags, unknown ones refused, all of them documented."""
+"""Settings are read from variables and flags; unknown ones are refused; all are documented."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_bad_variables_are_named(monkeypatch: pytest.MonkeyPatch, variable: str,
     assert words in str(caught.value)
 
 
-def test_files_hold_what_nobody_should_read_in_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_secrets_are_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "everlong_redis_url").write_text("redis://:secret@redis:6379/0\n")
     (tmp_path / "another-programs").write_text("?")
     monkeypatch.setenv("EVERLONG_SECRETS_DIR", str(tmp_path))
@@ -66,12 +66,12 @@ def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
         load_settings(["--prot", "1"])
 
 
-def test_every_setting_says_what_it_is() -> None:
+def test_every_setting_has_a_description() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
 
 
-def test_nothing_else_reads_the_environment() -> None:
+def test_only_settings_reads_the_environment() -> None:
     readers = [
         path.name
         for path in [*SERVER.rglob("*.py"), *(SERVER.parents[1] / "models").rglob("*.py")]
@@ -90,5 +90,5 @@ def test_nothing_else_reads_the_environment() -> None:
         ("box", "box:80"),
     ],
 )
-def test_where_a_server_is_reached(host: str, reached: str) -> None:
+def test_the_address_that_a_server_is_reached_at(host: str, reached: str) -> None:
     assert Settings(host=host).reached_at(80) == reached

@@ -20,7 +20,7 @@ from everlong_server.engine.answering.grounding import search_words
 from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.search_only import SearchOnlyTexts
+from everlong_server.store.texts.search_corpus import SearchCorpus
 
 PASSAGES = 16
 """Of each question, as the server asks for them."""
@@ -42,7 +42,7 @@ def run(
     tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=models_dir, progress=progress))
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         return asyncio.run(
-            _measure(SearchOnlyTexts(Blobs(f"file://{folder}")), tokenizer, whole, questions, rounds, progress)
+            _measure(SearchCorpus(Blobs(f"file://{folder}")), tokenizer, whole, questions, rounds, progress)
         )
 
 
@@ -59,7 +59,7 @@ def whole_text(folder: Path | None, size: int) -> str:
 
 
 async def _measure(
-    shelf: SearchOnlyTexts,
+    shelf: SearchCorpus,
     tokenizer: Tokenizer,
     whole: str,
     questions: int,
@@ -105,12 +105,12 @@ def _cpu(work: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
-def _encode(shelf: SearchOnlyTexts, tokenizer: Tokenizer, document: Document) -> int:
+def _encode(shelf: SearchCorpus, tokenizer: Tokenizer, document: Document) -> int:
     with shelf.blobs.open(document.id, 0) as file:
         return sum(len(piece.tokens) for piece in token_blocks(file, tokenizer, 0))
 
 
-async def _search(shelf: SearchOnlyTexts, document: Document, question: str) -> float:
+async def _search(shelf: SearchCorpus, document: Document, question: str) -> float:
     """CPU seconds, from the words to the passages."""
     begin = 0.0
     for _ in range(2):  # the first one reads the file

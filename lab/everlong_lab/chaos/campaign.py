@@ -187,7 +187,7 @@ async def _leaked(here: World, before: dict[str, Any]) -> list[str]:
             count = key.startswith("{everlong}:stored:")
             if (key not in before and not count and key != "{everlong}:fence") or size:
                 found.append(f"key {key} ({size})")
-        found.extend(f"file {path.name}" for path in here.spool.iterdir() if path.name != Blobs.WORD)
+        found.extend(f"file {path.name}" for path in here.spool.iterdir() if path.name != Blobs.STORE_ID_FILE)
         return not found
 
     with contextlib.suppress(Gone):

@@ -35,7 +35,7 @@ async def once(
     `make` finds out by the id whether it was done before by a server that has been killed since.
     """
     async with await services.attempts.begin(key) as attempt:
-        await attempt.is_for(*asked)
+        await attempt.check_same_request(*asked)
         if attempt.answer is not None:
             return kind.model_validate(attempt.answer)
         made = await make(attempt.id)

@@ -38,11 +38,11 @@ async def document_view(services: Services, document: Document) -> schemas.Docum
     """A document with its reading by the served model, which is queued if there is none yet."""
     model = services.model
     id = reading_id(model.fingerprint, [document.id])
-    reading = await services.documents.reading(id)
+    reading = await services.documents.readings.get(id)
     if reading is None:  # uploaded when another model was served
         with contextlib.suppress(RateLimited):  # then it is queued when somebody looks again
-            await services.documents.ensure_reading(model.fingerprint, [document.id])
-        reading = await services.documents.reading(id)
+            await services.documents.readings.ensure(model.fingerprint, [document.id])
+        reading = await services.documents.readings.get(id)
     return _document(document, reading, model.name)
 
 

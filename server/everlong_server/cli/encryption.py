@@ -34,7 +34,7 @@ def rotate() -> None:
     from everlong_server.observability.audit import audit, command_line
     from everlong_server.store.redis.connection import connect
     from everlong_server.store.redis.embedded import EmbeddedRedisError
-    from everlong_server.store.rotation import Rotated
+    from everlong_server.store.rotation import RotationCounts
     from everlong_server.store.rotation import rotate as seal_anew
     from everlong_server.store.texts.blobs import Blobs
     from everlong_server.store.vault import Vault, VaultError
@@ -42,7 +42,7 @@ def rotate() -> None:
     settings = settings_or_fail()
     log_to_stderr()
 
-    async def run(url: str, vault: Vault) -> Rotated:
+    async def run(url: str, vault: Vault) -> RotationCounts:
         redis = connect(url)
         try:
             return await seal_anew(redis, Blobs(settings.blobs, vault, settings.private_dir), vault)

@@ -91,7 +91,6 @@ def _with(settings: Settings, work: Callable[[Credentials], Awaitable[T]]) -> T:
     from redis.exceptions import RedisError
 
     from everlong_server.errors import ServerError
-    from everlong_server.store.documents import adopt
     from everlong_server.store.redis.connection import connect
     from everlong_server.store.redis.embedded import EmbeddedRedisError
     from everlong_server.store.tenants.credentials import Credentials
@@ -99,7 +98,6 @@ def _with(settings: Settings, work: Callable[[Credentials], Awaitable[T]]) -> T:
     async def run(url: str) -> T:
         redis = connect(url, settings.redis_copies)
         try:
-            await adopt(redis)
             return await work(Credentials(redis))
         finally:
             await redis.aclose()

@@ -13,8 +13,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from everlong_server.engine.device.engine import Engine
 from everlong_server.observability.metrics import Metrics
-from everlong_server.store.documents import Fenced
-from everlong_server.store.jobs import Job, Jobs, entry_of
+from everlong_server.store.jobs import Job, Jobs, entry_of_claimant
+from everlong_server.store.readings import StaleClaim
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class JobWorker(ABC, Generic[C]):
     - Redis is unavailable: wait, and continue with the same claim; that is no try;
     - an error: retry after a pause that doubles; after `max_tries` claims without progress the job fails;
     - `CannotDoHere`: queue the job again behind all others;
-    - `Fenced`: leave the job to the replica that has claimed it;
+    - `StaleClaim`: leave the job to the replica that has claimed it;
     - the device has failed, or `Stopping`: the job stays for this server's next start or for another replica.
     """
 
@@ -145,7 +145,7 @@ class JobWorker(ABC, Generic[C]):
                 log.warning("%s %s is given back: %s", self.noun, job.id, error)
                 await asyncio.sleep(_GIVE_BACK_SECONDS)
                 ending = self._give_back
-            except Fenced as error:
+            except StaleClaim as error:
                 log.info("%s %s stops: %s", self.noun, job.id, error)
                 ending, by = self._leave_to_holder, job.claimant()
             except Exception:  # such as a device out of memory; the next claim counts one more try
@@ -170,7 +170,7 @@ class JobWorker(ABC, Generic[C]):
         return True
 
     async def _requeue(self, job: Job, claim: C | None) -> bool:
-        await self._jobs.again(job)
+        await self._jobs.requeue(job)
         return True
 
     async def _give_back(self, job: Job, claim: C | None) -> bool:
@@ -183,6 +183,6 @@ class JobWorker(ABC, Generic[C]):
         holder = await self.holder(job.id, claim) if claim is not None else None
         if holder is None:
             return False
-        await self._jobs.drop(job, entry_of(holder))
+        await self._jobs.drop(job, entry_of_claimant(holder))
         self._metrics.lease_losses.labels(self.noun).inc()
         return True

@@ -1,7 +1,8 @@
-"""`Chats`: where chat_turns stood that their callers keep themselves, found again by what was said.
+"""`Chats`: a cache of the states of chats, which callers keep themselves and send whole with each request.
 
-A cache: what it has forgotten is read anew. A chat is never changed, only continued under another digest, so that any
-number of callers may go on from the same point, and none has to wait for another.
+An entry is found by the digest of the messages that led to its state. Losing one costs time only: the chat is prefilled
+again. An entry is never changed, only continued under another digest. So any number of callers can continue from the same
+point at once without waiting for each other.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from typing import Any
 from everlong_server.errors import Damaged, KeyMissing
 from everlong_server.store.records import Message, Session
 from everlong_server.store.redis import keys
-from everlong_server.store.redis.connection import Client, every
+from everlong_server.store.redis.connection import Client, all_keys
 from everlong_server.store.redis.scripts import Scripts, flat
 from everlong_server.store.vault import Vault
 
 log = logging.getLogger(__name__)
 
-# KEYS: chat, then its documents. ARGV: milliseconds, fields and values
-# Returns 1, or 0 if a document is gone: what it taught goes with it.
+# Stores a chat, unless one of its documents was deleted: the state holds what the document said.
+# KEYS: chat, then its documents. ARGV: milliseconds to live, fields and values
+# Returns 1, or 0 if a document is gone.
 _KEEP = """
 for i = 2, #KEYS do
   if redis.call('EXISTS', KEYS[i]) == 0 then return 0 end
@@ -33,15 +35,17 @@ return 1
 """
 
 
-def digests(model: str, documents: Sequence[str], said: Sequence[Message], after: str | None = None) -> list[str]:
-    """For each message the digest of the dialogue up to and with it. How answers are drawn has no part in it.
+def digests(model: str, documents: Sequence[str], messages: Sequence[Message], after: str | None = None) -> list[str]:
+    """Return, for each message, the digest of the chat up to and including it.
 
-    `after`: the digest of what was said before, if anything was.
+    `after`: the digest of the messages that came before these, if any. Sampling parameters are not part of a digest.
     """
-    every = [after or _digest(model, list(documents))]
-    for message in said:
-        every.append(_digest(every[-1], message.role, message.content))
-    return every[1:]
+    digest = after or _digest(model, list(documents))
+    found = []
+    for message in messages:
+        digest = _digest(digest, message.role, message.content)
+        found.append(digest)
+    return found
 
 
 def _digest(*parts: Any) -> str:
@@ -49,9 +53,9 @@ def _digest(*parts: Any) -> str:
 
 
 class Chats:
-    """A tenant's chats on all replicas. `seconds`: how long one is kept after its last use.
+    """One tenant's chats, shared by all replicas. `seconds`: how long a chat is kept after its last use.
 
-    What another tenant has said is not known, were it the same words: that it was said is a secret too.
+    Tenants never share entries, not even for equal messages: a cache hit would reveal what another tenant wrote.
     """
 
     def __init__(self, redis: Client, tenant: str, seconds: float, vault: Vault | None = None) -> None:
@@ -63,43 +67,46 @@ class Chats:
         self._ms = int(seconds * 1000)
 
     def of(self, tenant: str) -> Chats:
-        """The same for another tenant."""
+        """Return the chats of another tenant."""
         return Chats(self._redis, tenant, self._seconds, self._vault)
 
     async def find(self, digests: Sequence[str]) -> tuple[int, Session] | None:
-        """The first of `digests` that is known: its index, and where that dialogue stood."""
+        """Return the first of `digests` that is cached, as its index and the chat's state; None if none is.
+
+        Extends the life of every cached entry among `digests`. Drops an entry that cannot be decoded.
+        """
         async with self._redis.pipeline(transaction=False) as pipe:
             for digest in digests:
                 pipe.pexpire(keys.chat(self._tenant, digest), self._ms)
-            known = await pipe.execute()
+            is_cached = await pipe.execute()
         for index, digest in enumerate(digests):
-            stored = await self._redis.hgetall(keys.chat(self._tenant, digest)) if known[index] else None
-            if stored:  # else it has just expired
+            stored = await self._redis.hgetall(keys.chat(self._tenant, digest)) if is_cached[index] else None
+            if stored:  # empty if it has expired since
                 try:
                     return index, Session.of(self._vault.opened(stored))
                 except (LookupError, ValueError, Damaged, KeyMissing) as error:
-                    log.warning("a chat that cannot be understood is dropped: %r", error)
+                    log.warning("dropped a cached chat that cannot be decoded: %r", error)
                     await self.drop(digest)
         return None
 
-    async def keep(self, stands: Session) -> None:
-        """Where a dialogue stands, under the digest that is its id.
+    async def keep(self, chat: Session) -> None:
+        """Cache a chat's state under its id, which is its digest.
 
-        Nothing is kept of one about a document that was deleted meanwhile.
+        Does nothing if one of its documents was deleted meanwhile.
         """
         await self._scripts.run(
             _KEEP,
-            [keys.chat(self._tenant, stands.id), *map(keys.document, stands.documents)],
-            [self._ms, *flat(self._vault.sealed(stands.whole()))],
+            [keys.chat(self._tenant, chat.id), *map(keys.document, chat.documents)],
+            [self._ms, *flat(self._vault.sealed(chat.all_fields()))],
         )
 
     async def drop(self, digest: str) -> None:
-        """Forgets how that dialogue stood."""
+        """Remove the cached chat with that digest."""
         await self._redis.delete(keys.chat(self._tenant, digest))
 
     async def forget(self, document_id: str) -> None:
-        """Forgets every dialogue about the document. Looks at all chats of the tenant: for what is done seldom."""
-        named = json.dumps(document_id).encode()
-        for key in await every(self._redis, keys.chat(self._tenant, "*")):
-            if named in (await self._redis.hget(key, "documents") or b""):
+        """Remove every cached chat about the document. Scans all chats of the tenant, so call it rarely."""
+        quoted_id = json.dumps(document_id).encode()
+        for key in await all_keys(self._redis, keys.chat(self._tenant, "*")):
+            if quoted_id in (await self._redis.hget(key, "documents") or b""):
                 await self._redis.delete(key)

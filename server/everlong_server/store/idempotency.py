@@ -1,8 +1,8 @@
-"""`IdempotencyRecords`: requests with an `Idempotency-Key`, so that one that is sent again is not done again.
+"""`IdempotencyRecords`: requests with an `Idempotency-Key`, so that a retry returns the first result.
 
-A record is made before anything is done, with the id that the document, session or message is going to have. Whoever
-takes a request up again, after its server was killed, finds by this id what was done: there is no step between an
-effect and its record that a kill could hit.
+A record is written before any work starts, with the id that the new document, session or message will get. If the server is
+killed, whoever retries the request looks for an object with this id and so finds what was done already. There is no moment
+between an effect and its record at which a kill could lose either.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts
 from everlong_server.store.vault import Vault
 
-# KEYS: attempt. ARGV: owner `replica|nonce`, id, milliseconds, prefix of replica keys
-# Returns nothing (its owner lives and is at it), or {first, again or done; id; fingerprint; answer}
+# KEYS: attempt. ARGV: owner `replica|nonce`, id, milliseconds to live, prefix of replica keys
+# Returns nothing (the owner is alive and working on it), or {'first', 'again' or 'done'; id; fingerprint; answer}
 _BEGIN = """
 local owner, id, fingerprint, answer = unpack(redis.call('HMGET', KEYS[1], 'owner', 'id', 'fingerprint', 'answer'))
 if not id then
@@ -40,7 +40,8 @@ redis.call('HSET', KEYS[1], 'owner', ARGV[1])
 return {'again', id, fingerprint or '', ''}
 """
 
-# KEYS: attempt. ARGV: owner, field or 'forget', value, milliseconds. Returns 1, or 0 if it is no longer the owner's.
+# KEYS: attempt. ARGV: owner, field or 'forget', value, milliseconds to live
+# Returns 1, or 0 if the record has another owner.
 _END = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 if ARGV[2] == 'forget' then return redis.call('DEL', KEYS[1]) end
@@ -51,7 +52,10 @@ return 1
 
 
 class IdempotencyRecords:
-    """Of one tenant. `replica`: this process's id; `seconds`: how long an answer is kept."""
+    """One tenant's records. `replica`: this process's id. `seconds`: how long an answer is kept.
+
+    `unreleased`: records that could not be released because Redis was away; shared by all tenants of this process.
+    """
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class IdempotencyRecords:
         tenant: str,
         replica: str,
         seconds: float,
-        left: list[IdempotencyRecord],
+        unreleased: list[IdempotencyRecord],
         vault: Vault | None = None,
     ) -> None:
         self._vault = vault or Vault()
@@ -68,14 +72,17 @@ class IdempotencyRecords:
         self._tenant = tenant
         self._replica = replica
         self._seconds = seconds
-        self._left = left
+        self._unreleased = unreleased
 
     def of(self, tenant: str) -> IdempotencyRecords:
-        """The same for another tenant."""
-        return IdempotencyRecords(self._redis, tenant, self._replica, self._seconds, self._left, self._vault)
+        """Return the records of another tenant."""
+        return IdempotencyRecords(self._redis, tenant, self._replica, self._seconds, self._unreleased, self._vault)
 
     async def begin(self, key: str | None) -> IdempotencyRecord:
-        """An attempt at what the caller names `key`; None is a request that is made once. Raises `Conflict`: it is under way."""
+        """Return the record of the request that the client calls `key`; without a key, a record that is not stored.
+
+        Raises `Conflict` if a living replica is working on the same request.
+        """
         if key is None:
             return IdempotencyRecord(self, None, "", uuid.uuid4().hex, "", None, first=True)
         record = keys.attempt(self._tenant, hashlib.sha256(key.encode()).hexdigest())
@@ -84,54 +91,55 @@ class IdempotencyRecords:
             found = await self._scripts.run(
                 _BEGIN, [record], [owner, uuid.uuid4().hex, int(self._seconds * 1000), keys.REPLICA]
             )
-        except (RedisError, asyncio.CancelledError):  # Redis may have it down all the same
-            await self.free(IdempotencyRecord(self, record, owner, "", "", None, first=True))
+        except (RedisError, asyncio.CancelledError):  # Redis may have written the record all the same
+            await self.release(IdempotencyRecord(self, record, owner, "", "", None, first=True))
             raise
         if not found:
             raise Conflict(
-                "a request with this Idempotency-Key is still running", param="Idempotency-Key",
+                "a request with this Idempotency-Key is still running: retry in a second", param="Idempotency-Key",
                 code="idempotency_in_progress", retry_after=1,
             )  # fmt: skip
-        kind, made, fingerprint = (part.decode() for part in found[:3])
+        kind, id, fingerprint = (part.decode() for part in found[:3])
         answer = self._vault.unseal(found[3], "answer") if found[3] else b""
         return IdempotencyRecord(
-            self, record, owner, made, fingerprint, json.loads(answer or b"null"), first=kind == "first"
+            self, record, owner, id, fingerprint, json.loads(answer or b"null"), first=kind == "first"
         )
 
-    async def write(self, attempt: IdempotencyRecord, what: str, value: str) -> bool:
-        """Changes the record, if it is still the attempt's."""
-        args = [attempt.owner, what, self._vault.sealed({what: value})[what], int(self._seconds * 1000)]
-        return bool(await self._scripts.run(_END, [attempt.record or ""], args))
+    async def write(self, record: IdempotencyRecord, field: str, value: str) -> bool:
+        """Write a field (or "forget" the record); False if another replica has taken the record over."""
+        args = [record.owner, field, self._vault.sealed({field: value})[field], int(self._seconds * 1000)]
+        return bool(await self._scripts.run(_END, [record.key or ""], args))
 
-    async def has(self, attempt: IdempotencyRecord) -> bool:
-        """Whether the record is still the attempt's."""
-        return bool(await self._redis.hget(attempt.record, "owner") == attempt.owner.encode())
+    async def owns(self, record: IdempotencyRecord) -> bool:
+        """Whether `record.owner` still owns the stored record."""
+        return bool(await self._redis.hget(record.key, "owner") == record.owner.encode())
 
-    async def free(self, attempt: IdempotencyRecord) -> None:
-        """Leaves the attempt to whoever tries next; if Redis is away, as soon as it is back."""
-        self._left.append(attempt)
+    async def release(self, record: IdempotencyRecord) -> None:
+        """Give the record up, so that a retry can take it over at once. If Redis is away, this happens when it is back."""
+        self._unreleased.append(record)
         with contextlib.suppress(RedisError):
-            await self.settle()
+            await self.release_pending()
 
-    async def settle(self) -> None:
-        """Frees what could not be freed before."""
-        while self._left:
-            attempt = self._left[-1]
-            await self.write(attempt, "owner", "")
-            with contextlib.suppress(ValueError):  # another task has
-                self._left.remove(attempt)
+    async def release_pending(self) -> None:
+        """Release the records that could not be released before. Raises `RedisError`."""
+        while self._unreleased:
+            record = self._unreleased[-1]
+            await self.write(record, "owner", "")
+            with contextlib.suppress(ValueError):  # another task has removed it
+                self._unreleased.remove(record)
 
 
 class IdempotencyRecord:
-    """One request. As a context it gives up what was not finished in it.
+    """One request. Used as a context, it gives the request up unless `finish` was called.
 
-    `id`: of what is made, behind its prefix. `first`: nobody has tried before. `answer`: it is done, with this.
+    `id`: the id of the object to make, without its prefix. `first`: no earlier attempt was made. `answer`: the stored answer
+    if the request is done already. `key`: the Redis key; None for a request without an `Idempotency-Key`.
     """
 
     def __init__(
         self,
-        attempts: IdempotencyRecords,
-        record: str | None,
+        records: IdempotencyRecords,
+        key: str | None,
         owner: str,
         id: str,
         fingerprint: str,
@@ -139,49 +147,50 @@ class IdempotencyRecord:
         *,
         first: bool,
     ) -> None:
-        self._attempts = attempts
-        self.record = record
+        self._records = records
+        self.key = key
         self.owner = owner
         self.id = id
         self._fingerprint = fingerprint
         self.answer = answer
         self.first = first
-        self._over = record is None or answer is not None
+        self._ended = key is None or answer is not None
 
-    async def is_for(self, *parts: str) -> None:
-        """Says what is asked for, before it is done. Raises `InvalidRequest` if it was something else before."""
-        if self.record is None:
+    async def check_same_request(self, *parts: str) -> None:
+        """Record what the request asks for, before any work. Raises `InvalidRequest` if the key was used for another request."""
+        if self.key is None:
             return
         fingerprint = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         if self._fingerprint not in ("", fingerprint):
             raise InvalidRequest(
-                "this Idempotency-Key was used for another request; each request needs a key of its own",
+                "this Idempotency-Key was used for another request: send a new key with each new request",
                 param="Idempotency-Key", code="idempotency_key_reused",
             )  # fmt: skip
-        if not self._over and not await self._attempts.write(self, "fingerprint", fingerprint):
-            raise Conflict("another server has taken this request over", param="Idempotency-Key")
+        if not self._ended and not await self._records.write(self, "fingerprint", fingerprint):
+            raise Conflict("another server has taken this request over: retry it", param="Idempotency-Key")
 
-    async def mine(self) -> bool:
-        """Whether no other server has taken the request over, whose id is this one's too."""
-        return self.record is None or await self._attempts.has(self)
+    async def is_owner(self) -> bool:
+        """Whether this server still owns the request. Another server that took it over makes an object with the same id."""
+        return self.key is None or await self._records.owns(self)
 
     async def finish(self, answer: Any) -> None:
-        """It is done: from now on this is the answer."""
-        if not self._over:
-            await self._attempts.write(self, "answer", json.dumps(answer))
-            self._over = True
+        """Store the answer, which every retry returns from now on."""
+        if not self._ended:
+            await self._records.write(self, "answer", json.dumps(answer))
+            self._ended = True
 
     async def give_up(self, error: BaseException | None) -> None:
-        """It was not done. A request that was refused can be mended under the same key; else the id stays."""
-        if self._over:
+        """End the request without an answer. After a client's error the record is deleted, so that a corrected request may use
+        the same key; after any other error the record keeps its id for a retry."""
+        if self._ended:
             return
-        self._over = True
-        mine = not isinstance(error, InvalidRequest) or error.code != "idempotency_key_reused"
-        if mine and isinstance(error, ServerError) and error.status < 500:
+        self._ended = True
+        key_reused = isinstance(error, InvalidRequest) and error.code == "idempotency_key_reused"
+        if not key_reused and isinstance(error, ServerError) and error.status < 500:
             with contextlib.suppress(RedisError):
-                await self._attempts.write(self, "forget", "")
+                await self._records.write(self, "forget", "")
                 return
-        await self._attempts.free(self)
+        await self._records.release(self)
 
     async def __aenter__(self) -> Self:
         return self

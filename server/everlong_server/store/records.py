@@ -1,4 +1,4 @@
-"""The records that Redis holds, as values: `Document`, `Reading`, `Session`; and how they are read from hashes."""
+"""The records that Redis stores, as values: `Document`, `Reading`, `Session`; with their conversion from and to hashes."""
 
 from __future__ import annotations
 
@@ -14,37 +14,40 @@ from typing import Any, Literal
 
 Hash = Mapping[bytes, bytes]
 DEFAULT_TENANT = "default"
-"""Everybody, where no keys are asked for; and whom things belong to that were made before there were tenants."""
+"""The only tenant of a server that requires no API keys."""
 _ID = re.compile(r"(doc|ses|resp|upload|part)_[0-9a-f]{32}")
 
 
 def new_id(prefix: str) -> str:
-    """A new identifier, such as `doc_3f…`."""
+    """Return a new identifier, such as `doc_3f…`."""
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
 def is_id(prefix: str, text: str) -> bool:
-    """Whether `text` can be an identifier that `new_id(prefix)` made. Only those become part of a key."""
+    """Whether `text` has the form of `new_id(prefix)`. Only such text may become part of a Redis key."""
     return _ID.fullmatch(text) is not None and text.startswith(f"{prefix}_")
 
 
 def now() -> float:
-    """Unix time in seconds."""
+    """Return the Unix time in seconds."""
     return time.time()
 
 
-def belongs(tenant: bytes | None) -> str:
-    """The tenant that a stored object's field `tenant` names."""
-    return DEFAULT_TENANT if tenant is None else tenant.decode()
+def is_foreign(tenant: str | None, stored: bytes | None) -> bool:
+    """Whether a tenant must not see an object whose stored tenant is `stored`; None there: the object does not exist.
+
+    `tenant` None sees the objects of all tenants.
+    """
+    return stored is None or tenant not in (None, stored.decode())
 
 
 def reading_id(model: str, documents: Sequence[str]) -> str:
-    """One reading for each model fingerprint and sequence of documents."""
+    """Return the id of the reading of that sequence of documents by the model with that fingerprint."""
     return hashlib.sha256(json.dumps([model, list(documents)]).encode()).hexdigest()[:32]
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Token ids as little-endian uint32."""
+    """Encode token ids as little-endian uint32."""
     return struct.pack(f"<{len(tokens)}I", *tokens)
 
 
@@ -55,10 +58,10 @@ def unpack_tokens(blob: bytes) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """An uploaded text. `bytes`: of UTF-8. `text_offset`: where the text starts (behind a byte-order mark).
+    """An uploaded text. `bytes`: its length in UTF-8. `text_offset`: the byte at which it starts, after a byte-order mark.
 
-    `digest`: SHA-256 of the blob; None if it was stored before there was one. `format`: what the text was made of ("pdf",
-    …); None: it was text.
+    `digest`: SHA-256 of the blob, as hex; None: not checked. `format`: the file format that the text was converted from ("pdf", …); None for
+    plain text.
     """
 
     id: str
@@ -70,7 +73,7 @@ class Document:
     format: str | None = None
 
     def fields(self) -> dict[str, str | int | float]:
-        """As it is stored."""
+        """Return the fields of the hash that stores it."""
         return {
             "id": self.id, "filename": self.filename or "", "bytes": self.bytes,
             "text_offset": self.text_offset, "created_at": self.created_at, "digest": self.digest or "",
@@ -79,26 +82,26 @@ class Document:
 
     @staticmethod
     def of(stored: Hash) -> Document:
-        """From a hash."""
+        """Decode a hash."""
         return Document(
             id=stored[b"id"].decode(),
             filename=stored[b"filename"].decode() or None,
             bytes=int(stored[b"bytes"]),
             text_offset=int(stored[b"text_offset"]),
             created_at=float(stored[b"created_at"]),
-            digest=stored.get(b"digest", b"").decode() or None,
-            format=stored.get(b"format", b"").decode() or None,
+            digest=stored[b"digest"].decode() or None,
+            format=stored[b"format"].decode() or None,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a reading has come in its last document.
+    """The progress of a reading in its last document.
 
-    `offset`: a byte of the text at which encoding can be resumed; `skip`: how many tokens from there on are already in
-    the state or the open segment. `tokens`: of the document, read. `position`: tokens of all documents and of the chat
-    format, read. `open`: the open segment. `segments`: full ones, read. `bytes`: of the text, about, read. `seconds`: of
-    reading.
+    `offset`: a byte of the text at which tokenising can resume. `skip`: how many tokens from there on are in the state or the
+    open segment already. `tokens`: tokens of the document that were read. `position`: tokens of all documents and of the chat
+    format that were read. `segments`: full segments that were read. `bytes`: bytes of the text that were read, approximately.
+    `seconds`: time spent reading. `open`: the tokens of the open segment.
     """
 
     offset: int = 0
@@ -113,7 +116,11 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one model has learnt from documents read in order. `state`: an encoded MemoryState, absent at the start."""
+    """The prefill of a sequence of documents by one model.
+
+    `state`: the encoded MemoryState; None before the first checkpoint, or if it was not fetched. `status`: queued, reading,
+    ready, failed. `version`: counts the checkpoints.
+    """
 
     id: str
     model: str
@@ -127,16 +134,16 @@ class Reading:
     error: dict[str, str] | None
     tenant: str
     trace: str = ""
-    """The `traceparent` of what asked for it first."""
+    """The `traceparent` of the request that created it."""
 
     @property
     def parent(self) -> str | None:
-        """The reading of all documents but the last, whose state this one starts from."""
+        """The id of the reading of all documents but the last, whose state this one starts from."""
         return reading_id(self.model, self.documents[:-1]) if len(self.documents) > 1 else None
 
     @staticmethod
     def fields(model: str, documents: Sequence[str], tenant: str, trace: str = "") -> dict[str, str | int | float]:
-        """A new one, as it is stored."""
+        """Return the fields of the hash that stores a new, queued reading."""
         return {
             "id": reading_id(model, documents), "tenant": tenant, "model": model, "documents": json.dumps(list(documents)),
             "status": "queued", "version": 0, "fence": 0, "attempts": 0, "created_at": now(), **({"trace": trace} if trace else {}),
@@ -144,7 +151,7 @@ class Reading:
 
     @staticmethod
     def of(stored: Hash) -> Reading:
-        """From a hash, with or without its state."""
+        """Decode a hash, with or without its state."""
         return Reading(
             id=stored[b"id"].decode(),
             model=stored[b"model"].decode(),
@@ -165,13 +172,13 @@ class Reading:
             state_bytes=int(stored.get(b"state_bytes", 0)),
             state_digest=stored[b"state_digest"].decode() if stored.get(b"state_digest") else None,
             error=json.loads(stored[b"error"]) if stored.get(b"error") else None,
-            tenant=belongs(stored.get(b"tenant")),
+            tenant=stored[b"tenant"].decode(),
             trace=stored.get(b"trace", b"").decode(),
         )
 
 
 def title_of(question: str) -> str:
-    """A question in a line of at most 80 characters, cut between words where it has some."""
+    """Return a question as one line of at most 80 characters, cut between words where possible."""
     line = " ".join(question.split())
     if len(line) <= _TITLE:
         return line
@@ -184,21 +191,25 @@ _TITLE = 80
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a dialogue. The first of it may be the system's; then user and assistant take turns."""
+    """A message of a conversation. The first may be the system's; then user and assistant alternate."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
-Wish = dict[str, int] | Literal[False] | None
-"""What was said of recall: `passages`, `tokens`, either or both; False: no passages; None: nothing."""
+RecallChoice = dict[str, int] | Literal[False] | None
+"""A request's or session's setting for recall: `passages` and `tokens`, either or both; False: no passages; None: not set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A fork of its documents' state plus the dialogue. It has `started` once it has a state: when its documents are
-    read, or at its first message. `state` is that state if it was asked for. `title`: its first question, or what it was
-    given. `recall`: of messages that say nothing of it."""
+    """A copy of the state of its documents' reading, and the messages since.
+
+    `started`: whether it has a state, which it gets when its documents are ready or with its first message. `state`: that
+    state, if it was fetched. `title`: the first question, or the title that a client gave it. `recall`: the setting for
+    messages that have none of their own. `position`: tokens read so far. `open`: the tokens of the open segment. `version`:
+    counts the commits.
+    """
 
     id: str
     model: str
@@ -214,22 +225,22 @@ class Session:
     state_bytes: int
     state_digest: str | None
     title: str | None = None
-    recall: Wish = None
+    recall: RecallChoice = None
 
     @property
     def reading(self) -> str | None:
-        """The reading that the session starts from."""
+        """The id of the reading that the session starts from."""
         return reading_id(self.model, self.documents) if self.documents else None
 
     @staticmethod
     def fields(session_id: str, model: str, model_name: str, documents: Sequence[str]) -> dict[str, str | int | float]:
-        """A new one, as it is stored."""
+        """Return the fields of the hash that stores a new session."""
         return {
             "id": session_id, "model": model, "model_name": model_name, "documents": json.dumps(list(documents)),
             "created_at": now(), "version": 0, "messages": 0, "position": 0,
         }  # fmt: skip
 
-    def behind(
+    def after_answer(
         self,
         id: str,
         messages: int,
@@ -240,14 +251,14 @@ class Session:
         open: Sequence[int],
         position: int,
     ) -> Session:
-        """What this one has become after an answer, under another `id`, with so many `messages`."""
+        """Return the session as it is after an answer, under another `id`. `messages`: how many it has then."""
         return Session(
             id, self.model, self.model_name, self.documents, now(), 0, messages, position, tuple(open), True, state,
             state_bytes, state_digest,
         )  # fmt: skip
 
-    def whole(self) -> dict[str, Any]:
-        """All of one that has started, as it is stored."""
+    def all_fields(self) -> dict[str, Any]:
+        """Return the fields of the hash that stores a session which has started."""
         return {
             "id": self.id, "model": self.model, "model_name": self.model_name, "documents": json.dumps(self.documents),
             "created_at": self.created_at, "version": self.version, "messages": self.messages,
@@ -257,7 +268,7 @@ class Session:
 
     @staticmethod
     def of(stored: Hash) -> Session:
-        """From a hash."""
+        """Decode a hash, with or without its state."""
         return Session(
             id=stored[b"id"].decode(),
             model=stored[b"model"].decode(),

@@ -1,7 +1,7 @@
-"""`Response`: what was asked and answered under an id; and `Responses`, which keeps them in Redis.
+"""`Response`: a stored answer under an id that others continue from; and `Responses`, which keeps them in Redis.
 
-One that has its answer is never changed: any number of others may go on from it. One that is answered in the
-background is written by whoever claimed it last, until it is over.
+A response that has its answer never changes, so any number of others can continue from it. A background response is written
+by whoever claimed it last, until it ends.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from everlong_server.errors import NotFound
-from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, belongs, is_id, now
+from everlong_server.store.records import DEFAULT_TENANT, Hash, Message, Session, is_foreign, is_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import CLAIMING, STORE, Scripts, flat
 from everlong_server.store.vault import Vault
 
 OPEN = ("queued", "in_progress")
-"""The statuses of one that is still to be answered."""
+"""The statuses of a response that has no answer yet."""
 
-# KEYS: response, jobs. ARGV: response id, milliseconds, fields and values. Stores it and queues it at once.
+# Stores a response and queues it, in one step.
+# KEYS: response, jobs. ARGV: response id, milliseconds to live, fields and values
 _QUEUE = """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end -- sent again: its answer was lost
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end -- a retry: the reply was lost
 redis.call('HSET', KEYS[1], unpack(ARGV, 3))
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('XADD', KEYS[2], '*', 'response', ARGV[1], 'tenant', redis.call('HGET', KEYS[1], 'tenant'))
 return 1
 """
 
-# KEYS: response, fence. ARGV: by what it is claimed
-# Returns {token, attempts} of the one who may write now, or nothing if it is over or gone.
+# KEYS: response, fence. ARGV: claimant
+# Returns {token, attempts} for the claimant, who alone may write from now on; or nothing if the response has ended or is gone.
 _CLAIM = (
     CLAIMING
     + """
@@ -42,16 +43,16 @@ return claim(KEYS[1], KEYS[2], ARGV[1])
 )
 
 # KEYS: response. ARGV: token, fields and values
-# Returns 1, or 0: it was cancelled, deleted, or somebody else has it
+# Returns 1, or 0 if the response was cancelled, deleted or claimed by another.
 _WRITE = """
 local now = redis.call('HMGET', KEYS[1], 'status', 'fence')
 if now[2] ~= ARGV[1] then return 0 end
-if now[1] ~= 'queued' and now[1] ~= 'in_progress' then return 1 end -- sent again: its answer was lost
+if now[1] ~= 'queued' and now[1] ~= 'in_progress' then return 1 end -- a retry: the reply was lost
 if #ARGV > 1 then redis.call('HSET', KEYS[1], unpack(ARGV, 2)) end
 return 1
 """
 
-# KEYS: response. ARGV: fields and values. Ends one that is still to be answered; nobody has it from then on.
+# Ends a response that has no answer yet. Its claim ends with it. KEYS: response. ARGV: fields and values
 _END = """
 local status = redis.call('HGET', KEYS[1], 'status')
 if status ~= 'queued' and status ~= 'in_progress' then return end
@@ -62,12 +63,12 @@ redis.call('HSET', KEYS[1], unpack(ARGV))
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """`status`: queued, in_progress; completed, incomplete, failed, cancelled.
+    """A request for an answer, and the answer once there is one.
 
-    `previous`: the response that it goes on from. `documents`: all that the dialogue is about. `said`: what was said to
-    it, `instructions` among it unless they were in force before. `request`: how it is to be answered, and whatever the
-    API wants to see again. `message`: the answer. `session`: where the dialogue stands behind it, under its digest.
-    `tenant`: whose it is.
+    `status`: queued, in_progress, completed, incomplete, failed or cancelled. `previous`: the id of the response that it
+    continues from. `documents`: all documents that the conversation is about. `said`: the new messages of the request; they
+    include `instructions` unless these were in force before. `request`: sampling parameters, and fields that the API shows
+    again. `message`: the answer. `session`: the memory after the answer, under the chat's digest. `tenant`: its owner.
     """
 
     id: str
@@ -86,70 +87,75 @@ class Response:
     session: Session | None = None
     tenant: str = DEFAULT_TENANT
     trace: str = ""
-    """The `traceparent` of what asked for it, if it is answered in the background."""
+    """The `traceparent` of the request, if it is answered in the background."""
 
     @property
     def question(self) -> str:
-        """What is answered."""
+        """The text of the last message, which is answered."""
         return self.said[-1].content
 
     def answered(self, message: dict[str, Any], session: Session) -> Response:
-        """With its answer."""
+        """Return the response with its answer: completed, or incomplete if it reached the token limit."""
         status = "incomplete" if message["finish_reason"] == "length" else "completed"
         return replace(self, status=status, completed_at=now(), message=message, session=session)
 
-    def asked(self) -> dict[str, str | float]:
-        """What never changes of it, as it is stored."""
+    def request_fields(self) -> dict[str, str | float]:
+        """Return the fields of its hash that never change."""
         facts = ("id", "model", "created_at", "background", "previous", "documents", "instructions", "request")
-        response = {name: getattr(self, name) for name in facts} | {"said": [asdict(said) for said in self.said]}
+        response = {name: getattr(self, name) for name in facts} | {"said": [asdict(message) for message in self.said]}
         return {"response": json.dumps(response), "status": self.status, "tenant": self.tenant, "trace": self.trace}
 
-    def end(self) -> dict[str, Any]:
-        """What came of it, as it is stored."""
-        given = {"status": self.status, "completed_at": json.dumps(self.completed_at)}
-        given |= {
+    def result_fields(self) -> dict[str, Any]:
+        """Return the fields of its hash that the answer, or an error, sets."""
+        fields = {"status": self.status, "completed_at": json.dumps(self.completed_at)}
+        fields |= {
             name: json.dumps(value) for name in ("message", "error") if (value := getattr(self, name)) is not None
         }
-        return given | (self.session.whole() if self.session is not None else {})
+        return fields | (self.session.all_fields() if self.session is not None else {})
 
     @property
     def stored_bytes(self) -> int:
-        """What it takes in Redis, about."""
-        return sum(len(value) for value in (self.asked() | self.end()).values() if isinstance(value, bytes | str))
+        """The bytes that it takes in Redis, approximately."""
+        return sum(
+            len(value)
+            for value in (self.request_fields() | self.result_fields()).values()
+            if isinstance(value, bytes | str)
+        )
 
     @staticmethod
     def of(stored: Hash) -> Response:
-        """From a hash, with or without its state."""
+        """Decode a hash, with or without its state."""
         facts = json.loads(stored[b"response"])
-        facts |= {"documents": tuple(facts["documents"]), "said": tuple(Message(**said) for said in facts["said"])}
+        messages = tuple(Message(**message) for message in facts["said"])
+        facts |= {"documents": tuple(facts["documents"]), "said": messages}
 
-        def given(field: bytes) -> Any:
+        def decoded(field: bytes) -> Any:
             return json.loads(stored[field]) if field in stored else None
 
         return Response(
             **facts,
             status=stored[b"status"].decode(),
-            completed_at=given(b"completed_at"),
-            message=given(b"message"),
-            error=given(b"error"),
+            completed_at=decoded(b"completed_at"),
+            message=decoded(b"message"),
+            error=decoded(b"error"),
             session=Session.of(stored) if b"state_bytes" in stored else None,
-            tenant=belongs(stored.get(b"tenant")),
-            trace=stored.get(b"trace", b"").decode(),
+            tenant=stored[b"tenant"].decode(),
+            trace=stored[b"trace"].decode(),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """The right to write a response. `attempts`: how often it was claimed."""
+class ResponseClaim:
+    """The right to write a response. `token`: the fencing token. `attempts`: how often the response was claimed."""
 
     token: int
     attempts: int
 
 
 class Responses:
-    """A tenant's responses on all replicas. `seconds`: how long one is kept after its last use.
+    """One tenant's responses, shared by all replicas. `seconds`: how long a response is kept after its last use.
 
-    `tenant` None: everybody's, for those who answer in the background.
+    `tenant` None: the responses of all tenants, for the workers that answer in the background.
     """
 
     def __init__(self, redis: Client, tenant: str | None, seconds: float, vault: Vault | None = None) -> None:
@@ -162,65 +168,73 @@ class Responses:
 
     @property
     def tenant(self) -> str:
-        """Whose responses are made here."""
-        assert self._tenant is not None, "a response belongs to somebody"
+        """The tenant that new responses belong to."""
+        assert self._tenant is not None, "creating a response takes a tenant"
         return self._tenant
 
     @property
     def seconds(self) -> float:
-        """How long one is kept after its last use."""
+        """How long a response is kept after its last use."""
         return self._seconds
 
     def of(self, tenant: str) -> Responses:
-        """The same for another tenant."""
+        """Return the responses of another tenant."""
         return Responses(self._redis, tenant, self._seconds, self._vault)
 
     async def get(self, response_id: str, *, with_state: bool = False, param: str = "response_id") -> Response:
-        """Raises `NotFound`. With its state it is about to be gone on from: it is kept for longer then."""
+        """Return the response. Raises `NotFound`, naming `param`.
+
+        `with_state`: also fetch its state, to continue from it; this counts as a use and extends its life.
+        """
         if not is_id("resp", response_id):
             raise no_response(response_id, param)
         key, fields = keys.response(response_id), (*_FACTS, b"state") if with_state else _FACTS
         values = await self._redis.hmget(key, fields)
         stored = {field: value for field, value in zip(fields, values, strict=True) if value is not None}
-        if not stored or self._tenant not in (None, belongs(stored.get(b"tenant"))):
+        if is_foreign(self._tenant, stored.get(b"tenant")):
             raise no_response(response_id, param)
         if with_state:
             await self._redis.pexpire(key, self._ms)
         return Response.of(self._vault.opened(stored))
 
     async def keep(self, response: Response) -> None:
-        """Stores one that has its answer."""
-        fields = self._vault.sealed(response.asked() | response.end())
+        """Store a response that has its answer."""
+        fields = self._vault.sealed(response.request_fields() | response.result_fields())
         await self._scripts.run(STORE, [keys.response(response.id)], [self._ms, "", "", *flat(fields)])
 
     async def delete(self, response_id: str) -> None:
-        """Raises `NotFound`. Whoever is answering it finds it gone and writes nothing."""
+        """Delete the response. Raises `NotFound`. A worker that is still answering it finds it gone and writes nothing."""
         await self.get(response_id)
         await self._redis.delete(keys.response(response_id))
 
     # In the background
 
     async def queue(self, response: Response) -> None:
-        """Stores it and queues its answering, at once."""
+        """Store the response and queue it for a background worker, in one step."""
         await self._scripts.run(
             _QUEUE,
             [keys.response(response.id), keys.responses(response.model)],
-            [response.id, self._ms, *flat(self._vault.sealed(response.asked()))],
+            [response.id, self._ms, *flat(self._vault.sealed(response.request_fields()))],
         )
 
-    async def claim(self, response_id: str, by: str) -> Claim | None:
-        """The right to write it from now on, taken from whoever had it; None if it is over or gone. The same `by` again
-        has the same right, as long as nobody else has claimed it."""
-        result = await self._scripts.run(_CLAIM, [keys.response(response_id), keys.FENCE], [by])
-        return Claim(int(result[0]), int(result[1])) if result else None
+    async def claim(self, response_id: str, by: str) -> ResponseClaim | None:
+        """Claim the response for the claimant `by`, ending any earlier claim. Returns None if it has ended or is gone.
 
-    async def write(self, response_id: str, claim: Claim, fields: Mapping[str, Any] | None = None) -> bool:
-        """Writes `fields` of it; False, and nothing is written, if it was cancelled, deleted or claimed by another."""
+        A retry with the same `by` returns the same claim, unless another claimant came in between.
+        """
+        result = await self._scripts.run(_CLAIM, [keys.response(response_id), keys.FENCE], [by])
+        return ResponseClaim(int(result[0]), int(result[1])) if result else None
+
+    async def write(self, response_id: str, claim: ResponseClaim, fields: Mapping[str, Any] | None = None) -> bool:
+        """Write fields of its hash. Returns False, having written nothing, if it was cancelled, deleted or claimed by another.
+
+        Without `fields`, only checks the claim.
+        """
         args = [claim.token, *flat(self._vault.sealed(fields or {}))]
         return bool(await self._scripts.run(_WRITE, [keys.response(response_id)], args))
 
     async def end(self, response_id: str, status: str, error: dict[str, Any] | None = None) -> None:
-        """Ends one that is still to be answered, whoever has it; if there is none, or it is over, all is as it was."""
+        """End a response that has no answer yet, whoever has claimed it. Does nothing if it has ended or is gone."""
         fields = {"status": status} | ({} if error is None else {"error": json.dumps(error)})
         await self._scripts.run(_END, [keys.response(response_id)], flat(self._vault.sealed(fields)))
 
@@ -233,6 +247,6 @@ _FACTS = (
 
 
 def no_response(response_id: str, param: str) -> NotFound:
-    """The error for a response that is not there."""
+    """Return the error for a response that does not exist."""
     code = "previous_response_not_found" if param == "previous_response_id" else "response_not_found"
     return NotFound(f"no response {response_id[:64]!r}", param=param, code=code)

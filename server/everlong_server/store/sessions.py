@@ -1,4 +1,4 @@
-"""`Sessions` in Redis, and the lease that makes one writer of each."""
+"""`Sessions`: sessions in Redis, and the lease that allows one writer at a time for each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from everlong_server.errors import Conflict, NotFound, SessionBusy
-from everlong_server.store.documents import TAKE_OUT, page
+from everlong_server.store.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.records import (
+    RecallChoice,
     Session,
-    Wish,
-    belongs,
+    is_foreign,
     is_id,
     new_id,
     now,
@@ -28,7 +28,7 @@ from everlong_server.store.records import (
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts, flat
-from everlong_server.store.tenants.quota import Quota
+from everlong_server.store.tenants.quota import Quota, limit_argument
 from everlong_server.store.vault import MESSAGES, Vault
 
 _START = """
@@ -41,8 +41,9 @@ local function start(reading, session)
 end
 """
 
-# KEYS: session, sessions, and the reading if there is one. ARGV: session id, created, most sessions or '', fields and values
-# Returns 1, 0 (there already), -1001 (too many)
+# KEYS: session, sessions, and its reading if it has documents
+# ARGV: session id, creation time, limit of sessions or '', fields and values
+# Returns 1, 0 (exists already), -1001 (too many)
 _CREATE = (
     _START
     + """
@@ -55,7 +56,7 @@ return 1
 """
 )
 
-# KEYS: session, reading. Gives a session the state of its documents, once they are read.
+# Copies the state of a ready reading into a session that has no state. KEYS: session, reading
 _START_SESSION = (
     _START
     + """
@@ -64,7 +65,7 @@ return 1
 """
 )
 
-# KEYS: session, its messages, new session, its messages, sessions. ARGV: new id, created, most sessions or ''
+# KEYS: session, its messages, new session, its messages, sessions. ARGV: new id, creation time, limit of sessions or ''
 # Returns 1, 0 (there is no such session), -1001 (too many)
 _FORK_SESSION = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
@@ -77,7 +78,7 @@ redis.call('ZADD', KEYS[5], ARGV[2], ARGV[1])
 return 1
 """
 
-# KEYS: session. ARGV: number of fields to take away n, n fields, fields and values to set. Returns 1, or 0 (no such session)
+# KEYS: session. ARGV: number n of fields to remove, n fields, fields and values to set. Returns 1, or 0 (no such session)
 _UPDATE = """
 if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 local n = tonumber(ARGV[1])
@@ -88,20 +89,20 @@ return 1
 
 # KEYS: session, messages, lease, sessions, deleted. ARGV: session id
 _DELETE = (
-    TAKE_OUT
+    REMOVE_FROM_INDEX
     + """
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
 take_out(KEYS[4], ARGV[1], KEYS[5])
 """
 )
 
-# KEYS: session, lease, messages. ARGV: lease value, expected version, number of messages n, n messages, title if it has
-# none, fields and values
+# KEYS: session, lease, messages. ARGV: lease value, expected version, number n of messages, n messages, title to set if the
+# session has none, fields and values
 # Returns the new version, 0 (the session is gone), -1 (the lease is lost), -2 (another version)
 _COMMIT = """
 local now = redis.call('HMGET', KEYS[1], 'version', 'writer')
 if not now[1] then return 0 end
-if now[2] == ARGV[1] then return tonumber(now[1]) end -- sent again: its answer was lost
+if now[2] == ARGV[1] then return tonumber(now[1]) end -- a retry: the reply was lost
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return -1 end
 if now[1] ~= ARGV[2] then return -2 end
 local n = tonumber(ARGV[3])
@@ -113,12 +114,12 @@ return redis.call('HINCRBY', KEYS[1], 'version', 1)
 """
 
 # KEYS: lease, fence. ARGV: replica id, nonce, milliseconds, prefix of replica keys
-# Returns the lease's value `replica|nonce|token`, or nothing if a living replica has it.
+# Returns the lease's value `replica|nonce|token`, or nothing if a living replica holds the lease.
 _ACQUIRE_LEASE = """
 local holder = redis.call('GET', KEYS[1])
 if holder then
   local replica, nonce = string.match(holder, '^([^|]*)|([^|]*)|')
-  if nonce == ARGV[2] then return holder end -- sent again: its answer was lost
+  if nonce == ARGV[2] then return holder end -- a retry: the reply was lost
   if redis.call('EXISTS', ARGV[4] .. replica) == 1 then return nil end
 end
 local value = ARGV[1] .. '|' .. ARGV[2] .. '|' .. redis.call('INCR', KEYS[2])
@@ -126,13 +127,13 @@ redis.call('SET', KEYS[1], value, 'PX', ARGV[3])
 return value
 """
 
-# KEYS: lease. ARGV: nonce. Gives back a lease whose value nobody was told.
+# Releases a lease by its nonce, if the reply with its value was lost. KEYS: lease. ARGV: nonce
 _DROP_LEASE = """
 local holder = redis.call('GET', KEYS[1])
 if holder and string.match(holder, '^[^|]*|([^|]*)|') == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """
 
-# KEYS: lease. ARGV: value, milliseconds (0: give it back). Returns 1 if the lease was ours.
+# KEYS: lease. ARGV: value, milliseconds to live (0: release it). Returns 1, or 0 if the lease has another value or expired.
 _RENEW_LEASE = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] == '0' then redis.call('DEL', KEYS[1]) else redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
@@ -149,9 +150,9 @@ class Lease:
 
 
 class Sessions:
-    """A tenant's sessions on all replicas. Another tenant's are not there.
+    """One tenant's sessions, shared by all replicas. Sessions of other tenants are not found.
 
-    `replica`: this process's id, `lease_seconds`: how long a silent writer keeps its lease.
+    `replica`: this process's id. `lease_seconds`: how long a lease lasts without being renewed.
     """
 
     def __init__(
@@ -173,13 +174,8 @@ class Sessions:
         self._lease_ms = int(lease_seconds * 1000)
 
     def of(self, tenant: str) -> Sessions:
-        """The same for another tenant."""
+        """Return the sessions of another tenant."""
         return Sessions(self._redis, tenant, self._quota.of(tenant), self._replica, self._lease_seconds, self._vault)
-
-    @property
-    def _most(self) -> int | str:
-        """How many sessions there may be, as scripts have it."""
-        return "" if self._quota.limits.sessions is None else self._quota.limits.sessions
 
     async def create(
         self,
@@ -188,31 +184,35 @@ class Sessions:
         documents: Sequence[str],
         *,
         remember: bool = True,
-        recall: Wish = None,
+        recall: RecallChoice = None,
         id: str | None = None,
     ) -> Session:
-        """A new session; it has its documents' state at once if they are read. Raises `RateLimited`.
+        """Create a session and return it. It gets its documents' state at once if their reading is ready. Raises `RateLimited`.
 
-        `id`: its id; one that is there is left as it is. `remember`: False begins with an empty memory, whatever was read: the documents are only searched.
+        `id`: the id to use; a session that has it already is returned unchanged. `remember`: False starts with an empty
+        memory even if the documents were read, so that they are only searched.
         """
         session_id = id or new_id("ses")
         reading = [keys.reading(reading_id(model, documents))] if documents and remember else []
         fields = Session.fields(session_id, model, model_name, documents) | {"tenant": self._tenant}
         if not remember:
-            fields |= {"state_bytes": 0}  # it has started
+            fields |= {"state_bytes": 0}  # marks the session as started
         if recall is not None:
             fields |= {"recall": json.dumps(recall)}
         done = await self._scripts.run(
             _CREATE,
             [keys.session(session_id), keys.sessions(self._tenant), *reading],
-            [session_id, fields["created_at"], self._most, *flat(fields)],
+            [session_id, fields["created_at"], limit_argument(self._quota.limits.sessions), *flat(fields)],
         )
         if done < 0:
             raise self._quota.too_many_sessions()
         return await self.get(session_id)
 
     async def get(self, session_id: str, *, with_state: bool = False) -> Session:
-        """Raises `NotFound`. A session whose documents have been read meanwhile gets their state now."""
+        """Return the session. Raises `NotFound`. `with_state`: also fetch its state.
+
+        If the session has no state and its documents' reading has become ready, it gets that state now.
+        """
         session = await self._stored(session_id, with_state)
         if not session.started and session.reading is not None:
             await self._scripts.run(_START_SESSION, [keys.session(session_id), keys.reading(session.reading)], [])
@@ -223,12 +223,12 @@ class Sessions:
         fields = (*_FACTS, b"state") if with_state else _FACTS
         values = await self._redis.hmget(keys.session(session_id), fields) if is_id("ses", session_id) else []
         stored = {field: value for field, value in zip(fields, values, strict=False) if value is not None}
-        if not stored or belongs(stored.get(b"tenant")) != self._tenant:
+        if is_foreign(self._tenant, stored.get(b"tenant")):
             raise _no_session(session_id)
         return Session.of(self._vault.opened(stored))
 
     async def newest(self, limit: int, after: str | None) -> tuple[list[Session], bool]:
-        """Newest first, and whether there are more."""
+        """Return a page of sessions, newest first, and whether more follow. `after`: the last id of the page before."""
         ids, more = await page(self._redis, keys.sessions(self._tenant), limit, after)
         sessions = []
         for session_id in ids:
@@ -239,18 +239,21 @@ class Sessions:
         return sessions, more
 
     async def messages(self, session_id: str, *, last: int = 0) -> list[dict[str, Any]]:
-        """The dialogue so far, or the `last` of it."""
+        """Return the session's messages in order, or only the `last` ones."""
         stored = await self._redis.lrange(keys.session_messages(session_id), -last, -1)
         return [json.loads(self._vault.unseal(message, MESSAGES)) for message in stored]
 
     async def message(self, session_id: str, message_id: str) -> dict[str, Any] | None:
-        """That message of the dialogue, or None. Looks at all of them: for what is done seldom."""
-        said = await self.messages(session_id)
-        return next((message for message in reversed(said) if message["id"] == message_id), None)
+        """Return one message of the session, or None. Fetches all of them, so call it rarely."""
+        messages = await self.messages(session_id)
+        return next((message for message in reversed(messages) if message["id"] == message_id), None)
 
     async def fork(self, session_id: str, *, id: str | None = None) -> Session:
-        """A copy of the session as it was last committed, with the `id`, if it is not there. Raises `NotFound`, and `RateLimited`."""
-        await self._stored(session_id, False)  # whose it is never changes: it need not be one step
+        """Copy the session as it was last committed, and return the copy. Raises `NotFound` and `RateLimited`.
+
+        `id`: the id of the copy; a session that has it already is returned unchanged.
+        """
+        await self._stored(session_id, False)  # checks the tenant, which never changes: it need not be in the same step
         fork_id = id or new_id("ses")
         done = await self._scripts.run(
             _FORK_SESSION,
@@ -258,7 +261,7 @@ class Sessions:
                 keys.session(session_id), keys.session_messages(session_id),
                 keys.session(fork_id), keys.session_messages(fork_id), keys.sessions(self._tenant),
             ],
-            [fork_id, now(), self._most],
+            [fork_id, now(), limit_argument(self._quota.limits.sessions)],
         )  # fmt: skip
         if done < 0:
             raise self._quota.too_many_sessions()
@@ -266,21 +269,25 @@ class Sessions:
             raise _no_session(session_id)
         return await self.get(fork_id)
 
-    async def update(self, session_id: str, given: Mapping[str, str | Wish]) -> Session:
-        """Gives it another `title` or another `recall`; None takes it away. Nothing else changes, also while it answers.
-        Raises `NotFound`."""
+    async def update(self, session_id: str, changes: Mapping[str, str | RecallChoice]) -> Session:
+        """Set the session's `title` or `recall`, or remove it with None, and return the session. Raises `NotFound`.
+
+        Needs no lease: it changes nothing that an answer writes.
+        """
         await self._stored(session_id, False)
-        taken = [name for name, value in given.items() if value is None]
+        removed = [name for name, value in changes.items() if value is None]
         fields = {
-            name: value if name == "title" else json.dumps(value) for name, value in given.items() if name not in taken
+            name: value if name == "title" else json.dumps(value)
+            for name, value in changes.items()
+            if name not in removed
         }
-        args = [len(taken), *taken, *flat(self._vault.sealed(fields))]
+        args = [len(removed), *removed, *flat(self._vault.sealed(fields))]
         if not await self._scripts.run(_UPDATE, [keys.session(session_id)], args):
             raise _no_session(session_id)
         return await self.get(session_id)
 
     async def delete(self, session_id: str) -> None:
-        """Raises `NotFound`. A writer that is at it finds its session gone and writes nothing."""
+        """Delete the session. Raises `NotFound`. An answer that is being generated finds it gone and writes nothing."""
         await self._stored(session_id, False)
         await self._scripts.run(
             _DELETE,
@@ -297,14 +304,14 @@ class Sessions:
     # One writer at a time
 
     async def acquire(self, session_id: str) -> Lease:
-        """Raises `SessionBusy` if a living replica holds the lease."""
+        """Acquire the session's lease. Raises `SessionBusy` if a living replica holds it."""
         lease, nonce = keys.session_lease(session_id), uuid.uuid4().hex
         try:
             value = await self._scripts.run(
                 _ACQUIRE_LEASE, [lease, keys.FENCE], [self._replica, nonce, self._lease_ms, keys.REPLICA]
             )
-        except (RedisError, asyncio.CancelledError):  # Redis may have it down all the same
-            with contextlib.suppress(RedisError):  # then it expires by itself
+        except (RedisError, asyncio.CancelledError):  # Redis may have granted the lease all the same
+            with contextlib.suppress(RedisError):  # the lease then expires by itself
                 await asyncio.shield(self._scripts.run(_DROP_LEASE, [lease], [nonce]))
             raise
         if not value:
@@ -312,12 +319,12 @@ class Sessions:
         return Lease(session_id, value.decode())
 
     async def renew(self, lease: Lease) -> bool:
-        """Whether the lease is still ours, for another `lease_seconds`."""
+        """Extend the lease to `lease_seconds` from now. Returns False if it was lost."""
         args = [lease.value, self._lease_ms]
         return bool(await self._scripts.run(_RENEW_LEASE, [keys.session_lease(lease.session)], args))
 
     async def release(self, lease: Lease) -> None:
-        """Gives the lease back."""
+        """Release the lease. Does nothing if it was lost."""
         await self._scripts.run(_RENEW_LEASE, [keys.session_lease(lease.session)], [lease.value, 0])
 
     async def commit(
@@ -332,24 +339,27 @@ class Sessions:
         position: int,
         messages: Sequence[dict[str, Any]],
     ) -> None:
-        """Writes state, open segment, position and messages at once, or nothing; the first question gives a session its
-        title. Raises `NotFound` or `Conflict`."""
+        """Write state, open segment, position and messages in one step. The first question becomes the session's title.
+
+        `session`: as it was when the answer began. Raises `NotFound` if it was deleted, and `Conflict` if the lease was lost or
+        the version has changed; nothing is written then.
+        """
         fields = {
             "state": state, "state_bytes": state_bytes, "state_digest": state_digest,
             "open": pack_tokens(open), "position": position,
         }  # fmt: skip
         title = title_of(messages[0]["content"]) if messages else ""
-        stored = self._vault.sealed({"title": title})["title"] if title else ""
-        said = [self._vault.seal(json.dumps(message), MESSAGES) for message in messages]
+        sealed_title = self._vault.sealed({"title": title})["title"] if title else ""
+        sealed = [self._vault.seal(json.dumps(message), MESSAGES) for message in messages]
         version = await self._scripts.run(
             _COMMIT,
             [keys.session(session.id), keys.session_lease(session.id), keys.session_messages(session.id)],
-            [lease.value, session.version, len(said), *said, stored, *flat(self._vault.sealed(fields))],
+            [lease.value, session.version, len(sealed), *sealed, sealed_title, *flat(self._vault.sealed(fields))],
         )
         if version == 0:
             raise NotFound(f"session {session.id!r} was deleted", param="session_id", code="session_not_found")
         if version < 0:
-            reason = "the lease was lost" if version == -1 else "another writer was quicker"
+            reason = "the lease was lost" if version == -1 else "another writer came first"
             raise unchanged(session.id, reason)
 
 
@@ -360,7 +370,7 @@ _FACTS = (
 
 
 def unchanged(session_id: str, reason: str) -> Conflict:
-    """The error for what was said and is not kept."""
+    """Return the error for a message and answer that were not stored."""
     return Conflict(f"session {session_id[:64]!r} was not changed: {reason}", param="session_id")
 
 

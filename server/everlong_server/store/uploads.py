@@ -1,4 +1,4 @@
-"""`Upload`: a text that comes in parts, each of them a blob; and `Uploads`, which keeps them in Redis until they expire."""
+"""`Upload`: a text that a client sends in parts, each stored as a blob; and `Uploads`, which keeps uploads until they expire."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from everlong_server.errors import NotFound, TooLarge
-from everlong_server.store.records import belongs, is_id
+from everlong_server.store.records import is_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import STORE, Scripts, flat
 from everlong_server.store.vault import Vault
 
-# KEYS: any of ours. Returns Redis's time of day, seconds and microseconds.
+# KEYS: any key of everlong, so that a cluster knows which node to ask. Returns Redis's Unix time, seconds and microseconds.
 _MOMENT = "return redis.call('TIME')"
 
-# KEYS: upload, its parts. ARGV: part id, part, its bytes, most bytes of all, most parts.
-# Returns 1, 0 (the upload is not pending), -1 (there is no room for it)
+# KEYS: upload, its parts. ARGV: part id, part, bytes of the part, limit of bytes of all parts, limit of parts
+# Returns 1, 0 (the upload is not pending), -1 (over a limit)
 _ADD_PART = """
 if redis.call('HGET', KEYS[1], 'status') ~= 'pending' then return 0 end
-if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 1 end -- sent again: its answer was lost
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return 1 end -- a retry: the reply was lost
 if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[5]) then return -1 end
 if tonumber(redis.call('HGET', KEYS[1], 'received') or 0) + tonumber(ARGV[3]) > tonumber(ARGV[4]) then return -1 end
 redis.call('HINCRBY', KEYS[1], 'received', ARGV[3])
@@ -40,7 +40,8 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """`bytes`: of the whole text. `status`: pending, completed, cancelled. `file`: the document that it has become."""
+    """A text that is sent in parts. `bytes`: the size of the whole text, as announced. `status`: pending, completed or
+    cancelled. `file`: the id of the document made of it."""
 
     id: str
     bytes: int
@@ -54,7 +55,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of the text, in the blob `name`."""
+    """A piece of the text, stored in the blob `name`."""
 
     id: str
     upload: str
@@ -63,12 +64,15 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Of its blob."""
+        """The name of its blob."""
         return f"{self.upload}.{self.id}"
 
 
 class Uploads:
-    """A tenant's uploads on all replicas. `tenant` None: everybody's, for those who throw away what has expired."""
+    """One tenant's uploads, shared by all replicas.
+
+    `tenant` None: the uploads of all tenants, for the task that deletes expired ones.
+    """
 
     def __init__(self, redis: Client, tenant: str | None, vault: Vault | None = None) -> None:
         self._redis = redis
@@ -77,17 +81,17 @@ class Uploads:
         self._tenant = tenant
 
     def of(self, tenant: str) -> Uploads:
-        """The same for another tenant."""
+        """Return the uploads of another tenant."""
         return Uploads(self._redis, tenant, self._vault)
 
     async def moment(self) -> float:
-        """Now, by Redis's clock: an upload's time is the same for all servers, and none whose clock is wrong ends it."""
+        """Return the Unix time by Redis's clock, so that a server with a wrong clock does not end an upload early."""
         seconds, micros = await self._scripts.run(_MOMENT, [keys.UPLOADS], [])
         return int(seconds) + int(micros) / 1e6
 
     async def create(self, upload: Upload) -> None:
-        """Stores it."""
-        assert self._tenant is not None, "an upload belongs to somebody"
+        """Store a new upload."""
+        assert self._tenant is not None, "creating an upload takes a tenant"
         fields = {name: value for name, value in asdict(upload).items() if value is not None} | {"tenant": self._tenant}
         await self._scripts.run(
             STORE,
@@ -96,14 +100,14 @@ class Uploads:
         )
 
     async def get(self, upload_id: str) -> Upload:
-        """Raises `NotFound`, also of one that has expired."""
+        """Return the upload. Raises `NotFound`, also if it has expired."""
         stored = await self._redis.hgetall(keys.upload(upload_id)) if is_id("upload", upload_id) else None
         if stored:
-            stored.pop(b"received", None)  # counted for `add`
-        foreign = stored and self._tenant not in (None, belongs(stored.pop(b"tenant", None)))
+            stored.pop(b"received", None)  # only `add` uses it
+        foreign = stored and self._tenant not in (None, stored.pop(b"tenant").decode())
         if not stored or foreign or float(stored[b"expires_at"]) <= await self.moment():
             raise NotFound(
-                f"no upload {upload_id[:64]!r}: it was never made, or it has expired",
+                f"no upload {upload_id[:64]!r}: it was never created, or it has expired",
                 param="upload_id",
                 code="upload_not_found",
             )
@@ -112,13 +116,15 @@ class Uploads:
         return Upload(**(fields | numbers))
 
     async def parts(self, upload_id: str) -> Mapping[str, Part]:
-        """The parts of a pending upload, by their ids."""
+        """Return the parts of a pending upload by their ids."""
         stored = await self._redis.hgetall(keys.upload_parts(upload_id))
         return {id.decode(): Part(**json.loads(part)) for id, part in stored.items()}
 
     async def add(self, part: Part, most_bytes: int, most_parts: int) -> bool:
-        """Makes the part the upload's; False if that is not pending any more. Raises `TooLarge` if the upload would have more
-        bytes, or parts."""
+        """Add a part to its upload. Returns False if the upload is no longer pending.
+
+        Raises `TooLarge` if the upload would have more than `most_bytes` bytes or more than `most_parts` parts.
+        """
         done = await self._scripts.run(
             _ADD_PART,
             [keys.upload(part.upload), keys.upload_parts(part.upload)],
@@ -126,22 +132,24 @@ class Uploads:
         )
         if done < 0:
             raise TooLarge(
-                f"the upload has no room for the part: it holds {most_bytes} bytes in {most_parts} parts", param="data"
+                f"`data`: with this part of {part.bytes} bytes the upload would exceed its limit of {most_bytes} bytes in "
+                f"{most_parts} parts",
+                param="data",
             )
         return bool(done)
 
     async def cancel(self, upload_id: str) -> bool:
-        """Cancels it; False if it is not pending any more."""
+        """Cancel the upload. Returns False if it is no longer pending."""
         names = [keys.upload(upload_id), keys.upload_parts(upload_id)]
         return bool(await self._scripts.run(_CANCEL_UPLOAD, names, []))
 
     async def expired(self) -> list[str]:
-        """The ids of those whose time is up."""
+        """Return the ids of the uploads that have expired."""
         late = await self._redis.zrangebyscore(keys.UPLOADS, "-inf", await self.moment())
         return [member.decode() for member in late]
 
     async def remove(self, upload_id: str) -> None:
-        """Forgets it. Its parts' blobs are to be deleted before."""
+        """Remove the upload from Redis. Delete the blobs of its parts first."""
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(keys.upload(upload_id), keys.upload_parts(upload_id))
             pipe.zrem(keys.UPLOADS, upload_id)

@@ -25,7 +25,7 @@ from everlong_lab.tasks.reading import REFUSAL
 from everlong_models import load_model
 from everlong_server.engine.answering.grounding import TEMPLATE
 from everlong_server.settings import Settings
-from everlong_server.store.texts.search_only import SearchOnlyTexts
+from everlong_server.store.texts.search_corpus import SearchCorpus
 
 FACTS = [
     ("Harbours", "The lighthouse of Brimsund was painted green by Oda Kvist in 1911.", "Who painted Brimsund's lighthouse?", "Oda Kvist"),
@@ -349,7 +349,7 @@ def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(
 
     async def positions() -> list[int]:
         async with grounded._served(settings, model) as services:
-            document = await SearchOnlyTexts(services.blobs).put("A miller had a blue cat. " * 30)
+            document = await SearchCorpus(services.blobs).put("A miller had a blue cat. " * 30)
             await services.documents.create(document, model.fingerprint)
             answers = grounded._Answers(services, grounded.Plan(max_tokens=1), grounded.Recall(1, 60))
             await answers._read(document)

@@ -49,13 +49,13 @@ def attempts(
 async def test_an_answer_is_given_again(redis: Client) -> None:
     first = await attempts(redis).begin("k")
     assert (first.first, first.answer) == (True, None)
-    await first.is_for("a", "b")
+    await first.check_same_request("a", "b")
     await first.finish({"id": "x"})
     again = await attempts(redis, replica="r2").begin("k")
     assert (again.first, again.answer, again.id) == (False, {"id": "x"}, first.id)
-    await again.is_for("a", "b")
+    await again.check_same_request("a", "b")
     with pytest.raises(InvalidRequest) as caught:
-        await again.is_for("a", "c")
+        await again.check_same_request("a", "c")
     assert caught.value.code == "idempotency_key_reused"
     assert (await attempts(redis, "bob").begin("k")).first
     assert (await attempts(redis).begin(None)).id != (await attempts(redis).begin(None)).id
@@ -63,7 +63,7 @@ async def test_an_answer_is_given_again(redis: Client) -> None:
 
 async def test_one_that_runs_is_waited_for_and_one_whose_server_died_is_taken_up(redis: Client) -> None:
     first = await attempts(redis).begin("k")
-    await first.is_for("a")
+    await first.check_same_request("a")
     for replica in ("r1", "r2"):
         with pytest.raises(Conflict) as caught:
             await attempts(redis, replica=replica).begin("k")
@@ -72,11 +72,11 @@ async def test_one_that_runs_is_waited_for_and_one_whose_server_died_is_taken_up
     again = await attempts(redis, replica="r2").begin("k")
     assert (again.first, again.answer, again.id) == (False, None, first.id)
     with pytest.raises(InvalidRequest):
-        await again.is_for("b")
-    await again.is_for("a")
+        await again.check_same_request("b")
+    await again.check_same_request("a")
     # The one that was thought dead wakes: it has lost the request, and can neither go on nor answer.
     with pytest.raises(Conflict):
-        await first.is_for("a")
+        await first.check_same_request("a")
     await first.finish("stale")
     await again.finish("good")
     assert (await attempts(redis).begin("k")).answer == "good"
@@ -86,7 +86,7 @@ async def test_what_was_refused_can_be_mended_and_what_failed_keeps_its_id(redis
     for error, kept in ((NotFound("no"), False), (RuntimeError("a defect"), True), (KeyboardInterrupt(), True)):
         with pytest.raises(type(error)):
             async with await attempts(redis).begin(f"k{kept}") as first:
-                await first.is_for("a")
+                await first.check_same_request("a")
                 raise error
         second = await attempts(redis, replica="r2").begin(f"k{kept}")
         assert (second.id == first.id) is kept
@@ -109,7 +109,7 @@ async def test_a_record_that_could_not_be_freed_is_when_redis_is_back(
         await first.give_up(RedisAway("away"))
     with pytest.raises(Conflict):
         await attempts(redis, replica="r2").begin("k")
-    await store.settle()
+    await store.release_pending()
     assert left == []
     assert (await attempts(redis, replica="r2").begin("k")).id == first.id
 
@@ -134,7 +134,7 @@ async def test_a_beginning_whose_answer_got_lost_does_not_hold_the_key(
             await store.begin("k")
     with pytest.raises(Conflict):
         await attempts(redis, replica="r2").begin("k")
-    await store.settle()
+    await store.release_pending()
     assert left == []
     again = await attempts(redis, replica="r2").begin("k")
     assert not again.first

@@ -19,7 +19,7 @@ from websockets.sync.client import connect as open_socket
 from everlong_server.observability import tracing
 from everlong_server.settings import traces_wanted
 from everlong_server.store.redis import connection, keys
-from everlong_server.store.tenants.credentials import Credentials, KeyTaken, is_secret, new_secret
+from everlong_server.store.tenants.credentials import ApiKeyConflict, Credentials, is_secret, new_secret
 from tests.process import START_SECONDS, Server, wait_for
 
 trace_service = pytest.importorskip(
@@ -216,7 +216,7 @@ async def test_a_key_of_a_file_stays_revoked_and_another_secret_is_refused(redis
     await credentials.revoke(key.id)
     assert (await credentials.ensure(secret, by="a file")).revoked_at is not None
     assert len(await credentials.all()) == 1
-    with pytest.raises(KeyTaken):
+    with pytest.raises(ApiKeyConflict):
         await credentials.ensure(f"evl_{key.id}_{new_secret().split('_', 2)[2]}", by="a file")
     await redis.aclose()
 

@@ -1,4 +1,4 @@
-"""Encryption at rest: nobody who has the disk or a dump of Redis can read what users said, and what was changed is refused."""
+"""Encryption at rest: the disk and dumps of Redis reveal nothing that users wrote, and changed data is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from everlong_server.store.records import Document, new_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import Scripts
-from everlong_server.store.rotation import UNFINISHED, Rotated, anything
+from everlong_server.store.rotation import UNFINISHED, RotationCounts, has_sealable_values
 from everlong_server.store.rotation import rotate as rotate_all
 from everlong_server.store.sessions import Sessions
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
@@ -95,7 +95,7 @@ def test_the_same_words_never_look_the_same() -> None:
     assert len({vault().seal(b"words", "state") for _ in range(100)}) == 100
 
 
-def test_who_has_no_key_or_another_is_told_which_one_is_missing() -> None:
+def test_an_error_names_the_key_that_is_missing() -> None:
     sealed = vault("one").seal(b"words", "state")
     assert isinstance(sealed, bytes)
     for other in (Vault(), vault("two")):
@@ -105,7 +105,7 @@ def test_who_has_no_key_or_another_is_told_which_one_is_missing() -> None:
     with pytest.raises(Damaged):
         Vault({"one": b"x" * 32}).unseal(sealed, "state")
     with pytest.raises(Damaged, match="not encrypted"):
-        vault().unseal(b"words", "state")  # else whoever can write could put what they like in its place
+        vault().unseal(b"words", "state")  # otherwise anybody with write access could replace encrypted data
 
 
 # The file of keys
@@ -114,8 +114,8 @@ def test_who_has_no_key_or_another_is_told_which_one_is_missing() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "no key in it"),
-        ("# only a remark\n", "no key in it"),
+        ("", "no key in the file"),
+        ("# only a remark\n", "no key in the file"),
         (f"one {'ab' * 31}", "line 1"),
         (f"one {'xy' * 32}", "line 1"),
         (f"# a remark\nOne {'ab' * 32}", "line 2"),
@@ -260,7 +260,8 @@ def encrypted(new_server: Callable[..., Server], data: Path, *lines: str, **more
 
 
 def talk(server: Server) -> Callable[[Server], list[Any]]:
-    """Says the marker in every way that there is; what a server with these data answers, each time that it is asked."""
+    """Send the marker through every endpoint that stores text. Return a function that collects what a server with this data
+    answers."""
     http = server.http
     document = server.read(TEXT)["id"]
     made = word(("Heading 1", f"Of the {MARKER}"), ("Normal", TEXT))
@@ -315,13 +316,13 @@ def stored(data: Path) -> bytes:
 
 
 def dumped(server: Server) -> bytes:
-    """With a dump of Redis as it is now, beside the log of what was written."""
+    """All stored bytes, including a fresh dump of Redis next to its append-only file."""
     server.redis.save()
     return stored(server.data)
 
 
 def traces(tokenizer: Tokenizer) -> list[bytes]:
-    """What tells of the marker: its letters, in any case and as the index folds them, and its tokens."""
+    """Byte strings that reveal the marker: its letters, also as stemmed by the index, and its tokens."""
     tokens = [tokenizer.encode(f"{before}{MARKER}") for before in ("", " ", "The ")]
     inner = [t[1:] if len(t) > 3 else t for t in tokens]
     return [MARKER.encode(), MARKER[:-1].encode(), *(struct.pack(f"<{len(t)}I", *t) for t in inner)]
@@ -371,7 +372,7 @@ def rotate(server: Server) -> subprocess.CompletedProcess[str]:
 
 
 def refuses(server: Server) -> str:
-    """What a server says that does not start."""
+    """Start a server that refuses to start, and return its log."""
     server.log.unlink(missing_ok=True)
     server.launch()
     assert server.process is not None
@@ -382,7 +383,7 @@ def refuses(server: Server) -> str:
     return " ".join(log.split())
 
 
-async def test_keys_are_those_of_what_is_stored(redis: Client, redis_url: str, tmp_path: Path) -> None:
+async def test_a_server_refuses_keys_that_do_not_fit_its_store(redis: Client, redis_url: str, tmp_path: Path) -> None:
     one, two, other_one = "one " + "ab" * 32, "two " + "cd" * 32, "one " + "cd" * 32
 
     def settings_of(*lines: str) -> Settings:
@@ -394,7 +395,7 @@ async def test_keys_are_those_of_what_is_stored(redis: Client, redis_url: str, t
         loaded = Vault.load(settings_of(*lines).encryption_key_file)
         return Documents(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), loaded)
 
-    async def rotation(*lines: str) -> Rotated:
+    async def rotation(*lines: str) -> RotationCounts:
         loaded = Vault.load(settings_of(*lines).encryption_key_file)
         return await rotate_all(redis, Blobs(settings_of().blobs, loaded), loaded)
 
@@ -410,8 +411,8 @@ async def test_keys_are_those_of_what_is_stored(redis: Client, redis_url: str, t
     document = Document(new_id("doc"), MARKER, 10, 0, 0.0)
     await store(one).create(document, "model")
     assert "set EVERLONG_ENCRYPTION_KEY_FILE" in await refused()
-    assert "with the key 'one'; EVERLONG_ENCRYPTION_KEY_FILE has two" in await refused(two)
-    assert "is not the one of that name" in await refused(other_one)
+    assert "with the key 'one'; EVERLONG_ENCRYPTION_KEY_FILE has only two" in await refused(two)
+    assert "is not the key with that id" in await refused(other_one)
     # The new key first: what was there is read, and after a rotation the old one is not needed any more.
     await require_vault(settings_of(two, one), redis_url)
     assert await store(two, one).get(document.id) == document
@@ -421,24 +422,24 @@ async def test_keys_are_those_of_what_is_stored(redis: Client, redis_url: str, t
     assert await store(two).get(document.id) == document
     with pytest.raises(KeyMissing):
         await store(one).get(document.id)
-    assert await rotation(two) == Rotated(0, 0)
-    # A first rotation that broke off.
+    assert await rotation(two) == RotationCounts(0, 0)
+    # A first rotation that was interrupted.
     await redis.set(keys.VAULT, UNFINISHED)
     for lines in ((), (two,)):
-        assert "it goes on where it broke off" in await refused(*lines)
+        assert "it continues where it stopped" in await refused(*lines)
     await rotation(two)
     await require_vault(settings_of(two), redis_url)
     # What is not encrypted yet.
     await redis.flushdb()
     await store().create(document, "model")
-    assert "`everlong encryption rotate` encrypts it" in await refused(one)
+    assert "`everlong encryption rotate`, which encrypts it" in await refused(one)
     assert (await rotation(one)).values == 1
     await require_vault(settings_of(one), redis_url)
     assert await store(one).get(document.id) == document
 
 
 async def test_a_rotation_changes_nothing_that_was_changed_meanwhile(redis: Client, tmp_path: Path) -> None:
-    """A server that writes while it goes on has the last word."""
+    """A value that a server writes during a rotation is kept."""
     blobs, both = Blobs(f"file://{tmp_path}/blobs", vault("two", "one")), vault("two", "one")
     name = keys.session("ses_1")
     await redis.hset(name, "state", vault("one").seal(b"old", "state"))
@@ -455,7 +456,7 @@ async def test_a_rotation_changes_nothing_that_was_changed_meanwhile(redis: Clie
 
 
 async def test_what_is_copied_during_a_rotation_is_sealed_anew_too(redis: Client, tmp_path: Path) -> None:
-    """Sessions are forked: the copies may stand where the rotation has already looked."""
+    """Sessions are forked meanwhile: the copies may have keys that the rotation has visited already."""
 
     def sessions(*ids: str) -> Sessions:
         return Sessions(redis, "ann", Quota(redis, "ann", Limits(), StreamSlots(redis, "r1")), "r1", 15.0, vault(*ids))
@@ -489,8 +490,8 @@ async def test_what_is_copied_during_a_rotation_is_sealed_anew_too(redis: Client
         assert (await after.messages(id))[0]["content"] == MARKER
 
 
-async def test_a_rotation_seals_nothing_that_nobody_opens(redis: Client, tmp_path: Path) -> None:
-    """A tenant may be called as a field is that is sealed: its turn, which is a number in a hash of its own, is not."""
+async def test_a_rotation_leaves_a_tenants_turn_alone(redis: Client, tmp_path: Path) -> None:
+    """A tenant may have the name of a sealed field. Its turn, a number under that name in another hash, is not sealed."""
     jobs = Jobs(redis, "model", "r1", 60.0)
     await jobs.prepare(alone=False)
     for _ in range(2):
@@ -498,7 +499,7 @@ async def test_a_rotation_seals_nothing_that_nobody_opens(redis: Client, tmp_pat
         job = await jobs.next(10)
         assert job is not None
         await jobs.done(job)
-        assert not await anything(redis)
+        assert not await has_sealable_values(redis)
         await rotate_all(redis, Blobs(f"file://{tmp_path}/blobs", vault()), vault())
 
 
@@ -526,7 +527,7 @@ def test_what_was_not_encrypted_is_by_a_rotation(
     assert again(sealed) == before
 
 
-def test_what_was_changed_where_it_lies_is_refused(new_server: Callable[..., Server], tmp_path: Path) -> None:
+def test_data_changed_on_disk_is_refused(new_server: Callable[..., Server], tmp_path: Path) -> None:
     server = encrypted(new_server, tmp_path / "data", new_key(), recall_passages=0).start()
     document = server.read(TEXT)["id"]
     session = server.session(document)["id"]
@@ -541,7 +542,7 @@ def test_what_was_changed_where_it_lies_is_refused(new_server: Callable[..., Ser
     server.redis.hset(keys.session(session), "state", b"EVLSTATE not sealed")
     answer = server.http.post(f"/v1/sessions/{session}/messages", json={"content": "Hi"})
     server.error(answer, 500, "stored_data_damaged")
-    # And one that comes back before it is read fails.
+    # A document that is damaged before it is read fails.
     endless = [server.upload("word " * 200_000)["id"] for _ in range(3)]
     victim = server.upload("what was uploaded")["id"]
     path = server.data / "documents" / victim

@@ -1,4 +1,4 @@
-"""Jobs change hands once; what is left behind is taken up; nothing of others is touched."""
+"""Jobs: each has one owner; jobs of dead replicas are taken over. Blobs: sweeps and the store ID."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from everlong_server.store.redis.connection import Client, connect
 from everlong_server.store.redis.embedded import EmbeddedRedis
 from everlong_server.store.texts import blobs as blobs_module
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.pairing import paired
+from everlong_server.store.texts.store_id import has_matching_store_id
 
 MODEL = "m" * 64
 
@@ -49,26 +49,26 @@ async def test_a_dead_replicas_job_is_taken_over_by_one(url: str) -> None:
     dead, a, b = (Jobs(redis, MODEL, name, 5.0) for name in ("dead", "a", "b"))
     for jobs in (dead, a, b):
         await jobs.prepare(alone=False)
-    await redis.xadd(keys.jobs(MODEL), {"reading": "r1"})
+    await redis.xadd(keys.jobs(MODEL), {"reading": "r1", "tenant": "t"})
     job = await dead.next(10)
     assert job is not None
     assert await a.next(10) is None, "its owner lives"
-    await dead.leave()
+    await dead.deregister()
     taken = await asyncio.gather(*(jobs.next(10) for jobs in (a, b) for _ in range(4)))
     assert [job for job in taken if job is not None] == [job]
-    await (a if job.entry in a._held else b).done(job)
+    await (a if job.entry in a._working else b).done(job)
     assert await redis.xlen(keys.jobs(MODEL)) == 0
     await redis.aclose()
 
 
 async def held(redis: Client) -> dict[bytes, bytes]:
-    """Who has what: entries and replicas."""
+    """Return the replica that owns each entry."""
     pending = await redis.xpending_range(keys.jobs(MODEL), keys.READERS, "-", "+", 1000)
     return {item["message_id"]: item["consumer"] for item in pending}
 
 
-async def test_what_another_replica_has_taken_over_is_that_ones(url: str) -> None:
-    """The one that was stalled removed it, or queued it again, under the hands of the other."""
+async def test_a_job_that_another_replica_took_over_is_left_alone(url: str) -> None:
+    """A stalled replica must not remove or requeue a job that another replica is working on."""
     redis = connect(url)
     await redis.flushall()
     stalled, other = (Jobs(redis, MODEL, name, 60.0) for name in ("stalled", "other"))
@@ -77,9 +77,9 @@ async def test_what_another_replica_has_taken_over_is_that_ones(url: str) -> Non
     await redis.xadd(keys.jobs(MODEL), {"reading": "r1", "tenant": "t"})
     job = await stalled.next(10)
     assert job is not None
-    await stalled.leave()
+    await stalled.deregister()
     assert await other.next(10) == job
-    for end in (stalled.done, stalled.again):
+    for end in (stalled.done, stalled.requeue):
         await end(job)
         assert await held(redis) == {job.entry.encode(): b"other"}
         assert await redis.xlen(keys.jobs(MODEL)) == 1
@@ -89,7 +89,7 @@ async def test_what_another_replica_has_taken_over_is_that_ones(url: str) -> Non
 
 
 async def test_a_job_that_is_put_back_twice_is_there_once(url: str) -> None:
-    """As whoever does not hear the answer sends it."""
+    """Requeueing is retried if its reply is lost."""
     redis = connect(url)
     await redis.flushall()
     jobs = Jobs(redis, MODEL, "a", 60.0)
@@ -98,22 +98,22 @@ async def test_a_job_that_is_put_back_twice_is_there_once(url: str) -> None:
     job = await jobs.next(10)
     assert job is not None
     for _ in range(2):
-        await jobs.again(job)
+        await jobs.requeue(job)
     assert await redis.xlen(keys.jobs(MODEL)) == 1
     later = await jobs.next(10)
     assert later is not None
     assert (later.id, later.fields) == (job.id, job.fields)
     await jobs.done(job)
-    assert await redis.xlen(keys.jobs(MODEL)) == 1, "the entry before says nothing of this one"
-    await redis.xdel(keys.jobs(MODEL), later.entry)  # as servers of before do it whose job it was no more
-    await jobs.again(later)
+    assert await redis.xlen(keys.jobs(MODEL)) == 1, "ending the old entry does not end the new one"
+    await redis.xdel(keys.jobs(MODEL), later.entry)  # deleted by hand
+    await jobs.requeue(later)
     assert await redis.xlen(keys.jobs(MODEL)) == 0
     assert await held(redis) == {}
     await redis.aclose()
 
 
 async def test_of_two_entries_for_one_job_a_replica_does_one(url: str) -> None:
-    """Its readers took it from each other until the document was given up."""
+    """Two workers of one replica would take it from each other until the document is given up."""
     redis = connect(url)
     await redis.flushall()
     jobs = Jobs(redis, MODEL, "a", 60.0)
@@ -125,8 +125,8 @@ async def test_of_two_entries_for_one_job_a_replica_does_one(url: str) -> None:
     assert await jobs.next(10) is None
     assert await held(redis) == {job.entry.encode(): b"a"}
     assert await redis.xlen(keys.jobs(MODEL)) == 1
-    # It was put back, and its reader has not heard of it yet: the new entry is all that there is.
-    await Jobs(redis, MODEL, "a", 60.0).again(job)
+    # The job was requeued, and its worker does not know yet: only the new entry is left.
+    await Jobs(redis, MODEL, "a", 60.0).requeue(job)
     again = await jobs.next(10)
     assert again is not None
     assert again.id == "r1"
@@ -135,7 +135,7 @@ async def test_of_two_entries_for_one_job_a_replica_does_one(url: str) -> None:
     await redis.aclose()
 
 
-async def test_what_the_dead_left_is_found_behind_whatever_the_living_have(url: str) -> None:
+async def test_jobs_of_dead_replicas_are_found_after_any_number_of_jobs_of_living_ones(url: str) -> None:
     redis = connect(url)
     await redis.flushall()
     alive, dead, idle = (Jobs(redis, MODEL, name, 60.0) for name in ("alive", "dead", "idle"))
@@ -148,7 +148,7 @@ async def test_what_the_dead_left_is_found_behind_whatever_the_living_have(url: 
     entries = [entry for entry, _ in await redis.xrange(keys.jobs(MODEL))]
     await redis.xclaim(keys.jobs(MODEL), keys.READERS, "alive", 0, entries[:1100], force=True)
     last = [await dead.next(10) for _ in range(2)]
-    await dead.leave()
+    await dead.deregister()
     assert last[0] is not None
     await redis.xdel(keys.jobs(MODEL), last[0].entry)  # nobody said that it was done
     calls = (await redis.info("commandstats"))["cmdstat_evalsha"]["calls"]
@@ -167,7 +167,7 @@ async def test_a_job_whose_delivery_got_lost_comes_again(url: str) -> None:
     await redis.flushall()
     jobs = Jobs(redis, MODEL, "a", 5.0)
     await jobs.prepare(alone=False)
-    await redis.xadd(keys.jobs(MODEL), {"reading": "r1"})
+    await redis.xadd(keys.jobs(MODEL), {"reading": "r1", "tenant": "t"})
     await redis.xreadgroup(keys.READERS, "a", {keys.jobs(MODEL): ">"})  # carried out, but nobody took it
     job = await jobs.next(10)
     assert job is not None
@@ -184,16 +184,16 @@ async def test_tenants_take_turns_and_their_own_jobs_are_done_as_they_came(url: 
         await jobs.prepare(alone=False)
     for job in ("m1", "m2", "m3", "m4", "x1", "x2", "y1"):
         await redis.xadd(keys.jobs(MODEL), {"reading": job, "tenant": {"m": "many", "x": "x", "y": "y"}[job[0]]})
-    assert await a.waiting()
+    assert await a.has_waiting()
     taken = []
     for jobs in (a, b, b, a):
         taken.append(await jobs.next(10))
     assert [job.id for job in taken if job] == ["m1", "x1", "y1", "m2"]
     assert taken[1] is not None
-    await b.again(taken[1])  # behind x2 now, and still of x
+    await b.requeue(taken[1])  # behind x2 now, and still of x
     rest = [await a.next(10) for _ in range(4)]
     assert [job.id for job in rest if job] == ["x2", "m3", "x1", "m4"]
-    assert not await a.waiting(), "all are taken"
+    assert not await a.has_waiting(), "all are taken"
     assert await a.next(10) is None
     assert 0 < await redis.ttl(keys.turns(keys.jobs(MODEL))) <= 86400
     await redis.aclose()
@@ -215,20 +215,20 @@ async def test_whoever_waits_for_a_job_has_it_when_it_comes(url: str) -> None:
     await other.aclose()
 
 
-async def test_takers_that_are_dead_and_hold_nothing_are_forgotten(url: str) -> None:
-    """Every start of a server has a name of its own."""
+async def test_dead_consumers_without_entries_are_removed(url: str) -> None:
+    """Each start of a server adds a consumer under a new name."""
     redis = connect(url)
     await redis.flushall()
     for name in ("idle", "alive", "holds"):
         jobs = Jobs(redis, MODEL, name, 60.0)
         await jobs.prepare(alone=False)
-        await redis.xadd(keys.jobs(MODEL), {"reading": name})
+        await redis.xadd(keys.jobs(MODEL), {"reading": name, "tenant": "t"})
         job = await jobs.next(10)
         assert job is not None
         if name != "holds":
             await jobs.done(job)
         if name != "alive":
-            await jobs.leave()
+            await jobs.deregister()
     await Jobs(redis, MODEL, "new", 60.0).prepare(alone=False)
     takers = {taker["name"]: taker["pending"] for taker in await redis.xinfo_consumers(keys.jobs(MODEL), keys.READERS)}
     assert takers == {b"holds": 1, b"alive": 0}
@@ -259,24 +259,24 @@ async def test_a_redis_and_a_blob_store_know_each_other(
     redis = connect(url)
     await redis.flushdb()
     one, other = Blobs(f"file://{tmp_path}/one"), Blobs(f"file://{tmp_path}/other")
-    assert await paired(redis, one), "they meet"
-    assert await paired(redis, one)
-    assert await paired(redis, other), "it never met a Redis"
-    assert one.word() == other.word() is not None
+    assert await has_matching_store_id(redis, one), "they meet"
+    assert await has_matching_store_id(redis, one)
+    assert await has_matching_store_id(redis, other), "it never met a Redis"
+    assert one.store_id() == other.store_id() is not None
     assert one.names() == []
     assert await one.sweep(set_of()) == []
     await redis.flushdb()
-    assert not await paired(redis, one)
+    assert not await has_matching_store_id(redis, one)
     assert not await redis.exists(keys.STORE), "it stays another one"
     await redis.set(keys.STORE, "another")
-    assert not await paired(redis, one)
+    assert not await has_matching_store_id(redis, one)
     full = Blobs(f"file://{tmp_path}/full")
 
     def no_room(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(blobs_module, "_publish", no_room)
-    assert not await paired(redis, full), "nobody knows"
+    assert not await has_matching_store_id(redis, full), "nobody knows"
     assert list((tmp_path / "full").iterdir()) == []
     await redis.aclose()
 
@@ -284,29 +284,29 @@ async def test_a_redis_and_a_blob_store_know_each_other(
 async def test_an_empty_folder_in_place_of_the_blob_store_is_none(
     url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A volume that is not mounted. Its texts are only away as long as no word says that this is the store."""
+    """A volume that is not mounted. Readings wait for its texts as long as the folder has no store ID."""
     redis, blobs = connect(url), Blobs(f"file://{tmp_path}/blobs")
     await redis.flushall()
-    assert await paired(redis, blobs)
+    assert await has_matching_store_id(redis, blobs)
     await write(blobs, id := new_id("doc"), b"text")
     await redis.zadd(keys.documents("ann"), {id: 1})
     (tmp_path / "blobs").rename(tmp_path / "volume")
     (tmp_path / "blobs").mkdir()
     for _ in range(2):
-        assert not await paired(redis, blobs)
-        assert blobs.word() is None
+        assert not await has_matching_store_id(redis, blobs)
+        assert blobs.store_id() is None
     assert "is it mounted?" in caplog.text
     (tmp_path / "blobs").rmdir()
     (tmp_path / "volume").rename(tmp_path / "blobs")
-    assert await paired(redis, blobs)
-    # Whoever deletes the word of a store that holds texts means it, whatever Redis knows.
+    assert await has_matching_store_id(redis, blobs)
+    # An operator who deletes the store ID of a store with texts confirms that the store is the right one.
     await redis.set(keys.STORE, "another")
-    assert not await paired(redis, blobs)
-    (tmp_path / "blobs" / Blobs.WORD).unlink()
-    assert await paired(redis, blobs)
-    # And nobody waits for texts of which there are none.
+    assert not await has_matching_store_id(redis, blobs)
+    (tmp_path / "blobs" / Blobs.STORE_ID_FILE).unlink()
+    assert await has_matching_store_id(redis, blobs)
+    # Without documents in Redis, an empty store is a new one.
     await redis.delete(keys.documents("ann"))
-    assert await paired(redis, Blobs(f"file://{tmp_path}/new"))
+    assert await has_matching_store_id(redis, Blobs(f"file://{tmp_path}/new"))
     await redis.aclose()
 
 
@@ -339,7 +339,7 @@ def set_of(*names: str) -> Any:
 
 
 async def test_a_sweep_goes_by_the_clock_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server whose clock is an hour ahead must not take what another one receives at this moment for old."""
+    """A server whose clock is two hours ahead must not delete what another server is receiving."""
 
     class Ahead(datetime):
         @classmethod
@@ -358,11 +358,11 @@ async def test_a_sweep_goes_by_the_clock_of_the_files(tmp_path: Path, monkeypatc
 
 
 class BucketAwayError(Exception):
-    """As libraries of stores elsewhere have them: no OSError."""
+    """An error as remote file systems raise it: no OSError."""
 
 
 class Bucket(MemoryFileSystem):  # type: ignore[misc]
-    """Keeps what it has listed, as that of S3 does; each of them is another server's. It may be `away`."""
+    """Caches listings, like the file system for S3; each instance is another server's. `away`: it cannot be reached."""
 
     protocol = "everlong-bucket"
     cachable = False
@@ -427,12 +427,12 @@ async def test_a_bucket_that_is_away_is_no_error_of_the_text(
 ) -> None:
     redis, blobs = connect(url), Blobs(f"{Bucket.protocol}://{tmp_path.name}")
     await redis.flushall()
-    assert await paired(redis, blobs)
+    assert await has_matching_store_id(redis, blobs)
     await write(blobs, name := new_id("doc"), b"text")
     file = blobs.open(name)
     monkeypatch.setattr(Bucket, "away", True)
     for ask in (
-        blobs.word,
+        blobs.store_id,
         blobs.names,
         lambda: blobs.exists(name),
         lambda: blobs.open(name),
@@ -442,9 +442,9 @@ async def test_a_bucket_that_is_away_is_no_error_of_the_text(
             ask()
     with pytest.raises(OSError, match="BucketAwayError"):
         await blobs.create(new_id("doc"))
-    assert not await paired(redis, blobs)
+    assert not await has_matching_store_id(redis, blobs)
     assert file.read() == b"text"
-    monkeypatch.setattr(type(file._what), "read", Bucket._reach)
+    monkeypatch.setattr(type(file._wrapped), "read", Bucket._reach)
     with pytest.raises(OSError, match="BucketAwayError"):
         file.read()
     await redis.aclose()

@@ -1,4 +1,4 @@
-"""A session's lease, where Redis does what it is asked and cannot say so."""
+"""A session's lease, when Redis grants it but the reply is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 
 
 @pytest.mark.parametrize("error", [RedisAway, asyncio.CancelledError])
-async def test_a_lease_that_nobody_was_told_of_is_given_back(redis_url: str, error: type[BaseException]) -> None:
+async def test_a_lease_whose_reply_was_lost_is_released(redis_url: str, error: type[BaseException]) -> None:
     redis = connect(redis_url)
     await redis.flushdb()
     await redis.set(keys.replica("r1"), 1, px=60_000)
@@ -37,5 +37,5 @@ async def test_a_lease_that_nobody_was_told_of_is_given_back(redis_url: str, err
     lease = await sessions.acquire("ses_1")
     with pytest.raises(SessionBusy):
         await sessions.acquire("ses_1")
-    assert await sessions.renew(lease), "only what was not acknowledged was given back"
+    assert await sessions.renew(lease), "only the lease whose reply was lost was released"
     await redis.aclose()

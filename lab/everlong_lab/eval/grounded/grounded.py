@@ -42,7 +42,7 @@ from everlong_server.services import Services, running
 from everlong_server.settings import Settings
 from everlong_server.store.records import Document, reading_id
 from everlong_server.store.redis.embedded import EmbeddedRedis
-from everlong_server.store.texts.search_only import SearchOnlyTexts
+from everlong_server.store.texts.search_corpus import SearchCorpus
 
 WAYS = {
     "neither": "the question alone",
@@ -184,7 +184,7 @@ async def _served(settings: Settings, model: Model) -> AsyncIterator[Services]:
 async def _measure(
     services: Services, plan: Plan, cell: Cell, of: Sequence[Text], novels: Novels, tell: Callable[[float], None]
 ) -> None:
-    recall, shelf, template = plan.recall or services.recall, SearchOnlyTexts(services.blobs), TEMPLATES[plan.template]
+    recall, shelf, template = plan.recall or services.recall, SearchCorpus(services.blobs), TEMPLATES[plan.template]
     answers = _Answers(services, plan, recall)
     wanted = max(plan.samples if plan.ways else 0, plan.searches)
 
@@ -304,7 +304,7 @@ class _Answers:
 
     async def _read(self, document: Document) -> None:
         reading = reading_id(self._services.model.fingerprint, [document.id])
-        while (read := await self._services.documents.reading(reading)) is None or read.status != "ready":
+        while (read := await self._services.documents.readings.get(reading)) is None or read.status != "ready":
             if read is not None and read.status == "failed":
                 raise DocumentFailed(f"a document could not be read: {(read.error or {}).get('message')}")
             await asyncio.sleep(0.05)

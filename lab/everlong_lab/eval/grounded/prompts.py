@@ -25,7 +25,7 @@ from everlong_models.errors import DataError
 from everlong_server.engine.answering.grounding import TEMPLATE, search_words, select_passages
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.search_only import SearchOnlyTexts
+from everlong_server.store.texts.search_corpus import SearchCorpus
 
 _PASSAGES = 16
 _LINES = 10
@@ -62,7 +62,7 @@ async def write(
     jobs += [("squad", False, plan.impossible)] if "squad" in plan.sets else []
     written = 0
     with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
-        maker = _Maker(plan, SearchOnlyTexts(Blobs(f"file://{folder}")), count, random.Random(plan.seed))  # noqa: S311 - for samples
+        maker = _Maker(plan, SearchCorpus(Blobs(f"file://{folder}")), count, random.Random(plan.seed))  # noqa: S311 - for samples
         for name, answerable, wanted in jobs:
             of, done, in_vain = texts(data, name, "train"), 0, 0
             of = [text for text in of if any(bool(asked.answers) == answerable for asked in text.questions)]
@@ -90,7 +90,7 @@ async def write(
 class _Maker:
     """Makes lines of documents."""
 
-    def __init__(self, plan: Plan, shelf: SearchOnlyTexts, count: Callable[[str], int], draw: random.Random) -> None:
+    def __init__(self, plan: Plan, shelf: SearchCorpus, count: Callable[[str], int], draw: random.Random) -> None:
         self._plan, self._shelf, self._count, self._draw = plan, shelf, count, draw
 
     async def lines(self, name: str, hidden: Hidden) -> list[dict[str, Any]]:

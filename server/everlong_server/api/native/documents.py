@@ -80,7 +80,9 @@ async def stored(source: Source, services: Services, attempt: IdempotencyRecord,
     writer = Nowhere() if there else await services.blobs.create(document_id)
 
     async def allow(received: Received) -> None:
-        await attempt.is_for("upload", "file" if form else "document", received.digest, received.filename or "")
+        await attempt.check_same_request(
+            "upload", "file" if form else "document", received.digest, received.filename or ""
+        )
 
     received = await receive(source, writer, limit, form, allow)
     if there:
@@ -109,7 +111,7 @@ async def make(
     attempt: IdempotencyRecord | None,
     *,
     upload: str | None = None,
-    held: int = 0,
+    reserved: int = 0,
 ) -> Document | None:
     """The document of what was received as its blob. `upload`, `held`: as for `Documents.create`; None if that has made none.
 
@@ -119,7 +121,7 @@ async def make(
     try:
         received = await converted(services.blobs, document_id, received, services.settings.max_document_bytes)
         document, asked = document_of(document_id, received), True
-        if await services.documents.create(document, services.model.fingerprint, upload=upload, held=held):
+        if await services.documents.create(document, services.model.fingerprint, upload=upload, reserved=reserved):
             return document
     except BaseException as error:
         # Where Redis gave no answer it may be about to make the document: its text is left to the sweep.
@@ -133,7 +135,7 @@ async def make(
 async def _drop_text(services: Services, document_id: str, attempt: IdempotencyRecord | None) -> None:
     """Deletes the text of a document that was not made. If that cannot be known, or another server is at it, the text stays."""
     with contextlib.suppress(RedisError):
-        if (attempt is None or await attempt.mine()) and not await services.documents.exists(document_id):
+        if (attempt is None or await attempt.is_owner()) and not await services.documents.exists(document_id):
             for blob in (document_id, outline.name(document_id)):
                 await services.blobs.delete(blob)
 

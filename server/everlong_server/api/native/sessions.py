@@ -23,7 +23,7 @@ from everlong_server.api.views import Served, memory_view, session_view
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
-from everlong_server.store.records import Session, Wish
+from everlong_server.store.records import RecallChoice, Session
 
 _MOST_LOGPROBS = 200_000
 """They are kept until the answer is complete, about half a kilobyte each."""
@@ -54,7 +54,7 @@ async def _created(services: Services, body: schemas.CreateSession, session_id: 
         raise InvalidRequest(f"documents: {twice!r} stands there twice", param="documents")
     recall(services, body.recall)  # that it can be had
     if body.documents:
-        await services.documents.ensure_reading(model.fingerprint, body.documents)
+        await services.documents.readings.ensure(model.fingerprint, body.documents)
     session = await services.sessions.create(
         model.fingerprint, model.name, body.documents, recall=_kept(body.recall), id=session_id
     )
@@ -147,7 +147,7 @@ async def _events(
     try:
         # Also for an answer of before: the session may be another tenant's by now, or gone.
         session = await services.sessions.get(session_id)
-        await attempt.is_for("message", session_id, _asked(body))
+        await attempt.check_same_request("message", session_id, _asked(body))
         message, message_id = attempt.answer, f"msg_{attempt.id}"
         if message is None and not attempt.first:  # its server was killed, perhaps behind the commit
             message = await services.sessions.message(session_id, message_id)
@@ -221,12 +221,12 @@ def recall(services: Services, asked: schemas.Recall | Literal[False] | None, us
     return _with(usual or services.recall, _kept(asked))
 
 
-def _kept(asked: schemas.Recall | Literal[False] | None) -> Wish:
+def _kept(asked: schemas.Recall | Literal[False] | None) -> RecallChoice:
     """As a session keeps it."""
     return asked.model_dump(exclude_none=True) if isinstance(asked, schemas.Recall) else asked
 
 
-def _with(usual: Recall, asked: Wish) -> Recall:
+def _with(usual: Recall, asked: RecallChoice) -> Recall:
     """What is asked for, and the rest as `usual`."""
     return replace(usual, passages=0) if asked is False else replace(usual, **(asked or {}))
 

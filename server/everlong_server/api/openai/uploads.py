@@ -120,7 +120,7 @@ async def create(body: CreateUpload, services: Served) -> Upload:
         moment,
         moment + services.settings.upload_seconds,
     )
-    await services.quota.hold(upload.id, upload.bytes, services.settings.upload_seconds)
+    await services.quota.reserve(upload.id, upload.bytes, services.settings.upload_seconds)
     await services.uploads.create(upload)
     return await _view(services, upload)
 
@@ -145,7 +145,7 @@ async def add(upload_id: str, request: Request, services: Served) -> UploadPart:
         part = store.Part(part_id, upload.id, piece.size, moment)
         size = part.bytes + sum(one.bytes for one in (await services.uploads.parts(upload.id)).values())
         if size > upload.bytes:  # a part came twice
-            await services.quota.hold(upload.id, size, upload.expires_at - moment)
+            await services.quota.reserve(upload.id, size, upload.expires_at - moment)
         added = await services.uploads.add(part, 2 * upload.bytes, MAX_PARTS)
     except FileNotFoundError:  # what was received was thrown away meanwhile, with the upload
         log.info("part %s has lost its upload", part_id)
@@ -207,7 +207,7 @@ async def _make(services: Services, upload: store.Upload, body: CompleteUpload) 
     parts = await _parts(services, upload, body.part_ids)
     document_id = new_id("doc")
     received = await _joined(services, upload, document_id, parts, body.md5)
-    await make(services, document_id, received, None, upload=upload.id, held=upload.bytes)
+    await make(services, document_id, received, None, upload=upload.id, reserved=upload.bytes)
 
 
 async def _parts(services: Services, upload: store.Upload, ids: Sequence[str]) -> list[store.Part]:

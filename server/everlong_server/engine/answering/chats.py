@@ -77,7 +77,7 @@ class ChatTurns:
             question = question or checkpoint.question
         else:
             if documents:  # checked even if the chat is stored, since deleted documents must not be answered about
-                await self._documents.ensure_reading(fingerprint, documents)
+                await self._documents.readings.ensure(fingerprint, documents)
             after = None
             chat_ids = digests(fingerprint, documents, messages)
             session, state, included = await self._stored(chat_ids, messages) or await self._fresh(documents)
@@ -85,7 +85,7 @@ class ChatTurns:
         async def commit(message: Event, written: Written) -> None:
             answered = [*messages, Message("assistant", message["content"])]
             chat_id = digests(fingerprint, documents, answered, after)[-1]
-            next_session = session.behind(chat_id, session.messages + len(messages) - included + 1, **written)
+            next_session = session.after_answer(chat_id, session.messages + len(messages) - included + 1, **written)
             try:
                 await self._chats.keep(next_session)
             except RedisError as error:  # the answer is complete; continuing the chat will only cost more
@@ -116,7 +116,7 @@ class ChatTurns:
         fields = Session.fields("", model.fingerprint, model.name, documents)
         session = Session.of({name.encode(): str(value).encode() for name, value in fields.items()})
         if session.reading is not None:
-            reading = await self._documents.reading(session.reading, with_state=True)
+            reading = await self._documents.readings.get(session.reading, with_state=True)
             if reading is None or reading.status != "ready":
                 raise not_ready_error(reading, "this chat", "messages")
             session = replace(

@@ -81,7 +81,7 @@ class MemoryViews:
         """Return the token ranges of the session's documents. A deleted document has none."""
         document_spans = []
         for n, document in enumerate(session.documents, 1):
-            reading = await self._documents.reading(reading_id(session.model, session.documents[:n]))
+            reading = await self._documents.readings.get(reading_id(session.model, session.documents[:n]))
             if reading is not None and reading.status == "ready":
                 end = reading.cursor.position
                 document_spans.append(DocumentSpan(document, end - reading.cursor.tokens, end))

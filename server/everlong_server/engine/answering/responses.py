@@ -64,7 +64,7 @@ class ResponseTurns:
                 param="previous_response_id",
                 code="response_not_complete",
             )
-        await self._quota.hold_on(previous.id, self._store.seconds)
+        await self._quota.extend_reservation(previous.id, self._store.seconds)
         return previous
 
     def create(
@@ -177,7 +177,7 @@ class ResponseTurns:
         """Return a response. An unanswered one whose model no server serves any more is ended as failed. Raises `NotFound`."""
         response = await self._store.get(response_id)
         orphan = response.status in OPEN and response.model != self._engine.model.fingerprint
-        if orphan and not await self._jobs.served(response.model):
+        if orphan and not await self._jobs.has_replica_for(response.model):
             error = {"code": "model_not_found", "message": "no server serves the model of this response any more"}
             await self._store.end(response_id, "failed", error)
             return await self._store.get(response_id)
@@ -194,7 +194,7 @@ class ResponseTurns:
 
     async def count_bytes(self, response: Response) -> None:
         """Count the bytes of an answered response towards the quota, in place of the expected ones."""
-        await self._quota.hold(response.id, response.stored_bytes, self._store.seconds, limited=False)
+        await self._quota.reserve(response.id, response.stored_bytes, self._store.seconds, limited=False)
 
     async def recount_bytes(self, response_id: str) -> None:
         """Count the bytes of a response as it is stored now; none if it is gone."""
@@ -210,7 +210,7 @@ class ResponseTurns:
         """
         if self._engine.draining:
             raise Unavailable("the server is shutting down", code="draining", retry_after=5)
-        await self._quota.hold(response.id, self._expected_bytes(response), self._store.seconds)
+        await self._quota.reserve(response.id, self._expected_bytes(response), self._store.seconds)
         await self._store.queue(response)
 
     async def cancel(self, response_id: str) -> Response:

@@ -46,7 +46,7 @@ class SessionTurns:
         """Return whether the session can take messages: "ready", "reading" or "failed"."""
         if session.started or session.reading is None:
             return "ready"
-        reading = await self._documents.reading(session.reading)
+        reading = await self._documents.readings.get(session.reading)
         if reading is None or reading.status == "failed":
             return "failed"
         return "reading"
@@ -61,7 +61,9 @@ class SessionTurns:
             )  # fmt: skip
         if session.started or session.reading is None:
             return
-        raise not_ready_error(await self._documents.reading(session.reading), f"session {session.id!r}", "session_id")
+        raise not_ready_error(
+            await self._documents.readings.get(session.reading), f"session {session.id!r}", "session_id"
+        )
 
     async def send(
         self, session_id: str, content: str, params: SamplingParams, recall: Recall, *, id: str | None = None

@@ -178,7 +178,7 @@ class TurnRunner:
 
     async def _located(self, passages: Sequence[Passage]) -> list[Passage]:
         """Return the passages with their token offsets, pages and sections."""
-        return await self._passages.placed(await self._token_offsets.with_tokens(passages))
+        return await self._passages.located(await self._token_offsets.with_tokens(passages))
 
     def _request(
         self, context: TurnContext, prompt: Prompt, params: SamplingParams, grammar: Grammar | None

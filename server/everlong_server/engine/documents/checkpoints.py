@@ -9,14 +9,15 @@ from typing import Any, Self
 
 from everlong_models import MemoryState, encode_state
 from everlong_server.observability.metrics import Metrics
-from everlong_server.store.documents import Claim, Documents
+from everlong_server.store.documents import Documents
+from everlong_server.store.readings import ReadingClaim
 from everlong_server.store.records import Cursor, Reading
 
 
 class Checkpoints:
     """Writes the checkpoints of a reading one after the other, while the device continues."""
 
-    def __init__(self, documents: Documents, metrics: Metrics, reading: Reading, claim: Claim) -> None:
+    def __init__(self, documents: Documents, metrics: Metrics, reading: Reading, claim: ReadingClaim) -> None:
         self._documents = documents
         self._metrics = metrics
         self._reading = reading
@@ -34,7 +35,7 @@ class Checkpoints:
             await asyncio.gather(self._writing, return_exceptions=True)
 
     async def add(self, state: MemoryState, cursor: Cursor, **end: object) -> None:
-        """Start to write a checkpoint once the previous one is written. Raises that one's error, such as `Fenced`."""
+        """Start to write a checkpoint once the previous one is written. Raises that one's error, such as `StaleClaim`."""
         await self.written()
         self._writing = asyncio.create_task(self._write(state, cursor, end))
         self._last = time.monotonic()
@@ -52,7 +53,7 @@ class Checkpoints:
     async def _write(self, state: MemoryState, cursor: Cursor, end: dict[str, Any]) -> None:
         blob = await asyncio.to_thread(encode_state, state, self._reading.model)
         with self._metrics.checkpoint_seconds.time():
-            version = await self._documents.checkpoint(
+            version = await self._documents.readings.checkpoint(
                 self._reading, self._claim, cursor, blob, state_bytes=state.nbytes, **end
             )
         self._reading = replace(self._reading, version=version)

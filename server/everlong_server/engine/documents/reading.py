@@ -27,8 +27,9 @@ from everlong_server.errors import Damaged, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.pools import Pool
-from everlong_server.store.documents import Claim, Documents
+from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Jobs
+from everlong_server.store.readings import ReadingClaim
 from everlong_server.store.records import Cursor, Document, Reading
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passages
@@ -47,7 +48,7 @@ class ReadingError(Exception):
         self.code = code
 
 
-class Reader(JobWorker[Claim]):
+class Reader(JobWorker[ReadingClaim]):
     """Works on reading jobs, one at a time, until it is cancelled. Several readers may run at the same time."""
 
     noun = "reading"
@@ -86,31 +87,33 @@ class Reader(JobWorker[Claim]):
         finally:
             await _cancel_all(list(self._indexing))
 
-    async def claim(self, id: str, by: str) -> Claim | None:
-        """Claim the reading; None if it is over."""
-        return await self._documents.claim(id, by)
+    async def claim(self, id: str, by: str) -> ReadingClaim | None:
+        """ReadingClaim the reading; None if it is over."""
+        return await self._documents.readings.claim(id, by)
 
-    async def reset_tries(self, id: str, claim: Claim) -> None:
+    async def reset_tries(self, id: str, claim: ReadingClaim) -> None:
         """Set the reading's count of tries back to zero."""
-        await self._documents.untried(id, claim)
+        await self._documents.readings.reset_attempts(id, claim)
 
-    async def holder(self, id: str, claim: Claim) -> str | None:
+    async def holder(self, id: str, claim: ReadingClaim) -> str | None:
         """Return the claimant that has taken the reading over.
 
         None if the reading is over, or if a late write of `claim` itself has changed the reading.
         """
-        holder = await self._documents.holder(id)
+        holder = await self._documents.readings.holder(id)
         return None if holder is None or holder[0] == claim.token else holder[1]
 
-    async def fail(self, id: str, claim: Claim, code: str, message: str) -> None:
+    async def fail(self, id: str, claim: ReadingClaim, code: str, message: str) -> None:
         """Store that the document cannot be read."""
         log.warning("reading %s failed: %s", id, message)
-        current = await self._documents.reading(id)
+        current = await self._documents.readings.get(id)
         if current is not None:
             failure = {"message": message, "code": code}
-            await self._documents.checkpoint(current, claim, current.cursor, None, status="failed", error=failure)
+            await self._documents.readings.checkpoint(
+                current, claim, current.cursor, None, status="failed", error=failure
+            )
 
-    async def perform(self, id: str, claim: Claim) -> bool:
+    async def perform(self, id: str, claim: ReadingClaim) -> bool:
         """Read and return whether the reading is over; False if its turn is."""
         try:
             return await self._read(id, claim)
@@ -119,9 +122,9 @@ class Reader(JobWorker[Claim]):
             # another may have. The document may be readable later; other documents must not wait for it.
             raise CannotDoHere(repr(error)) from error
 
-    async def _read(self, id: str, claim: Claim) -> bool:
+    async def _read(self, id: str, claim: ReadingClaim) -> bool:
         """Read, and fail the reading if its document cannot be read."""
-        reading = await self._documents.reading(id, with_state=True)
+        reading = await self._documents.readings.get(id, with_state=True)
         if reading is None:
             return True
         try:
@@ -133,13 +136,13 @@ class Reader(JobWorker[Claim]):
                 span.set(everlong__tokens__read=cursor.tokens, everlong__segments=cursor.segments)
                 return over
         except (ReadingError, EverlongModelError, Damaged, FileNotFoundError, UnicodeDecodeError) as error:
-            if isinstance(error, FileNotFoundError) and await asyncio.to_thread(self._blobs.word) is None:
+            if isinstance(error, FileNotFoundError) and await asyncio.to_thread(self._blobs.store_id) is None:
                 raise  # the whole blob store is missing, not this text alone
             code = error.code if isinstance(error, ReadingError | Damaged) else "reading_failed"
             await self.fail(id, claim, code, str(error))
             return True
 
-    async def _advance(self, reading: Reading, claim: Claim) -> tuple[Cursor, bool]:
+    async def _advance(self, reading: Reading, claim: ReadingClaim) -> tuple[Cursor, bool]:
         """Read to the end of the last document, or until the turn is over and others wait.
 
         Returns the cursor, and whether it is the end.
@@ -187,7 +190,7 @@ class Reader(JobWorker[Claim]):
 
     async def _turn_is_over(self, started: float) -> bool:
         """Return whether the reading has used its turn and other jobs wait."""
-        return time.monotonic() - started >= self._turn_seconds and await self._jobs.waiting()
+        return time.monotonic() - started >= self._turn_seconds and await self._jobs.has_waiting()
 
     async def _begin(self, reading: Reading) -> tuple[MemoryState, Cursor]:
         """Return the state and cursor of the last checkpoint or, without one, of the start: after the preceding documents, or the
@@ -197,7 +200,7 @@ class Reader(JobWorker[Claim]):
             return await asyncio.to_thread(decode_state, reading.state, model.fingerprint), reading.cursor
         if reading.parent is None:
             return model.memory.initial_state(1).to("cpu"), Cursor(open=model.chat.head, position=len(model.chat.head))
-        parent = await self._documents.reading(reading.parent, with_state=True)
+        parent = await self._documents.readings.get(reading.parent, with_state=True)
         if parent is None or parent.status != "ready" or parent.state is None:
             why = parent.error["message"] if parent is not None and parent.error else "it does not exist"
             raise ReadingError("document_failed", f"the preceding document could not be read: {why}")

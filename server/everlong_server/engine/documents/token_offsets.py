@@ -29,7 +29,7 @@ from everlong_server.errors import Damaged, NotFound
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passage
-from everlong_server.store.texts.sidecar import Catalogue, Sidecar, Stopped
+from everlong_server.store.texts.sidecar import BuildCancelled, DocumentLookup, Sidecar
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class TokenOffsets:
     the last two documents are cached.
     """
 
-    def __init__(self, blobs: Blobs, documents: Catalogue, tokenizer: Tokenizer) -> None:
+    def __init__(self, blobs: Blobs, documents: DocumentLookup, tokenizer: Tokenizer) -> None:
         self._blobs = blobs
         self._documents = documents
         self._tokenizer = tokenizer
@@ -205,7 +205,7 @@ class TokenOffsets:
             with self._blobs.open(document.id, document.text_offset) as file:
                 for block in token_blocks(file, self._tokenizer, document.text_offset):
                     if stop.is_set():
-                        raise Stopped
+                        raise BuildCancelled
                     resume_points.extend(chain.from_iterable(block.resume_points))
         rows = np.array(resume_points, "<i8").tobytes()
         path.write_bytes(hashlib.sha256(rows).digest() + rows)

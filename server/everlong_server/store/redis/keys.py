@@ -1,4 +1,4 @@
-"""Every Redis key of everlong: its name, what it holds, and how long it lives. Nothing else makes a key."""
+"""Every Redis key of everlong: its name, what it holds, and what ends it. No other module builds a key."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 
 PREFIX = "{everlong}:"
-"""What stands in braces decides where a cluster keeps a key: all of them together, since scripts touch many at once."""
+"""A cluster places a key by the part in braces. All keys share it, since one script uses many keys and they must be on one node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`ttl`: what ends the key's life: a time in words, or why it has none. `sealed`: whether a vault seals what users have said
-    in it."""
+    """A kind of key. `type`: the Redis type. `holds`: what it holds. `ttl`: when it expires, or what deletes it. `expires`: whether
+    it always has a Redis expiry. `sealed`: whether its values are encrypted where encryption at rest is on."""
 
     pattern: str
     type: str
@@ -22,62 +22,79 @@ class Key:
     sealed: bool = False
 
     def matches(self, key: str) -> bool:
-        """Whether `key` is one of these."""
+        """Whether `key` is of this kind."""
         return re.fullmatch(re.escape(self.pattern).replace(r"\*", r"[^:]+"), key) is not None
 
 
 KEYS = (
-    Key("{everlong}:documents:*", "zset", "a tenant's document ids by time of creation", "none: an index", False),
-    Key("{everlong}:document:*", "hash", "a document's facts and where its text is", "none: until DELETE", False, sealed=True),
-    Key("{everlong}:document:*:readings", "set", "readings that involve the document", "none: until its DELETE", False),
-    Key("{everlong}:reading:*", "hash", "state, cursor and progress of documents read in order by one model",
-        "none: until DELETE of one of its documents", False, sealed=True),
-    Key("{everlong}:reading:*:children", "set", "readings that wait for this one", "deleted when it ends", False),
-    Key("{everlong}:jobs:*", "stream", "readings to be done by one model; consumer group `readers`",
-        "none: entries go when done", False),
-    Key("{everlong}:turns:jobs:*", "hash", "when each tenant's turn was last in the stream of jobs of a model",
-        "a day after the last turn", True),
-    Key("{everlong}:turns:responses:*", "hash", "the same of the stream of responses", "a day after the last turn", True),
-    Key("{everlong}:deleted:*:*:*", "string", "where what was deleted stood in an index, so that its list goes on behind it",
-        "an hour", True),
-    Key("{everlong}:sessions:*", "zset", "a tenant's session ids by time of creation", "none: an index", False),
-    Key("{everlong}:session:*", "hash", "a session's state, open segment, position, title and recall", "none: until DELETE", False, sealed=True),
-    Key("{everlong}:session:*:messages", "list", "the dialogue as JSON", "none: until DELETE of its session", False, sealed=True),
-    Key("{everlong}:session:*:lease", "string", "who may write the session: replica and fencing token",
-        "lease_seconds, renewed while an answer is generated", True),
-    Key("{everlong}:chat:*:*", "hash", "where a dialogue of a tenant stood that its caller keeps: state, open segment and "
-        "position, by the digest of what was said", "chat_seconds after its last use", True, sealed=True),
-    Key("{everlong}:apikeys", "zset", "API keys' ids by time of creation", "none: an index", False),
-    Key("{everlong}:apikey:*", "hash", "an API key: tenant, scopes, end, the SHA-256 of its secret", "none", False),
-    Key("{everlong}:ticket:*", "string", "whom a ticket stands for, by the SHA-256 of its secret", "30 s; once used, two minutes", True),
-    Key("{everlong}:requests:*", "string", "when a tenant's requests so far would be spread evenly", "a minute", True),
-    Key("{everlong}:counted:*:*", "string", "that a tenant's request was counted, by a nonce: it may be sent again", "two minutes", True),
-    Key("{everlong}:streams:*", "set", "a tenant's running answers, each with its replica", "members: when they end", False),
-    Key("{everlong}:queued:*:*", "set", "a tenant's readings by a model that are not done", "members: when done", False),
-    Key("{everlong}:stored:*", "string", "bytes that a tenant has stored: documents, uploads in parts, responses", "none: a count",
-        False),
-    Key("{everlong}:held:*", "zset", "what of these bytes is counted until a time: ids of uploads and responses", "members: then",
-        False),
-    Key("{everlong}:held:*:sizes", "hash", "their bytes", "members: then", False),
-    Key("{everlong}:tokens:*:*", "string", "tokens read and generated for a tenant on a day, where they are limited",
-        "two days", True),
-    Key("{everlong}:attempt:*:*", "hash", "a tenant's request with an Idempotency-Key, by the key's SHA-256: what its result is "
-        "called, what was asked, and the answer", "idempotency_seconds", True, sealed=True),
-    Key("{everlong}:uploads", "zset", "upload ids by when they expire", "none: an index", False),
-    Key("{everlong}:upload:*", "hash", "a text that comes in parts: its facts and status",
-        "upload_seconds after its creation, by the server", False, sealed=True),
-    Key("{everlong}:upload:*:parts", "hash", "its parts so far, as JSON by id", "when it is completed, cancelled or expires",
-        False),
-    Key("{everlong}:response:*", "hash", "what was asked and answered under an id, and where the dialogue stands then: state, "
-        "open segment and position", "response_seconds after its last use; DELETE", True, sealed=True),
-    Key("{everlong}:responses:*", "stream", "background responses to be answered by one model; consumer group `readers`",
-        "none: entries go when done", False),
-    Key("{everlong}:replica:*", "string", "that a server process is alive, and its model", "lease_seconds, renewed by the process", True),
-    Key("{everlong}:vault", "string", "something that is encrypted if all else is, by which a server sees whether its keys are right",
-        "none", False),
-    Key("{everlong}:store", "string", "a word that stands in the blob store, too: texts that are not in Redis are deleted only from "
-        "that one", "none", False),
-    Key("{everlong}:fence", "string", "the last fencing token given out", "none: must only grow", False),
+    Key("{everlong}:documents:*", "zset", "the ids of a tenant's documents, scored by creation time", "never", False),
+    Key("{everlong}:document:*", "hash", "a document: its file name, size, format and checksum",
+        "never; deleted with the document", False, sealed=True),
+    Key("{everlong}:document:*:readings", "set", "the ids of the readings that involve a document",
+        "never; deleted with the document", False),
+    Key("{everlong}:reading:*", "hash", "a reading: the state, cursor and progress of one model in a sequence of documents",
+        "never; deleted with any of its documents", False, sealed=True),
+    Key("{everlong}:reading:*:children", "set", "the ids of the readings that wait for this reading",
+        "never; deleted when the reading ends", False),
+    Key("{everlong}:jobs:*", "stream", "the readings that one model has to do; consumer group `readers`",
+        "never; an entry is deleted when its reading ends", False),
+    Key("{everlong}:turns:jobs:*", "hash", "for each tenant, when it last had its turn in a model's stream of readings",
+        "1 day after the last turn", True),
+    Key("{everlong}:turns:responses:*", "hash",
+        "for each tenant, when it last had its turn in a model's stream of background responses",
+        "1 day after the last turn", True),
+    Key("{everlong}:deleted:*:*:*", "string",
+        "the score that a deleted document or session had in its index, so that a client can list what follows it",
+        "1 hour after the deletion", True),
+    Key("{everlong}:sessions:*", "zset", "the ids of a tenant's sessions, scored by creation time", "never", False),
+    Key("{everlong}:session:*", "hash", "a session: its state, open segment, position, title and recall setting",
+        "never; deleted with the session", False, sealed=True),
+    Key("{everlong}:session:*:messages", "list", "the messages of a session, as JSON",
+        "never; deleted with the session", False, sealed=True),
+    Key("{everlong}:session:*:lease", "string", "the replica that may write a session, and its fencing token",
+        "after `lease_seconds`; renewed while an answer is generated", True),
+    Key("{everlong}:chat:*:*", "hash",
+        "a cached chat of a tenant, by the digest of its messages: the state, open segment and position after them",
+        "`chat_seconds` after its last use", True, sealed=True),
+    Key("{everlong}:apikeys", "zset", "the ids of all API keys, scored by creation time", "never", False),
+    Key("{everlong}:apikey:*", "hash", "an API key: its tenant, scopes, expiry, and the SHA-256 of its secret", "never", False),
+    Key("{everlong}:ticket:*", "string", "the caller that a ticket authenticates, by the SHA-256 of the ticket",
+        "after 30 seconds; 2 minutes after its use", True),
+    Key("{everlong}:requests:*", "string", "a tenant's request rate: the time at which its full allowance is available again",
+        "after at most 1 minute", True),
+    Key("{everlong}:counted:*:*", "string", "a mark that a request, or the tokens of an answer, was counted; a retry is not counted again",
+        "after 2 minutes", True),
+    Key("{everlong}:streams:*", "set", "a tenant's running answers, each with its replica",
+        "never; an answer is removed when it ends", False),
+    Key("{everlong}:queued:*:*", "set", "the ids of a tenant's readings by one model that have not ended",
+        "never; a reading is removed when it ends", False),
+    Key("{everlong}:stored:*", "string", "the bytes that a tenant stores in documents, uploads and responses", "never", False),
+    Key("{everlong}:held:*", "zset", "the ids of a tenant's uploads and responses, scored by the time until which their bytes are counted",
+        "never; an id is removed when its time is over", False),
+    Key("{everlong}:held:*:sizes", "hash", "the bytes of each of these uploads and responses",
+        "never; a field is removed with its id", False),
+    Key("{everlong}:tokens:*:*", "string", "the tokens read and generated for a tenant on one day, if they are limited",
+        "after 2 days", True),
+    Key("{everlong}:attempt:*:*", "hash",
+        "a tenant's request with an Idempotency-Key, by the SHA-256 of the key: the id of its result, a fingerprint of the request, and the answer",
+        "after `idempotency_seconds`", True, sealed=True),
+    Key("{everlong}:uploads", "zset", "the ids of all uploads, scored by the time at which they expire", "never", False),
+    Key("{everlong}:upload:*", "hash", "an upload in parts: its file name, size, purpose and status",
+        "never; the server deletes it `upload_seconds` after its creation", False, sealed=True),
+    Key("{everlong}:upload:*:parts", "hash", "the parts of an upload that have arrived, as JSON by id",
+        "never; deleted when the upload is completed or cancelled, or expires", False),
+    Key("{everlong}:response:*", "hash",
+        "a response: its request, its answer, and the state, open segment and position after it",
+        "`response_seconds` after its last use; deleted with the response", True, sealed=True),
+    Key("{everlong}:responses:*", "stream", "the background responses that one model has to answer; consumer group `readers`",
+        "never; an entry is deleted when its response ends", False),
+    Key("{everlong}:replica:*", "string", "a mark that a server process is alive, and the model that it serves",
+        "after `lease_seconds`; renewed by the process", True),
+    Key("{everlong}:vault", "string", "an encrypted mark, by which a server checks at its start that it has the right keys", "never", False),
+    Key("{everlong}:store", "string",
+        "the store ID, which the blob store holds too; texts that Redis does not know are deleted only from a store with this ID",
+        "never", False),
+    Key("{everlong}:fence", "string", "the last fencing token that was issued; it only grows", "never", False),
 )  # fmt: skip
 
 API_KEYS = "{everlong}:apikeys"
@@ -90,7 +107,7 @@ REPLICA = "{everlong}:replica:"
 
 
 def sealed(key: bytes) -> bool:
-    """Whether the key is one that a vault seals values of."""
+    """Whether a vault seals values of the key."""
     return any(kind.matches(key.decode()) for kind in KEYS if kind.sealed)
 
 
@@ -105,7 +122,7 @@ def sessions(tenant: str) -> str:
 
 
 def deleted(index: str, id: str) -> str:
-    """Where `id` stood in the index of a tenant's documents or sessions."""
+    """The score that a deleted id had in the index of a tenant's documents or sessions."""
     return f"{PREFIX}deleted:{index.removeprefix(PREFIX)}:{id}"
 
 
@@ -145,7 +162,7 @@ def session_lease(session_id: str) -> str:
 
 
 def chat(tenant: str, digest: str) -> str:
-    """Where a tenant's dialogue stood, by the digest of what was said."""
+    """A tenant's cached chat, by the digest of its messages."""
     return f"{{everlong}}:chat:{tenant}:{digest}"
 
 
@@ -160,12 +177,12 @@ def ticket(digest: str) -> str:
 
 
 def requests(tenant: str) -> str:
-    """Where a tenant's rate of requests stands."""
+    """A tenant's request rate."""
     return f"{{everlong}}:requests:{tenant}"
 
 
 def counted(tenant: str, nonce: str) -> str:
-    """That a request, or an answer's tokens, was counted."""
+    """A mark that a request, or an answer's tokens, was counted."""
     return f"{{everlong}}:counted:{tenant}:{nonce}"
 
 
@@ -175,32 +192,32 @@ def streams(tenant: str) -> str:
 
 
 def queued(tenant: str, model: str) -> str:
-    """A tenant's readings by a model (fingerprint) that are not done."""
+    """A tenant's readings by a model (fingerprint) that have not ended."""
     return f"{{everlong}}:queued:{tenant}:{model}"
 
 
 def stored(tenant: str) -> str:
-    """How many bytes a tenant has stored."""
+    """The number of bytes that a tenant stores."""
     return f"{{everlong}}:stored:{tenant}"
 
 
-def held(tenant: str) -> str:
-    """The ids of what a tenant has stored until a time."""
+def reservations(tenant: str) -> str:
+    """A tenant's byte reservations: ids of uploads and responses, scored by when they end."""
     return f"{{everlong}}:held:{tenant}"
 
 
-def held_sizes(tenant: str) -> str:
-    """Bytes of what a tenant has stored until a time."""
+def reservation_sizes(tenant: str) -> str:
+    """The bytes of a tenant's reservations."""
     return f"{{everlong}}:held:{tenant}:sizes"
 
 
 def tokens(tenant: str, day: str) -> str:
-    """A tenant's tokens of a day."""
+    """The number of tokens used by a tenant on a day."""
     return f"{{everlong}}:tokens:{tenant}:{day}"
 
 
 def attempt(tenant: str, digest: str) -> str:
-    """A request of a tenant with an Idempotency-Key, by the key's digest."""
+    """A tenant's request with an Idempotency-Key, by the digest of that key."""
     return f"{{everlong}}:attempt:{tenant}:{digest}"
 
 
@@ -209,8 +226,8 @@ def upload(upload_id: str) -> str:
     return f"{{everlong}}:upload:{upload_id}"
 
 
-def owner(id: str) -> str:
-    """The hash of the document or upload that a blob is of, by the id that its name begins with."""
+def blob_owner(id: str) -> str:
+    """The hash of the document or upload that owns a blob, by the id that the blob's name begins with."""
     return upload(id) if id.startswith("upload_") else document(id)
 
 
@@ -225,20 +242,20 @@ def response(response_id: str) -> str:
 
 
 def responses(model: str) -> str:
-    """The stream of background responses that a model (fingerprint) is to answer."""
+    """The stream of background responses for a model (fingerprint)."""
     return f"{{everlong}}:responses:{model}"
 
 
 def jobs(model: str) -> str:
-    """The stream of readings that a model (fingerprint) is to do."""
+    """The stream of readings for a model (fingerprint)."""
     return f"{{everlong}}:jobs:{model}"
 
 
 def turns(stream: str) -> str:
-    """Whose turn was when in the stream of `jobs` or `responses`."""
+    """When each tenant last had its turn in a stream of `jobs` or `responses`."""
     return f"{PREFIX}turns:{stream.removeprefix(PREFIX)}"
 
 
 def replica(replica_id: str) -> str:
-    """The liveness key of a server process."""
+    """The key that marks a server process alive."""
     return f"{REPLICA}{replica_id}"

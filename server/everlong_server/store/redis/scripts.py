@@ -1,7 +1,8 @@
-"""`Scripts`: what must happen at once in Redis, as Lua. Each script checks before it writes, and stands with the noun that it is of.
+"""`Scripts`: runs Lua scripts, for changes in Redis that must be atomic. Each script is defined next to the noun that it changes.
 
-The connection sends a script again whose answer was lost (`connection.connect`), so each may run twice: what it has done
-the first time it tells the second time, too."""
+The client retries a script whose reply was lost (see `connection.connect`), so a script may run twice. Each script checks before
+it writes: its second run changes nothing and returns the result of the first.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +16,20 @@ from redis.exceptions import NoScriptError
 from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.keys import FENCE
 
-# Whoever claims says by what: the same again has the same token, and is counted once. The token stands beside it, since
-# servers of before that claim leave no word.
+# Defines `claim(hash, fence, claimant)`, which returns {fencing token, attempts}. A retry by the same claimant returns the same
+# token and is not counted. The field `claim` includes the token, so that it is valid only while that token is the current one.
 CLAIMING = """
-local function claim(what, fence, by)
-  local last = redis.call('HMGET', what, 'claim', 'fence', 'attempts')
-  if last[2] and last[1] == by .. ':' .. last[2] then return {last[2], last[3]} end -- sent again: its answer was lost
+local function claim(hash, fence, claimant)
+  local last = redis.call('HMGET', hash, 'claim', 'fence', 'attempts')
+  if last[2] and last[1] == claimant .. ':' .. last[2] then return {last[2], last[3]} end -- a retry: the reply was lost
   local token = redis.call('INCR', fence)
-  redis.call('HSET', what, 'fence', token, 'claim', by .. ':' .. token)
-  return {token, redis.call('HINCRBY', what, 'attempts', 1)}
+  redis.call('HSET', hash, 'fence', token, 'claim', claimant .. ':' .. token)
+  return {token, redis.call('HINCRBY', hash, 'attempts', 1)}
 end
 """
 
-# KEYS: what is stored, and its index, if it has one. ARGV: milliseconds that it lives or '', its member and its place in the
-# index or '' and '', fields and values
+# Writes fields of a hash, and enters it in an index. KEYS: hash, and index if there is one
+# ARGV: milliseconds to live or '', its member and score in the index or '' and '', fields and values
 STORE = """
 redis.call('HSET', KEYS[1], unpack(ARGV, 4))
 if ARGV[1] ~= '' then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
@@ -40,10 +41,10 @@ _COPY_MS = 2000
 
 
 class Scripts:
-    """Scripts, registered with one client; called as `await scripts.run(TEXT, keys, args)`.
+    """Runs scripts with one client: `await scripts.run(TEXT, keys, args)`.
 
-    What a script has written has as many copies as the client asks for (`connect`) before it is answered; if there are
-    not enough, it may have been done, and the caller is told that Redis is away.
+    A script returns only when as many Redis replicas have its writes as the client demands (see `connect`). Otherwise `run`
+    raises a ConnectionError, although the script may have taken effect.
     """
 
     def __init__(self, redis: Client) -> None:
@@ -51,7 +52,7 @@ class Scripts:
         self._scripts: dict[str, AsyncScript] = {}
 
     async def run(self, text: str, keys: list[str], args: list[Any]) -> Any:
-        """The script's result."""
+        """Run a script and return its result. Raises `RedisError`."""
         if text not in self._scripts:
             self._scripts[text] = self._redis.register_script(text)
         script = self._scripts[text]
@@ -64,14 +65,14 @@ class Scripts:
             return await self._copied(script, keys, args)
 
     async def _copied(self, script: AsyncScript, keys: list[str], args: list[Any]) -> Any:
-        """In one go on one connection: the copies are counted by the server that has run the script."""
+        """Run the script and wait for the copies, on one connection: WAIT counts the copies of that connection's writes."""
         copies, where = self._redis.copies, {}
         if isinstance(self._redis, RedisCluster):
             await self._redis.initialize()
             where = {"target_nodes": self._redis.get_node_from_key(FENCE)}
         async with self._redis.pipeline(transaction=False) as pipe:
             pipe.execute_command("EVALSHA", script.sha, len(keys), *keys, *args, **where)
-            # A write, so that also what was written by a sending whose answer got lost is waited for.
+            # A write of its own, so that WAIT also covers the writes of an earlier run whose reply was lost.
             pipe.execute_command("INCRBY", FENCE, 0, **where)
             pipe.execute_command("WAIT", copies, _COPY_MS, **where)
             done, *rest = await pipe.execute(raise_on_error=False)
@@ -79,10 +80,10 @@ class Scripts:
             if isinstance(result, Exception):
                 raise result
         if rest[1] < copies:
-            raise RedisConnectionError(f"{rest[1]} replicas of Redis have the write, and {copies} should")
+            raise RedisConnectionError(f"{rest[1]} Redis replicas have the write, {copies} are required")
         return done
 
 
 def flat(fields: dict[str, Any]) -> list[Any]:
-    """Fields and values, one after the other."""
+    """Return fields and values in one list, as HSET takes them."""
     return [part for pair in fields.items() for part in pair]

@@ -1,8 +1,8 @@
-"""`Credentials`: API keys, and the tickets that stand for one once. Secrets are shown when they are made and never again.
+"""`Credentials`: API keys, and single-use tickets in their place. A secret is shown once, when it is made.
 
-A key reads `evl_ID_SECRET`. The ID is public: it finds the record, and names the key in lists and in the audit log. Of
-the whole only its SHA-256 is stored. A slow hash would protect what can be guessed, a password; nobody guesses 256
-random bits however quick the hash is, and a slow one would have to be paid for with every request.
+A key has the form `evl_ID_SECRET`. The ID is public: it finds the stored key, and names it in lists and in the audit log. Of the
+whole key only the SHA-256 is stored. A slow hash protects passwords, which can be guessed. It would not protect 256 random bits
+any better, and every request would pay for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from everlong_server.store.redis.connection import Client
 from everlong_server.store.redis.scripts import STORE, Scripts, flat
 
 SCOPES = ("read", "write", "admin")
-"""read: to look. write: to make, to ask and to delete. admin: the keys of one's own tenant. None implies another."""
+"""read: view objects. write: create and delete objects, and ask questions. admin: manage the tenant's API keys. No scope implies another."""
 
 TICKET_SECONDS = 30
 MAX_NAME = 100
@@ -32,20 +32,20 @@ MAX_NAME = 100
 _KEY = re.compile(r"evl_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 _TICKET = re.compile(r"tkt_[A-Za-z0-9_-]{43}")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
-_NOBODY = "0" * 64
+_NO_DIGEST = "0" * 64
 
-# KEYS: ticket. ARGV: nonce. Returns whom the ticket stands for, or nothing. It is used up: only the same nonce,
-# sent again, still gets what it got.
+# Uses a ticket up. A retry with the same nonce returns the same caller again. KEYS: ticket. ARGV: nonce
+# Returns the caller, or nothing if the ticket is unknown or used.
 _REDEEM = """
-local held = redis.call('GET', KEYS[1])
-if not held then return nil end
-if string.sub(held, 1, 1) ~= '{' then return string.sub(held, 1, 32) == ARGV[1] and string.sub(held, 33) or nil end
+local stored = redis.call('GET', KEYS[1])
+if not stored then return nil end
+if string.sub(stored, 1, 1) ~= '{' then return string.sub(stored, 1, 32) == ARGV[1] and string.sub(stored, 33) or nil end
 redis.call('DEL', KEYS[1])
-redis.call('SET', KEYS[1], ARGV[1] .. held, 'PX', 120000)
-return held
+redis.call('SET', KEYS[1], ARGV[1] .. stored, 'PX', 120000)
+return stored
 """
 
-# KEYS: API key. ARGV: time. Returns the time at which it was revoked.
+# Revokes a key, unless it was revoked before. KEYS: API key. ARGV: time. Returns the time at which it was revoked.
 _REVOKE = """
 redis.call('HSETNX', KEYS[1], 'revoked_at', ARGV[1])
 return redis.call('HGET', KEYS[1], 'revoked_at')
@@ -54,7 +54,7 @@ return redis.call('HGET', KEYS[1], 'revoked_at')
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: for which tenant, and what they may do. `key`: the id of their API key; None where none is asked for."""
+    """The authenticated sender of a request. `key`: the id of the API key; None on a server that requires none."""
 
     tenant: str
     scopes: frozenset[str]
@@ -63,7 +63,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """What is known of a key; its secret is not. Times are Unix times in seconds; None: never."""
+    """An API key without its secret. Times are Unix times in seconds; None: never."""
 
     id: str
     tenant: str
@@ -75,18 +75,18 @@ class ApiKey:
 
     @property
     def caller(self) -> Caller:
-        """Whoever has the key."""
+        """The caller that the key authenticates."""
         return Caller(self.tenant, frozenset(self.scopes), self.id)
 
     def state(self, moment: float) -> str:
-        """`active`, `expired` or `revoked`."""
+        """Return `active`, `expired` or `revoked`, at that Unix time."""
         if self.revoked_at is not None:
             return "revoked"
         return "expired" if self.expires_at is not None and self.expires_at <= moment else "active"
 
 
 class Credentials:
-    """The keys of all tenants."""
+    """The API keys and tickets of all tenants."""
 
     def __init__(self, redis: Client) -> None:
         self._redis = redis
@@ -96,10 +96,10 @@ class Credentials:
         self, tenant: str, *, name: str = "", scopes: Collection[str] = ("read", "write"), seconds: float | None = None,
         by: str | None = None,
     ) -> tuple[ApiKey, str]:  # fmt: skip
-        """A new key and its secret, which is nowhere afterwards. `seconds`: its life; None has no end. `by`: None is who has
-        typed a command.
+        """Create a key, and return it with its secret, which is stored nowhere. Raises `InvalidRequest`.
 
-        Raises `InvalidRequest`.
+        `seconds`: how long it is valid; None: for ever. `by`: who creates it, for the audit log; None: the user of the command
+        line.
         """
         _check(tenant, name, scopes, seconds)
         created, secret = now(), new_secret()
@@ -117,13 +117,12 @@ class Credentials:
         return key, secret
 
     async def ensure(self, secret: str, *, by: str) -> ApiKey:
-        """The key of that secret: made for the default tenant, with all scopes, unless it is there. One that was revoked
-        stays so.
+        """Return the key with that secret. If there is none, create it for the default tenant with all scopes.
 
-        Raises `KeyTaken` if there is another key with its id.
+        A revoked key stays revoked. Raises `ApiKeyConflict` if the secret's id belongs to a key with another secret.
         """
         form = _KEY.fullmatch(secret)
-        assert form is not None, "a secret is checked before it comes here"
+        assert form is not None, "callers check the secret with `is_secret` first"
         stored = await self._redis.hgetall(keys.api_key(form[1]))
         if not stored:
             key = ApiKey(form[1], DEFAULT_TENANT, by, SCOPES, now(), None, None)
@@ -131,7 +130,7 @@ class Credentials:
             _log("key.created", key, by)
             return key
         if not hmac.compare_digest(stored[b"digest"].decode(), _digest(secret)):
-            raise KeyTaken(f"the key {form[1]} has another secret")
+            raise ApiKeyConflict(f"a key with the id {form[1]} and another secret exists")
         return _key(stored)
 
     async def _store(self, key: ApiKey, secret: str) -> None:
@@ -144,20 +143,21 @@ class Credentials:
         )
 
     async def all(self, tenant: str | None = None) -> list[ApiKey]:
-        """Every key, or those of one tenant, the newest first; also those that are no longer good."""
-        found = []
+        """Return all keys, or those of one tenant, newest first, including expired and revoked ones."""
+        matching = []
         for member in await self._redis.zrevrange(keys.API_KEYS, 0, -1):
             stored = await self._redis.hgetall(keys.api_key(member.decode()))
             if stored and (key := _key(stored)).tenant == (tenant or key.tenant):
-                found.append(key)
-        return found
+                matching.append(key)
+        return matching
 
     async def usable(self) -> bool:
-        """Whether there is a key that opens anything."""
+        """Whether there is at least one active key."""
         return any(key.state(now()) == "active" for key in await self.all())
 
     async def revoke(self, key_id: str, *, tenant: str | None = None, by: str | None = None) -> ApiKey:
-        """Ends the key, on every replica from the next request on. Raises `NotFound`, for another tenant's key too."""
+        """Revoke the key, effective on every replica from the next request on. Raises `NotFound`, also for a key of another
+        tenant than `tenant`."""
         stored = await self._redis.hgetall(keys.api_key(key_id)) if re.fullmatch(r"[0-9a-f]{16}", key_id) else None
         if not stored or (tenant is not None and _key(stored).tenant != tenant):
             raise NotFound(f"no key {key_id[:64]!r}", param="key_id", code="key_not_found")
@@ -167,25 +167,25 @@ class Credentials:
         return _key(await self._redis.hgetall(keys.api_key(key_id)))
 
     async def authenticate(self, secret: str | None) -> Caller:
-        """Whose secret that is. Raises `Unauthenticated`: none, or a key that is unknown, wrong, expired or revoked."""
+        """Return the caller with that secret. Raises `Unauthenticated` if it is missing, unknown, wrong, expired or revoked."""
         if secret is None:
             raise Unauthenticated(
-                "no API key was given: send it as `Authorization: Bearer evl_…`", code="missing_api_key"
+                "the request has no API key: send it as `Authorization: Bearer evl_…`", code="missing_api_key"
             )
         form = _KEY.fullmatch(secret)
         stored = await self._redis.hgetall(keys.api_key(form[1])) if form else {}
-        expected = stored.get(b"digest", b"").decode() or _NOBODY
-        # Compared in constant time, also where there is no such key: how long it takes says nothing of what is stored.
+        expected = stored.get(b"digest", b"").decode() or _NO_DIGEST
+        # Compared in constant time even if the key does not exist, so that the time reveals nothing about stored keys.
         if not hmac.compare_digest(expected, _digest(secret)):
             raise _incorrect()
-        return self._good(stored).caller
+        return self._active(stored).caller
 
     async def check(self, caller: Caller) -> None:
-        """Raises `Unauthenticated` if the caller's key is no longer good. For connections that outlive a request."""
+        """Raise `Unauthenticated` if the caller's key is no longer active. For connections that outlive a request."""
         if caller.key is not None:
-            self._good(await self._redis.hgetall(keys.api_key(caller.key)))
+            self._active(await self._redis.hgetall(keys.api_key(caller.key)))
 
-    def _good(self, stored: Hash) -> ApiKey:
+    def _active(self, stored: Hash) -> ApiKey:
         if not stored:
             raise _incorrect()
         key = _key(stored)
@@ -196,7 +196,7 @@ class Credentials:
     # Tickets
 
     async def ticket(self, caller: Caller) -> tuple[str, float]:
-        """A secret that stands for the caller, once and within `TICKET_SECONDS`; and when it ends."""
+        """Return a ticket, and the Unix time at which it expires. It authenticates the caller once, within `TICKET_SECONDS`."""
         secret = f"tkt_{secrets.token_urlsafe(32)}"
         value = json.dumps({"tenant": caller.tenant, "scopes": sorted(caller.scopes), "key": caller.key})
         ends = now() + TICKET_SECONDS
@@ -204,50 +204,54 @@ class Credentials:
         return secret, ends
 
     async def redeem(self, ticket: str) -> Caller:
-        """Whom the ticket stands for; it is used up. Raises `Unauthenticated`."""
+        """Use the ticket up and return its caller. Raises `Unauthenticated`."""
         value = None
         if _TICKET.fullmatch(ticket):
             value = await self._scripts.run(_REDEEM, [keys.ticket(_digest(ticket))], [uuid.uuid4().hex])
         if value is None:
-            raise Unauthenticated("this ticket is unknown, used or too old", code="invalid_ticket")
+            raise Unauthenticated("this ticket is unknown, used or expired: request a new one", code="invalid_ticket")
         stored = json.loads(value)
         caller = Caller(stored["tenant"], frozenset(stored["scopes"]), stored["key"])
         await self.check(caller)
         return caller
 
 
-class KeyTaken(Exception):
-    """There is another key with that id."""
+class ApiKeyConflict(Exception):
+    """A key with that id and another secret exists."""
 
 
 def new_secret() -> str:
-    """A key that is stored nowhere."""
+    """Return a new secret. It belongs to no key yet."""
     return f"evl_{secrets.token_hex(8)}_{secrets.token_urlsafe(32)}"
 
 
 def is_secret(text: str) -> bool:
-    """Whether that can be a key."""
+    """Whether the text has the form of a secret."""
     return _KEY.fullmatch(text) is not None
 
 
 def is_tenant(name: str) -> bool:
-    """Whether a tenant can be called that. Only such names become part of a Redis key."""
+    """Whether a tenant may have that name. Only such names may become part of a Redis key."""
     return _TENANT.fullmatch(name) is not None
 
 
 def _check(tenant: str, name: str, scopes: Collection[str], seconds: float | None) -> None:
     if not is_tenant(tenant):
         raise InvalidRequest(
-            f"tenant: {tenant[:80]!r}; it is at most 64 of a-z 0-9 _ . - and begins with a letter or a digit",
+            f"`tenant` must be 1 to 64 characters of a-z 0-9 _ . -, the first a letter or a digit; got {tenant[:80]!r}",
             param="tenant",
         )
     if len(name) > MAX_NAME or not name.isprintable():
-        raise InvalidRequest(f"name: at most {MAX_NAME} printable characters", param="name")
+        raise InvalidRequest(
+            f"`name` must be at most {MAX_NAME} printable characters; got {len(name)} characters", param="name"
+        )
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown or not scopes:
-        raise InvalidRequest(f"scopes: {', '.join(unknown) or 'none'}; there are {', '.join(SCOPES)}", param="scopes")
+        raise InvalidRequest(
+            f"`scopes` must be one or more of {', '.join(SCOPES)}; got {', '.join(unknown) or 'none'}", param="scopes"
+        )
     if seconds is not None and not 1 <= seconds <= 1e10:
-        raise InvalidRequest(f"expires: {seconds} s; at least 1", param="expires")
+        raise InvalidRequest(f"`expires` must be 1 to 10,000,000,000 seconds; got {seconds:g}", param="expires")
 
 
 def _digest(secret: str) -> str:
@@ -255,7 +259,7 @@ def _digest(secret: str) -> str:
 
 
 def _incorrect() -> Unauthenticated:
-    return Unauthenticated("this API key is not known here", code="invalid_api_key")
+    return Unauthenticated("this server does not know this API key", code="invalid_api_key")
 
 
 def _key(stored: Hash) -> ApiKey:
@@ -272,5 +276,5 @@ def _key(stored: Hash) -> ApiKey:
 
 
 def _log(event: str, key: ApiKey, by: str) -> None:
-    """For each change of who gets in."""
+    """Write an audit event for a change of an API key."""
     audit(event, by, **asdict(key))

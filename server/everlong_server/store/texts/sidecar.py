@@ -1,5 +1,7 @@
-"""`Sidecar`: what is made of a document's text and kept beside it. It is there when it is complete, and goes with the
-document; whoever finds none makes it."""
+"""`Sidecar`: files that are built from a document's text and stored next to it, such as its search index.
+
+A sidecar file becomes visible when it is complete, and is deleted with its document. Whoever needs a missing one builds it.
+"""
 
 from __future__ import annotations
 
@@ -17,65 +19,66 @@ from everlong_server.pools import Pool
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 
-Make = Callable[[Path, threading.Event], None]
-"""Writes a file. Raises `Stopped` soon after the event is set."""
+Build = Callable[[Path, threading.Event], None]
+"""Writes a sidecar file to a path. Raises `BuildCancelled` soon after the event is set."""
 
-_MAKING: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-"""By blob, of this process: it is made once, however many requests find none."""
+_LOCKS: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+"""One per blob name, so that this process builds a file once, however many requests need it."""
 _THREADS = max(1, (os.cpu_count() or 2) // 2)
-_MAKERS, _OF_SHORT = Pool("everlong-beside", _THREADS), Pool("everlong-beside-short", _THREADS)
+_LONG_BUILDS, _SHORT_BUILDS = Pool("everlong-sidecar", _THREADS), Pool("everlong-sidecar-short", _THREADS)
 _SHORT = 1 << 20
-"""Bytes of a text up to which what is made of it does not wait for what is made of longer ones."""
+"""Texts of up to this many bytes have threads of their own, so that they do not wait for long ones."""
 
 
-class Catalogue(Protocol):
-    """What is to be known of documents; `store.documents.Documents` is one."""
+class DocumentLookup(Protocol):
+    """Finds documents by id. `store.documents.Documents` implements it."""
 
     async def get(self, document_id: str) -> Document:
-        """Raises `NotFound`."""
+        """Return the document. Raises `NotFound`."""
 
 
-class Stopped(Exception):
-    """What was being made is no longer wanted."""
+class BuildCancelled(Exception):
+    """The build was cancelled."""
 
 
 class Sidecar:
-    """Blobs whose names begin with a document's."""
+    """Builds sidecar files, blobs whose names begin with their document's id."""
 
-    def __init__(self, blobs: Blobs, documents: Catalogue) -> None:
+    def __init__(self, blobs: Blobs, documents: DocumentLookup) -> None:
         self._blobs = blobs
         self._documents = documents
 
-    async def ensure(self, document: Document, name: str, make: Make) -> None:
-        """Makes the blob `name` unless it is there, or the document is not. Cancelling ends it soon."""
+    async def ensure(self, document: Document, name: str, build: Build) -> None:
+        """Build the blob `name` unless it exists. Leaves nothing if the document is deleted. Cancelling ends the build soon."""
         if await asyncio.to_thread(self._blobs.exists, name):
             return
-        async with _MAKING.setdefault(name, asyncio.Lock()):
+        async with _LOCKS.setdefault(name, asyncio.Lock()):
             if not await asyncio.to_thread(self._blobs.exists, name):
-                await self._make(document, name, make)
+                await self._build(document, name, build)
 
-    async def mend(self, document: Document, name: str, make: Make, damaged: Callable[[], bool]) -> None:
-        """As `ensure`, but what is there is made anew if it is `damaged`, which blocks: once, however many ask."""
-        async with _MAKING.setdefault(name, asyncio.Lock()):
-            if await asyncio.to_thread(damaged):
-                await self._make(document, name, make)  # in its place: others, who search it, never find none
+    async def repair(self, document: Document, name: str, build: Build, is_damaged: Callable[[], bool]) -> None:
+        """Build the blob `name` again if `is_damaged()`, which may block. Concurrent calls build it once."""
+        async with _LOCKS.setdefault(name, asyncio.Lock()):
+            if await asyncio.to_thread(is_damaged):
+                await self._build(document, name, build)  # replaces the old file, so that readers always find one
                 await asyncio.to_thread(self._blobs.forget, name)
 
-    async def _make(self, document: Document, name: str, make: Make) -> None:
+    async def _build(self, document: Document, name: str, build: Build) -> None:
         stop = threading.Event()
-        begun = (_OF_SHORT if document.bytes <= _SHORT else _MAKERS).begin(self._fill, name, make, stop)
-        making = asyncio.wrap_future(begun)
+        pool = _SHORT_BUILDS if document.bytes <= _SHORT else _LONG_BUILDS
+        future = pool.begin(self._fill, name, build, stop)
+        building = asyncio.wrap_future(future)
         try:
-            await asyncio.shield(making)
+            await asyncio.shield(building)
         finally:
             stop.set()
-            if not begun.cancel():  # else it still stood in line
-                await asyncio.wait([making])
+            if not future.cancel():  # it has started
+                await asyncio.wait([building])
             try:
                 await self._documents.get(document.id)
-            except NotFound:  # deleted meanwhile, perhaps before the blob had its name
+            except NotFound:  # deleted meanwhile, perhaps before the blob was complete
                 await self._blobs.delete(name)
 
-    def _fill(self, name: str, make: Make, stop: threading.Event) -> None:
-        with contextlib.suppress(Stopped, FileNotFoundError), self._blobs.fill(name) as path:
-            make(path, stop)
+    def _fill(self, name: str, build: Build, stop: threading.Event) -> None:
+        with contextlib.suppress(BuildCancelled, FileNotFoundError), self._blobs.fill(name) as path:
+            build(path, stop)

@@ -35,16 +35,16 @@ def test_a_revoked_key_ends_at_once(locked: Server) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"tenant": ""}, "begins with a letter"),
+        ({"tenant": ""}, "the first a letter or a digit"),
         ({"tenant": "A"}, "a-z"),
         ({"tenant": "a:b"}, "a-z"),
         ({"tenant": "*"}, "a-z"),
-        ({"tenant": "x" * 65}, "at most 64"),
+        ({"tenant": "x" * 65}, "1 to 64 characters"),
         ({"tenant": "a", "scopes": ["read", "fly"]}, "fly"),
         ({"tenant": "a", "scopes": []}, "none"),
         ({"tenant": "a", "name": "x" * 101}, "100"),
         ({"tenant": "a", "name": "a\nb"}, "printable"),
-        ({"tenant": "a", "seconds": 0}, "at least 1"),
+        ({"tenant": "a", "seconds": 0}, "must be 1 to 10,000,000,000 seconds"),
     ],
 )
 def test_keys_that_cannot_be(locked: Server, arguments: dict[str, Any], words: str) -> None:

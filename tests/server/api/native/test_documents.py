@@ -9,7 +9,7 @@ import threading
 import httpx
 import pytest
 
-from everlong_server.store.documents import page
+from everlong_server.store.index import page
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect
 from tests.process import Server, wait_for

@@ -127,7 +127,7 @@ def test_text_is_looked_up_while_the_view_is_admitted(monkeypatch: pytest.Monkey
         SimpleNamespace(admit=admit, model=None, typical_seconds=1.0, memory_view=AsyncMock(return_value=view)),  # type: ignore[arg-type]
         AsyncMock(),
         AsyncMock(get=AsyncMock(return_value=session)),
-        SimpleNamespace(reading=reading, get=document),  # type: ignore[arg-type]
+        SimpleNamespace(readings=SimpleNamespace(get=reading), get=document),  # type: ignore[arg-type]
         SimpleNamespace(passages=passages),  # type: ignore[arg-type]
         SimpleNamespace(stream=lambda usual: contextlib.nullcontext(), tenant="ann"),  # type: ignore[arg-type]
     )

@@ -204,7 +204,7 @@ def test_the_index_is_created_and_deleted_with_its_document(new_server, model: P
     server.start()
     server.wait_read(document)
     index, table = folder / f"{document}.passages", folder / f"{document}.tokens.{tokenizer.digest()[:16]}"
-    assert {path.name for path in folder.iterdir()} == {document, index.name, table.name, Blobs.WORD}
+    assert {path.name for path in folder.iterdir()} == {document, index.name, table.name, Blobs.STORE_ID_FILE}
     rows = table.read_bytes()
     assert len(rows) > 24 * 100
     check_tokens(tokenizer, text, server.say(server.session(document)["id"], QUESTION, **GREEDY)["evidence"])
@@ -215,7 +215,7 @@ def test_the_index_is_created_and_deleted_with_its_document(new_server, model: P
     assert index.exists()
     assert table.read_bytes() == rows
     server.http.delete(f"/v1/documents/{document}")
-    assert [path.name for path in folder.iterdir()] == [Blobs.WORD]
+    assert [path.name for path in folder.iterdir()] == [Blobs.STORE_ID_FILE]
     assert server.say(session, QUESTION, **GREEDY)["evidence"] == []
 
 

@@ -284,7 +284,7 @@ def test_evidence_names_the_page(new_server: Callable[..., Server]) -> None:
     assert "blue" in passage["text"]
     assert (passage["page"], passage.get("section")) == (3, None)
     server.http.delete(f"/v1/documents/{document['id']}")
-    assert [path.name for path in (server.data / "documents").iterdir()] == [Blobs.WORD]
+    assert [path.name for path in (server.data / "documents").iterdir()] == [Blobs.STORE_ID_FILE]
 
 
 def test_the_server_lists_its_formats(server: Server) -> None:

@@ -23,8 +23,9 @@ from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import KeyMissing, Unavailable
 from everlong_server.observability.metrics import Metrics
 from everlong_server.observability.tracing import Tracing
-from everlong_server.store.documents import Claim, Documents
+from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Job, Jobs
+from everlong_server.store.readings import ReadingClaim
 from everlong_server.store.records import Cursor, Document, Message, Reading, new_id, now, reading_id
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import Client
@@ -70,16 +71,16 @@ class FakeReader(Reader):
         super().__init__(engine(), documents(redis), blobs, none, none, jobs, self.metrics, Tracing(), 1.0, 1.0)
         self.tries: list[int] = []
 
-    async def doing(self, what: Reading, claim: Claim) -> None:
+    async def doing(self, what: Reading, claim: ReadingClaim) -> None:
         """Nothing."""
 
-    async def _advance(self, what: Reading, claim: Claim) -> tuple[Cursor, bool]:
+    async def _advance(self, what: Reading, claim: ReadingClaim) -> tuple[Cursor, bool]:
         self.tries.append(claim.attempts)
         document = await self._documents.get(what.documents[-1])
         assert self._blobs.check(document.id, document.bytes, document.digest) is None
         await self.doing(what, claim)
         cursor = Cursor(offset=document.bytes, bytes=document.bytes)
-        await self._documents.checkpoint(what, claim, cursor, b"state", status="ready")
+        await self._documents.readings.checkpoint(what, claim, cursor, b"state", status="ready")
         return cursor, True
 
 
@@ -119,7 +120,7 @@ async def test_claims_without_a_redis_replica_do_not_count_as_tries(redis: Clien
     job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
     store, refused = reader._documents.claim, []
 
-    async def claim(id: str, by: str) -> Claim | None:
+    async def claim(id: str, by: str) -> ReadingClaim | None:
         refused.append(by)
         redis.copies = int(len(refused) <= OUTAGE)
         return await store(id, by)
@@ -161,19 +162,19 @@ async def test_a_reading_without_its_key_is_left_to_other_replicas(redis: Client
 async def test_a_reading_waits_for_its_blob_store(redis: Client, tmp_path: Path) -> None:
     """First its folder is not mounted, then it cannot be read."""
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}/texts")
-    blobs.set_word("word")
+    blobs.set_store_id("word")
     await uploaded(redis, blobs)
     reader = FakeReader(redis, blobs, jobs)
     claim, claims = reader._documents.claim, []
 
-    async def back(id: str, by: str) -> Claim | None:
+    async def back(id: str, by: str) -> ReadingClaim | None:
         claims.append(by)
         if len(claims) == OUTAGE:
             (tmp_path / "away").rename(tmp_path / "texts")
         return await claim(id, by)
 
     (tmp_path / "texts").rename(tmp_path / "away")
-    reader._documents.claim = back  # type: ignore[method-assign]
+    reader._documents.readings.claim = back  # type: ignore[method-assign]
     reader.doing = failing(OUTAGE, OSError(5, "Input/output error"), reader.doing)  # type: ignore[method-assign]
     while await jobs.length():
         job = await taken(jobs)
@@ -216,7 +217,7 @@ async def test_a_missing_text_waits_if_its_store_may_be_missing(redis: Client, t
 
 async def test_a_missing_text_fails_at_once(redis: Client, tmp_path: Path) -> None:
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
-    blobs.set_word("word")
+    blobs.set_store_id("word")
     document = await uploaded(redis, blobs)
     await blobs.delete(document.id)
     job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
@@ -240,17 +241,17 @@ async def test_a_failure_is_stored_after_a_late_checkpoint(redis: Client, tmp_pa
     await uploaded(redis, blobs)
     job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
     store = reader._documents
-    current = store.reading
-    late: list[Claim] = []
+    current = store.readings.get
+    late: list[ReadingClaim] = []
 
-    async def fails(what: Reading, claim: Claim) -> None:
+    async def fails(what: Reading, claim: ReadingClaim) -> None:
         late[:] = [claim] if what.version == 0 else []
         raise ReadingError("broken", "it cannot be read")
 
     async def looked_up(id: str, **how: bool) -> Reading | None:
         found = await current(id, **how)
         if late and found is not None:
-            await store.checkpoint(found, late.pop(), Cursor(bytes=7), b"state")
+            await store.readings.checkpoint(found, late.pop(), Cursor(bytes=7), b"state")
         return found
 
     reader.doing = fails  # type: ignore[method-assign]
@@ -273,8 +274,8 @@ async def test_a_fenced_reader_leaves_one_entry_to_the_other(redis: Client, tmp_
     other, reader = await taken(b), FakeReader(redis, blobs, a)
     assert other.id == job.id
 
-    async def claimed(what: Reading, claim: Claim) -> None:
-        await documents(redis).claim(job.id, other.claimant())
+    async def claimed(what: Reading, claim: ReadingClaim) -> None:
+        await documents(redis).readings.claim(job.id, other.claimant())
 
     reader.doing = claimed  # type: ignore[method-assign]
     await reader.work_on(job)
@@ -311,7 +312,7 @@ async def test_large_states_do_not_block_the_event_loop(
         await reader.work_on(await taken(jobs))
     finally:
         await engine.stop()
-    read = await store.reading(reading_id(model.fingerprint, (document.id,)), with_state=True)
+    read = await store.readings.get(reading_id(model.fingerprint, (document.id,)), with_state=True)
     assert read is not None
     assert read.status == "ready"
     await reader._begin(read)
@@ -332,7 +333,7 @@ class FakeBackgroundResponses(BackgroundResponses):
         super().__init__(self.device, none, Responses(redis, None, 60.0), jobs, Tracing(), Metrics(), 1)
         self.tries: list[int] = []
 
-    async def doing(self, response: Response, claim: Claim) -> None:
+    async def doing(self, response: Response, claim: ReadingClaim) -> None:
         """Answers it."""
         await self._store.write(response.id, claim, {"status": "completed"})
 
@@ -432,7 +433,7 @@ async def test_a_stopping_server_leaves_its_jobs_to_others(redis: Client) -> Non
     work.doing = failing(1, Unavailable("the server is shutting down"), work.doing)  # type: ignore[method-assign]
     await work.work_on(job)
     assert await jobs.next(10) is None, "it is not tried here again"
-    await jobs.leave()
+    await jobs.deregister()
     assert await other.next(10) == job
 
 
@@ -443,7 +444,7 @@ async def test_a_response_that_another_replica_took_over_stays_with_it(redis: Cl
     job, work = await taken(jobs), FakeBackgroundResponses(redis, jobs)
 
     async def stalled(_: Response, claim: Any) -> None:
-        await jobs.leave()
+        await jobs.deregister()
         same = await taken(other)
         assert same == job
         assert await Responses(redis, None, 60.0).claim(response.id, same.claimant()) is not None
@@ -452,6 +453,6 @@ async def test_a_response_that_another_replica_took_over_stays_with_it(redis: Cl
     work.doing = stalled  # type: ignore[method-assign]
     await work.work_on(job)
     assert await other.length() == 1
-    await other.leave()
+    await other.deregister()
     third = await replica(redis, "c", keys.responses)
     assert await taken(third) == job

@@ -1,4 +1,4 @@
-"""Where Redis is, and what its keys are called."""
+"""Addresses of Redis, its client, and the names of keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import uvloop
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from everlong_server.settings import SettingsError, load_settings
-from everlong_server.store.documents import adopt
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import Address, Client, connect
 from everlong_server.store.redis.embedded import EmbeddedRedis
@@ -38,9 +37,9 @@ def test_where_redis_is() -> None:
     [
         ("http://secret@a", "redis://"),
         ("redis+ring://:secret@a", "redis+ring"),
-        ("redis+sentinel://:secret@a:1", "names the service"),
+        ("redis+sentinel://:secret@a:1", "must have a service name"),
         ("redis+sentinel://:secret@a:1/main/first", "/SERVICE/NUMBER"),
-        ("redis+cluster://:secret@a:1/1", "one database"),
+        ("redis+cluster://:secret@a:1/1", "only one database"),
         ("redis+cluster://:secret@,b", "HOST:PORT"),
     ],
 )
@@ -57,27 +56,10 @@ def test_all_keys_are_in_one_slot_of_a_cluster() -> None:
     assert tags == {"everlong"}
 
 
-async def test_keys_of_before_get_their_names_of_today(redis_url: str) -> None:
-    redis = connect(redis_url)
-    await redis.flushall()
-    await redis.hset("everlong:session:ses_1", "id", "ses_1")
-    await redis.xadd("everlong:jobs:m", {"reading": "r"})
-    await redis.set("everlong:fence", 41)
-    await redis.set("somebody:elses", 1)
-    await asyncio.gather(adopt(redis), adopt(connect(redis_url)))
-    await adopt(redis)
-    assert {key async for key in redis.scan_iter("*")} == {
-        b"{everlong}:session:ses_1", b"{everlong}:jobs:m", b"{everlong}:fence", b"somebody:elses",
-    }  # fmt: skip
-    assert await redis.xlen("{everlong}:jobs:m") == 1
-    await redis.flushall()
-    await redis.aclose()
-
-
 async def test_a_write_that_has_no_copy_is_no_answer(redis_url: str) -> None:
     redis = connect(redis_url, copies=1)
     await redis.flushall()
-    with pytest.raises(RedisConnectionError, match="0 replicas of Redis have the write, and 1 should"):
+    with pytest.raises(RedisConnectionError, match="0 Redis replicas have the write, 1 are required"):
         await Scripts(redis).run(scripts.STORE, ["{everlong}:session:a"], ["", "", "", "id", "a"])
     await redis.flushall()
     await redis.aclose()
@@ -85,7 +67,7 @@ async def test_a_write_that_has_no_copy_is_no_answer(redis_url: str) -> None:
 
 @pytest.mark.parametrize("by", ["uvloop", "another task"])
 def test_a_connection_that_was_closed_meanwhile_is_made_anew(by: str) -> None:
-    """A RuntimeError of uvloop's, or an AttributeError, was an error of the server's own, 500, as a cluster failed over."""
+    """During a failover, a RuntimeError from uvloop or an AttributeError must not become a 500 of the server."""
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         embedded = EmbeddedRedis(Path(folder))
         embedded.start()
@@ -113,7 +95,7 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew(by: str) -> None:
 
 
 def test_a_task_that_is_cancelled_while_it_asks_redis_ends(redis_url: str) -> None:
-    """Whenever that is. On Python 3.11 some went on for ever: they had just sent their command."""
+    """Cancelled at any moment. On Python 3.11 a task that had just sent its command kept running for ever."""
     tasks_at_once, rounds = 20, 40
 
     async def asks(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""Redis goes away and comes back: 503 meanwhile, nothing lost, and all goes on."""
+"""Redis fails and comes back: requests get 503 meanwhile, nothing is lost, and work continues."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from everlong_server.store.documents import Documents
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import DEFAULT_TENANT, Document, Message, new_id, now
 from everlong_server.store.redis import keys
-from everlong_server.store.redis.connection import connect, every
+from everlong_server.store.redis.connection import all_keys, connect
 from everlong_server.store.redis.embedded import redis_server
 from everlong_server.store.responses import Response, Responses
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
 from everlong_server.store.texts.blobs import Blobs
-from everlong_server.store.texts.pairing import known, paired
+from everlong_server.store.texts.store_id import existing_owners, has_matching_store_id
 from tests.process import Server, wait_for
 from tests.tinymodel import STORY
 
@@ -136,7 +136,7 @@ def test_an_embedded_redis_that_ends_by_itself_is_started_again(new_server) -> N
     server.kill9()
     server.start()
     assert server.document(document["id"]) == document
-    # And looks after it as after its own.
+    # And restarts it like one of its own.
     psutil.Process(server.redis.info("server")["process_id"]).kill()
     wait_for(lambda: server.log.read_text().count("it is started again") == 2)
     wait_for(lambda: server.http.get("/readyz").status_code == 200)
@@ -144,7 +144,7 @@ def test_an_embedded_redis_that_ends_by_itself_is_started_again(new_server) -> N
 
 
 def test_an_empty_redis_does_not_cost_the_texts(new_server) -> None:
-    """Whoever lost it, or named the wrong one, finds them all once it is back."""
+    """With an empty or a wrong Redis no text is deleted, so all documents are back when Redis is."""
     server = new_server().start()
     document = server.read("Alice was beginning to get very tired.")
     server.kill9()
@@ -166,7 +166,7 @@ def test_an_empty_redis_does_not_cost_the_texts(new_server) -> None:
 
 
 def redis_of(server) -> bool:
-    """Whether one still answers on the server's socket."""
+    """Whether a Redis still answers on the server's socket."""
     try:
         return bool(server.redis.ping())
     except redis.exceptions.RedisError:
@@ -204,7 +204,7 @@ async def test_a_redis_that_starts_again_during_a_sweep_costs_no_text(
     restarting: Restarting, own_redis: OwnRedis, tmp_path: Path
 ) -> None:
     client, blobs = connect(own_redis.url), Blobs(f"file://{tmp_path}/blobs")
-    assert await paired(client, blobs)
+    assert await has_matching_store_id(client, blobs)
     everybodys = Documents(client, None, Quota(client, DEFAULT_TENANT, Limits(), StreamSlots(client, "r")))
     for number in range(8):
         document = Document(new_id("doc"), None, 5, 0, now())
@@ -218,7 +218,7 @@ async def test_a_redis_that_starts_again_during_a_sweep_costs_no_text(
     there = set(blobs.names())
     for before in range(1, 9):
         restarting.before = before
-        there -= set(await blobs.sweep(partial(known, client)))
+        there -= set(await blobs.sweep(partial(existing_owners, client)))
         assert len(there) == 8
     assert set(blobs.names()) == there
     await client.aclose()
@@ -227,11 +227,11 @@ async def test_a_redis_that_starts_again_during_a_sweep_costs_no_text(
 async def test_a_redis_that_has_lost_its_data_meanwhile_knows_of_nothing(redis_url: str, tmp_path: Path) -> None:
     client, blobs = connect(redis_url), Blobs(f"file://{tmp_path}/blobs")
     await client.flushall()
-    assert await paired(client, blobs)
+    assert await has_matching_store_id(client, blobs)
     (tmp_path / "blobs" / new_id("doc")).write_text("hello")
     await client.flushall()
     with pytest.raises(redis.exceptions.ConnectionError, match="lost"):
-        await blobs.sweep(partial(known, client))
+        await blobs.sweep(partial(existing_owners, client))
     assert len(blobs.names()) == 1
     await client.aclose()
 
@@ -240,7 +240,7 @@ async def test_every_key_is_found_though_redis_starts_again(restarting: Restarti
     client = connect(own_redis.url)
     for before in (2, 4, 6):
         restarting.before = before
-        assert len(await every(client, keys.session("*"))) == 5_000
+        assert len(await all_keys(client, keys.session("*"))) == 5_000
     await client.aclose()
 
 
@@ -254,10 +254,10 @@ async def full(own_redis: OwnRedis) -> AsyncIterator[tuple[Any, Callable[[int], 
 
 
 async def test_a_redis_that_is_full_counts_requests_and_knows_who_lives(full: Any) -> None:
-    """Else nothing could be deleted, and all replicas were dead."""
+    """Otherwise nothing could be deleted, and all replicas would seem dead."""
     client, limit = full
     jobs = Jobs(client, "model", "r1", 60.0)
-    await jobs.beat()
+    await jobs.heartbeat()
     await limit(1)
     quota = Quota(client, "ann", Limits(requests=3), StreamSlots(client, "r1"))
     left = [(await quota.request())["x-ratelimit-remaining-requests"] for _ in range(3)]
@@ -265,11 +265,11 @@ async def test_a_redis_that_is_full_counts_requests_and_knows_who_lives(full: An
     with pytest.raises(RateLimited):
         await quota.request()
     await client.pexpire(keys.replica("r1"), 1_000)
-    await jobs.beat()
+    await jobs.heartbeat()
     assert await client.pttl(keys.replica("r1")) > 1_000
     await limit(0)
     await client.delete(keys.replica("r1"))
-    await jobs.beat()
+    await jobs.heartbeat()
     assert await client.get(keys.replica("r1")) == b"model"
 
 
@@ -277,13 +277,13 @@ async def test_a_redis_that_is_full_lets_go_of_what_is_counted(full: Any) -> Non
     client, limit = full
     quota = Quota(client, "ann", Limits(), StreamSlots(client, "r1"))
     for id in ("resp_1", "resp_2"):
-        await quota.hold(id, 100, 60.0)
+        await quota.reserve(id, 100, 60.0)
     await limit(1)
     with pytest.raises(redis.exceptions.ResponseError, match="maxmemory"):
-        await quota.hold("resp_3", 100, 60.0)
+        await quota.reserve("resp_3", 100, 60.0)
     await quota.release("resp_1")
     assert await client.get(keys.stored("ann")) == b"100"
-    assert await client.hgetall(keys.held_sizes("ann")) == {b"resp_2": b"100"}
+    assert await client.hgetall(keys.reservation_sizes("ann")) == {b"resp_2": b"100"}
 
 
 async def test_a_response_whose_bytes_cannot_be_released_can_be_deleted_again(

@@ -1,4 +1,4 @@
-"""What a tenant may use: counted in Redis, so that replicas agree, and told in headers."""
+"""The limits of a tenant: counted in Redis, so that replicas agree, and reported in headers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError as ConnectionError_
 from websockets.sync.client import connect as open_socket
 
 from everlong_server.errors import NotFound, RateLimited
-from everlong_server.store.documents import Documents, adopt
+from everlong_server.store.documents import Documents
 from everlong_server.store.records import Cursor, Document, new_id, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client, connect
@@ -53,11 +53,11 @@ def document(size: int = 10) -> Document:
 
 
 async def finish(store: Documents, reading_id: str, status: str = "ready", tokens: int = 7) -> None:
-    """What a reader does at the end."""
-    reading, claim = await store.reading(reading_id), await store.claim(reading_id, "reader")
+    """End a reading, as a reader does."""
+    reading, claim = await store.readings.get(reading_id), await store.readings.claim(reading_id, "reader")
     assert reading is not None
     assert claim is not None
-    await store.checkpoint(reading, claim, Cursor(tokens=tokens), b"", status=status)
+    await store.readings.checkpoint(reading, claim, Cursor(tokens=tokens), b"", status=status)
 
 
 # Requests
@@ -108,8 +108,8 @@ async def test_without_limits_nothing_is_counted(redis: Client) -> None:
 # Streams
 
 
-async def test_a_place_that_redis_gives_late_is_given_back(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was asked for on a connection that broke, and is heard of when its answer has ended."""
+async def test_a_slot_that_redis_takes_late_is_released(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that was sent on a broken connection takes the slot only after the answer has ended."""
     tenant, run, late = quota(redis, streams=2), Scripts.run, list[Any]()
     await redis.set(keys.replica("r1"), 1, px=60_000)
 
@@ -149,7 +149,7 @@ async def test_streams_are_counted_across_replicas(redis: Client) -> None:
     assert await redis.exists(keys.streams("ann")) == 0
 
 
-async def test_a_slot_that_could_not_be_given_back_is_later(redis: Client) -> None:
+async def test_a_slot_that_could_not_be_released_is_released_later(redis: Client) -> None:
     class Away:
         """A Redis that is away for a moment."""
 
@@ -168,12 +168,12 @@ async def test_a_slot_that_could_not_be_given_back_is_later(redis: Client) -> No
     async with Quota(redis, "ann", Limits(streams=1), slots).stream(1.0):
         pass
     assert await redis.scard(keys.streams("ann")) == 1
-    await slots.settle()
+    await slots.release_pending()
     assert await redis.scard(keys.streams("ann")) == 0
 
 
-async def test_a_slot_that_was_taken_without_anybody_being_told_is_given_back(redis: Client, monkeypatch: Any) -> None:
-    """The script was carried out, and its answer got lost; or the request was cancelled meanwhile."""
+async def test_a_slot_whose_reply_was_lost_is_released(redis: Client, monkeypatch: Any) -> None:
+    """The script took the slot, but its reply was lost, or the request was cancelled meanwhile."""
     from redis.exceptions import ConnectionError as Lost
 
     tenant, run = quota(redis, streams=1), Scripts.run
@@ -218,35 +218,35 @@ async def test_bytes_are_counted_in_the_step_that_stores_them(redis: Client) -> 
     assert int(await redis.get(keys.stored("ann"))) == 25
 
 
-async def test_what_ends_by_itself_is_counted_until_it_does(redis: Client) -> None:
+async def test_reserved_bytes_are_counted_until_the_reservation_ends(redis: Client) -> None:
     tenant = quota(redis, bytes=100)
-    await tenant.hold("resp_1", 60, 1000)
-    await tenant.hold("resp_1", 60, 1000)  # sent again
-    await tenant.hold("upload_1", 40, 1000)
-    for more in (tenant.hold("resp_2", 1, 1000), tenant.hold("upload_1", 41, 1000), tenant.require_bytes(1)):
+    await tenant.reserve("resp_1", 60, 1000)
+    await tenant.reserve("resp_1", 60, 1000)  # sent again
+    await tenant.reserve("upload_1", 40, 1000)
+    for more in (tenant.reserve("resp_2", 1, 1000), tenant.reserve("upload_1", 41, 1000), tenant.require_bytes(1)):
         with pytest.raises(RateLimited) as caught:
             await more
         assert caught.value.code == "bytes_limit"
     with pytest.raises(RateLimited):
         await documents(redis, bytes=100).create(document(1), MODEL)
     assert int(await redis.get(keys.stored("ann"))) == 100
-    await tenant.hold("resp_1", 70, 1000, limited=False)  # it turned out to be longer
+    await tenant.reserve("resp_1", 70, 1000, limited=False)  # it turned out to be longer
     assert int(await redis.get(keys.stored("ann"))) == 110
-    await tenant.hold("resp_1", 60, 1000)  # less is always allowed
-    await tenant.of("bob").hold("resp_1", 100, 1000)
+    await tenant.reserve("resp_1", 60, 1000)  # less is always allowed
+    await tenant.of("bob").reserve("resp_1", 100, 1000)
     for _ in range(2):
         await tenant.release("upload_1")
     await tenant.require_bytes(40)
     # An hour later, by Redis' own clock: one was used again meanwhile and one was not.
-    await tenant.hold("resp_3", 30, 1000)
-    await redis.zadd(keys.held("ann"), {"resp_1": 1, "resp_3": 1}, xx=True)
-    await tenant.hold_on("resp_1", 1000)
-    await tenant.hold_on("resp_none", 1000)
+    await tenant.reserve("resp_3", 30, 1000)
+    await redis.zadd(keys.reservations("ann"), {"resp_1": 1, "resp_3": 1}, xx=True)
+    await tenant.extend_reservation("resp_1", 1000)
+    await tenant.extend_reservation("resp_none", 1000)
     await tenant.require_bytes(40)
     assert int(await redis.get(keys.stored("ann"))) == 60
-    assert await redis.hgetall(keys.held_sizes("ann")) == {b"resp_1": b"60"}
+    assert await redis.hgetall(keys.reservation_sizes("ann")) == {b"resp_1": b"60"}
     await tenant.release("resp_1")
-    assert await redis.exists(keys.held("ann"), keys.held_sizes("ann")) == 0
+    assert await redis.exists(keys.reservations("ann"), keys.reservation_sizes("ann")) == 0
 
 
 async def test_a_full_queue_says_when_there_is_room(redis: Client) -> None:
@@ -260,12 +260,12 @@ async def test_a_full_queue_says_when_there_is_room(redis: Client) -> None:
     for size, read, seconds in ((1_000, 100, 10.0), (1_000, 500, 20.0), (1_000_000, 0, 0.0)):
         queued = document(size)
         await store.create(queued, MODEL)
-        reading = await store.reading(await store.ensure_reading(MODEL, [queued.id]))
+        reading = await store.readings.get(await store.readings.ensure(MODEL, [queued.id]))
         assert reading is not None
         if read:
-            claim = await store.claim(reading.id, "reader")
+            claim = await store.readings.claim(reading.id, "reader")
             assert claim is not None
-            await store.checkpoint(reading, claim, Cursor(bytes=read, seconds=seconds), b"")
+            await store.readings.checkpoint(reading, claim, Cursor(bytes=read, seconds=seconds), b"")
     assert await refused() == 20, "the second has half to go, and took 20 seconds for the other half"
     await redis.delete(*[key async for key in redis.scan_iter(keys.reading("*"))])
     assert await refused() == 5, "nothing is known of what is queued"
@@ -280,13 +280,13 @@ async def test_only_as_many_documents_wait(redis: Client) -> None:
         await store.create(third, MODEL)
     assert caught.value.code == "queued_limit"
     with pytest.raises(RateLimited):
-        await store.ensure_reading(MODEL, [first.id, second.id])
+        await store.readings.ensure(MODEL, [first.id, second.id])
     with pytest.raises(RateLimited):
         await quota(redis, queued=2).require_room(1, MODEL)
-    assert await store.reading(await store.ensure_reading(MODEL, [first.id])) is not None  # it was there
-    await finish(store, await store.ensure_reading(MODEL, [first.id]))
+    assert await store.readings.get(await store.readings.ensure(MODEL, [first.id])) is not None  # it was there
+    await finish(store, await store.readings.ensure(MODEL, [first.id]))
     await store.create(third, MODEL)
-    await finish(store, await store.ensure_reading(MODEL, [third.id]), "failed")
+    await finish(store, await store.readings.ensure(MODEL, [third.id]), "failed")
     await store.delete(second.id)  # before it was read
     assert await redis.exists(keys.queued("ann", MODEL)) == 0
     # A chain of documents is read one after the other: it waits as one.
@@ -294,10 +294,10 @@ async def test_only_as_many_documents_wait(redis: Client) -> None:
     roomy = documents(redis)
     for one in chain:
         await roomy.create(one, MODEL)
-        await finish(roomy, await roomy.ensure_reading(MODEL, [one.id]))
-    await store.ensure_reading(MODEL, [one.id for one in chain])
+        await finish(roomy, await roomy.readings.ensure(MODEL, [one.id]))
+    await store.readings.ensure(MODEL, [one.id for one in chain])
     with pytest.raises(RateLimited):
-        await store.ensure_reading(MODEL, [one.id for one in reversed(chain)])
+        await store.readings.ensure(MODEL, [one.id for one in reversed(chain)])
 
 
 async def test_sessions_are_counted(redis: Client) -> None:
@@ -319,21 +319,21 @@ async def test_sessions_are_counted(redis: Client) -> None:
 async def test_tokens_of_documents_are_counted_once(redis: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     store, read = documents(redis, tokens=100), document()
     await store.create(read, MODEL)
-    id = await store.ensure_reading(MODEL, [read.id])
+    id = await store.readings.ensure(MODEL, [read.id])
     everybodys = Documents(redis, None, quota(redis, tokens=100))
-    run = everybodys._scripts.run
+    run = everybodys.readings._scripts.run
 
     async def sent_again(*script: Any) -> Any:
         await run(*script)
         return await run(*script)
 
-    monkeypatch.setattr(everybodys._scripts, "run", sent_again)
-    claim = await everybodys.claim(id, "reader")
+    monkeypatch.setattr(everybodys.readings._scripts, "run", sent_again)
+    claim = await everybodys.readings.claim(id, "reader")
     assert claim is not None
     for tokens in (40, 60):
-        reading = await everybodys.reading(id)
+        reading = await everybodys.readings.get(id)
         assert reading is not None
-        await everybodys.checkpoint(reading, claim, Cursor(tokens=tokens), b"")
+        await everybodys.readings.checkpoint(reading, claim, Cursor(tokens=tokens), b"")
     assert int(await redis.get(keys.tokens("ann", today()))) == 60
     assert await redis.get(keys.tokens("default", today())) is None
     await finish(everybodys, id, tokens=100)
@@ -359,7 +359,7 @@ async def test_an_answer_is_charged_however_it_ends(redis: Client) -> None:
 
 
 async def test_an_answer_is_charged_whose_caller_left(redis: Client) -> None:
-    """Then a stream's task is cancelled, and again wherever it awaits anything."""
+    """The stream's task is then cancelled, and again at every await."""
     tenant = quota(redis, "eve", tokens=100, streams=1)
     await redis.set(keys.replica("r1"), 1, px=60_000)
     with anyio.CancelScope() as scope:
@@ -370,18 +370,6 @@ async def test_an_answer_is_charged_whose_caller_left(redis: Client) -> None:
     async with asyncio.timeout(10):
         while await redis.get(keys.tokens("eve", today())) != b"60" or await redis.exists(keys.streams("eve")):
             await asyncio.sleep(0.01)
-
-
-async def test_what_was_there_before_tenants_is_the_defaults(redis: Client) -> None:
-    old = document(30)
-    await redis.hset(keys.document(old.id), mapping=old.fields())
-    await redis.zadd("{everlong}:documents", {old.id: 1.0})
-    await adopt(redis)
-    await adopt(redis)
-    assert [d.id for d in (await documents(redis, "default").newest(10, None))[0]] == [old.id]
-    assert int(await redis.get(keys.stored("default"))) == 30
-    with pytest.raises(NotFound):
-        await documents(redis, "ann").get(old.id)
 
 
 # Over HTTP

@@ -1,4 +1,4 @@
-"""The text of a document that is not made goes, and no other: not that of a server which has taken the request over."""
+"""If a document cannot be created, its text is deleted, unless another server has taken the request over."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = b"the text of the book"
 
 
 class Side:
-    """What one of several servers, with one Redis and one blob store, makes documents with."""
+    """One of several servers that share a Redis and a blob store."""
 
     def __init__(self, redis: Client, folder: Path, replica: str, **limits: int) -> None:
         self.blobs = Blobs(f"file://{folder}/blobs")
@@ -114,7 +114,7 @@ async def test_a_document_that_is_refused_leaves_nothing(redis: Client, tmp_path
 async def test_a_document_that_redis_makes_late_has_its_text(
     redis: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Redis has been told, on a connection that broke, and does it when nobody waits any more."""
+    """Redis runs the script that was sent on a broken connection when nobody waits for it any more."""
     side, told = Side(redis, tmp_path, "r1"), asyncio.Event()
     late: list[Any] = []
     run = Scripts.run

@@ -1,4 +1,4 @@
-"""Passages: how a text is cut, indexed and searched."""
+"""Passages: cutting a text, indexing and searching it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_line_without_spaces_is_cut_at_the_greatest_length_between_characters(
 # How passages are found
 
 
-class SearchOnlyTexts:
+class Shelf:
     """Documents in a folder, or anywhere that fsspec knows."""
 
     def __init__(self, url: str) -> None:
@@ -97,15 +97,15 @@ class SearchOnlyTexts:
         return document.id
 
     def ask(self, question: str, *documents: str, before: str | None = None, limit: int = 8) -> list[Passage]:
-        """What a question is answered with, if tokens are no matter."""
+        """Return the passages that a question is answered with, without a limit of tokens."""
         words = search_words(question, before)
         found = asyncio.run(self.passages.search(documents or tuple(self.documents), words, limit)) if words else []
         return select_passages(found, "", 10_000, len)[0]
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> SearchOnlyTexts:
-    shelf = SearchOnlyTexts(f"file://{tmp_path_factory.mktemp('shelf')}")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    shelf = Shelf(f"file://{tmp_path_factory.mktemp('shelf')}")
     shelf.add(NOVEL.read_text())
     shelf.add(ALICE)
     return shelf
@@ -123,14 +123,14 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> SearchOnlyTexts:
         ("Which gang rules Vermissa Valley?", "Vermissa"),
     ],
 )
-def test_what_is_asked_for_is_found(shelf: SearchOnlyTexts, question: str, words: str) -> None:
+def test_what_is_asked_for_is_found(shelf: Shelf, question: str, words: str) -> None:
     found = shelf.ask(question)
     assert any(words in " ".join(passage.text.split()) for passage in found), found
 
 
 def test_the_stretch_that_has_most_is_found_whole(tmp_path: Path) -> None:
-    """Who "he" is and what he did stand in different passages, between them one that has nothing of what is asked for."""
-    shelf = SearchOnlyTexts(f"file://{tmp_path}")
+    """Who "he" is and what he did are in different passages, with a passage between them that has none of the query's words."""
+    shelf = Shelf(f"file://{tmp_path}")
     filler = ["It rained on the roofs of the town that day and for as long as anybody there could tell. " * 4] * 40
     told = list(filler)
     told[20] = "The old fisherman lived by the river and mended his nets. " * 6
@@ -157,7 +157,7 @@ def test_the_stretch_that_has_most_is_found_whole(tmp_path: Path) -> None:
 
 
 def test_a_stretch_is_of_one_document(tmp_path: Path) -> None:
-    shelf = SearchOnlyTexts(f"file://{tmp_path}")
+    shelf = Shelf(f"file://{tmp_path}")
     ids = [shelf.add(f"Dinah is cat number {number}. ") for number in range(6)]
     found = asyncio.run(shelf.passages.search(ids, {"dinah": 1.0}, 16))
     assert [passage.document for passage in found] == ids
@@ -174,16 +174,16 @@ def test_a_stretch_is_of_one_document(tmp_path: Path) -> None:
         "Can you help me?", "Write a Python function that parses JSON.", "谢谢你", "   \n",
     ],
 )  # fmt: skip
-def test_small_talk_draws_no_passages(shelf: SearchOnlyTexts, question: str) -> None:
+def test_small_talk_draws_no_passages(shelf: Shelf, question: str) -> None:
     assert shelf.ask(question) == []
 
 
 @pytest.mark.parametrize("question", ["Red Queen", "I like the Red Queen!", "Tell me more of Tweedledum", "Oysters."])
-def test_names_and_rare_words_are_searched_for(shelf: SearchOnlyTexts, question: str) -> None:
+def test_names_and_rare_words_are_searched_for(shelf: Shelf, question: str) -> None:
     assert shelf.ask(question)
 
 
-def test_a_question_takes_the_one_before_along_only_where_it_points_there(shelf: SearchOnlyTexts) -> None:
+def test_a_question_takes_the_one_before_along_only_where_it_points_there(shelf: Shelf) -> None:
     before = "Who is Humpty Dumpty?"
     assert any("Humpty" in passage.text for passage in shelf.ask("What did he sit on, a wall?", before=before))
     assert any("Humpty" in passage.text for passage in shelf.ask("Why?", before=before))
@@ -195,7 +195,7 @@ def test_a_question_takes_the_one_before_along_only_where_it_points_there(shelf:
     assert "humpty" not in search_words("Which gang rules Vermissa Valley in America?", before)
 
 
-def test_a_long_question_is_found_by_its_ends(shelf: SearchOnlyTexts) -> None:
+def test_a_long_question_is_found_by_its_ends(shelf: Shelf) -> None:
     question = "Humpty Dumpty! " + "lorem ipsum dolor " * 6000 + "boiling sea?"
     words = search_words(question, None)
     assert {"humpty", "boiling", "sea"} <= words.keys()
@@ -220,13 +220,13 @@ def test_a_long_question_is_found_by_its_ends(shelf: SearchOnlyTexts) -> None:
     ],
 )  # fmt: skip
 def test_words_of_other_scripts_and_decomposed_letters(tmp_path: Path, text: str, question: str) -> None:
-    shelf = SearchOnlyTexts(f"file://{tmp_path}")
+    shelf = Shelf(f"file://{tmp_path}")
     shelf.add(ALICE[:20_000] + text + ALICE[20_000:40_000])
     assert text in shelf.ask(question)[0].text
 
 
 def test_scripts_without_spaces_and_short_documents(tmp_path: Path) -> None:
-    shelf = SearchOnlyTexts(f"file://{tmp_path}")
+    shelf = Shelf(f"file://{tmp_path}")
     chinese = "天地玄黄。" * 200 + "孔子住在鲁国的曲阜。" + "宇宙洪荒。" * 200
     shelf.add(chinese)
     short = shelf.add("The password is swordfish.")
@@ -237,7 +237,7 @@ def test_scripts_without_spaces_and_short_documents(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_no_folder_and_a_deleted_document() -> None:
-    shelf = SearchOnlyTexts(f"memory://{new_id('doc')}")
+    shelf = Shelf(f"memory://{new_id('doc')}")
     document = shelf.add(ALICE[:20_000])
     shelf.add("Nothing to be found here.")
     assert shelf.ask("Who is Dinah?")[0].document == document
@@ -248,14 +248,14 @@ def test_a_store_that_is_no_folder_and_a_deleted_document() -> None:
 
 
 def test_an_index_whose_document_is_deleted_meanwhile_is_gone(tmp_path: Path) -> None:
-    shelf = SearchOnlyTexts(f"file://{tmp_path}")
+    shelf = Shelf(f"file://{tmp_path}")
     document = shelf.documents.pop(shelf.add(ALICE))
     asyncio.run(shelf.passages.ensure(document))
     assert [path.name for path in tmp_path.iterdir()] == [document.id]
 
 
 def test_a_damaged_index_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    shelf = SearchOnlyTexts(f"file://{tmp_path}")
+    shelf = Shelf(f"file://{tmp_path}")
     document, other = shelf.add(ALICE), shelf.add(NOVEL.read_text())
     found = shelf.ask("Who is Dinah?")
     index = tmp_path / f"{document}.passages"
@@ -271,7 +271,7 @@ def test_a_damaged_index_is_made_again(tmp_path: Path, caplog: pytest.LogCapture
 
 
 def test_whoever_searches_a_damaged_index_with_others_misses_no_document(tmp_path: Path) -> None:
-    shelf = SearchOnlyTexts(f"file://{tmp_path}")
+    shelf = Shelf(f"file://{tmp_path}")
     documents = [shelf.add(f"Dinah, kitten number {n}. " + ALICE[: 40_000 + n]) for n in range(4)]
     search = partial(shelf.passages.search, documents, {"number": 1.0, "dinah": 1.0}, 4)
     expected = asyncio.run(search())
@@ -289,7 +289,7 @@ def test_whoever_searches_a_damaged_index_with_others_misses_no_document(tmp_pat
 def test_a_short_text_does_not_wait_for_the_index_of_a_long_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf, build, let = SearchOnlyTexts(f"file://{tmp_path}"), Passages._build, threading.Event()
+    shelf, build, let = Shelf(f"file://{tmp_path}"), Passages._build, threading.Event()
     long = [shelf.add(ALICE * 12) for _ in range(2 * (os.cpu_count() or 1))]
     short = shelf.add(ALICE[:1000])
 
@@ -313,7 +313,7 @@ def test_a_short_text_does_not_wait_for_the_index_of_a_long_one(
 
 
 def test_an_index_that_has_no_room_says_that_the_store_is_full(tmp_path: Path) -> None:
-    shelf = SearchOnlyTexts(f"file://{tmp_path}")
+    shelf = Shelf(f"file://{tmp_path}")
     shelf.add(ALICE)
     with full_disk(8192), pytest.raises(OSError, match=r"index of document .* cannot be written") as raised:
         shelf.ask("Who is Dinah?")
@@ -323,18 +323,18 @@ def test_an_index_that_has_no_room_says_that_the_store_is_full(tmp_path: Path) -
 
 def test_a_passage_stands_on_the_page_that_it_begins_on(tmp_path: Path) -> None:
     """Also one whose beginning was cut off."""
-    shelf = SearchOnlyTexts(f"file://{tmp_path}")
+    shelf = Shelf(f"file://{tmp_path}")
     document = shelf.add(ALICE[:3000])
     shelf.documents[document] = replace(shelf.documents[document], format="pdf")
     outline.save(shelf.blobs, document, [outline.OutlineEntry(0, page=1), outline.OutlineEntry(120, page=2)])
     first = next(split(io.BytesIO(ALICE.encode()), document))
     pieces = [first, replace(first, start=119), replace(first, start=120), replace(first, document="doc_gone")]
-    placed = asyncio.run(shelf.passages.placed(pieces))
+    placed = asyncio.run(shelf.passages.located(pieces))
     assert [passage.page for passage in placed] == [1, 1, 2, None]
 
 
 def test_an_index_is_made_once_for_all_who_find_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf, made = SearchOnlyTexts(f"file://{tmp_path}"), []
+    shelf, made = Shelf(f"file://{tmp_path}"), []
     document, build = shelf.add(ALICE), Passages._build
 
     def counted(self: Passages, *args: Any) -> None:
@@ -354,7 +354,7 @@ def test_an_index_is_made_once_for_all_who_find_none(tmp_path: Path, monkeypatch
 
 
 def test_an_index_is_mapped_and_not_copied(tmp_path: Path) -> None:
-    shelf = SearchOnlyTexts(f"file://{tmp_path}")
+    shelf = Shelf(f"file://{tmp_path}")
     document = shelf.add(ALICE)
     asyncio.run(shelf.passages.ensure(shelf.documents[document]))
     with opened(tmp_path / f"{document}.passages") as index:
@@ -362,7 +362,7 @@ def test_an_index_is_mapped_and_not_copied(tmp_path: Path) -> None:
 
 
 def cpu_seconds(work: Callable[[], object], times: int = 5) -> float:
-    """Of this process, at best."""
+    """The least CPU seconds of several runs in this process."""
     seconds = []
     for _ in range(times):
         start = time.process_time()
@@ -372,8 +372,8 @@ def cpu_seconds(work: Callable[[], object], times: int = 5) -> float:
 
 
 def test_a_long_text_is_indexed_in_proportion_and_searched_in_less(tmp_path: Path) -> None:
-    """Ten megabytes against one. With the square of its length an index would take a hundred times as long."""
-    shelf, whole = SearchOnlyTexts(f"file://{tmp_path}"), ((NOVEL.read_text() + ALICE) * 30)[:10_000_000]
+    """Ten megabytes against one. If indexing took quadratic time, it would take a hundred times as long."""
+    shelf, whole = Shelf(f"file://{tmp_path}"), ((NOVEL.read_text() + ALICE) * 30)[:10_000_000]
     usual = search_words("What did the Red Queen say to Alice about the white knight in the house at night?", None)
     endless = search_words("孔子住在哪里" * 3000 + "".join(map(chr, range(0x4E00, 0x9000))), NOVEL.read_text())
     indexed, searched = [], []

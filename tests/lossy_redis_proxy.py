@@ -1,4 +1,4 @@
-"""`Forgetful`: the way to a Redis whose answers get lost: it has done what it was asked, and nobody hears of it."""
+"""`LossyRedisProxy`: a proxy in front of Redis that drops replies: Redis has run the script, but the client gets no reply."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from collections import Counter
 from typing import Self
 
 
-class Forgetful:
-    """A TCP proxy before a port of this machine, in a thread. It breaks a connection in place of the first answer to each script
-    with each set of arguments: redis-py then sends it again. `lost`: how many answers."""
+class LossyRedisProxy:
+    """A TCP proxy for a local port, in a thread.
+
+    It breaks the connection instead of passing on the first reply to each script with each set of arguments. redis-py then
+    retries the script. `lost`: how many replies were dropped.
+    """
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -20,7 +23,7 @@ class Forgetful:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.lost: Counter[str] = Counter()
-        """By the script's digest."""
+        """By the script's SHA-1."""
         self.port = 0
 
     def __enter__(self) -> Self:
@@ -72,7 +75,7 @@ class Forgetful:
 
 
 async def _command(caller: asyncio.StreamReader) -> tuple[bytes, str | None]:
-    """A command as it was sent, and the digest of the script that it runs, if it runs one."""
+    """Read a command. Return its bytes, and the SHA-1 of the script if it is an EVALSHA."""
     line = await caller.readuntil(b"\r\n")
     whole, parts = [line], []
     for _ in range(int(line[1:])):

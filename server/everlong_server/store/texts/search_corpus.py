@@ -1,4 +1,4 @@
-"""`SearchOnlyTexts`: texts that are searched and not read."""
+"""`SearchCorpus`: texts that are indexed and searched without a model or Redis, for evaluations and benchmarks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.passages import Passages
 
 
-class SearchOnlyTexts:
-    """What `Passages` wants of `Documents`, and no more. `passages`: to search them by."""
+class SearchCorpus:
+    """A set of texts in a blob store. Its `passages` searches them. Implements `DocumentLookup` in memory."""
 
     def __init__(self, blobs: Blobs) -> None:
         self.blobs = blobs

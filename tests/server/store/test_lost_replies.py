@@ -1,4 +1,4 @@
-"""Redis does what it is asked, and its answer is lost: redis-py asks again, and callers see that all is done, once."""
+"""Redis runs a script but its reply is lost: redis-py retries, and the script takes effect once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from redis import Redis
 
 from everlong_server import store
 from everlong_server.errors import RateLimited, Unauthenticated
-from everlong_server.store import documents, sessions
-from everlong_server.store.documents import Documents, adopt
+from everlong_server.store import index, sessions
+from everlong_server.store.documents import Documents
 from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.redis import keys, scripts
 from everlong_server.store.redis.connection import connect
 from everlong_server.store.responses import Responses
 from everlong_server.store.tenants.credentials import Caller, Credentials
 from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots, today
-from tests.forgetful import Forgetful
+from tests.lossy_redis_proxy import LossyRedisProxy
 from tests.process import Server, everlong, wait_for
 from tests.server.api.openai.talk import begin_upload, over, respond, sdk
 from tests.server.store.redis.test_redis_away import OwnRedis
@@ -30,40 +30,46 @@ from tests.tinymodel import STORY
 
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 TEXT = STORY.read_text()[:6_000]
-PARTS = {scripts.CLAIMING, sessions._START, documents.TAKE_OUT}
-"""Functions that scripts begin with."""
+PARTS = {scripts.CLAIMING, sessions._START, index.REMOVE_FROM_INDEX}
+"""Lua functions that scripts include; they are no scripts by themselves."""
 SCRIPTS = {
-    hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(): f"{module.name}.{name}"
-    for module in pkgutil.iter_modules(store.__path__)
-    for name, text in vars(importlib.import_module(f"{store.__name__}.{module.name}")).items()
+    hashlib.sha1(
+        text.encode(), usedforsecurity=False
+    ).hexdigest(): f"{module.name.removeprefix(store.__name__ + '.')}.{name}"
+    for module in pkgutil.walk_packages(store.__path__, f"{store.__name__}.")
+    for name, text in vars(importlib.import_module(module.name)).items()
     if isinstance(text, str) and "redis.call" in text and text not in PARTS
 }
-ELSEWHERE = {"sessions._DROP_LEASE", "documents._UNTRY_READING", "rotation._EXCHANGE"}
-"""What is only run when Redis is away for longer, or a key, or keys change: tests/server/store/test_leases.py, test_tries.py,
+TESTED_ELSEWHERE = {"sessions._DROP_LEASE", "readings._RESET_ATTEMPTS", "rotation._EXCHANGE"}
+"""Scripts that run only after a longer outage of Redis or in a key rotation: see test_leases.py, test_tries.py and
 test_encryption.py."""
 
 
 @pytest.fixture(scope="module")
-def way(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forgetful]:
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LossyRedisProxy]:
     redis = OwnRedis(tmp_path_factory.mktemp("redis"))
     redis.start()
-    with Forgetful(redis.port) as way:
-        yield way
+    with LossyRedisProxy(redis.port) as proxy:
+        yield proxy
     redis.kill()
 
 
 @pytest.fixture(scope="module")
-def forgotten(way: Forgetful, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def lossy_server(
+    proxy: LossyRedisProxy, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     limits = {"tenant_requests_per_minute": 100_000, "tenant_streams": 4, "tenant_bytes": 10_000_000}
-    with Server(tiny_model, tmp_path_factory.mktemp("data"), redis_url=way.url, recall_passages=0, **limits) as server:
+    with Server(
+        tiny_model, tmp_path_factory.mktemp("data"), redis_url=proxy.url, recall_passages=0, **limits
+    ) as server:
         yield server.start()
 
 
-def test_documents_and_sessions(forgotten: Server, server: Server) -> None:
-    there = [server.read(TEXT), forgotten.read(TEXT)]
+def test_documents_and_sessions(lossy_server: Server, server: Server) -> None:
+    there = [server.read(TEXT), lossy_server.read(TEXT)]
     assert there[0]["state_digest"] == there[1]["state_digest"]
     said = []
-    for one, document in zip((server, forgotten), there, strict=True):
+    for one, document in zip((server, lossy_server), there, strict=True):
         session = one.session(document["id"])["id"]
         answers = [one.say(session, question, **GREEDY)["content"] for question in ("Who?", "And where?")]
         fork = one.http.post(f"/v1/sessions/{session}/fork")
@@ -80,28 +86,28 @@ def test_documents_and_sessions(forgotten: Server, server: Server) -> None:
     assert said[0] == said[1]
 
 
-def test_a_request_with_a_key(forgotten: Server) -> None:
-    document = forgotten.upload(STORY.read_text())["id"]
+def test_a_request_with_a_key(lossy_server: Server) -> None:
+    document = lossy_server.upload(STORY.read_text())["id"]
     key, body = {"Idempotency-Key": "one"}, {"documents": [document]}
-    first = forgotten.http.post("/v1/sessions", json=body, headers=key)
+    first = lossy_server.http.post("/v1/sessions", json=body, headers=key)
     assert first.status_code == 201, first.text
-    assert forgotten.http.post("/v1/sessions", json=body, headers=key).json()["id"] == first.json()["id"]
+    assert lossy_server.http.post("/v1/sessions", json=body, headers=key).json()["id"] == first.json()["id"]
     session = first.json()["id"]
-    assert wait_for(lambda: (now := forgotten.get_session(session))["status"] == "ready" and now)["position"] > 0
+    assert wait_for(lambda: (now := lossy_server.get_session(session))["status"] == "ready" and now)["position"] > 0
     said = [
-        forgotten.http.post(
+        lossy_server.http.post(
             f"/v1/sessions/{session}/messages", json={"content": "Who?", **GREEDY}, headers={"Idempotency-Key": "two"}
         )
         for _ in range(2)
     ]
     assert said[0].json() == said[1].json()
-    assert forgotten.get_session(session)["messages"] == 2
+    assert lossy_server.get_session(session)["messages"] == 2
     for path in (f"sessions/{session}", f"documents/{document}"):
-        assert forgotten.http.delete(f"/v1/{path}").status_code == 200
+        assert lossy_server.http.delete(f"/v1/{path}").status_code == 200
 
 
-def test_uploads(forgotten: Server) -> None:
-    with sdk(forgotten) as client:
+def test_uploads(lossy_server: Server) -> None:
+    with sdk(lossy_server) as client:
         whole = begin_upload(client, len(TEXT.encode()))
         parts = [client.uploads.parts.create(whole.id, data=piece.encode()).id for piece in (TEXT[:2000], TEXT[2000:])]
         done = client.uploads.complete(whole.id, part_ids=parts)
@@ -113,8 +119,8 @@ def test_uploads(forgotten: Server) -> None:
         assert client.uploads.cancel(cancelled.id).status == "cancelled"
 
 
-def test_responses(forgotten: Server) -> None:
-    with sdk(forgotten) as client:
+def test_responses(lossy_server: Server) -> None:
+    with sdk(lossy_server) as client:
         first = respond(client, "Tell me of it.")
         later = over(client, respond(client, "And?", previous_response_id=first.id, background=True).id)
         other = respond(client, "And?", previous_response_id=first.id)
@@ -125,24 +131,24 @@ def test_responses(forgotten: Server) -> None:
             client.responses.delete(response.id)
 
 
-def test_what_waits_for_its_document(forgotten: Server) -> None:
-    """It goes behind all others again and again, and stays one."""
-    with sdk(forgotten) as client:
+def test_what_waits_for_its_document(lossy_server: Server) -> None:
+    """Its job is moved to the end of the queue again and again, and stays one job."""
+    with sdk(lossy_server) as client:
         file = client.files.create(file=("long.txt", STORY.read_bytes()), purpose="user_data").id
         parts = [{"type": "input_file", "file_id": file}, {"type": "input_text", "text": "Who?"}]
         response = over(client, respond(client, [{"role": "user", "content": parts}], background=True).id)
-        assert response.usage.input_tokens > forgotten.document(file)["tokens"]
+        assert response.usage.input_tokens > lossy_server.document(file)["tokens"]
         client.files.delete(file)
         client.responses.delete(response.id)
 
 
-async def test_a_try_counts_once(way: Forgetful) -> None:
-    client = connect(way.url)
-    redis = Redis(port=way.target)
+async def test_a_try_counts_once(proxy: LossyRedisProxy) -> None:
+    client = connect(proxy.url)
+    redis = Redis(port=proxy.target)
     redis.hset(keys.reading("r1"), mapping={"status": "queued", "version": 0, "fence": 0, "attempts": 0})
     redis.hset(keys.response("r1"), mapping={"status": "queued"})
     for claiming in (
-        Documents(client, None, Quota(client, DEFAULT_TENANT, Limits(), StreamSlots(client, "r"))),
+        Documents(client, None, Quota(client, DEFAULT_TENANT, Limits(), StreamSlots(client, "r"))).readings,
         Responses(client, None, 60.0),
     ):
         for by, tries in (("one", 1), ("one", 1), ("two", 2)):
@@ -154,8 +160,8 @@ async def test_a_try_counts_once(way: Forgetful) -> None:
     await client.aclose()
 
 
-def test_keys(way: Forgetful, tmp_path: Path) -> None:
-    where = {"EVERLONG_REDIS_URL": way.url, "EVERLONG_DATA_DIR": str(tmp_path), "EVERLONG_LOG_FORMAT": "json"}
+def test_keys(proxy: LossyRedisProxy, tmp_path: Path) -> None:
+    where = {"EVERLONG_REDIS_URL": proxy.url, "EVERLONG_DATA_DIR": str(tmp_path), "EVERLONG_LOG_FORMAT": "json"}
     made = everlong("keys", "create", "--tenant", "ann", **where)
     assert made.returncode == 0, made.stderr
     listed = everlong("keys", "list", **where)
@@ -165,8 +171,8 @@ def test_keys(way: Forgetful, tmp_path: Path) -> None:
     assert [command.stderr.count("key.revoked") for command in revoked] == [1, 0]
 
 
-async def test_a_ticket_is_good_once(way: Forgetful) -> None:
-    client = connect(way.url)
+async def test_a_ticket_is_good_once(proxy: LossyRedisProxy) -> None:
+    client = connect(proxy.url)
     credentials = Credentials(client)
     ticket, _ = await credentials.ticket(Caller("ann", frozenset({"read"})))
     assert (await credentials.redeem(ticket)).tenant == "ann"
@@ -175,8 +181,8 @@ async def test_a_ticket_is_good_once(way: Forgetful) -> None:
     await client.aclose()
 
 
-async def test_a_request_counts_once(way: Forgetful) -> None:
-    client = connect(way.url)
+async def test_a_request_counts_once(proxy: LossyRedisProxy) -> None:
+    client = connect(proxy.url)
     quota = Quota(client, "bob", Limits(requests=3), StreamSlots(client, "r"))
     assert [(await quota.request())["x-ratelimit-remaining-requests"] for _ in range(3)] == ["2", "1", "0"]
     with pytest.raises(RateLimited):
@@ -184,8 +190,8 @@ async def test_a_request_counts_once(way: Forgetful) -> None:
     await client.aclose()
 
 
-async def test_an_answer_is_charged_once(way: Forgetful) -> None:
-    client = connect(way.url)
+async def test_an_answer_is_charged_once(proxy: LossyRedisProxy) -> None:
+    client = connect(proxy.url)
     quota = Quota(client, "bob", Limits(tokens=100), StreamSlots(client, "r"))
     for before in (0, 60):
         assert int(await client.get(keys.tokens("bob", today())) or 0) == before
@@ -197,29 +203,13 @@ async def test_an_answer_is_charged_once(way: Forgetful) -> None:
     await client.aclose()
 
 
-async def test_what_earlier_versions_have_stored_is_counted_once(way: Forgetful) -> None:
-    client = connect(way.url)
-    redis = Redis(port=way.target)
-    redis.zadd(f"{keys.PREFIX}documents", {"doc_1": 1})
-    redis.hset(keys.document("doc_1"), mapping={"bytes": 5_000_000_000, "text_offset": 3})
-    stored = keys.stored(DEFAULT_TENANT)
-    before = int(redis.get(stored) or 0)
-    await adopt(client)
-    assert int(redis.get(stored)) - before == 5_000_000_003
-    assert redis.zscore(keys.documents(DEFAULT_TENANT), "doc_1") == 1
-    redis.decrby(stored, 5_000_000_003)
-    redis.zrem(keys.documents(DEFAULT_TENANT), "doc_1")
-    redis.delete(keys.document("doc_1"))
-    await client.aclose()
-
-
-def test_nothing_was_counted_twice(forgotten: Server, way: Forgetful) -> None:
-    redis = Redis(port=way.target)
+def test_nothing_was_counted_twice(lossy_server: Server, proxy: LossyRedisProxy) -> None:
+    redis = Redis(port=proxy.target)
     counts = [name for name in redis.scan_iter("{everlong}:stored:*") if redis.type(name) == b"string"]
     assert counts
     assert [redis.get(name) for name in counts] == [b"0"] * len(counts), "all was deleted"
 
 
-def test_every_script_was_sent_again(way: Forgetful) -> None:
-    """Else the tests above show nothing of it."""
-    assert {SCRIPTS[digest] for digest in way.lost} == set(SCRIPTS.values()) - ELSEWHERE
+def test_every_script_was_sent_again(proxy: LossyRedisProxy) -> None:
+    """The tests above cover every script of the store."""
+    assert {SCRIPTS[digest] for digest in proxy.lost} == set(SCRIPTS.values()) - TESTED_ELSEWHERE

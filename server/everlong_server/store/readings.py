@@ -1,0 +1,221 @@
+"""`Readings`: the prefills of sequences of documents, in Redis, and the claim that allows one writer at a time for each."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from everlong_server.errors import NotFound
+from everlong_server.observability.tracing import current
+from everlong_server.store.records import Cursor, Reading, is_foreign, is_id, pack_tokens, reading_id
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.redis.scripts import CLAIMING, Scripts, flat
+from everlong_server.store.tenants.quota import OVER_QUEUED, Quota, limit_argument, today
+from everlong_server.store.vault import Vault
+
+# Creates a reading. Queues it at once, or when its parent ends if that is still being read.
+# KEYS: reading, jobs, queued, then n pairs document, document_readings, then the parent reading and its children, if any
+# ARGV: reading id, limit of queued readings or '', n, fields and values of the reading
+# Returns 1 (created), 0 (exists already), -k (the k-th document is gone), -1002 (too many queued)
+_ENSURE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local last = 3 + 2 * ARGV[3]
+for i = 4, last, 2 do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return -(i - 2) / 2 end
+end
+if ARGV[2] ~= '' and redis.call('SCARD', KEYS[3]) >= tonumber(ARGV[2]) then return -1002 end
+redis.call('SADD', KEYS[3], ARGV[1])
+redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+for i = 4, last, 2 do redis.call('SADD', KEYS[i + 1], ARGV[1]) end
+local parent = KEYS[last + 1] and redis.call('HGET', KEYS[last + 1], 'status')
+if parent == 'queued' or parent == 'reading' then
+  redis.call('SADD', KEYS[last + 2], ARGV[1])
+else
+  redis.call('XADD', KEYS[2], '*', 'reading', ARGV[1], 'tenant', redis.call('HGET', KEYS[1], 'tenant'))
+end
+return 1
+"""
+
+# KEYS: reading, fence. ARGV: claimant
+# Returns {token, attempts} for the claimant, who alone may write from now on; or nothing if the reading has ended or is gone.
+_CLAIM = (
+    CLAIMING
+    + """
+local status = redis.call('HGET', KEYS[1], 'status')
+if not status or status == 'ready' or status == 'failed' then return nil end
+redis.call('HSET', KEYS[1], 'status', 'reading')
+return claim(KEYS[1], KEYS[2], ARGV[1])
+"""
+)
+
+# KEYS: reading. ARGV: token. Sets the attempts back to 0 if the token is the current one.
+_RESET_ATTEMPTS = (
+    "if redis.call('HGET', KEYS[1], 'fence') == ARGV[1] then redis.call('HSET', KEYS[1], 'attempts', 0) end"
+)
+
+# Writes a checkpoint. At the end of a reading, queues the readings that wait for it.
+# KEYS: reading, children, jobs, queued, tokens of the day
+# ARGV: token, expected version, 1 if the reading ends, tokens read or '' if they are not counted, nonce of the write, fields
+# and values
+# Returns the new version, 0 (the reading is gone), -1 (another reader has claimed it, or another write came first)
+_CHECKPOINT = """
+local now = redis.call('HMGET', KEYS[1], 'fence', 'version', 'write')
+if not now[2] then return 0 end
+if now[1] ~= ARGV[1] then return -1 end
+if now[3] == ARGV[5] then return tonumber(now[2]) end -- a retry: the reply was lost
+if now[2] ~= ARGV[2] then return -1 end
+if ARGV[4] ~= '' then
+  local more = tonumber(ARGV[4]) - tonumber(redis.call('HGET', KEYS[1], 'tokens') or 0)
+  if more > 0 then
+    redis.call('INCRBY', KEYS[5], more)
+    redis.call('EXPIRE', KEYS[5], 172800)
+  end
+end
+redis.call('HSET', KEYS[1], 'attempts', 0, 'write', ARGV[5], unpack(ARGV, 6))
+if ARGV[3] == '1' then
+  redis.call('SREM', KEYS[4], redis.call('HGET', KEYS[1], 'id'))
+  local tenant = redis.call('HGET', KEYS[1], 'tenant')
+  for _, child in ipairs(redis.call('SMEMBERS', KEYS[2])) do
+    redis.call('XADD', KEYS[3], '*', 'reading', child, 'tenant', tenant)
+  end
+  redis.call('DEL', KEYS[2])
+end
+return redis.call('HINCRBY', KEYS[1], 'version', 1)
+"""
+
+
+class StaleClaim(Exception):
+    """The claim on a reading no longer holds: another reader has it, it is gone, or its version changed. Nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingClaim:
+    """The right to write a reading. `token`: the fencing token. `attempts`: claims since the reading last made progress."""
+
+    token: int
+    attempts: int
+
+
+class Readings:
+    """The readings of one tenant's documents.
+
+    `tenant` None: the readings of all tenants, for the readers.
+    """
+
+    def __init__(self, redis: Client, tenant: str | None, quota: Quota, vault: Vault) -> None:
+        self._redis = redis
+        self._vault = vault
+        self._scripts = Scripts(redis)
+        self._tenant = tenant
+        self._quota = quota
+
+    async def ensure(self, model: str, documents: Sequence[str]) -> str:
+        """Return the id of the reading of `documents`, in this order, by `model`.
+
+        Creates and queues it if it does not exist, with the readings of the shorter sequences that it starts from. Raises
+        `NotFound`, which names the missing document, and `RateLimited`.
+        """
+        assert self._tenant is not None, "creating a reading takes a tenant"
+        queue_limit = limit_argument(self._quota.limits.queued)
+        for document_id in documents:
+            if not is_id("doc", document_id) or is_foreign(
+                self._tenant, await self._redis.hget(keys.document(document_id), "tenant")
+            ):
+                raise no_document(document_id, "documents")
+        for n in range(1, len(documents) + 1):
+            fields = Reading.fields(model, documents[:n], self._tenant, current().traceparent)
+            parent = reading_id(model, documents[: n - 1]) if n > 1 else ""
+            pairs = [key for d in documents[:n] for key in (keys.document(d), keys.document_readings(d))]
+            done = await self._scripts.run(
+                _ENSURE,
+                [
+                    keys.reading(str(fields["id"])), keys.jobs(model), keys.queued(self._tenant, model), *pairs,
+                    *([keys.reading(parent), keys.reading_children(parent)] if parent else []),
+                ],
+                [fields["id"], queue_limit, n, *flat(fields)],
+            )  # fmt: skip
+            if done == OVER_QUEUED:
+                raise await self._quota.queue_full(model)
+            if done == 1:
+                queue_limit = ""  # the longer sequences wait for this one, so together they take one place in the queue
+            if done < 0:
+                raise no_document(documents[-int(done) - 1], "documents")
+        return reading_id(model, documents)
+
+    async def get(self, id: str, *, with_state: bool = False) -> Reading | None:
+        """Return the reading, or None. `with_state`: also fetch its state."""
+        if with_state:
+            stored = await self._redis.hgetall(keys.reading(id))
+            return Reading.of(self._vault.opened(stored)) if stored else None
+        values = await self._redis.hmget(keys.reading(id), _FACTS)
+        stored = {field: value for field, value in zip(_FACTS, values, strict=True) if value is not None}
+        return Reading.of(self._vault.opened(stored)) if stored else None
+
+    async def claim(self, id: str, by: str) -> ReadingClaim | None:
+        """Claim the reading for the claimant `by`, ending any earlier claim. Returns None if the reading has ended or is gone.
+
+        A retry with the same `by` returns the same claim, unless another claimant came in between.
+        """
+        result = await self._scripts.run(_CLAIM, [keys.reading(id), keys.FENCE], [by])
+        return ReadingClaim(int(result[0]), int(result[1])) if result else None
+
+    async def reset_attempts(self, id: str, claim: ReadingClaim) -> None:
+        """Set the attempts back to 0: the attempt under `claim` failed for a reason outside the reading."""
+        await self._scripts.run(_RESET_ATTEMPTS, [keys.reading(id)], [claim.token])
+
+    async def holder(self, id: str) -> tuple[int, str] | None:
+        """Return the fencing token and the claimant of the reading; None if nobody reads it."""
+        status, fence, claim = await self._redis.hmget(keys.reading(id), "status", "fence", "claim")
+        if status != b"reading":
+            return None
+        return int(fence), claim.decode().rpartition(":")[0]
+
+    async def checkpoint(
+        self, reading: Reading, claim: ReadingClaim, cursor: Cursor, state: bytes | None, **more: Any
+    ) -> int:
+        """Write state and cursor together, and return the new version.
+
+        `more`: fields that end the reading (`status`, `error`, `state_digest`, …); readings that wait for it are then queued.
+        Raises `StaleClaim`, having written nothing, if the claim was lost or `reading.version` is no longer current. The
+        version also changes when an earlier write lands late, after its caller stopped waiting.
+        """
+        fields: dict[str, Any] = {
+            "offset": cursor.offset, "bytes": cursor.bytes, "skip": cursor.skip, "tokens": cursor.tokens, "position": cursor.position,
+            "segments": cursor.segments, "seconds": cursor.seconds, "open": pack_tokens(cursor.open), **more,
+        }  # fmt: skip
+        if state is not None:
+            fields["state"] = state
+        if isinstance(fields.get("error"), dict):
+            fields["error"] = json.dumps(fields["error"])
+        version = await self._scripts.run(
+            _CHECKPOINT,
+            [
+                keys.reading(reading.id), keys.reading_children(reading.id), keys.jobs(reading.model),
+                keys.queued(reading.tenant, reading.model), keys.tokens(reading.tenant, today()),
+            ],
+            [
+                claim.token, reading.version, int("status" in more),
+                "" if self._quota.limits.tokens is None else cursor.tokens, uuid.uuid4().hex,
+                *flat(self._vault.sealed(fields)),
+            ],
+        )  # fmt: skip
+        if version <= 0:
+            raise StaleClaim(
+                f"reading {reading.id} is {'gone' if version == 0 else 'claimed by another reader, or changed meanwhile'}"
+            )
+        return int(version)
+
+
+_FACTS = [
+    b"id", b"model", b"documents", b"status", b"version", b"offset", b"skip", b"tokens", b"position", b"segments", b"bytes",
+    b"seconds", b"open", b"state_bytes", b"state_digest", b"error", b"tenant",
+]  # fmt: skip
+
+
+def no_document(document_id: str, param: str) -> NotFound:
+    """Return the error for a document that does not exist."""
+    return NotFound(f"no document {document_id[:64]!r}", param=param, code="document_not_found")

@@ -1,0 +1,68 @@
+"""The store ID: the same random ID in Redis and in the blob store, which shows that they belong together.
+
+It is written when the two first meet. A Redis that was emptied or replaced does not have it. Only with matching IDs may the server
+delete a text because Redis does not know it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Collection
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client, all_keys
+from everlong_server.store.texts.blobs import Blobs
+
+log = logging.getLogger(__name__)
+
+
+async def has_matching_store_id(redis: Client, blobs: Blobs) -> bool:
+    """Whether Redis and the blob store have the same store ID. A new blob store gets Redis's ID. Logs a mismatch.
+
+    An empty blob store does not get the ID if Redis has documents: its volume is probably not mounted. Readings then wait for
+    their texts. Returns False also if the blob store cannot be reached. Raises `RedisError`.
+    """
+    try:
+        written = await asyncio.to_thread(blobs.store_id)
+        if written is None:
+            is_emptied = await redis.exists(keys.STORE) and not await asyncio.to_thread(blobs.names)
+            if is_emptied and await all_keys(redis, keys.documents("*")):
+                log.error(
+                    "the blob store %s is empty, but Redis has documents: is it mounted? Documents that are not read yet wait "
+                    "for it. If their texts are lost for good, delete these documents", blobs.url,
+                )  # fmt: skip
+                return False
+            await redis.set(keys.STORE, uuid.uuid4().hex, nx=True)
+            known = await redis.get(keys.STORE)
+            await asyncio.to_thread(blobs.set_store_id, known.decode())
+            return True
+    except OSError as error:  # not reachable, or full: it is unknown whether they match, so nothing may be deleted
+        log.warning("cannot use the blob store %s: %s: %s", blobs.url, type(error).__name__, error)
+        return False
+    if (known := await redis.get(keys.STORE)) is not None and known.decode() == written:
+        return True
+    log.error(
+        "Redis does not know the blob store %s: Redis was emptied, or is another one. No text is deleted from the store. "
+        "Restore Redis; or, if the texts are not needed any more, delete the file %s in the store",
+        blobs.url, blobs.STORE_ID_FILE,
+    )  # fmt: skip
+    return False
+
+
+async def existing_owners(redis: Client, ids: Collection[str]) -> set[str]:
+    """Return those of `ids` that a document or an upload in Redis has. Raises `RedisError`, also if Redis has lost its data.
+
+    Checks each id by itself: a SCAN could miss keys, and their texts would be deleted.
+    """
+    async with redis.pipeline(transaction=False) as pipe:
+        for id in ids:
+            pipe.exists(keys.blob_owner(id))
+        pipe.exists(keys.STORE)  # last, and answered by the same Redis process
+        *owner_exists, store_id_exists = await pipe.execute()
+    if not store_id_exists:
+        raise RedisConnectionError("Redis has lost its data")
+    return {id for id, exists in zip(ids, owner_exists, strict=True) if exists}

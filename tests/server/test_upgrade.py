@@ -1,0 +1,75 @@
+"""Data that an earlier version has stored is read and answered after an upgrade.
+
+`tests/data/store-0.1.tar.xz` is the data folder of a server of version 0.1.0 with the model rmt-detect; its stored responses expire
+in January 2030. `store-0.1.json` holds what that server answered.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.process import Server
+from tests.tinymodel import DATA, STORY
+
+EXPECTED: dict[str, Any] = json.loads((DATA / "store-0.1.json").read_text())
+DOCUMENT, SESSION = EXPECTED["document"], EXPECTED["session"]
+
+
+@pytest.fixture(scope="module")
+def upgraded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of today on the stored data."""
+    data = tmp_path_factory.mktemp("data")
+    with tarfile.open(DATA / "store-0.1.tar.xz") as archive:
+        archive.extractall(data, filter="data")
+    with Server("rmt-detect", data, recall_passages=0, chat_seconds=10**8, response_seconds=10**8) as server:
+        server.start()
+        yield server
+        server.check_keys()
+
+
+def test_a_stored_document_is_ready_and_has_its_text(upgraded: Server) -> None:
+    document = upgraded.document(DOCUMENT["id"])
+    document.pop("tokens_per_second")
+    assert document == DOCUMENT
+    listed = upgraded.http.get("/v1/documents").json()["data"]
+    assert [each["id"] for each in listed] == [DOCUMENT["id"]]
+    text = upgraded.http.get(f"/v1/documents/{DOCUMENT['id']}/text", params={"start_byte": 0, "end_byte": 6000}).json()
+    assert text["text"] == STORY.read_text()[:6000]
+
+
+def test_a_stored_session_has_its_title_messages_and_state(upgraded: Server) -> None:
+    assert upgraded.get_session(SESSION["id"]) == SESSION
+    messages = upgraded.http.get(f"/v1/sessions/{SESSION['id']}/messages").json()["data"]
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert messages[0]["content"] == SESSION["title"]
+
+
+def test_a_stored_session_answers_as_before(upgraded: Server) -> None:
+    fork = upgraded.http.post(f"/v1/sessions/{SESSION['id']}/fork").json()["id"]
+    answer = upgraded.http.post(f"/v1/sessions/{fork}/messages", json=EXPECTED["question"]).json()
+    for field in ("content", "finish_reason", "usage"):
+        assert answer[field] == EXPECTED["answer"][field]
+    assert upgraded.get_session(SESSION["id"]) == SESSION, "the fork's turn does not change the session"
+
+
+def test_a_stored_response_is_returned_and_continued(upgraded: Server) -> None:
+    first, second = EXPECTED["response"], EXPECTED["next_response"]
+    for response in (first, second):
+        assert upgraded.http.get(f"/v1/responses/{response['id']}").json() == response
+    request = {
+        "model": "rmt-detect", "input": "Who else?", "previous_response_id": first["id"], "max_output_tokens": 16,
+        "temperature": 0,
+    }  # fmt: skip
+    continued = upgraded.http.post("/v1/responses", json=request).json()
+    assert continued["output"][0]["content"] == second["output"][0]["content"]
+    assert continued["usage"] == second["usage"]
+
+
+def test_a_new_session_starts_from_the_stored_reading(upgraded: Server) -> None:
+    session = upgraded.session(DOCUMENT["id"])
+    assert (session["status"], session["state_digest"]) == ("ready", DOCUMENT["state_digest"])
