@@ -118,14 +118,14 @@ async def test_claims_without_a_redis_replica_do_not_count_as_tries(redis: Clien
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
     await uploaded(redis, blobs)
     job, reader = await taken(jobs), FakeReader(redis, blobs, jobs)
-    store, refused = reader._documents.claim, []
+    store, refused = reader._documents.readings.claim, []
 
     async def claim(id: str, by: str) -> ReadingClaim | None:
         refused.append(by)
         redis.copies = int(len(refused) <= OUTAGE)
         return await store(id, by)
 
-    reader._documents.claim = claim  # type: ignore[method-assign]
+    reader._documents.readings.claim = claim  # type: ignore[method-assign]
     await reader.work_on(job)
     assert len(refused) == OUTAGE + 1
     assert reader.tries == [1]
@@ -165,7 +165,7 @@ async def test_a_reading_waits_for_its_blob_store(redis: Client, tmp_path: Path)
     blobs.set_store_id("word")
     await uploaded(redis, blobs)
     reader = FakeReader(redis, blobs, jobs)
-    claim, claims = reader._documents.claim, []
+    claim, claims = reader._documents.readings.claim, []
 
     async def back(id: str, by: str) -> ReadingClaim | None:
         claims.append(by)
@@ -205,7 +205,7 @@ async def test_a_missing_text_waits_if_its_store_may_be_missing(redis: Client, t
     jobs, blobs = await replica(redis), Blobs(f"file://{tmp_path}")
     document = await uploaded(redis, blobs)
     await blobs.delete(document.id)
-    (tmp_path / Blobs.WORD).mkdir()  # reading it raises an `OSError`
+    (tmp_path / Blobs.STORE_ID_FILE).mkdir()  # reading it raises an `OSError`
     reader = FakeReader(redis, blobs, jobs)
     for _ in range(OUTAGE):
         job = await taken(jobs)
@@ -255,7 +255,7 @@ async def test_a_failure_is_stored_after_a_late_checkpoint(redis: Client, tmp_pa
         return found
 
     reader.doing = fails  # type: ignore[method-assign]
-    store.reading = looked_up  # type: ignore[method-assign]
+    store.readings.get = looked_up  # type: ignore[method-assign]
     await reader.work_on(job)
     status, error, bytes = await redis.hmget(keys.reading(job.id), "status", "error", "bytes")
     assert (status, bytes) == (b"failed", b"7")
