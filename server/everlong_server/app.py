@@ -16,12 +16,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
 from everlong_server.api import access, errors, health, page, request_context
-from everlong_server.api.native import documents, fetch, keys, sessions, stream, text, tickets
-from everlong_server.api.openai import chat, files, responses, responses_socket, uploads
+from everlong_server.api.native import document_text, documents, fetch, keys, sessions, stream, tickets
+from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
 from everlong_server.errors import Unavailable
 from everlong_server.observability import tracing
 from everlong_server.observability.metrics import Metrics
-from everlong_server.services import Services, require_keys, require_vault, running
+from everlong_server.services import Services, require_keys, require_vault, run_services
 from everlong_server.settings import Settings, traces_wanted
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def create_app(
 
     `on_ready` and `on_failure` are told how that went, on the event loop. Raises `TracingError`.
     """
-    metrics, traces = Metrics(), tracing.start(traces_wanted())
+    metrics, traces = Metrics(), tracing.start_tracing(traces_wanted())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -50,7 +50,7 @@ def create_app(
                 await require_keys(settings, redis_url)
                 await require_vault(settings, redis_url)
                 model = await load()
-                async with running(settings, model, redis_url, metrics, traces) as services:
+                async with run_services(settings, model, redis_url, metrics, traces) as services:
                     app.state.services = services
                     on_ready(services)
                     await ending.wait()
@@ -81,30 +81,33 @@ def create_app(
     )
     app.state.services = None
     app.state.metrics = metrics
-    errors.install(app)
+    errors.install_handlers(app)
     for module in (
-        documents, fetch, text, sessions, stream, files, uploads, chat, responses, responses_socket, tickets, keys, health, page
+        documents, fetch, document_text, sessions, stream, files, uploads, chat, responses_http, responses_socket, tickets, keys, health, page
     ):  # fmt: skip
         app.include_router(module.router)
     app.mount("/assets", page.Assets())
     app.add_middleware(access.Access, settings=settings, metrics=metrics)
     app.add_middleware(
-        _Guard, limit=settings.max_body_bytes, seconds=_SILENT * settings.keepalive_seconds, metrics=metrics
+        _RequestGuard,
+        limit=settings.max_body_bytes,
+        seconds=_BODY_KEEPALIVES * settings.keepalive_seconds,
+        metrics=metrics,
     )
     # Around all, what makes answers of errors too, which no middleware of the application's own is.
     stack = app.build_middleware_stack
     app.build_middleware_stack = lambda: request_context.RequestContext(stack(), traces)  # type: ignore[method-assign]
     plain = app.openapi
-    app.openapi = lambda: app.openapi_schema or access.describe(plain())  # type: ignore[method-assign]
+    app.openapi = lambda: app.openapi_schema or access.add_security(plain())  # type: ignore[method-assign]
     return app
 
 
-_SILENT = 4
+_BODY_KEEPALIVES = 4
 """For so many keep-alives a caller may stand still in the middle of a body."""
-UPLOADS = re.compile("/v1/(documents|files|uploads/[^/]+/parts)/?")
+UPLOAD_PATHS = re.compile("/v1/(documents|files|uploads/[^/]+/parts)/?")
 
 
-class _Guard:
+class _RequestGuard:
     """Counts requests, and bounds the bodies of all but uploads, which bound themselves as they are streamed.
 
     A caller that sends nothing of its body for `seconds` is taken for gone: of a connection that was lost nobody says so, and
@@ -125,7 +128,7 @@ class _Guard:
             await self._app(scope, receive, send)
             return
         received, complete, begun = 0, False, False
-        upload = scope["method"] == "POST" and UPLOADS.fullmatch(scope["path"]) is not None
+        upload = scope["method"] == "POST" and UPLOAD_PATHS.fullmatch(scope["path"]) is not None
 
         async def bounded() -> Message:
             nonlocal received, complete
@@ -162,5 +165,7 @@ class _Guard:
             if begun:
                 raise
             # Uvicorn's own answer to this would be 500.
-            response, _ = errors.answer(Unavailable("the server is shutting down", code="draining", retry_after=5))
+            response, _ = errors.error_response(
+                Unavailable("the server is shutting down", code="draining", retry_after=5)
+            )
             await response(scope, receive, counted)

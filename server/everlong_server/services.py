@@ -51,9 +51,9 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_LEAVE_SECONDS = 3.0
-_AGAIN_SECONDS = 1.0
-_REST = 256
+_LEAVE_TIMEOUT = 3.0
+_RESTART_DELAY = 1.0
+_QUESTION_TOKENS = 256
 """Tokens of what a model sees that a question and its answer need beside the passages, or half if it sees few."""
 
 
@@ -66,7 +66,7 @@ class Services:
     redis: Client
     credentials: Credentials
     quota: Quota
-    attempts: IdempotencyRecords
+    idempotency: IdempotencyRecords
     blobs: Blobs
     documents: Documents
     passages: Passages
@@ -74,7 +74,7 @@ class Services:
     chats: Chats
     uploads: Uploads
     responses: Responses
-    unwatched: Jobs
+    background_jobs: Jobs
     """Responses that are answered in the background."""
     engine: Engine
     token_offsets: TokenOffsets
@@ -84,7 +84,7 @@ class Services:
     memory_views: MemoryViews
     metrics: Metrics
     tracing: Tracing
-    began: float
+    started_at: float
     """Unix time in seconds."""
     tenant: str = DEFAULT_TENANT
 
@@ -94,10 +94,10 @@ class Services:
         quota, responses = self.quota.of(tenant), self.responses.of(tenant)
         passages, session_turns, chat_turns, response_turns, memory_views = _around(
             self.settings, self.engine, self.metrics, self.tracing, quota, self.blobs, documents, sessions, chats, responses,
-            self.unwatched, self.token_offsets,
+            self.background_jobs, self.token_offsets,
         )  # fmt: skip
         return replace(
-            self, tenant=tenant, quota=quota, attempts=self.attempts.of(tenant), documents=documents,
+            self, tenant=tenant, quota=quota, idempotency=self.idempotency.of(tenant), documents=documents,
             sessions=sessions, chats=chats, uploads=self.uploads.of(tenant), responses=responses, passages=passages,
             session_turns=session_turns, chat_turns=chat_turns, response_turns=response_turns, memory_views=memory_views,
         )  # fmt: skip
@@ -106,7 +106,7 @@ class Services:
     def recall(self) -> Recall:
         """What an answer is grounded on if its question says nothing about it; the question and the answer need room."""
         settings, sight = self.settings, self.model.memory.sight
-        return Recall(settings.recall_passages, min(settings.recall_tokens, max(sight // 2, sight - _REST)))
+        return Recall(settings.recall_passages, min(settings.recall_tokens, max(sight // 2, sight - _QUESTION_TOKENS)))
 
 
 class NoKeys(Exception):
@@ -120,16 +120,16 @@ async def require_keys(settings: Settings, redis_url: str) -> None:
     A Redis that is away is waited for.
     """
     if settings.admin_key_file is not None:
-        secret = key_in(settings.admin_key_file)
+        secret = read_api_key(settings.admin_key_file)
         try:
-            await _answered(
+            await _wait_for_redis(
                 redis_url, settings, lambda redis: Credentials(redis).ensure(secret, by="EVERLONG_ADMIN_KEY_FILE")
             )
         except KeyTaken as error:
             raise NoKeys(f"EVERLONG_ADMIN_KEY_FILE: {error}") from None
     if not settings.asks_for_keys:
         return
-    there = await _answered(redis_url, settings, lambda redis: Credentials(redis).usable())
+    there = await _wait_for_redis(redis_url, settings, lambda redis: Credentials(redis).usable())
     make = "`everlong keys create --tenant NAME` makes one"
     if not there and settings.auth is None:
         raise NoKeys(
@@ -140,7 +140,7 @@ async def require_keys(settings: Settings, redis_url: str) -> None:
         log.warning("there is no API key yet, and without one every request is refused: %s", make)
 
 
-def key_in(file: Path) -> str:
+def read_api_key(file: Path) -> str:
     """The API key in the file. Raises `NoKeys`."""
     said = f"--admin-key-file (EVERLONG_ADMIN_KEY_FILE)={str(file)!r}"
     try:
@@ -167,10 +167,10 @@ async def require_vault(settings: Settings, redis_url: str) -> None:
             mark = await redis.get(keys.VAULT)
         vault.require(mark, empty=False)
 
-    await _answered(redis_url, settings, check)
+    await _wait_for_redis(redis_url, settings, check)
 
 
-async def _answered(redis_url: str, settings: Settings, ask: Callable[[Client], Awaitable[T]]) -> T:
+async def _wait_for_redis(redis_url: str, settings: Settings, ask: Callable[[Client], Awaitable[T]]) -> T:
     """What `ask` gets from Redis, as soon as that is there."""
     redis = connect(redis_url, settings.redis_copies)
     try:
@@ -208,7 +208,7 @@ def _around(
     sessions: Sessions,
     chats: Chats,
     responses: Responses,
-    unwatched: Jobs,
+    background_jobs: Jobs,
     token_offsets: TokenOffsets,
 ) -> tuple[Passages, SessionTurns, ChatTurns, ResponseTurns, MemoryViews]:
     """What works on one tenant's stores."""
@@ -218,13 +218,13 @@ def _around(
     )  # fmt: skip
     session_turns = SessionTurns(turns, engine, sessions, documents, metrics, lease_seconds=settings.lease_seconds)
     chat_turns = ChatTurns(turns, engine, chats, documents)
-    response_turns = ResponseTurns(chat_turns, engine, responses, chats, unwatched, quota)
+    response_turns = ResponseTurns(chat_turns, engine, responses, chats, background_jobs, quota)
     memory_views = MemoryViews(engine, session_turns, sessions, documents, token_offsets, quota)
     return passages, session_turns, chat_turns, response_turns, memory_views
 
 
 @asynccontextmanager
-async def running(
+async def run_services(
     settings: Settings, model: Model, redis_url: str, metrics: Metrics, tracing: Tracing | None = None
 ) -> AsyncIterator[Services]:
     """The services, at work inside the context. `redis_url`: of the Redis to use; one that is away is waited for."""
@@ -234,9 +234,9 @@ async def running(
         redis = connect(redis_url, settings.redis_copies)
         stack.push_async_callback(redis.aclose)
         jobs = Jobs(redis, model.fingerprint, replica, settings.lease_seconds)
-        unwatched = Jobs(redis, model.fingerprint, replica, settings.lease_seconds, keys.responses)
+        background_jobs = Jobs(redis, model.fingerprint, replica, settings.lease_seconds, keys.responses)
         slots = StreamSlots(redis, replica)
-        attempts = IdempotencyRecords(redis, DEFAULT_TENANT, replica, settings.idempotency_seconds, [], vault)
+        idempotency = IdempotencyRecords(redis, DEFAULT_TENANT, replica, settings.idempotency_seconds, [], vault)
         quota = Quota(redis, DEFAULT_TENANT, limits_of(settings), slots)
         everybodys = Documents(redis, None, quota, vault)
         documents = everybodys.of(DEFAULT_TENANT)
@@ -250,7 +250,7 @@ async def running(
             try:
                 await adopt(redis)  # before anything is written under a name of today
                 await jobs.prepare(alone=alone)
-                await unwatched.prepare(alone=False)
+                await background_jobs.prepare(alone=False)
                 # Nobody else can be uploading here; and a blob store elsewhere may be away, which is no reason not to start.
                 if alone and settings.blob_url is None and await paired(redis, blobs):
                     await blobs.sweep(partial(known, redis))
@@ -260,7 +260,7 @@ async def running(
                 await asyncio.sleep(0.5)
         engine = Engine(
             model,
-            on_step=metrics.stepped,
+            on_step=metrics.record_step,
             max_streams=settings.max_streams,
             max_queued=settings.max_queued,
             reading_share=settings.reading_share,
@@ -270,7 +270,7 @@ async def running(
         )
         engine.start()
         stack.push_async_callback(engine.stop)
-        metrics.follow(lambda: engine.answering, lambda: engine.rows, model.state_bytes)
+        metrics.watch_engine(lambda: engine.answering, lambda: engine.rows, model.state_bytes)
         token_offsets = TokenOffsets(blobs, everybodys, model.tokenizer)
         searched, session_turns, chat_turns, response_turns, memory_views = _around(
             settings,
@@ -283,19 +283,19 @@ async def running(
             sessions,
             chats,
             responses.of(DEFAULT_TENANT),
-            unwatched,
+            background_jobs,
             token_offsets,
         )
         services = Services(
-            settings, model, redis, Credentials(redis), quota, attempts, blobs, documents, searched, sessions, chats,
-            uploads.of(DEFAULT_TENANT), responses.of(DEFAULT_TENANT), unwatched, engine, token_offsets, session_turns, chat_turns,
+            settings, model, redis, Credentials(redis), quota, idempotency, blobs, documents, searched, sessions, chats,
+            uploads.of(DEFAULT_TENANT), responses.of(DEFAULT_TENANT), background_jobs, engine, token_offsets, session_turns, chat_turns,
             response_turns, memory_views, metrics, tracing, now(),
         )  # fmt: skip
         background = BackgroundResponses(
             engine,
             lambda tenant: services.of(tenant).response_turns,
             responses,
-            unwatched,
+            background_jobs,
             tracing,
             metrics,
             engine.max_streams,
@@ -309,12 +309,14 @@ async def running(
             )  # fmt: skip
 
         tasks = [
-            asyncio.create_task(_lasting(work))
+            asyncio.create_task(_run_forever(work))
             for work in (
-                lambda: _beat(redis, jobs, unwatched, slots, attempts, metrics, settings.lease_seconds / 3),
+                lambda: _heartbeat(
+                    redis, jobs, background_jobs, slots, idempotency, metrics, settings.lease_seconds / 3
+                ),
                 *[lambda: reader().run()] * (settings.max_readers or (2 if engine.on_cpu else 64)),
                 background.run,
-                lambda: _expire(redis, uploads, blobs, settings.upload_seconds),
+                lambda: _expire_uploads(redis, uploads, blobs, settings.upload_seconds),
             )
         ]
 
@@ -323,14 +325,14 @@ async def running(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             with contextlib.suppress(RedisError, TimeoutError):  # the key expires by itself
-                async with asyncio.timeout(_LEAVE_SECONDS):
+                async with asyncio.timeout(_LEAVE_TIMEOUT):
                     await jobs.leave()
 
         stack.push_async_callback(end)
         yield services
 
 
-async def _lasting(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _run_forever(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Work that goes on for as long as the server; broken off by what nobody thought of, it begins again."""
     while True:
         try:
@@ -338,15 +340,15 @@ async def _lasting(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
             return
         except Exception:
             log.exception("work in the background broke off, and begins again")
-            await asyncio.sleep(_AGAIN_SECONDS)
+            await asyncio.sleep(_RESTART_DELAY)
 
 
-async def _beat(
+async def _heartbeat(
     redis: Client,
     jobs: Jobs,
-    unwatched: Jobs,
+    background_jobs: Jobs,
     slots: StreamSlots,
-    attempts: IdempotencyRecords,
+    idempotency: IdempotencyRecords,
     metrics: Metrics,
     seconds: float,
 ) -> None:
@@ -356,13 +358,13 @@ async def _beat(
             with metrics.redis_seconds.time():
                 await redis.ping()
             metrics.queued.labels("readings").set(await jobs.length())
-            metrics.queued.labels("responses").set(await unwatched.length())
+            metrics.queued.labels("responses").set(await background_jobs.length())
             await slots.settle()
-            await attempts.settle()
+            await idempotency.settle()
         await asyncio.sleep(seconds)
 
 
-async def _expire(redis: Client, uploads: Uploads, blobs: Blobs, seconds: float) -> None:
+async def _expire_uploads(redis: Client, uploads: Uploads, blobs: Blobs, seconds: float) -> None:
     """Throws uploads away whose time is up, and after as long what a killed server has left in the blob store."""
     while True:
         try:

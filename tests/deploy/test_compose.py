@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from everlong_server.doctor import examine
+from everlong_server.doctor import run_checks
 from everlong_server.settings import Settings, load_settings
 from everlong_server.store.redis.embedded import redis_server
 from tests.deploy.files import ROOT, dockerfile, image_environment, program, run
@@ -198,7 +198,7 @@ def test_doctor_finds_no_fault_with_this_redis(project: Project, tmp_path_factor
             assert process.stdout is not None
             assert any("ready to accept connections" in line.lower() for line in process.stdout)
             settings = Settings(redis_url=f"unix://{socket}", data_dir=folder / "data", models_dir=folder / "models")
-            (finding,) = [finding for finding in examine(settings) if finding.name == "Redis"]
+            (finding,) = [finding for finding in run_checks(settings) if finding.name == "Redis"]
         finally:
             process.terminate()
             process.communicate()

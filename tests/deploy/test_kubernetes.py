@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from everlong_server.api.access import PROBES
+from everlong_server.api.access import PROBE_PATHS
 from everlong_server.openapi import openapi
 from everlong_server.settings import PREFIX, Settings, load_settings
 from everlong_server.store.redis import keys
@@ -189,7 +189,7 @@ def test_probes_are_paths_that_need_no_key(server: Object) -> None:
     for probe, path in (("startupProbe", "/livez"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
         assert server[probe]["httpGet"]["path"] == path
         assert path in paths
-        assert path in PROBES
+        assert path in PROBE_PATHS
 
 
 def test_answers_have_the_time_to_finish(pod: Object, server: Object) -> None:

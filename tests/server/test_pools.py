@@ -80,13 +80,13 @@ async def test_whoever_leaves_while_it_stands_in_line_does_not_wait(
 async def test_work_that_breaks_off_begins_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(services, "_AGAIN_SECONDS", 0)
+    monkeypatch.setattr(services, "_RESTART_DELAY", 0)
     left = [NotImplementedError("no such thing"), ValueError("x")]
 
     async def work() -> None:
         if left:
             raise left.pop()
 
-    await services._lasting(work)
+    await services._run_forever(work)
     assert left == []
     assert [record.message for record in caplog.records] == ["work in the background broke off, and begins again"] * 2

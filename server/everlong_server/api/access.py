@@ -11,16 +11,16 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everlong_server.api.errors import RESPONSES, answer
-from everlong_server.api.views import whole
+from everlong_server.api.errors import ERROR_RESPONSES, error_response
+from everlong_server.api.views import shared_services
 from everlong_server.errors import NotFound, PermissionDenied, Unauthenticated
 from everlong_server.observability.metrics import Metrics
 from everlong_server.settings import Settings
 from everlong_server.store.records import DEFAULT_TENANT
 from everlong_server.store.tenants.credentials import SCOPES, Caller
 
-PROBES = frozenset({"/livez", "/readyz", "/metrics"})
-OPEN = PROBES | {"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/favicon.ico"}
+PROBE_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
+PUBLIC_PATHS = PROBE_PATHS | {"/", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/favicon.ico"}
 """What needs no key: probes, and pages that hold nothing of anybody's."""
 
 _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
@@ -29,7 +29,7 @@ _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 def scope_of(method: str, path: str) -> str | None:
     """The scope that a request needs; None if it needs no key. `method`: WEBSOCKET for one."""
     looks = method in ("GET", "HEAD")
-    if looks and (path in OPEN or path.startswith("/assets/")):
+    if looks and (path in PUBLIC_PATHS or path.startswith("/assets/")):
         return None
     if path == "/v1/keys" or path.startswith("/v1/keys/"):
         return "admin"
@@ -57,9 +57,9 @@ class Access:
                 caller = await self._caller(HTTPConnection(scope), needed)
                 scope.setdefault("state", {})["caller"] = caller
                 if self._settings.tenant_requests_per_minute is not None:
-                    headers = await whole(HTTPConnection(scope)).quota.of(caller.tenant).request()
+                    headers = await shared_services(HTTPConnection(scope)).quota.of(caller.tenant).request()
         except Exception as error:
-            response, known = answer(error)
+            response, known = error_response(error)
             self._metrics.rejections.labels(known.code).inc()
             # For a WebSocket Starlette makes it an answer to the handshake.
             await response(scope, receive, send)
@@ -78,7 +78,7 @@ class Access:
             return
         # The connection's own address: nothing that a caller says.
         here = (scope.get("server") or ("", None))[1] == self._settings.metrics_port
-        if (here and scope["path"] not in PROBES) or (not here and scope["path"] == "/metrics"):
+        if (here and scope["path"] not in PROBE_PATHS) or (not here and scope["path"] == "/metrics"):
             raise NotFound("no such path", code="path_not_found")
 
     def _check_origin(self, connection: HTTPConnection) -> None:
@@ -103,7 +103,7 @@ class Access:
                     "this server asks for no keys; `everlong keys create` makes one for when it does"
                 )
             return Caller(DEFAULT_TENANT, frozenset(SCOPES))
-        credentials = whole(connection).credentials
+        credentials = shared_services(connection).credentials
         ticket = connection.query_params.get("ticket") if connection.scope["type"] == "websocket" else None
         if ticket is not None and "authorization" not in connection.headers:
             caller = await credentials.redeem(ticket)
@@ -133,7 +133,7 @@ def _secret(connection: HTTPConnection) -> str | None:
     return form[1]
 
 
-def describe(document: dict[str, Any]) -> dict[str, Any]:
+def add_security(document: dict[str, Any]) -> dict[str, Any]:
     """Writes into an OpenAPI document what each operation needs."""
     schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
     schemes["key"] = {
@@ -143,7 +143,7 @@ def describe(document: dict[str, Any]) -> dict[str, Any]:
     }
     refused = {
         str(status): {
-            "description": RESPONSES[status]["description"],
+            "description": ERROR_RESPONSES[status]["description"],
             "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
         }
         for status in (401, 403)

@@ -1,4 +1,4 @@
-"""`unless_gone`: work for a caller who waits for the whole answer, and may go away meanwhile."""
+"""`run_unless_disconnected`: work for a caller who waits for the whole answer, and may go away meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import Request
 T = TypeVar("T")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """What `work` returns; None if the caller goes away, upon which `work` is cancelled."""
 
     async def gone() -> None:

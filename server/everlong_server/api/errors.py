@@ -20,11 +20,11 @@ from everlong_server.api.schemas import ErrorBody
 from everlong_server.errors import Internal, InvalidRequest, NotFound, RateLimited, ServerError, Unavailable
 
 CLIENT_CLOSED = 499
-"""nginx's word for a client that has gone: nobody reads it but the metrics."""
+"""nginx's word for a client that has disconnected: nobody reads it but the metrics."""
 
 log = logging.getLogger(__name__)
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
     for status, description in {
         401: "No API key, or none that is good",
@@ -100,10 +100,10 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def answer(error: BaseException) -> tuple[JSONResponse, ServerError]:
+def error_response(error: BaseException) -> tuple[JSONResponse, ServerError]:
     """The HTTP answer to `error`, and what it was taken for."""
     known = as_server_error(error)
-    headers = headers_of(known)
+    headers = error_headers(known)
     if isinstance(known, Internal):
         # The web server ends it anyway: who does not know sends the next request into it.
         headers["Connection"] = "close"
@@ -112,7 +112,7 @@ def answer(error: BaseException) -> tuple[JSONResponse, ServerError]:
     return JSONResponse(known.body(), known.status, headers), known
 
 
-def headers_of(known: ServerError) -> dict[str, str]:
+def error_headers(known: ServerError) -> dict[str, str]:
     """What an answer says beside its body."""
     headers = {"Retry-After": str(known.retry_after)} if known.retry_after is not None else {}
     if isinstance(known, RateLimited):
@@ -122,17 +122,17 @@ def headers_of(known: ServerError) -> dict[str, str]:
     return headers
 
 
-def install(app: FastAPI) -> None:
-    """Every exception of `app` goes through `answer`."""
+def install_handlers(app: FastAPI) -> None:
+    """Every exception of `app` goes through `error_response`."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        response, known = answer(error)
+        response, known = error_response(error)
         request.app.state.metrics.rejections.labels(known.code).inc()
         return response
 
-    async def gone(request: Request, error: Exception) -> Response:
+    async def disconnected(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED)
 
-    app.add_exception_handler(ClientDisconnect, gone)
+    app.add_exception_handler(ClientDisconnect, disconnected)
     for kind in (ServerError, RequestValidationError, HTTPException, RedisError, Exception):
         app.add_exception_handler(kind, handle)

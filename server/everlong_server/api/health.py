@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from everlong_server.api import schemas
-from everlong_server.api.errors import RESPONSES
-from everlong_server.api.views import Served, formats_view, model_view, whole
+from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.views import CallerServices, formats_view, model_view, shared_services
 from everlong_server.errors import NotFound, Unavailable
 from everlong_server.observability.metrics import CONTENT_TYPE_LATEST
 from everlong_server.store.redis import keys
@@ -23,10 +23,10 @@ async def livez() -> str:
     return "ok"
 
 
-@router.get("/readyz", tags=["health"], response_class=PlainTextResponse, responses={503: RESPONSES[503]})
+@router.get("/readyz", tags=["health"], response_class=PlainTextResponse, responses={503: ERROR_RESPONSES[503]})
 async def readyz(request: Request) -> str:
     """200 when requests can be served; 503 while loading, draining, or when Redis or the engine is away."""
-    services = whole(request)
+    services = shared_services(request)
     if services.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
     if not services.engine.alive:
@@ -45,21 +45,21 @@ async def metrics(request: Request) -> Response:
     return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/v1/models", tags=["models"], responses={503: RESPONSES[503]})
-async def models(services: Served) -> schemas.ModelList:
+@router.get("/v1/models", tags=["models"], responses={503: ERROR_RESPONSES[503]})
+async def models(services: CallerServices) -> schemas.ModelList:
     """The served models."""
     return schemas.ModelList(data=[model_view(services)])
 
 
-@router.get("/v1/models/{model_id}", tags=["models"], responses={404: RESPONSES[404], 503: RESPONSES[503]})
-async def model(model_id: str, services: Served) -> schemas.ServedModel:
+@router.get("/v1/models/{model_id}", tags=["models"], responses={404: ERROR_RESPONSES[404], 503: ERROR_RESPONSES[503]})
+async def model(model_id: str, services: CallerServices) -> schemas.ServedModel:
     """One of them."""
     if model_id != services.model.name:
         raise NotFound(f"no model {model_id[:64]!r}", param="model_id", code="model_not_found")
     return model_view(services)
 
 
-@router.get("/v1/formats", tags=["documents"], responses={503: RESPONSES[503]})
-async def formats(services: Served) -> schemas.FormatList:
+@router.get("/v1/formats", tags=["documents"], responses={503: ERROR_RESPONSES[503]})
+async def formats(services: CallerServices) -> schemas.FormatList:
     """The files that this server can make texts of, and how large they may be."""
     return formats_view(services)

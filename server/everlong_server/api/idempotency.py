@@ -15,7 +15,7 @@ from everlong_server.store.idempotency import IdempotencyRecord
 T = TypeVar("T", bound=BaseModel)
 Event = dict[str, Any]
 
-Key = Annotated[
+IdempotencyKey = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
@@ -27,32 +27,34 @@ Key = Annotated[
 ]
 
 
-async def once(
+async def run_once(
     services: Services, key: str | None, asked: tuple[str, ...], kind: type[T], make: Callable[[str], Awaitable[T]]
 ) -> T:
     """What `make` returns, which is given the id of what it makes; or what it returned when `asked` the same before.
 
     `make` finds out by the id whether it was done before by a server that has been killed since.
     """
-    async with await services.attempts.begin(key) as attempt:
-        await attempt.is_for(*asked)
-        if attempt.answer is not None:
-            return kind.model_validate(attempt.answer)
-        made = await make(attempt.id)
-        await attempt.finish(made.model_dump(mode="json"))
+    async with await services.idempotency.begin(key) as record:
+        await record.is_for(*asked)
+        if record.answer is not None:
+            return kind.model_validate(record.answer)
+        made = await make(record.id)
+        await record.finish(made.model_dump(mode="json"))
         return made
 
 
-async def finishing(attempt: IdempotencyRecord, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """The `events` of an answer; the attempt is finished before its end is told, and given up if it has none."""
-    async with attempt, contextlib.aclosing(events):
+async def record_when_complete(
+    record: IdempotencyRecord, events: AsyncGenerator[Event, None]
+) -> AsyncGenerator[Event, None]:
+    """The `events` of an answer; the record is finished before its end is told, and given up if it has none."""
+    async with record, contextlib.aclosing(events):
         async for event in events:
             if event["type"] == "response.completed":
-                await attempt.finish(event["message"])
+                await record.finish(event["message"])
             yield event
 
 
-async def again(message: Event) -> AsyncGenerator[Event, None]:
+async def replay(message: Event) -> AsyncGenerator[Event, None]:
     """The events of an answer that was given before: its text comes at once."""
     head = {k: message[k] for k in ("id", "object", "role", "session", "model", "created_at", "seed") if k in message}
     yield {"type": "response.created", "response": head}

@@ -8,7 +8,7 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everlong_server.observability.logs import REQUEST
+from everlong_server.observability.logs import REQUEST_ID
 from everlong_server.observability.tracing import Tracing
 
 _GIVEN = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -32,7 +32,7 @@ class RequestContext:
         given = headers.get("x-request-id", "")
         name = given if _GIVEN.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         method = scope.get("method", "WEBSOCKET")
-        token = REQUEST.set(name)
+        token = REQUEST_ID.set(name)
         with self._tracing.span(
             method,
             "server",
@@ -46,7 +46,7 @@ class RequestContext:
                     MutableHeaders(scope=message)["x-request-id"] = name
                     route = getattr(scope.get("route"), "path", "")
                     if route:
-                        span.call(f"{method} {route}")
+                        span.rename(f"{method} {route}")
                         span.set(http__route=route)
                 if message["type"] == "http.response.start":
                     span.set(http__response__status_code=message["status"])
@@ -57,4 +57,4 @@ class RequestContext:
             try:
                 await self._app(scope, receive, named)
             finally:
-                REQUEST.reset(token)
+                REQUEST_ID.reset(token)

@@ -33,13 +33,13 @@ async def refuse(socket: WebSocket, error: Exception) -> None:
         await socket.close(code, known.message.encode()[:120].decode(errors="ignore"))
 
 
-class Socket(ABC):
+class JsonSocket(ABC):
     """`answering`: the answer under way, which ends when the client goes."""
 
     def __init__(self, socket: WebSocket, idle_seconds: float) -> None:
         self.socket = socket
         self._idle_seconds = idle_seconds
-        self.answering: asyncio.Task[None] | None = None
+        self.answer_task: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def receive(self, kind: object, message: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ class Socket(ABC):
         """Until the client leaves, is silent for too long, or may not go on."""
         try:
             while self.socket.client_state is WebSocketState.CONNECTED:
-                frame = await self._heard()
+                frame = await self._next_frame()
                 if frame["type"] == "websocket.disconnect":
                     return
                 try:
@@ -63,18 +63,18 @@ class Socket(ABC):
             return
         finally:
             # The client has gone: its answer ends within one step, and all is as it was before.
-            if self.answering is not None:
-                self.answering.cancel()
-                await asyncio.gather(self.answering, return_exceptions=True)
+            if self.answer_task is not None:
+                self.answer_task.cancel()
+                await asyncio.gather(self.answer_task, return_exceptions=True)
 
-    async def _heard(self) -> MutableMapping[str, Any]:
+    async def _next_frame(self) -> MutableMapping[str, Any]:
         """The client's next frame. Raises `TimeoutError` if it is silent for too long, and no answer is under way."""
         hearing = asyncio.create_task(self.socket.receive())
         try:
             while not (await asyncio.wait([hearing], timeout=self._idle_seconds))[0]:
-                if self.answering is None or self.answering.done():
+                if self.answer_task is None or self.answer_task.done():
                     raise TimeoutError
-                await asyncio.wait([hearing, self.answering], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([hearing, self.answer_task], return_when=asyncio.FIRST_COMPLETED)
             return await hearing
         finally:
             hearing.cancel()

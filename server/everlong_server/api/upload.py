@@ -36,10 +36,10 @@ _BOM = codecs.BOM_UTF8
 # curl --data-binary says application/x-www-form-urlencoded unless told otherwise.
 _RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded", *formats.MEDIA_TYPES)
 _MAX_NAME = 255
-_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
-class Source(Protocol):
+class UploadSource(Protocol):
     """Where a document comes from: a request is one."""
 
     @property
@@ -54,12 +54,12 @@ class Source(Protocol):
         """The content in pieces."""
 
 
-Form = Mapping[str, Sequence[str]]
+FormFields = Mapping[str, Sequence[str]]
 """Fields of a form, and the values that each can have."""
 
 
 @dataclass(slots=True)
-class Text:
+class TextChecker:
     """Checks bytes that arrive in pieces: UTF-8, and nothing that is known not to be text; or of a format that can be
     turned into text, `foreign`: then the bytes are only counted."""
 
@@ -118,32 +118,32 @@ class Text:
 
 
 @dataclass(slots=True, weakref_slot=True)
-class Arriving:
+class BytesInFlight:
     """Bytes that this server is receiving for one upload, in parts side by side."""
 
     bytes: int = 0
 
 
 @dataclass(slots=True)
-class Piece:
+class PartChecker:
     """Bytes of which only the whole is a text: they are counted. `limit`: of them, and `room`: of them and what else is
-    `arriving`."""
+    `in_flight`."""
 
     limit: int
     room: int
-    arriving: Arriving
+    in_flight: BytesInFlight
     size: int = 0
 
     def feed(self, data: bytes) -> None:
         """Raises `TooLarge`."""
         self.size += len(data)
-        self.arriving.bytes += len(data)
-        if self.size > self.limit or self.arriving.bytes > self.room:
+        self.in_flight.bytes += len(data)
+        if self.size > self.limit or self.in_flight.bytes > self.room:
             raise TooLarge(f"the part has more than the {self.limit} bytes that the upload has room for", param="data")
 
     def end(self) -> None:
         """They are there, or thrown away."""
-        self.arriving.bytes -= self.size
+        self.in_flight.bytes -= self.size
 
 
 def too_large(limit: int) -> TooLarge:
@@ -152,7 +152,7 @@ def too_large(limit: int) -> TooLarge:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedFile:
     """What came: the text's bytes, where it starts in the blob, the blob's SHA-256, and what the sender calls it.
 
     `format`: None for text; else what the first bytes say that it is, and at last, what it was `converted` from. `suffix`:
@@ -167,7 +167,7 @@ class Received:
     suffix: str = field(default_factory=lambda: f".{uuid.uuid4().hex}.upload", compare=False)
 
 
-class Nowhere:
+class DiscardingWriter:
     """In place of a blob: for a document that is there already."""
 
     async def write(self, data: bytes) -> None:
@@ -181,12 +181,12 @@ class Nowhere:
 
 
 async def receive(
-    request: Source,
-    writer: BlobWriter | Nowhere,
+    request: UploadSource,
+    writer: BlobWriter | DiscardingWriter,
     limit: int,
-    form: Form | None,
-    allow: Callable[[Received], Awaitable[None]],
-) -> Received:
+    form: FormFields | None,
+    allow: Callable[[ReceivedFile], Awaitable[None]],
+) -> ReceivedFile:
     """The request's document, written by `writer`, durable. Raises what is wrong with it, leaving no blob behind.
 
     `form`: what must stand beside the document, which then has to be part of a form. `allow`: raises if what has come
@@ -202,7 +202,7 @@ async def receive(
     return received
 
 
-async def commit(writer: BlobWriter | Nowhere, received: Received) -> None:
+async def commit(writer: BlobWriter | DiscardingWriter, received: ReceivedFile) -> None:
     """Makes what was written durable: as the text that it is, or as what is to be `converted`."""
     await writer.commit(received.suffix if received.format else "")
 
@@ -211,14 +211,14 @@ _CONVERTERS = Pool("everlong-convert", 2)
 """A conversion may take gigabytes of memory and minutes."""
 
 
-async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> Received:
+async def converted(blobs: Blobs, name: str, received: ReceivedFile, limit: int) -> ReceivedFile:
     """What was received as the blob `name`, as text; marks beside it. Raises what is wrong with it, and deletes no text: that may
     be another server's, which has taken the request over."""
     kind = received.format
     if kind is None:
         return received
 
-    def convert() -> Received:
+    def convert() -> ReceivedFile:
         with blobs.fill(name) as text, blobs.local(name + received.suffix) as uploaded:
             made_of, found = formats.convert(uploaded, kind, text, limit)
             outline.save(blobs, name, found)
@@ -236,7 +236,9 @@ async def converted(blobs: Blobs, name: str, received: Received, limit: int) -> 
         await blobs.delete(name + received.suffix)
 
 
-async def _receive(request: Source, writer: BlobWriter | Nowhere, limit: int, form: Form | None) -> Received:
+async def _receive(
+    request: UploadSource, writer: BlobWriter | DiscardingWriter, limit: int, form: FormFields | None
+) -> ReceivedFile:
     length = request.headers.get("content-length")
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     multipart = kind == b"multipart/form-data"
@@ -248,7 +250,7 @@ async def _receive(request: Source, writer: BlobWriter | Nowhere, limit: int, fo
         )
     if not multipart:
         _check_type(kind.decode("latin-1"), options.get(b"charset", b"utf-8").decode("latin-1"))
-    text = Text(limit)
+    text = TextChecker(limit)
     if multipart:
         filename = await _multipart(request, writer, text, options.get(b"boundary", b""), form or {})
         filename = filename or request.query_params.get("filename")
@@ -258,10 +260,10 @@ async def _receive(request: Source, writer: BlobWriter | Nowhere, limit: int, fo
             text.feed(data)
             await writer.write(data)
     start = text.finish()
-    return Received(text.size - start, start, text.digest.hexdigest(), name_of(filename or ""), text.foreign)
+    return ReceivedFile(text.size - start, start, text.digest.hexdigest(), clean_filename(filename or ""), text.foreign)
 
 
-def name_of(given: str) -> str | None:
+def clean_filename(given: str) -> str | None:
     """What a document is called, for people: no path, and nothing that makes a name look like another one.
 
     Raises `InvalidRequest`.
@@ -270,13 +272,13 @@ def name_of(given: str) -> str | None:
         raise InvalidRequest(f"filename has {len(given)} characters, the limit is {_MAX_NAME}", param="filename")
     name = unicodedata.normalize("NFC", re.split(r"[/\\]", given)[-1]).strip()
     # Control characters, lone surrogates, and those that turn the direction of writing.
-    bad = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _TURNING), None)
+    bad = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _BIDI_CONTROLS), None)
     if bad is not None:
         raise InvalidRequest(f"filename: it has the character U+{ord(bad):04X}", param="filename")
     return None if name in ("", ".", "..") else name
 
 
-async def receive_part(request: Request, blobs: Blobs, name: str, piece: Piece) -> None:
+async def receive_part(request: Request, blobs: Blobs, name: str, piece: PartChecker) -> None:
     """The part `data` of the request's form in the blob `name`, durable, and counted. Raises what is wrong with it."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data":
@@ -304,17 +306,17 @@ def _check_type(kind: str, charset: str) -> None:
 
 
 async def _multipart(
-    request: Source,
-    writer: BlobWriter | Nowhere,
-    text: Text | Piece,
+    request: UploadSource,
+    writer: BlobWriter | DiscardingWriter,
+    text: TextChecker | PartChecker,
     boundary: bytes,
-    form: Form,
+    form: FormFields,
     content: str = "file",
 ) -> str | None:
     """Streams the part named `content`; its file name. Of others, those of `form` must be there; the rest are errors."""
     if not boundary:
         raise InvalidRequest("multipart body without a boundary", param="content-type", code="invalid_multipart")
-    parts = _Parts(form, content)
+    parts = _FormParser(form, content)
     try:
         parser = MultipartParser(
             boundary,
@@ -341,10 +343,10 @@ async def _multipart(
 
 
 @dataclass(slots=True)
-class _Parts:
+class _FormParser:
     """The parts of a form as they come: the document's bytes go into `waiting`, fields are checked here."""
 
-    form: Form
+    form: FormFields
     content: str
     """The document's part."""
     name: bytearray = field(default_factory=bytearray)

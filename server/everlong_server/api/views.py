@@ -6,10 +6,10 @@ import contextlib
 from dataclasses import asdict
 from typing import Annotated
 
-from everlong_models.memories.view import LayerView
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
+from everlong_models.memories.view import LayerView
 from everlong_server.api import schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
 from everlong_server.engine.documents import formats
@@ -18,7 +18,7 @@ from everlong_server.services import Services
 from everlong_server.store.records import Document, Reading, Session, reading_id
 
 
-def whole(connection: HTTPConnection) -> Services:
+def shared_services(connection: HTTPConnection) -> Services:
     """The services, nobody's in particular. Raises `Unavailable` while the model is being loaded."""
     services: Services | None = connection.app.state.services
     if services is None:
@@ -28,10 +28,10 @@ def whole(connection: HTTPConnection) -> Services:
 
 def get_services(connection: HTTPConnection) -> Services:
     """The caller's services: what other tenants have is not there. Raises `Unavailable` as `whole` does."""
-    return whole(connection).of(connection.state.caller.tenant)
+    return shared_services(connection).of(connection.state.caller.tenant)
 
 
-Served = Annotated[Services, Depends(get_services)]
+CallerServices = Annotated[Services, Depends(get_services)]
 
 
 async def document_view(services: Services, document: Document) -> schemas.Document:
@@ -133,7 +133,7 @@ def model_view(services: Services) -> schemas.ServedModel:
     model = services.model
     return schemas.ServedModel(
         id=model.name,
-        created=int(services.began),
+        created=int(services.started_at),
         backbone=model.backbone_name,
         memory=model.memory_name,
         memory_trained=model.trained,

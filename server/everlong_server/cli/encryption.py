@@ -31,7 +31,7 @@ def rotate() -> None:
 
     from everlong_server.cli.common import log_to_stderr, redis_of, settings_or_fail
     from everlong_server.errors import ServerError
-    from everlong_server.observability.audit import audit, command_line
+    from everlong_server.observability.audit import audit, command_line_user
     from everlong_server.store.redis.connection import connect
     from everlong_server.store.redis.embedded import EmbeddedRedisError
     from everlong_server.store.rotation import Rotated
@@ -57,7 +57,7 @@ def rotate() -> None:
             done = asyncio.run(run(url, vault))
     except (VaultError, EmbeddedRedisError, OSError, RedisError, ServerError, ValueError) as error:
         raise fail(str(error)) from None
-    audit("encryption.rotated", command_line(), key=vault.first, values=done.values, blobs=done.blobs)
+    audit("encryption.rotated", command_line_user(), key=vault.first, values=done.values, blobs=done.blobs)
     err.print(
         f"encrypted with the key {vault.first} now: {done.values} values in Redis and {done.blobs} files more than before"
     )

@@ -19,7 +19,7 @@ from everlong_models.errors import EverlongModelError
 
 log = logging.getLogger(__name__)
 
-REQUEST: ContextVar[str | None] = ContextVar("everlong_request", default=None)
+REQUEST_ID: ContextVar[str | None] = ContextVar("everlong_request", default=None)
 """The id of the request that is being answered."""
 
 OURS = ("everlong_server", "everlong_models")
@@ -30,7 +30,7 @@ _HARMLESS = (OSError, RedisError, EverlongModelError, MemoryError, AssertionErro
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
-class Discreet(logging.Formatter):
+class PrivateFormatter(logging.Formatter):
     """Prints where an error came from and of what type it is; its message only if that cannot hold a user's words."""
 
     def formatException(self, ei: ExcInfo) -> str:  # noqa: N802 - logging's name
@@ -43,14 +43,14 @@ class Discreet(logging.Formatter):
         return "\n".join(_lines(error) for error in reversed(chain))
 
 
-class AsJson(Discreet):
+class JsonFormatter(PrivateFormatter):
     """A line of JSON a record: when, how grave, from where, what, in which request."""
 
     def format(self, record: logging.LogRecord) -> str:
         """`record`, with its fields and the traceback of its error, if it has any."""
         entry = {
             "at": record.created, "level": record.levelname.lower(), "logger": record.name,
-            "request_id": REQUEST.get(),
+            "request_id": REQUEST_ID.get(),
         }  # fmt: skip
         entry |= getattr(record, "entry", None) or {"message": record.getMessage()}
         if record.exc_info:
@@ -58,28 +58,30 @@ class AsJson(Discreet):
         return json.dumps(entry, ensure_ascii=False)
 
 
-class Voice:
+class Reporter:
     """What a server says to whoever has started it: styled lines for people, or records of the log where that is JSON."""
 
     def __init__(self, console: Console, *, as_json: bool) -> None:
         self._console = console
         self.as_json = as_json
 
-    def say(self, text: str, level: int = logging.INFO) -> None:
+    def announce(self, text: str, level: int = logging.INFO) -> None:
         """`text`: with rich's markup."""
         if self.as_json:
             log.log(level, "%s", Text.from_markup(text).plain)
         else:
             self._console.print(text)
 
-    def show(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """`text` as it is, to people only."""
         if not self.as_json:
             self._console.print(text, markup=False)
 
     def fail(self, error: BaseException) -> None:
         """Why it ends."""
-        self.say(escape(str(error)) if self.as_json else f"[bold red]error:[/] {escape(str(error))}", logging.ERROR)
+        self.announce(
+            escape(str(error)) if self.as_json else f"[bold red]error:[/] {escape(str(error))}", logging.ERROR
+        )
 
 
 def _lines(error: BaseException) -> str:
@@ -92,13 +94,13 @@ def configure(level: str, console: Console, *, as_json: bool = False) -> None:
     """Sends everything to stderr. `level` is for our own loggers: at debug, libraries log what they are sent."""
     if as_json:
         handler: logging.Handler = logging.StreamHandler()
-        handler.setFormatter(AsJson())
+        handler.setFormatter(JsonFormatter())
     elif sys.stderr.isatty():
         handler = RichHandler(console=console, show_path=False)
-        handler.setFormatter(Discreet("%(message)s"))
+        handler.setFormatter(PrivateFormatter("%(message)s"))
     else:
         handler = logging.StreamHandler()
-        handler.setFormatter(Discreet("%(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(PrivateFormatter("%(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(max(logging.INFO, logging.getLevelNamesMapping()[level.upper()]))

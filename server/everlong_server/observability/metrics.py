@@ -81,21 +81,21 @@ class Metrics:
         for of in ("session", "reading"):
             self.lease_losses.labels(of)
 
-    def follow(self, answering: Callable[[], int], rows: Callable[[], int], state_bytes: int) -> None:
+    def watch_engine(self, answering: Callable[[], int], rows: Callable[[], int], state_bytes: int) -> None:
         """What an engine is at, whenever it is asked for."""
         self.answering.set_function(answering)
         self.rows.set_function(rows)
         self.state_bytes.set(state_bytes)
 
-    def stepped(self, fill: float) -> None:
+    def record_step(self, fill: float) -> None:
         """The answers are a token further."""
         self.batch_fill.observe(fill)
 
-    def pace(self) -> Pace:
+    def answer_timer(self) -> AnswerTimer:
         """A clock for one answer."""
-        return Pace(self)
+        return AnswerTimer(self)
 
-    def answered(self, reason: str, *, prompt: int, generated: int, reused: int) -> None:
+    def record_answer(self, reason: str, *, prompt: int, generated: int, reused: int) -> None:
         """An answer is complete; what it used, in tokens."""
         self.answers.labels(reason).inc()
         self.tokens_prompt.inc(prompt)
@@ -107,7 +107,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class Pace:
+class AnswerTimer:
     """Times the tokens of one answer, from the moment that it is made."""
 
     def __init__(self, metrics: Metrics) -> None:

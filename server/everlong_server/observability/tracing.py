@@ -31,7 +31,7 @@ class Span:
             for name, value in attributes.items():
                 self._span.set_attribute(name.replace("__", "."), value)
 
-    def call(self, name: str) -> None:
+    def rename(self, name: str) -> None:
         """What it turned out to be."""
         if self._span is not None:
             self._span.update_name(name)
@@ -47,7 +47,7 @@ class Span:
 _CURRENT: ContextVar[Span] = ContextVar("everlong_span", default=Span())  # noqa: B039 - of nothing nothing can be changed
 
 
-def current() -> Span:
+def current_span() -> Span:
     """What is under way here."""
     return _CURRENT.get()
 
@@ -74,7 +74,7 @@ class Tracing:
             return
         from opentelemetry.trace import SpanKind  # noqa: PLC0415
 
-        before = current()
+        before = current_span()
         span = self._tracer.start_span(
             name,
             context=_context(before.traceparent if parent is None else parent),
@@ -83,7 +83,7 @@ class Tracing:
             record_exception=False,  # its message may be what somebody wrote
             set_status_on_exception=False,
         )
-        here = Span(span, _written(span))
+        here = Span(span, _traceparent(span))
         _CURRENT.set(here)
         try:
             yield here
@@ -104,12 +104,12 @@ def _context(traceparent: str) -> Any:
     return TraceContextTextMapPropagator().extract({"traceparent": traceparent})
 
 
-def _written(span: Any) -> str:
+def _traceparent(span: Any) -> str:
     context = span.get_span_context()
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
-def start(wanted: bool) -> Tracing:
+def start_tracing(wanted: bool) -> Tracing:
     """As the `OTEL_…` variables say, if they want any. Raises `TracingError`."""
     if not wanted:
         return Tracing()

@@ -15,16 +15,16 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from everlong_models.memories.window import Window
 from fastapi import FastAPI
 from rich.markup import escape
 
 from everlong_models import EverlongModelError, Model
+from everlong_models.memories.window import Window
 from everlong_server.app import create_app
 from everlong_server.errors import Unavailable
-from everlong_server.observability.logs import Voice
+from everlong_server.observability.logs import Reporter
 from everlong_server.observability.tracing import TracingError
-from everlong_server.process.protocol import BoundedHeads
+from everlong_server.process.protocol import BoundedHeadersProtocol
 from everlong_server.services import NoKeys, Services
 from everlong_server.settings import Settings
 from everlong_server.store.redis.embedded import EmbeddedRedis
@@ -38,19 +38,19 @@ def listen(
     redis_url: str,
     load: Callable[[], Awaitable[Model]],
     embedded: EmbeddedRedis | None,
-    voice: Voice,
+    reporter: Reporter,
     began: float,
 ) -> int:
     """Serves until SIGTERM or SIGINT; the exit status. `began`: on the monotonic clock."""
     failed: list[BaseException] = []
 
     def on_ready(services: Services) -> None:
-        _banner(server, services, time.monotonic() - began, voice)
+        _banner(server, services, time.monotonic() - began, reporter)
 
     def on_failure(error: BaseException) -> None:
         failed.append(error)
         if isinstance(error, EverlongModelError | NoKeys | VaultError | TracingError):
-            voice.fail(error)
+            reporter.fail(error)
         else:
             log.error("the server could not start", exc_info=error)
         server.should_exit = True
@@ -58,9 +58,9 @@ def listen(
     try:
         app = create_app(settings, redis_url, load, on_ready=on_ready, on_failure=on_failure)
     except TracingError as error:
-        voice.fail(error)
+        reporter.fail(error)
         return 1
-    server = _Server(app, settings, embedded, voice)
+    server = _Server(app, settings, embedded, reporter)
     try:
         server.run(server.sockets())
     except SystemExit:  # uvicorn's, which has said why: a port that is taken
@@ -76,13 +76,13 @@ _IDLE_SECONDS = 75
 class _Server(uvicorn.Server):
     """Drains before it ends: at the first signal new work is refused and running answers may finish."""
 
-    def __init__(self, app: FastAPI, settings: Settings, embedded: EmbeddedRedis | None, voice: Voice) -> None:
+    def __init__(self, app: FastAPI, settings: Settings, embedded: EmbeddedRedis | None, reporter: Reporter) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 host=settings.host,
                 port=settings.port,
-                http=BoundedHeads,
+                http=BoundedHeadersProtocol,
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -100,7 +100,7 @@ class _Server(uvicorn.Server):
         self._drain_seconds = settings.drain_seconds
         self._drain: asyncio.Task[None] | None = None
         self._embedded = embedded
-        self._voice = voice
+        self._reporter = reporter
         self.failed = False
         """Whether it has ended because it could not go on."""
 
@@ -134,7 +134,7 @@ class _Server(uvicorn.Server):
             self.force_exit = self.should_exit
             self.should_exit = True
         else:
-            self._voice.say(f"{signal.Signals(sig).name}: finishing {services.engine.answering} answers")
+            self._reporter.announce(f"{signal.Signals(sig).name}: finishing {services.engine.answering} answers")
             self._drain = asyncio.get_running_loop().create_task(self._finish(services))
         if services is not None:
             services.engine.draining = True
@@ -149,15 +149,15 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _banner(server: _Server, services: Services, seconds: float, voice: Voice) -> None:
+def _banner(server: _Server, services: Services, seconds: float, reporter: Reporter) -> None:
     model, settings = services.model, services.settings
-    voice.say(
+    reporter.announce(
         f"[bold]everlong[/] serves [bold]{escape(model.name)}[/] with memory [bold]{model.memory_name}[/], ready after {seconds:.0f} s"
     )
-    voice.say(_honesty(model))
+    reporter.announce(_limitations(model))
     port = server.servers[0].sockets[0].getsockname()[1] if server.servers else settings.port
     url = settings.reached_at(port)
-    voice.show(
+    reporter.print(
         f"""
 Open http://{url} in a browser; or upload a document, chat about it, or open a WebSocket:
 
@@ -177,7 +177,7 @@ def _command(name: str) -> str:
     return name if found is not None and Path(found).absolute() == ours.absolute() else os.path.relpath(ours)
 
 
-def _honesty(model: Model) -> str:
+def _limitations(model: Model) -> str:
     """What the model can't do, plainly."""
     if isinstance(model.memory, Window):
         config = model.memory.config

@@ -1,4 +1,4 @@
-"""`BoundedHeads`: HTTP as uvicorn speaks it, for heads of a bounded size, and with errors as the API's are.
+"""`BoundedHeadersProtocol`: HTTP as uvicorn speaks it, for heads of a bounded size, and with errors as the API's are.
 
 httptools collects heads without end.
 """
@@ -9,7 +9,7 @@ import json
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MOST = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
 """Bytes that may come without a request, its body or its end having got on. What one read brings may be on top."""
 
 
@@ -22,25 +22,27 @@ def _answer(status: bytes, code: str, message: str) -> bytes:
 
 
 _TOO_LONG = _answer(
-    b"431 Request Header Fields Too Large", "headers_too_large", f"the request's head has more than {MOST} bytes"
+    b"431 Request Header Fields Too Large",
+    "headers_too_large",
+    f"the request's head has more than {MAX_HEAD_BYTES} bytes",
 )
 _NO_HTTP = _answer(b"400 Bad Request", "invalid_http", "what was sent is not HTTP/1.1")
 
 
-class BoundedHeads(HttpToolsProtocol):
+class BoundedHeadersProtocol(HttpToolsProtocol):
     """Ends a connection whose head, trailers or chunk extensions are too long."""
 
-    _idle = 0
+    _unparsed_bytes = 0
     """Bytes since the parser last came to something."""
 
     def data_received(self, data: bytes) -> None:
         """From the transport."""
-        if self._idle > MOST:
+        if self._unparsed_bytes > MAX_HEAD_BYTES:
             if not self.transport.is_closing():
                 self.transport.write(_TOO_LONG)
                 self.transport.close()
             return
-        self._idle += len(data)
+        self._unparsed_bytes += len(data)
         super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
@@ -50,15 +52,15 @@ class BoundedHeads(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._idle = 0
+        self._unparsed_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Its head is complete."""
-        self._idle = 0
+        self._unparsed_bytes = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """A part of its body."""
-        self._idle = 0
+        self._unparsed_bytes = 0
         super().on_body(body)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from everlong_server.observability import logs
-from everlong_server.observability.logs import Voice
+from everlong_server.observability.logs import Reporter
 from everlong_server.settings import Settings
 from everlong_server.store.redis.embedded import EmbeddedRedis, EmbeddedRedisError
 from everlong_server.store.texts.passages import SearchMissing, require_search
@@ -33,26 +33,26 @@ def serve_forever(settings: Settings) -> int:
     began = time.monotonic()
     console, as_json = Console(stderr=True, highlight=False, soft_wrap=True), settings.log_format == "json"
     logs.configure(settings.log_level, console, as_json=as_json)
-    voice = Voice(console, as_json=as_json)
+    reporter = Reporter(console, as_json=as_json)
     redis: EmbeddedRedis | None = None
     loading: Future[Model] | None = None
     try:
         require_search()
         _raise_files()
         if settings.redis_url is None:
-            voice.say("starting the embedded Redis")
+            reporter.announce("starting the embedded Redis")
             # Here, in the main thread: the child asks to die with the thread that made it.
             embedded = EmbeddedRedis(settings.data_dir.expanduser().absolute())
             embedded.start()
             redis = embedded  # only one that was started here is stopped here
-        loading = begun = _begin(settings, voice)
+        loading = begun = _begin(settings, reporter)
         # Imported while the model is loading, which is mostly no work of Python's.
         from everlong_server.process.listening import listen  # noqa: PLC0415
 
         url = settings.redis_url or (redis.url if redis else "")
-        status = listen(settings, url, lambda: asyncio.wrap_future(begun), redis, voice, began)
+        status = listen(settings, url, lambda: asyncio.wrap_future(begun), redis, reporter, began)
     except (SearchMissing, EmbeddedRedisError, OSError) as error:
-        voice.fail(error)
+        reporter.fail(error)
         status = 1
     finally:
         if redis is not None:
@@ -71,9 +71,9 @@ def _raise_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _begin(settings: Settings, voice: Voice) -> Future[Model]:
+def _begin(settings: Settings, reporter: Reporter) -> Future[Model]:
     """The model, on a thread that does not keep a process alive that is told to end meanwhile."""
-    voice.say("importing PyTorch and transformers")
+    reporter.announce("importing PyTorch and transformers")
     from everlong_server.process.loading import load  # noqa: PLC0415 - seconds, before which something should have been said
 
     future: Future[Model] = Future()
@@ -82,7 +82,7 @@ def _begin(settings: Settings, voice: Voice) -> Future[Model]:
     def run() -> None:
         try:
             try:
-                model = load(settings, voice.say)
+                model = load(settings, reporter.announce)
             finally:  # `everlong serve` has turned it off; what is there by now is not looked at again
                 gc.freeze()
                 gc.enable()

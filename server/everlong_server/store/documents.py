@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from everlong_server.errors import NotFound
-from everlong_server.observability.tracing import current
+from everlong_server.observability.tracing import current_span
 from everlong_server.store.records import (
     DEFAULT_TENANT,
     Cursor,
@@ -207,7 +207,7 @@ class Documents:
         assert self._tenant is not None, "a document belongs to somebody"
         fields = flat(self._vault.sealed(document.fields()) | {"tenant": self._tenant})
         reading, limits = (
-            Reading.fields(model, [document.id], self._tenant, current().traceparent),
+            Reading.fields(model, [document.id], self._tenant, current_span().traceparent),
             self._quota.limits,
         )
         await self._quota.require_tokens()
@@ -281,7 +281,7 @@ class Documents:
             if not there or self._foreign(await self._redis.hget(keys.document(document_id), "tenant")):
                 raise _no_document(document_id, "documents")
         for n in range(1, len(documents) + 1):
-            fields = Reading.fields(model, documents[:n], self._tenant, current().traceparent)
+            fields = Reading.fields(model, documents[:n], self._tenant, current_span().traceparent)
             parent = reading_id(model, documents[: n - 1]) if n > 1 else ""
             pairs = [key for d in documents[:n] for key in (keys.document(d), keys.document_readings(d))]
             done = await self._scripts.run(

@@ -19,9 +19,9 @@ from starlette.websockets import WebSocketState
 
 from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.api.native.stream import _Conversation
-from everlong_server.api.openai.responses_socket import _Responses
-from everlong_server.api.upload import Nowhere, receive
+from everlong_server.api.native.stream import _SessionSocket
+from everlong_server.api.openai.responses_socket import _ResponsesSocket
+from everlong_server.api.upload import DiscardingWriter, receive
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.engine.documents.token_stream import pieces
 from everlong_server.errors import Damaged, InvalidRequest, KeyMissing, ServerError
@@ -105,7 +105,7 @@ def encode_frame(payload: bytes) -> bytes:
 # Uploads
 
 
-class Source:
+class UploadSource:
     """A request."""
 
     def __init__(self, body: bytes, headers: Mapping[str, str], cuts: list[int]) -> None:
@@ -118,7 +118,7 @@ class Source:
             yield piece
 
 
-class Kept(Nowhere):
+class Kept(DiscardingWriter):
     """What an upload comes to."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ def uploads(count: int) -> dict[str, int]:
             assert received.bytes + received.text_offset == len(kept.data) <= limit
 
         wanted = {"purpose": ("user_data",)} if multipart and chance.randrange(2) else None
-        source = Source(body, {"content-type": kind}, cuts)
+        source = UploadSource(body, {"content-type": kind}, cuts)
         try:
             received = await receive(source, kept, limit, wanted, allow)
         except ServerError as error:
@@ -290,8 +290,8 @@ def frames(count: int) -> dict[str, int]:
 
     async def every() -> None:
         for make, seed in (
-            (lambda peer: _Conversation(peer, services, "ses_1"), MESSAGE),
-            (lambda peer: _Responses(peer, services), RESPONSE),
+            (lambda peer: _SessionSocket(peer, services, "ses_1"), MESSAGE),
+            (lambda peer: _ResponsesSocket(peer, services), RESPONSE),
         ):
             peer: Any = Peer(some(seed))
             await make(peer).run()

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from everlong_server.observability.logs import Voice
+from everlong_server.observability.logs import Reporter
 from everlong_server.observability.metrics import Metrics
 from everlong_server.process import listening
 from everlong_server.settings import load_settings
@@ -46,7 +46,7 @@ async def test_a_server_whose_device_has_failed_ends(monkeypatch: pytest.MonkeyP
     engine = SimpleNamespace(alive=True, draining=False, answering=0)
     app = FastAPI()
     app.state.services = SimpleNamespace(engine=engine)
-    server = listening._Server(app, load_settings(), None, Voice(Console(), as_json=False))
+    server = listening._Server(app, load_settings(), None, Reporter(Console(), as_json=False))
     assert not await server.on_tick(1)
     engine.alive = False
     assert await server.on_tick(2)

@@ -20,7 +20,7 @@ from websockets.sync.client import connect as open_socket
 
 from everlong_models.backbone.loading import load_backbone, load_tokenizer
 from everlong_models.errors import EverlongModelError
-from everlong_server.observability.logs import Discreet
+from everlong_server.observability.logs import PrivateFormatter
 from everlong_server.process import protocol
 from everlong_server.store.redis import connection
 from everlong_server.store.tenants.credentials import Credentials
@@ -117,7 +117,7 @@ def test_an_errors_message_may_be_somebodys_words() -> None:
         record = logging.LogRecord(
             "x", logging.ERROR, "x.py", 1, "it failed", (), (type(error), error, error.__traceback__)
         )
-        return Discreet("%(message)s").format(record)
+        return PrivateFormatter("%(message)s").format(record)
 
     with pytest.raises(RuntimeError) as caught:
         outer()
@@ -225,7 +225,7 @@ def test_what_is_no_http_is_told_so(server: Server, head: bytes) -> None:
 
 def test_long_bodies_in_small_pieces_are_no_heads(server: Server) -> None:
     pieces = [b"word " * 20] * 4000
-    assert sum(map(len, pieces)) > 2 * protocol.MOST
+    assert sum(map(len, pieces)) > 2 * protocol.MAX_HEAD_BYTES
     answer = server.http.post("/v1/documents", content=iter(pieces), headers={"content-type": "text/plain"})
     assert answer.status_code == 202
     headers = {f"X-{n}": "a" * 500 for n in range(60)}

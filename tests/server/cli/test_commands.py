@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from everlong_server.doctor import examine
+from everlong_server.doctor import run_checks
 from everlong_server.process.serving import serve_forever
 from everlong_server.settings import Settings
 from everlong_server.store.texts.passages import require_search
@@ -77,7 +77,7 @@ def test_a_python_whose_sqlite_cannot_search_is_told_so(tmp_path: Path, monkeypa
     assert require_search() == sqlite3.sqlite_version
     monkeypatch.setattr(sqlite3, "connect", without_search)
     settings = Settings(data_dir=tmp_path, models_dir=tmp_path, port=0)
-    (finding,) = [finding for finding in examine(settings) if finding.name == "search"]
+    (finding,) = [finding for finding in run_checks(settings) if finding.name == "search"]
     assert not finding.ok
     assert "cannot index passages" in finding.detail
     assert "FTS5" in finding.detail

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from everlong_server import doctor
-from everlong_server.doctor import Finding, examine
+from everlong_server.doctor import Check, run_checks
 from everlong_server.settings import Settings
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect
@@ -31,15 +31,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_model", lambda settings: iter(()))
 
 
-def found(tmp_path: Path, **settings: Any) -> dict[str, Finding]:
+def found(tmp_path: Path, **settings: Any) -> dict[str, Check]:
     given: dict[str, Any] = {"data_dir": tmp_path, "models_dir": tmp_path, "port": 0} | settings
-    return {finding.name: finding for finding in examine(Settings(**given))}
+    return {check.name: check for check in run_checks(Settings(**given))}
 
 
 def wrong(tmp_path: Path, name: str, **settings: Any) -> str:
-    finding = found(tmp_path, **settings)[name]
-    assert not finding.ok, finding
-    return finding.detail
+    check = found(tmp_path, **settings)[name]
+    assert not check.ok, check
+    return check.detail
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def set_in(url: str, key: str, value: bytes | str) -> None:
 def test_nothing_is_wrong_with_a_server_of_ones_own(tmp_path: Path, empty: str) -> None:
     for settings in ({}, {"redis_url": empty}):
         every = found(tmp_path, **settings)
-        assert all(finding.ok for finding in every.values()), every
+        assert all(check.ok for check in every.values()), every
 
 
 def test_an_open_door(tmp_path: Path) -> None:
@@ -181,13 +181,13 @@ def test_a_port_of_ipv6(tmp_path: Path) -> None:
         server = OfIPv6(("::1", 0), Alive)
     except OSError:
         pytest.skip("there is no IPv6 here")
-    assert found(tmp_path, host="::1")["port"] == Finding("port", True, "[::1]:0 is free")
+    assert found(tmp_path, host="::1")["port"] == Check("port", True, "[::1]:0 is free")
     port = server.server_port
     with server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for host in ("::1", "::"):
             detail = f"[{host}]:{port}: a server is there already"
-            assert found(tmp_path, host=host, port=port)["port"] == Finding("port", True, detail)
+            assert found(tmp_path, host=host, port=port)["port"] == Check("port", True, detail)
         server.shutdown()
 
 

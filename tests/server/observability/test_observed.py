@@ -225,13 +225,13 @@ async def test_a_key_of_a_file_stays_revoked_and_another_secret_is_refused(redis
 def test_a_file_without_a_key_in_it_is_an_error_at_the_start(
     tiny_model: Path, tmp_path: Path, content: str | None
 ) -> None:
-    from everlong_server.services import NoKeys, key_in
+    from everlong_server.services import NoKeys, read_api_key
 
     file = tmp_path / "admin"
     if content is not None:
         file.write_text(content)
     with pytest.raises(NoKeys, match="EVERLONG_ADMIN_KEY_FILE") as caught:
-        key_in(file)
+        read_api_key(file)
     assert not content or content not in str(caught.value).replace(str(file), "")
 
 
@@ -338,8 +338,8 @@ def test_traces_are_made_if_the_standard_variables_ask_for_them(
 def test_traces_without_their_package_are_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(tracing.TracingError, match=r"everlong\[tracing\]"):
-        tracing.start(True)
-    with tracing.start(False).span("nothing") as span:
+        tracing.start_tracing(True)
+    with tracing.start_tracing(False).span("nothing") as span:
         span.set(a=1)
         assert span.traceparent == ""
 

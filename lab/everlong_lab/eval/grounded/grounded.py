@@ -31,7 +31,7 @@ from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.errors import DocumentFailed
 from everlong_server.observability.metrics import Metrics
 from everlong_server.process.loading import load
-from everlong_server.services import Services, running
+from everlong_server.services import Services, run_services
 from everlong_server.settings import Settings
 from everlong_server.store.records import Document, reading_id
 from everlong_server.store.redis.embedded import EmbeddedRedis
@@ -168,7 +168,7 @@ async def _served(settings: Settings, model: Model) -> AsyncIterator[Services]:
     redis = EmbeddedRedis(settings.data_dir)
     redis.start()  # not on a thread: the child asks to die with the thread that made it
     try:
-        async with running(settings, model, redis.url, Metrics()) as services:
+        async with run_services(settings, model, redis.url, Metrics()) as services:
             yield services
     finally:
         redis.stop()

@@ -14,14 +14,14 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from everlong_server.api import schemas
-from everlong_server.api.errors import RESPONSES
+from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.native.documents import stored
-from everlong_server.api.upload import name_of
-from everlong_server.api.views import Served, document_view
+from everlong_server.api.upload import clean_filename
+from everlong_server.api.views import CallerServices, document_view
 from everlong_server.errors import InvalidRequest, PermissionDenied
-from everlong_server.observability.tracing import current
+from everlong_server.observability.tracing import current_span
 
-router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=RESPONSES)
+router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_RESPONSES)
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 
@@ -33,7 +33,7 @@ class Fetch(schemas.Wire):
     filename: str | None = Field(None, max_length=255, description="a name for people; default the address's last part")
 
 
-class _Page:
+class _FetchedSource:
     """What another server sends, in the place of a request."""
 
     def __init__(self, answer: httpx.Response, filename: str) -> None:
@@ -47,18 +47,18 @@ class _Page:
             async for data in self._answer.aiter_raw():
                 yield data
         except httpx.HTTPError as error:
-            raise _failed(f"broke off: {type(error).__name__}") from None
+            raise _fetch_error(f"broke off: {type(error).__name__}") from None
 
 
 @router.post("/fetch", status_code=202)
-async def fetch(body: Fetch, services: Served) -> schemas.Document:
+async def fetch(body: Fetch, services: CallerServices) -> schemas.Document:
     """Uploads what another server has under an address: what `POST /v1/documents` takes. Reading goes on in the background."""
-    url = _allowed(body.url, services.settings.fetch_hosts)
-    async with _page(url, body.filename) as page, await services.attempts.begin(None) as attempt:
-        return await document_view(services, await stored(page, services, attempt))
+    url = _parse_allowed_url(body.url, services.settings.fetch_hosts)
+    async with _open_url(url, body.filename) as page, await services.idempotency.begin(None) as record:
+        return await document_view(services, await stored(page, services, record))
 
 
-def _allowed(given: str, hosts: tuple[str, ...]) -> httpx.URL:
+def _parse_allowed_url(given: str, hosts: tuple[str, ...]) -> httpx.URL:
     try:
         url = httpx.URL(given)
         host = url.host  # which is decoded only now
@@ -80,10 +80,10 @@ def _allowed(given: str, hosts: tuple[str, ...]) -> httpx.URL:
 
 
 @asynccontextmanager
-async def _page(url: httpx.URL, filename: str | None) -> AsyncIterator[_Page]:
+async def _open_url(url: httpx.URL, filename: str | None) -> AsyncIterator[_FetchedSource]:
     # Without the environment's proxies and passwords, and nothing that would have to be decompressed.
     async with httpx.AsyncClient(timeout=_TIMEOUT, follow_redirects=False, trust_env=False) as client:
-        traceparent = current().traceparent
+        traceparent = current_span().traceparent
         told = {"traceparent": traceparent} if traceparent else {}
         try:
             request = client.build_request(
@@ -91,13 +91,13 @@ async def _page(url: httpx.URL, filename: str | None) -> AsyncIterator[_Page]:
             )
             answer = await client.send(request, stream=True)
         except httpx.HTTPError as error:
-            raise _failed(f"cannot be fetched: {type(error).__name__}") from None
+            raise _fetch_error(f"cannot be fetched: {type(error).__name__}") from None
         try:
             if answer.status_code != httpx.codes.OK:
-                raise _failed(f"answers with status {answer.status_code}")
+                raise _fetch_error(f"answers with status {answer.status_code}")
             if answer.headers.get("content-encoding", "identity") != "identity":
-                raise _failed("is compressed, though it was asked for as it is")
-            yield _Page(answer, filename or _last_part(url))
+                raise _fetch_error("is compressed, though it was asked for as it is")
+            yield _FetchedSource(answer, filename or _last_part(url))
         finally:
             await answer.aclose()
 
@@ -105,9 +105,9 @@ async def _page(url: httpx.URL, filename: str | None) -> AsyncIterator[_Page]:
 def _last_part(url: httpx.URL) -> str:
     """Of an address, if a document may be called so."""
     with suppress(InvalidRequest):
-        return name_of(url.path.rpartition("/")[2]) or ""
+        return clean_filename(url.path.rpartition("/")[2]) or ""
     return ""
 
 
-def _failed(why: str) -> InvalidRequest:
+def _fetch_error(why: str) -> InvalidRequest:
     return InvalidRequest(f"url: it {why}", param="url", code="fetch_failed")

@@ -7,15 +7,15 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request
 
 from everlong_server.api import schemas
-from everlong_server.api.errors import RESPONSES
-from everlong_server.api.views import Served
+from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.views import CallerServices
 from everlong_server.store.tenants.credentials import ApiKey
 
-router = APIRouter(prefix="/v1/keys", tags=["access"], responses={s: RESPONSES[s] for s in (404, 422, 429, 503)})
+router = APIRouter(prefix="/v1/keys", tags=["access"], responses={s: ERROR_RESPONSES[s] for s in (404, 422, 429, 503)})
 
 
 @router.post("", status_code=201)
-async def create(body: schemas.CreateApiKey, request: Request, services: Served) -> schemas.NewApiKey:
+async def create(body: schemas.CreateApiKey, request: Request, services: CallerServices) -> schemas.NewApiKey:
     """Makes a key of the tenant. It is told now and never again."""
     key, secret = await services.credentials.create(
         services.tenant, name=body.name, scopes=body.scopes, seconds=body.expires_in_seconds, by=_who(request)
@@ -24,13 +24,13 @@ async def create(body: schemas.CreateApiKey, request: Request, services: Served)
 
 
 @router.get("")
-async def index(services: Served) -> schemas.ApiKeyList:
+async def index(services: CallerServices) -> schemas.ApiKeyList:
     """The tenant's keys, newest first, also those that are no longer good."""
     return schemas.ApiKeyList(data=[_view(key) for key in await services.credentials.all(services.tenant)])
 
 
 @router.delete("/{key_id}")
-async def revoke(key_id: str, request: Request, services: Served) -> schemas.ApiKey:
+async def revoke(key_id: str, request: Request, services: CallerServices) -> schemas.ApiKey:
     """Ends a key: no server takes it from the next request on. It stays in the list."""
     return _view(await services.credentials.revoke(key_id, tenant=services.tenant, by=_who(request)))
 

@@ -14,12 +14,12 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from everlong_models import SamplingParams
 from everlong_server.api import schemas
-from everlong_server.api.disconnect import unless_gone
-from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
-from everlong_server.api.idempotency import Event, Key, again, finishing, once
+from everlong_server.api.disconnect import run_unless_disconnected
+from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.idempotency import Event, IdempotencyKey, record_when_complete, replay, run_once
 from everlong_server.api.native.documents import After, Limit
 from everlong_server.api.sse import event_stream
-from everlong_server.api.views import Served, memory_view, session_view
+from everlong_server.api.views import CallerServices, memory_view, session_view
 from everlong_server.engine.answering.grounding import Recall
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
@@ -28,17 +28,17 @@ from everlong_server.store.records import Session, Wish
 _MOST_LOGPROBS = 200_000
 """They are kept until the answer is complete, about half a kilobyte each."""
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=RESPONSES)
+router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=ERROR_RESPONSES)
 
 
 @router.post("", status_code=201)
-async def create(body: schemas.CreateSession, services: Served, key: Key = None) -> schemas.Session:
+async def create(body: schemas.CreateSession, services: CallerServices, key: IdempotencyKey = None) -> schemas.Session:
     """A session over documents. It may be created before they are read; `status` says when it can be talked to."""
 
     async def make(id: str) -> schemas.Session:
         return await _created(services, body, f"ses_{id}")
 
-    return await once(services, key, ("session", body.model_dump_json()), schemas.Session, make)
+    return await run_once(services, key, ("session", body.model_dump_json()), schemas.Session, make)
 
 
 async def _created(services: Services, body: schemas.CreateSession, session_id: str) -> schemas.Session:
@@ -62,20 +62,20 @@ async def _created(services: Services, body: schemas.CreateSession, session_id: 
 
 
 @router.get("")
-async def index(services: Served, limit: Limit = 20, after: After = None) -> schemas.SessionList:
+async def index(services: CallerServices, limit: Limit = 20, after: After = None) -> schemas.SessionList:
     """All sessions, newest first."""
     sessions, more = await services.sessions.newest(limit, after)
     return schemas.SessionList(data=[await session_view(services, session) for session in sessions], has_more=more)
 
 
 @router.get("/{session_id}")
-async def get(session_id: str, services: Served) -> schemas.Session:
+async def get(session_id: str, services: CallerServices) -> schemas.Session:
     """A session."""
     return await session_view(services, await services.sessions.get(session_id))
 
 
 @router.patch("/{session_id}")
-async def update(session_id: str, body: schemas.UpdateSession, services: Served) -> schemas.Session:
+async def update(session_id: str, body: schemas.UpdateSession, services: CallerServices) -> schemas.Session:
     """Gives the session another title or another recall; its memory and its dialogue stay as they are."""
     recall(services, body.recall)  # that it can be had
     fields = {"title": body.title, "recall": _kept(body.recall)}
@@ -84,24 +84,24 @@ async def update(session_id: str, body: schemas.UpdateSession, services: Served)
 
 
 @router.delete("/{session_id}")
-async def delete(session_id: str, services: Served) -> schemas.Deleted:
+async def delete(session_id: str, services: CallerServices) -> schemas.Deleted:
     """Deletes the session, its memory and its dialogue."""
     await services.sessions.delete(session_id)
     return schemas.Deleted(id=session_id, object="session.deleted")
 
 
 @router.post("/{session_id}/fork", status_code=201)
-async def fork(session_id: str, services: Served, key: Key = None) -> schemas.Session:
+async def fork(session_id: str, services: CallerServices, key: IdempotencyKey = None) -> schemas.Session:
     """A copy of the session as of its last complete answer; the two go their own ways."""
 
     async def make(id: str) -> schemas.Session:
         return await session_view(services, await services.sessions.fork(session_id, id=f"ses_{id}"))
 
-    return await once(services, key, ("fork", session_id), schemas.Session, make)
+    return await run_once(services, key, ("fork", session_id), schemas.Session, make)
 
 
 @router.get("/{session_id}/memory")
-async def memory(session_id: str, services: Served) -> schemas.SessionMemory:
+async def memory(session_id: str, services: CallerServices) -> schemas.SessionMemory:
     """What the session's memory holds, how full it is, and what it gives attention and space to.
 
     Of the session as it was last committed; a message under way is not waited for.
@@ -110,7 +110,7 @@ async def memory(session_id: str, services: Served) -> schemas.SessionMemory:
 
 
 @router.get("/{session_id}/messages", response_model_exclude_none=True)
-async def messages(session_id: str, services: Served) -> schemas.MessageList:
+async def messages(session_id: str, services: CallerServices) -> schemas.MessageList:
     """The dialogue so far."""
     await services.sessions.get(session_id)
     stored = await services.sessions.messages(session_id)
@@ -123,19 +123,19 @@ async def messages(session_id: str, services: Served) -> schemas.MessageList:
     responses={200: {"content": {"text/event-stream": {}}}},
 )
 async def send(
-    session_id: str, body: schemas.CreateMessage, request: Request, services: Served, key: Key = None
+    session_id: str, body: schemas.CreateMessage, request: Request, services: CallerServices, key: IdempotencyKey = None
 ) -> Response:
     """Says something and gets the answer: as JSON, or with `stream` as server-sent events.
 
     If the caller goes away before the answer is complete, nothing has happened to the session. With an Idempotency-Key
     the answer to a message that was answered before comes at once, and the session is as it was.
     """
-    events = await unless_gone(request, _events(services, session_id, body, key))
+    events = await run_unless_disconnected(request, _events(services, session_id, body, key))
     if events is None:
         return Response(status_code=CLIENT_CLOSED)
     if body.stream:
         return event_stream(events, services.settings.keepalive_seconds)
-    message = await unless_gone(request, _whole(events))
+    message = await run_unless_disconnected(request, _whole(events))
     return Response(status_code=CLIENT_CLOSED) if message is None else JSONResponse(message)
 
 
@@ -143,27 +143,27 @@ async def _events(
     services: Services, session_id: str, body: schemas.CreateMessage, key: str | None
 ) -> AsyncGenerator[Event, None]:
     """The answer, of now or of before. Every refusal is raised here."""
-    attempt = await services.attempts.begin(key)
+    record = await services.idempotency.begin(key)
     try:
         # Also for an answer of before: the session may be another tenant's by now, or gone.
         session = await services.sessions.get(session_id)
-        await attempt.is_for("message", session_id, _asked(body))
-        message, message_id = attempt.answer, f"msg_{attempt.id}"
-        if message is None and not attempt.first:  # its server was killed, perhaps behind the commit
+        await record.is_for("message", session_id, _asked(body))
+        message, message_id = record.answer, f"msg_{record.id}"
+        if message is None and not record.first:  # its server was killed, perhaps behind the commit
             message = await services.sessions.message(session_id, message_id)
         if message is None:
             turn = await services.session_turns.send(session_id, *said(services, body, session), id=message_id)
-            return finishing(attempt, turn.events)
+            return record_when_complete(record, turn.events)
         message = {"session": session_id, **message}
-        await attempt.finish(message)
-        return again(message)
+        await record.finish(message)
+        return replay(message)
     except BaseException as error:
-        await attempt.give_up(error)
+        await record.give_up(error)
         raise
 
 
 def _asked(body: schemas.CreateMessage) -> str:
-    """What an attempt is known by. Raises `InvalidRequest` for a schema that no JSON can be made of again."""
+    """What an record is known by. Raises `InvalidRequest` for a schema that no JSON can be made of again."""
     try:
         return body.model_dump_json()
     except PydanticSerializationError as error:  # half of a surrogate pair, or nested too deep

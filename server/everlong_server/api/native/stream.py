@@ -19,7 +19,7 @@ from starlette.websockets import WebSocketDisconnect
 from everlong_server.api import schemas
 from everlong_server.api.errors import as_server_error
 from everlong_server.api.native.sessions import said
-from everlong_server.api.socket import Socket, refuse
+from everlong_server.api.socket import JsonSocket, refuse
 from everlong_server.api.views import get_services
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import InvalidRequest, NotFound, Overloaded, SessionBusy, Unauthenticated, Unavailable
@@ -38,10 +38,10 @@ async def stream(socket: WebSocket, session_id: str) -> None:
     except Exception as error:
         await refuse(socket, error)
         return
-    await _Conversation(socket, services, session_id).run()
+    await _SessionSocket(socket, services, session_id).run()
 
 
-class _Conversation(Socket):
+class _SessionSocket(JsonSocket):
     def __init__(self, socket: WebSocket, services: Services, session_id: str) -> None:
         super().__init__(socket, services.settings.websocket_idle_seconds)
         self._services = services
@@ -83,7 +83,7 @@ class _Conversation(Socket):
         except ValidationError as error:
             raise as_server_error(error) from None
         self._turn, self._busy, self._cancel_asked = None, True, False
-        self.answering = asyncio.create_task(self._answer(body))
+        self.answer_task = asyncio.create_task(self._answer(body))
 
     async def _answer(self, body: schemas.CreateMessage) -> None:
         try:

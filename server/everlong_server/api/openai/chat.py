@@ -10,26 +10,26 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from everlong_server.api.disconnect import unless_gone
-from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
+from everlong_server.api.disconnect import run_unless_disconnected
+from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.native.sessions import recall, sampling
-from everlong_server.api.openai.messages import ParsedMessages, require_model
-from everlong_server.api.openai.schemas import (
+from everlong_server.api.openai.chat_schemas import (
     ChatCompletion,
+    ChatJsonSchemaFormat,
     ChatMessage,
     ChatUsage,
     CreateChatCompletion,
     FilePart,
-    JsonSchemaFormat,
 )
+from everlong_server.api.openai.messages import ParsedMessages, require_model
 from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
 from everlong_server.api.sse import data_stream
-from everlong_server.api.views import Served
+from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.turn import Event, Turn
 from everlong_server.services import Services
 from everlong_server.store.records import Message, new_id, now
 
-router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=RESPONSES)
+router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=ERROR_RESPONSES)
 
 
 @router.post(
@@ -37,15 +37,15 @@ router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=RESPONSES)
     response_model=ChatCompletion,
     responses={200: {"content": {"text/event-stream": {}}}},
 )
-async def create(body: CreateChatCompletion, request: Request, services: Served) -> Response:
+async def create(body: CreateChatCompletion, request: Request, services: CallerServices) -> Response:
     """Answers a dialogue, about the files that its messages name. As JSON, or with `stream` as server-sent events.
 
     What was said up to an earlier answer is not read again; `usage.prompt_tokens_details.cached_tokens` says how much.
     """
     model = services.model
     require_model(services, body.model)
-    documents, said = await _dialogue(services, body.messages)
-    turns = await unless_gone(request, _begun(services, body, documents, said))
+    documents, said = await _parse_messages(services, body.messages)
+    turns = await run_unless_disconnected(request, _start_turns(services, body, documents, said))
     if turns is None:
         return Response(status_code=CLIENT_CLOSED)
     head = {
@@ -55,29 +55,29 @@ async def create(body: CreateChatCompletion, request: Request, services: Served)
     if body.stream:
         chunks = _chunks(head | {"object": "chat.completion.chunk"}, turns, usage=body.stream_options.include_usage)
         return data_stream(chunks, services.settings.keepalive_seconds)
-    messages = await unless_gone(request, _messages(turns))
+    messages = await run_unless_disconnected(request, _messages(turns))
     if messages is None:
         return Response(status_code=CLIENT_CLOSED)
     choices = [_choice(index, message) for index, message in enumerate(messages)]
     return JSONResponse({**head, "choices": choices, "usage": _usage(messages)})
 
 
-async def _dialogue(services: Services, messages: Sequence[ChatMessage]) -> tuple[list[str], list[Message]]:
+async def _parse_messages(services: Services, messages: Sequence[ChatMessage]) -> tuple[list[str], list[Message]]:
     """The documents that `messages` are about, and what is said. Raises what is wrong with them."""
-    dialogue = ParsedMessages(services)
+    parsed = ParsedMessages(services)
     for number, message in enumerate(messages):
         name, texts = f"messages.{number}.content", list[str]()
         for place, part in enumerate([] if isinstance(message.content, str) else message.content):
             if isinstance(part, FilePart):
-                dialogue.file(message.role, part.file.file_id, f"{name}.{place}", ".file.file_id")
+                parsed.add_file(message.role, part.file.file_id, f"{name}.{place}", ".file.file_id")
             else:
                 texts.append(part.text)
         text = message.content if isinstance(message.content, str) else "".join(texts)
-        dialogue.say(message.role, text, f"messages.{number}")
-    return await dialogue.whole("messages")
+        parsed.add_message(message.role, text, f"messages.{number}")
+    return await parsed.finish("messages")
 
 
-async def _begun(
+async def _start_turns(
     services: Services, body: CreateChatCompletion, documents: Sequence[str], said: Sequence[Message]
 ) -> list[Turn]:
     """All `n` turns, admitted. Raises why one was refused; then none goes on."""
@@ -85,7 +85,7 @@ async def _begun(
     match body.response_format:
         case JsonObjectFormat():
             how = how.model_copy(update={"json_schema": {"type": "object"}})
-        case JsonSchemaFormat(json_schema=asked):
+        case ChatJsonSchemaFormat(json_schema=asked):
             schema = await require_schema(services, asked.schema_, "response_format.json_schema.schema")
             how = how.model_copy(update={"json_schema": schema})
     every = [

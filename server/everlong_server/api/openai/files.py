@@ -11,16 +11,16 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from everlong_server.api import schemas
-from everlong_server.api.errors import RESPONSES
-from everlong_server.api.idempotency import Key
+from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.idempotency import IdempotencyKey
 from everlong_server.api.native import documents
-from everlong_server.api.openai.schemas import File, FileDeleted, FileList
-from everlong_server.api.views import Served, document_view
+from everlong_server.api.openai.chat_schemas import File, FileDeleted, FileList
+from everlong_server.api.views import CallerServices, document_view
 from everlong_server.errors import NotFound
 from everlong_server.services import Services
 from everlong_server.store.records import Document
 
-router = APIRouter(prefix="/v1/files", tags=["openai"], responses=RESPONSES)
+router = APIRouter(prefix="/v1/files", tags=["openai"], responses=ERROR_RESPONSES)
 
 PURPOSE = "user_data"
 _PIECE = 1 << 18
@@ -45,20 +45,20 @@ _UPLOAD = {
 
 
 @router.post("", openapi_extra=_UPLOAD)
-async def create(request: Request, services: Served, key: Key = None) -> File:
+async def create(request: Request, services: CallerServices, key: IdempotencyKey = None) -> File:
     """Uploads UTF-8 text of any size. It is being read when this answers; `status` says when that is done."""
-    async with await services.attempts.begin(key) as attempt:
-        document = await documents.stored(request, services, attempt, form={"purpose": [PURPOSE]})
-        if attempt.answer is not None:
-            return File.model_validate(attempt.answer)
+    async with await services.idempotency.begin(key) as record:
+        document = await documents.stored(request, services, record, form={"purpose": [PURPOSE]})
+        if record.answer is not None:
+            return File.model_validate(record.answer)
         view = await _view(services, document)
-        await attempt.finish(view.model_dump(mode="json"))
+        await record.finish(view.model_dump(mode="json"))
         return view
 
 
 @router.get("")
 async def index(
-    services: Served,
+    services: CallerServices,
     purpose: Annotated[str | None, Query(max_length=64)] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
     order: Annotated[Literal["desc"], Query(description="newest first")] = "desc",
@@ -76,13 +76,13 @@ async def index(
 
 
 @router.get("/{file_id}")
-async def get(file_id: str, services: Served) -> File:
+async def get(file_id: str, services: CallerServices) -> File:
     """A file; `status` is "processed" once it has been read."""
     return await _view(services, await _document(services, file_id))
 
 
 @router.get("/{file_id}/content", response_class=StreamingResponse)
-async def content(file_id: str, services: Served) -> StreamingResponse:
+async def content(file_id: str, services: CallerServices) -> StreamingResponse:
     """The text as it was uploaded."""
     document = await _document(services, file_id)
     try:
@@ -94,7 +94,7 @@ async def content(file_id: str, services: Served) -> StreamingResponse:
 
 
 @router.delete("/{file_id}")
-async def delete(file_id: str, services: Served) -> FileDeleted:
+async def delete(file_id: str, services: CallerServices) -> FileDeleted:
     """Deletes the text and what was learnt from it."""
     try:
         await documents.delete(file_id, services)

@@ -41,13 +41,13 @@ class ParsedMessages:
         self._documents: dict[str, str] = {}
         self._last = ""
 
-    def file(self, role: str, file_id: str, name: str, field: str) -> None:
+    def add_file(self, role: str, file_id: str, name: str, field: str) -> None:
         """A file in a message of `role`, in the part `name` of the request, whose `field` says which."""
         if role != "user":
             raise InvalidRequest(f"{name}: a file in a message of the {role}; the user's can have files", param=name)
         self._documents.setdefault(file_id, name + field)
 
-    def say(self, role: str, text: str, name: str) -> None:
+    def add_message(self, role: str, text: str, name: str) -> None:
         """The message `name` of the request."""
         require_length(self._services, text, f"{name}.content")
         said, self._last = self._said, name
@@ -64,7 +64,7 @@ class ParsedMessages:
         else:
             said.append(Message(who, text))
 
-    async def whole(self, name: str) -> tuple[list[str], list[Message]]:
+    async def finish(self, name: str) -> tuple[list[str], list[Message]]:
         """The documents in the order in which they were named, and what was said, in the field `name` of the request."""
         last, limit = self._last, self._services.settings.max_session_documents
         if self._said[-1].role != "user":

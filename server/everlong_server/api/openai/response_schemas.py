@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from everlong_models import SamplingParams
-from everlong_server.api.openai.schemas import MAX_MESSAGES, JsonSchema, kind
+from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, JsonSchema, kind
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
 from everlong_server.api.schemas import Evidence, Recall, Wire
 
@@ -82,7 +82,7 @@ Input = Annotated[
 ]
 
 
-class JsonSchemaFormat(JsonSchema):
+class ResponseJsonSchemaFormat(JsonSchema):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
@@ -94,7 +94,7 @@ class TextConfig(Nullable, Wire):
     format: Annotated[
         Annotated[TextFormat, Tag("TextFormat")]
         | Annotated[JsonObjectFormat, Tag("JsonObjectFormat")]
-        | Annotated[JsonSchemaFormat, Tag("JsonSchemaFormat")],
+        | Annotated[ResponseJsonSchemaFormat, Tag("JsonSchemaFormat")],
         Discriminator(format_kind, custom_error_type="format", custom_error_message=FORMATS),
     ] = Field(default_factory=lambda: TextFormat(type="text"))
 

@@ -14,10 +14,10 @@ from fastapi import APIRouter, WebSocket
 from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
-from everlong_server.api.errors import as_server_error, headers_of
+from everlong_server.api.errors import as_server_error, error_headers
 from everlong_server.api.openai.response_schemas import CreateResponse
-from everlong_server.api.openai.responses import asked, events
-from everlong_server.api.socket import Socket, refuse
+from everlong_server.api.openai.responses_http import parse_request, response_events
+from everlong_server.api.socket import JsonSocket, refuse
 from everlong_server.api.sse import error_event
 from everlong_server.api.views import get_services
 from everlong_server.errors import Conflict, InvalidRequest, Unauthenticated, Unavailable
@@ -38,10 +38,10 @@ async def socket(socket: WebSocket) -> None:
     except Exception as error:
         await refuse(socket, error)
         return
-    await _Responses(socket, services).run()
+    await _ResponsesSocket(socket, services).run()
 
 
-class _Responses(Socket):
+class _ResponsesSocket(JsonSocket):
     def __init__(self, socket: WebSocket, services: Services) -> None:
         super().__init__(socket, services.settings.websocket_idle_seconds)
         self._services = services
@@ -65,7 +65,7 @@ class _Responses(Socket):
         except ValidationError as error:
             raise as_server_error(error) from None
         self._busy = True
-        self.answering = asyncio.create_task(self._answer(body))
+        self.answer_task = asyncio.create_task(self._answer(body))
 
     async def _answer(self, body: CreateResponse) -> None:
         response_turns = self._services.response_turns
@@ -78,9 +78,9 @@ class _Responses(Socket):
                 previous = self._last
             elif body.previous_response_id:
                 previous = await response_turns.previous(body.previous_response_id)
-            response = await asked(self._services, body, previous)
+            response = await parse_request(self._services, body, previous)
             answering = await response_turns.begin(response, previous, response_turns.keep if body.store else None)
-            async with contextlib.aclosing(events(answering)) as pieces:
+            async with contextlib.aclosing(response_events(answering)) as pieces:
                 async for event in pieces:
                     if event.get("response", {}).get("status", "in_progress") != "in_progress":
                         # Before it is sent: the client may ask for its next one at once.
@@ -98,6 +98,6 @@ class _Responses(Socket):
     async def fail(self, error: Exception) -> None:
         """As OpenAI does: with the status and the headers that HTTP would have."""
         known, event = as_server_error(error), error_event(error)
-        if headers := headers_of(known):
+        if headers := error_headers(known):
             event["error"]["headers"] = {name.lower(): value for name, value in headers.items()}
         await self.send(event | {"status": known.status})

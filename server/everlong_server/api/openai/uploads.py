@@ -13,34 +13,34 @@ from weakref import WeakValueDictionary
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from everlong_server.api.errors import RESPONSES
+from everlong_server.api.errors import ERROR_RESPONSES
 from everlong_server.api.native.documents import make
 from everlong_server.api.openai import files
-from everlong_server.api.openai.schemas import File
+from everlong_server.api.openai.chat_schemas import File
 from everlong_server.api.openai.text_formats import Nullable
 from everlong_server.api.schemas import Wire
 from everlong_server.api.upload import (
-    Arriving,
-    Piece,
-    Received,
-    Text,
+    BytesInFlight,
+    PartChecker,
+    ReceivedFile,
+    TextChecker,
+    clean_filename,
     commit,
-    name_of,
     receive_part,
     too_large,
 )
-from everlong_server.api.views import Served
+from everlong_server.api.views import CallerServices
 from everlong_server.errors import Conflict, InvalidRequest, NotFound, ServerError, Unavailable
 from everlong_server.services import Services
 from everlong_server.store import uploads as store
 from everlong_server.store.records import new_id
 
-router = APIRouter(prefix="/v1/uploads", tags=["openai"], responses=RESPONSES)
+router = APIRouter(prefix="/v1/uploads", tags=["openai"], responses=ERROR_RESPONSES)
 
 log = logging.getLogger(__name__)
 
 MAX_PARTS = 10_000
-_ARRIVING: WeakValueDictionary[str, Arriving] = WeakValueDictionary()
+_IN_FLIGHT: WeakValueDictionary[str, BytesInFlight] = WeakValueDictionary()
 """By upload."""
 _BLOCK = 1 << 20
 _PART = {
@@ -101,14 +101,14 @@ class UploadPart(Wire):
 
 
 @router.post("")
-async def create(body: CreateUpload, services: Served) -> Upload:
+async def create(body: CreateUpload, services: CallerServices) -> Upload:
     """Begins an upload, which expires in an hour (`EVERLONG_UPLOAD_SECONDS`) with all of its parts."""
     limit = services.settings.max_document_bytes
     if body.bytes > limit:
         error = too_large(limit)
         error.param = "bytes"
         raise error
-    if (filename := name_of(body.filename)) is None:
+    if (filename := clean_filename(body.filename)) is None:
         raise InvalidRequest("filename: it is a path, and not a file's name", param="filename")
     await services.quota.require_room(0, services.model.fingerprint)
     moment = await services.uploads.moment()
@@ -126,7 +126,7 @@ async def create(body: CreateUpload, services: Served) -> Upload:
 
 
 @router.post("/{upload_id}/parts", openapi_extra=_PART)
-async def add(upload_id: str, request: Request, services: Served) -> UploadPart:
+async def add(upload_id: str, request: Request, services: CallerServices) -> UploadPart:
     """Adds a part: any bytes of the text, streamed to disk. One whose answer was lost can be sent again."""
     if services.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
@@ -136,7 +136,7 @@ async def add(upload_id: str, request: Request, services: Served) -> UploadPart:
         raise InvalidRequest(f"the upload has {len(there)} parts, the limit is {MAX_PARTS}", param="upload_id")
     # Room for all of it twice: a part may come again whose answer was lost.
     room = 2 * upload.bytes - sum(part.bytes for part in there.values())
-    piece = Piece(min(upload.bytes, room), room, _ARRIVING.setdefault(upload.id, Arriving()))
+    piece = PartChecker(min(upload.bytes, room), room, _IN_FLIGHT.setdefault(upload.id, BytesInFlight()))
     part_id, moment = new_id("part"), await services.uploads.moment()
     name = store.Part(part_id, upload.id, 0, moment).name
     added = False
@@ -160,7 +160,7 @@ async def add(upload_id: str, request: Request, services: Served) -> UploadPart:
 
 
 @router.post("/{upload_id}/complete")
-async def complete(upload_id: str, body: CompleteUpload, services: Served) -> Upload:
+async def complete(upload_id: str, body: CompleteUpload, services: CallerServices) -> Upload:
     """Makes a file of the parts; it is being read when this answers. Sent again, it answers the same."""
     upload = await services.uploads.get(upload_id)
     if upload.status != "completed":
@@ -178,7 +178,7 @@ async def complete(upload_id: str, body: CompleteUpload, services: Served) -> Up
 
 
 @router.post("/{upload_id}/cancel")
-async def cancel(upload_id: str, services: Served) -> Upload:
+async def cancel(upload_id: str, services: CallerServices) -> Upload:
     """Cancels it and deletes its parts."""
     upload = await services.uploads.get(upload_id)
     if upload.status == "pending":
@@ -234,12 +234,12 @@ async def _parts(services: Services, upload: store.Upload, ids: Sequence[str]) -
 
 async def _joined(
     services: Services, upload: store.Upload, document_id: str, parts: Sequence[store.Part], md5: str | None
-) -> Received:
+) -> ReceivedFile:
     """The parts in one blob. Raises what is wrong with them."""
     if services.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
     blobs = services.blobs
-    text, total = Text(services.settings.max_document_bytes), hashlib.md5(usedforsecurity=False)
+    text, total = TextChecker(services.settings.max_document_bytes), hashlib.md5(usedforsecurity=False)
     writer = await blobs.create(document_id)
     try:
         for part in parts:
@@ -258,7 +258,7 @@ async def _joined(
             raise InvalidRequest(
                 f"md5: the parts have {total.hexdigest()}, not {md5.lower()}", param="md5", code="checksum_mismatch"
             )
-        received = Received(text.size - start, start, text.digest.hexdigest(), upload.filename, text.foreign)
+        received = ReceivedFile(text.size - start, start, text.digest.hexdigest(), upload.filename, text.foreign)
         await commit(writer, received)
     except BaseException:
         await writer.abort()

@@ -161,7 +161,7 @@ class TurnRunner:
         params: SamplingParams,
         recall: Recall,
     ) -> AsyncGenerator[Event, None]:
-        pace = self._metrics.pace()
+        pace = self._metrics.answer_timer()
         self._check(content, params)
         async with AsyncExitStack() as stack:
             span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
@@ -240,7 +240,9 @@ class TurnRunner:
             if finished is not None:
                 await place.keep(message, await self._written(session, finished))
                 pace.end()
-                self._metrics.answered(finished.reason, prompt=len(prompt), generated=finished.tokens, reused=reused)
+                self._metrics.record_answer(
+                    finished.reason, prompt=len(prompt), generated=finished.tokens, reused=reused
+                )
         # The lease is back before the caller hears of the end, so that its next message finds the session free.
         yield {"type": "response.completed", "message": message}
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from everlong_server.api.access import OPEN, scope_of
+from everlong_server.api.access import PUBLIC_PATHS, scope_of
 from everlong_server.app import create_app
 from everlong_server.openapi import openapi
 from everlong_server.settings import Settings
@@ -83,7 +83,7 @@ ENDPOINTS = [
     for path, operations in openapi()["paths"].items()
     for method, operation in operations.items()
 ]
-LOCKED = [endpoint for endpoint in ENDPOINTS if endpoint.path not in OPEN]
+LOCKED = [endpoint for endpoint in ENDPOINTS if endpoint.path not in PUBLIC_PATHS]
 SOCKETS = ["/v1/sessions/{session_id}/stream", "/v1/responses"]
 NAMES = {"argnames": "endpoint", "ids": lambda endpoint: endpoint.name}
 
@@ -92,16 +92,20 @@ def test_every_route_is_tried() -> None:
     app = create_app(Settings(), "unix:///dev/null", lambda: None)
     routes = [(type(context.original_route).__name__, context.path)
               for context in iter_route_contexts(app.routes)]  # fmt: skip
-    known = {endpoint.path for endpoint in ENDPOINTS} | OPEN
+    known = {endpoint.path for endpoint in ENDPOINTS} | PUBLIC_PATHS
     assert {path for kind, path in routes if "WebSocket" in kind} == set(SOCKETS)
     # A mount of files that are the page's own.
     assert {path for kind, path in routes if "WebSocket" not in kind} - known == {"/assets"}
 
 
 def test_what_is_open_holds_nothing_of_anybodys() -> None:
-    assert {endpoint.path for endpoint in ENDPOINTS if endpoint.path in OPEN} == {"/livez", "/readyz", "/metrics"}
-    assert all(not path.startswith("/v1") for path in OPEN)
-    for path in OPEN:
+    assert {endpoint.path for endpoint in ENDPOINTS if endpoint.path in PUBLIC_PATHS} == {
+        "/livez",
+        "/readyz",
+        "/metrics",
+    }
+    assert all(not path.startswith("/v1") for path in PUBLIC_PATHS)
+    for path in PUBLIC_PATHS:
         assert scope_of("POST", path) == "write"
     assert scope_of("GET", "/v1/nothing") == "read"
     assert scope_of("GET", "/nothing") == "read"

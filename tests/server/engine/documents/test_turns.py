@@ -9,7 +9,7 @@ import pytest
 
 from everlong_server.observability.metrics import Metrics
 from everlong_server.process.loading import load
-from everlong_server.services import Services, running
+from everlong_server.services import Services, run_services
 from everlong_server.settings import Settings
 from everlong_server.store.records import Document, new_id, now, reading_id
 from everlong_server.store.redis.connection import connect
@@ -58,7 +58,7 @@ async def test_an_index_that_takes_long_holds_up_its_own_document_only(
 
     monkeypatch.setattr(Passages, "ensure", waiting)
     model = load(settings, lambda message: None)
-    async with running(settings, model, redis_url, Metrics()) as services:
+    async with run_services(settings, model, redis_url, Metrics()) as services:
         first = await upload(services, STORY.read_text()[:20_000])
         slow = first.id
         second = await upload(services, STORY.read_text()[:400])

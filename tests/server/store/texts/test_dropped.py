@@ -13,7 +13,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from everlong_server.api.native.documents import make
-from everlong_server.api.upload import Received, commit
+from everlong_server.api.upload import ReceivedFile, commit
 from everlong_server.engine.documents import formats
 from everlong_server.errors import InvalidRequest, RateLimited
 from everlong_server.store.documents import Documents
@@ -42,8 +42,8 @@ class Side:
             model=SimpleNamespace(fingerprint="model"),
         )
 
-    async def receive(self, document_id: str, format: str | None) -> Received:
-        received = Received(len(WORDS), 0, "", None, format)
+    async def receive(self, document_id: str, format: str | None) -> ReceivedFile:
+        received = ReceivedFile(len(WORDS), 0, "", None, format)
         writer = await self.blobs.create(document_id)
         await writer.write(WORDS)
         await commit(writer, received)

@@ -112,7 +112,7 @@ class JsonSchema(Nullable, Wire):
     strict: bool | None = Field(None, description="ignored: an answer always follows its schema")
 
 
-class JsonSchemaFormat(Nullable, Wire):
+class ChatJsonSchemaFormat(Nullable, Wire):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
@@ -122,7 +122,7 @@ class JsonSchemaFormat(Nullable, Wire):
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("TextFormat")]
     | Annotated[JsonObjectFormat, Tag("JsonObjectFormat")]
-    | Annotated[JsonSchemaFormat, Tag("JsonSchemaFormat")],
+    | Annotated[ChatJsonSchemaFormat, Tag("JsonSchemaFormat")],
     Discriminator(format_kind, custom_error_type="format", custom_error_message=FORMATS),
 ]
 

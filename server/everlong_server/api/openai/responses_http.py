@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from fastapi.responses import Response as Answer
 
-from everlong_server.api.disconnect import unless_gone
-from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES, as_server_error
+from everlong_server.api.disconnect import run_unless_disconnected
+from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES, as_server_error
 from everlong_server.api.native.sessions import recall, sampling
 from everlong_server.api.openai.messages import ParsedMessages, require_length, require_model
 from everlong_server.api.openai.response_schemas import (
@@ -21,21 +21,21 @@ from everlong_server.api.openai.response_schemas import (
     InputItemList,
     InputMessage,
     InputText,
-    JsonSchemaFormat,
     OutputText,
     Response,
     ResponseDeleted,
+    ResponseJsonSchemaFormat,
 )
 from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
 from everlong_server.api.sse import event_stream
-from everlong_server.api.views import Served
+from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.responses import ResponseTurn
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
 from everlong_server.store import responses as store
 from everlong_server.store.records import Message, new_id
 
-router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=RESPONSES)
+router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=ERROR_RESPONSES)
 
 
 @router.post(
@@ -43,58 +43,58 @@ router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=RESPONSES)
     response_model=Response,
     responses={200: {"content": {"text/event-stream": {}}}},
 )
-async def create(body: CreateResponse, request: Request, services: Served) -> Answer:
+async def create(body: CreateResponse, request: Request, services: CallerServices) -> Answer:
     """The next answer of a dialogue: as JSON, with `stream` as server-sent events, with `background` later.
 
     With `previous_response_id` it goes on from there: nothing of it is read again, and
     `usage.input_tokens_details.cached_tokens` says how much that is. Instructions of earlier responses stay in the memory.
     """
     previous = await services.response_turns.previous(body.previous_response_id) if body.previous_response_id else None
-    response = await asked(services, body, previous)
+    response = await parse_request(services, body, previous)
     if body.background:
         if body.stream or not body.store:
             name = "stream" if body.stream else "store"
             raise InvalidRequest(f"{name}: a background response is stored and not streamed", param=name)
         await services.response_turns.queue(response)
-        return JSONResponse(view(response))
+        return JSONResponse(response_view(response))
     keep = services.response_turns.keep if body.store else None
-    answering = await unless_gone(request, services.response_turns.begin(response, previous, keep))
+    answering = await run_unless_disconnected(request, services.response_turns.begin(response, previous, keep))
     if answering is None:
         return Answer(status_code=CLIENT_CLOSED)
     if body.stream:
-        return event_stream(events(answering), services.settings.keepalive_seconds)
-    if await unless_gone(request, _whole(answering)) is None:
+        return event_stream(response_events(answering), services.settings.keepalive_seconds)
+    if await run_unless_disconnected(request, _whole(answering)) is None:
         return Answer(status_code=CLIENT_CLOSED)
-    return JSONResponse(view(answering.response))
+    return JSONResponse(response_view(answering.response))
 
 
 @router.get("/{response_id}", response_model=Response)
 async def get(
-    response_id: str, services: Served, stream: Annotated[bool, Query(description="not supported")] = False
+    response_id: str, services: CallerServices, stream: Annotated[bool, Query(description="not supported")] = False
 ) -> JSONResponse:
     """A stored response; one in the background is over once `status` is neither "queued" nor "in_progress"."""
     if stream:
         raise InvalidRequest("stream: a response is streamed as it is made, not later", param="stream")
-    return JSONResponse(view(await services.response_turns.get(response_id)))
+    return JSONResponse(response_view(await services.response_turns.get(response_id)))
 
 
 @router.delete("/{response_id}")
-async def delete(response_id: str, services: Served) -> ResponseDeleted:
+async def delete(response_id: str, services: CallerServices) -> ResponseDeleted:
     """Deletes it and what its memory holds; cancels it. Responses that went on from it keep the memory that they have."""
     await services.response_turns.delete(response_id)
     return ResponseDeleted(id=response_id)
 
 
 @router.post("/{response_id}/cancel", response_model=Response)
-async def cancel(response_id: str, services: Served) -> JSONResponse:
+async def cancel(response_id: str, services: CallerServices) -> JSONResponse:
     """Cancels a background response; one that is over stays as it is."""
-    return JSONResponse(view(await services.response_turns.cancel(response_id)))
+    return JSONResponse(response_view(await services.response_turns.cancel(response_id)))
 
 
 @router.get("/{response_id}/input_items", response_model_exclude_none=True)
 async def input_items(
     response_id: str,
-    services: Served,
+    services: CallerServices,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
     after: Annotated[str | None, Query(max_length=128, description="the last id of the page before")] = None,
@@ -113,7 +113,7 @@ async def input_items(
     return InputItemList(data=data, first_id=first, last_id=last, has_more=start + limit < len(items))
 
 
-async def asked(services: Services, body: CreateResponse, previous: store.Response | None) -> store.Response:
+async def parse_request(services: Services, body: CreateResponse, previous: store.Response | None) -> store.Response:
     """The response that `body` asks for, behind `previous`. Raises what is wrong with it."""
     if body.model is not None:
         require_model(services, body.model)
@@ -125,7 +125,7 @@ async def asked(services: Services, body: CreateResponse, previous: store.Respon
     match body.text.format:
         case JsonObjectFormat():
             params = params.model_copy(update={"json_schema": {"type": "object"}})
-        case JsonSchemaFormat(schema_=schema):
+        case ResponseJsonSchemaFormat(schema_=schema):
             schema = await require_schema(services, schema, "text.format.schema")
             params = params.model_copy(update={"json_schema": schema})
     response = services.response_turns.ask(
@@ -143,7 +143,7 @@ async def _input(
     services: Services, given: str | list[InputMessage]
 ) -> tuple[list[str], list[Message], list[dict[str, Any]]]:
     """The documents that an input is about, what is said in it, and its items as they are shown again."""
-    dialogue, items = ParsedMessages(services), []
+    parsed, items = ParsedMessages(services), []
     messages = [InputMessage(role="user", content=given)] if isinstance(given, str) else given
     for number, message in enumerate(messages):
         name, texts = f"input.{number}", list[str]()
@@ -153,13 +153,13 @@ async def _input(
             content = [kind.model_validate({"type": _TYPES[kind], "text": content})]
         for place, part in enumerate(content):
             if isinstance(part, InputFile):
-                dialogue.file(message.role, part.file_id, f"{name}.content.{place}", ".file_id")
+                parsed.add_file(message.role, part.file_id, f"{name}.content.{place}", ".file_id")
             else:
                 texts.append(part.text)
-        dialogue.say(message.role, "".join(texts), name)
+        parsed.add_message(message.role, "".join(texts), name)
         parts = [part.model_dump(include={"type", "text", "file_id"}) for part in content]
         items.append({"id": new_id("msg"), "role": message.role, "content": parts})
-    documents, said = await dialogue.whole("input")
+    documents, said = await parsed.finish("input")
     return documents, said, items
 
 
@@ -169,7 +169,7 @@ _TYPES = {InputText: "input_text", OutputText: "output_text"}
 # What is shown
 
 
-def view(response: store.Response) -> dict[str, Any]:
+def response_view(response: store.Response) -> dict[str, Any]:
     """A response as OpenAI shows it."""
     request, message = response.request, response.message
     params, usage = request["params"], None
@@ -218,7 +218,7 @@ async def _whole(answering: ResponseTurn) -> bool:
     return True
 
 
-async def events(answering: ResponseTurn) -> AsyncGenerator[dict[str, Any], None]:
+async def response_events(answering: ResponseTurn) -> AsyncGenerator[dict[str, Any], None]:
     """The response piece by piece, as OpenAI's events. Evidence comes with its item, before the first word.
 
     An answer that breaks off ends with `response.failed`.
@@ -230,7 +230,7 @@ async def events(answering: ResponseTurn) -> AsyncGenerator[dict[str, Any], None
         number += 1
         return {"type": kind, "sequence_number": number - 1, **more}
 
-    before = view(answering.response)
+    before = response_view(answering.response)
     try:
         async with contextlib.aclosing(_pieces(answering)) as pieces:
             async for kind, more in pieces:
@@ -259,7 +259,7 @@ async def _pieces(answering: ResponseTurn) -> AsyncGenerator[tuple[str, dict[str
             match event["type"]:
                 case "response.created":
                     for name in ("created", "in_progress"):
-                        yield f"response.{name}", {"response": view(answering.response)}
+                        yield f"response.{name}", {"response": response_view(answering.response)}
                 case "response.evidence":
                     evidence = event["evidence"]
                     for piece in beginning():
@@ -272,7 +272,7 @@ async def _pieces(answering: ResponseTurn) -> AsyncGenerator[tuple[str, dict[str
                 case "response.completed":
                     for piece in beginning():
                         yield piece
-    response = view(answering.response)
+    response = response_view(answering.response)
     (output,) = response["output"]
     (part,) = output["content"]
     yield "response.output_text.done", at | {"text": part["text"], "logprobs": part["logprobs"]}

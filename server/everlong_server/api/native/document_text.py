@@ -12,13 +12,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from everlong_server.api import schemas
-from everlong_server.api.errors import RESPONSES
-from everlong_server.api.views import Served
+from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.views import CallerServices
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.store.records import Document
 from everlong_server.store.texts.blobs import Blobs
 
-router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=RESPONSES)
+router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_RESPONSES)
 
 USUAL, MOST = 16 << 10, 64 << 10
 """Bytes: of an answer whose end was not named, and of any."""
@@ -27,7 +27,7 @@ USUAL, MOST = 16 << 10, 64 << 10
 @router.get("/{document_id}/text")
 async def text(
     document_id: str,
-    services: Served,
+    services: CallerServices,
     start_byte: Annotated[int, Query(ge=0, description="the first byte")] = 0,
     end_byte: Annotated[
         int | None, Query(ge=0, description=f"the byte after the last; {USUAL} more than the first if left out")
