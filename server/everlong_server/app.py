@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, limits, start and end."""
+"""The FastAPI application: its routes, middleware, startup and shutdown."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def create_app(
     on_ready: Callable[[Services], None] = lambda services: None,
     on_failure: Callable[[BaseException], None] = lambda error: None,
 ) -> FastAPI:
-    """The application. It answers at once, and `/readyz` is 503 until `load` has the model.
+    """Build the application. It answers at once; `/readyz` returns 503 until `load` has returned the model.
 
-    `on_ready` and `on_failure` are told how that went, on the event loop. Raises `TracingError`.
+    Calls `on_ready` or `on_failure` on the event loop once loading ends. Raises `TracingError`.
     """
     metrics, traces = Metrics(), tracing.start_tracing(traces_wanted())
 
@@ -66,7 +66,7 @@ def create_app(
         finally:
             ending.set()
             if app.state.services is None:
-                task.cancel()  # it is still loading
+                task.cancel()  # the model is still loading
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(task, return_exceptions=True)
             await asyncio.to_thread(traces.shutdown)
@@ -94,7 +94,7 @@ def create_app(
         seconds=_BODY_KEEPALIVES * settings.keepalive_seconds,
         metrics=metrics,
     )
-    # Around all, what makes answers of errors too, which no middleware of the application's own is.
+    # Wraps Starlette's whole stack, error handling included. `add_middleware` would place it inside that.
     stack = app.build_middleware_stack
     app.build_middleware_stack = lambda: request_context.RequestContext(stack(), traces)  # type: ignore[method-assign]
     plain = app.openapi
@@ -103,18 +103,18 @@ def create_app(
 
 
 _BODY_KEEPALIVES = 4
-"""For so many keep-alives a caller may stand still in the middle of a body."""
+"""A request body may make no progress for this many keep-alive intervals."""
 UPLOAD_PATHS = re.compile("/v1/(documents|files|uploads/[^/]+/parts)/?")
 
 
 class _RequestGuard:
-    """Counts requests, and bounds the bodies of all but uploads, which bound themselves as they are streamed.
+    """Counts requests and limits request bodies. Uploads check their size themselves while they stream.
 
-    A caller that sends nothing of its body for `seconds` is taken for gone: of a connection that was lost nobody says so, and
-    what it has begun (an idempotency key, a place in an upload) would be its own for ever.
+    Ends a request whose body makes no progress for `seconds`. A lost connection sends no signal, and the request would hold
+    its idempotency key or its share of a multipart upload for ever.
 
-    Nothing is decompressed: a body's length is what is sent. What is cancelled, as the server ends before it is done, is told
-    to come again.
+    Rejects compressed bodies, so the length of a body is the length that was sent. Answers 503 to requests that the shutdown
+    of the server cancels.
     """
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float, metrics: Metrics) -> None:
@@ -127,34 +127,36 @@ class _RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        received, complete, begun = 0, False, False
+        received, complete, response_started = 0, False, False
         upload = scope["method"] == "POST" and UPLOAD_PATHS.fullmatch(scope["path"]) is not None
 
         async def bounded() -> Message:
             nonlocal received, complete
             if (coding := Headers(scope=scope).get("content-encoding", "identity")) != "identity":
-                raise HTTPException(415, f"Content-Encoding {coding[:60]!r}: send the body as it is")
+                raise HTTPException(
+                    415, f"Content-Encoding {coding[:60]!r} is not supported: send the body uncompressed"
+                )
             try:
                 async with asyncio.timeout(None if complete else self._seconds):
                     message = await receive()
             except TimeoutError:
-                if begun:
+                if response_started:
                     return {"type": "http.disconnect"}
                 raise HTTPException(
-                    408, f"nothing of the body has come for {self._seconds:g} s", {"Connection": "close"}
+                    408, f"no data of the request body arrived for {self._seconds:g} s", {"Connection": "close"}
                 ) from None
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._limit and not upload:
                 raise HTTPException(
-                    413, f"the body has more than {self._limit} bytes, the limit (EVERLONG_MAX_BODY_BYTES)"
+                    413, f"the body is larger than the limit of {self._limit} bytes (EVERLONG_MAX_BODY_BYTES)"
                 )
             return message
 
         async def counted(message: Message) -> None:
-            nonlocal begun
+            nonlocal response_started
             if message["type"] == "http.response.start":
-                begun = True
+                response_started = True
                 route = getattr(scope.get("route"), "path", "other")
                 self._metrics.requests.labels(scope["method"], route, str(message["status"])).inc()
             await send(message)
@@ -162,9 +164,9 @@ class _RequestGuard:
         try:
             await self._app(scope, bounded, counted)
         except asyncio.CancelledError:
-            if begun:
+            if response_started:
                 raise
-            # Uvicorn's own answer to this would be 500.
+            # Uvicorn would answer with 500.
             response, _ = errors.error_response(
                 Unavailable("the server is shutting down", code="draining", retry_after=5)
             )

@@ -1,4 +1,4 @@
-"""`everlong doctor`: does this machine, with these settings, run a server?"""
+"""The checks of `everlong doctor`: can a server run on this machine with these settings?"""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SKEW_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check."""
+    """The result of one check."""
 
     name: str
     ok: bool
@@ -48,7 +48,7 @@ class Check:
 
 
 def run_checks(settings: Settings) -> Iterator[Check]:
-    """Every check, the quick ones first. Changes nothing but probe files, which it removes."""
+    """Run every check, quick ones first. Writes only probe files, and removes them."""
     yield Check("Python", sys.version_info >= (3, 11), sys.version.split()[0])
     device = (
         "a GPU: " + torch.cuda.get_device_name()
@@ -89,11 +89,11 @@ def _model(settings: Settings) -> Iterator[Check]:
         return
     folder = Path(settings.model).expanduser()
     pulled = settings.models_dir.expanduser() / settings.model.replace("/", "--")
-    there = folder.exists() or pulled.exists()
+    exists = folder.exists() or pulled.exists()
     yield Check(
         "model",
-        there,
-        str(folder if folder.exists() else pulled) if there else f"run: everlong models pull {settings.model}",
+        exists,
+        str(folder if folder.exists() else pulled) if exists else f"run: everlong models pull {settings.model}",
     )
     if (folder / "everlong.json").is_file():
         from everlong_models.weights import read_manifest  # noqa: PLC0415
@@ -147,55 +147,56 @@ def _redis(settings: Settings) -> Check:
     version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
     wrong = []
     if version < _OLDEST_REDIS:
-        wrong.append("older than 6.2")
+        wrong.append("older than 6.2: upgrade Redis")
     if not durable:
-        wrong.append("appendonly is off: a restart of Redis loses data")
+        wrong.append("appendonly is off: a restart of Redis loses data; set appendonly yes")
     if policy != "noeviction":
-        wrong.append(f"maxmemory-policy is {policy}: it may throw sessions away; set noeviction")
+        wrong.append(f"maxmemory-policy is {policy}: Redis may evict sessions; set noeviction")
     return Check("Redis", not wrong, f"{info['redis_version']}" + "".join(f"; {reason}" for reason in wrong))
 
 
 async def _ask(url: str) -> tuple[dict[str, Any], bool, str]:
-    """Facts, whether writes are in a file, and what goes when there is no room: of the server that has our keys."""
+    """Return INFO, whether appendonly is on, and the eviction policy of the Redis server that holds everlong's keys."""
     client = connect(url)
     try:
-        which: dict[str, Any] = {}
+        node: dict[str, Any] = {}
         if Address.of(url).kind == "cluster":
             await client.initialize()
-            which = {"target_nodes": client.get_node_from_key(keys.FENCE)}
-        info = await client.info(**which)
-        durable = await client.config_get("appendonly", **which)
-        policy = await client.config_get("maxmemory-policy", **which)
+            node = {"target_nodes": client.get_node_from_key(keys.FENCE)}
+        info = await client.info(**node)
+        durable = await client.config_get("appendonly", **node)
+        policy = await client.config_get("maxmemory-policy", **node)
         return info, durable["appendonly"] == "yes", policy["maxmemory-policy"]
     finally:
         await client.aclose()
 
 
 def _way_to_redis(settings: Settings) -> Iterator[Check]:
-    """Who else gets there."""
+    """Check that Redis has a password if other machines can reach it."""
     if settings.redis_url is None:
-        return  # a socket in data_dir
+        return  # the embedded Redis listens on a Unix socket in data_dir
     address = urlsplit(settings.redis_url)
     open_to = address.hostname is not None and not is_loopback(address.hostname) and not address.password
     yield Check(
         "Redis' password",
         not open_to,
-        f"none: whoever reaches {address.hostname} can read and write everything; set requirepass, and put it into the URL"
+        f"none: anyone who reaches {address.hostname} can read and change all data; set requirepass in Redis and add the "
+        "password to the URL"
         if open_to
-        else "there is one" if address.password else "none, and only this machine gets there",
+        else "set" if address.password else "none; only this machine can reach Redis",
     )  # fmt: skip
 
 
 def _stored(settings: Settings) -> Iterator[Check]:
-    """What can only be seen in Redis: its clock, and whether the keys are those of what is stored."""
+    """Compare Redis' clock with this machine's, and the encryption keys with the stored data."""
     try:
         vault = Vault.load(settings.encryption_key_file)
     except VaultError as error:
         yield Check("encryption", False, str(error))
         return
-    found = "on, with the key " + str(vault.first) if vault else "off"
+    state = "on, with the key " + str(vault.first) if vault else "off"
     if settings.redis_url is None:
-        yield Check("encryption", True, found)
+        yield Check("encryption", True, state)
         return
 
     async def ask(url: str) -> tuple[float, bytes | None, bool]:
@@ -212,20 +213,20 @@ def _stored(settings: Settings) -> Iterator[Check]:
     try:
         behind, mark, empty = asyncio.run(ask(settings.redis_url))
     except (RedisError, OSError, ValueError):
-        return  # it is told above
+        return  # the Redis check reports it
     yield Check(
         "clock",
         abs(behind) < _SKEW_SECONDS,
-        f"{abs(behind):.1f} s {'behind' if behind > 0 else 'before'} that of Redis"
+        f"{abs(behind):.1f} s {'behind' if behind > 0 else 'ahead of'} the clock of Redis"
         + (
             ""
             if abs(behind) < _SKEW_SECONDS
-            else ": leases, keys and uploads end too early or too late; run NTP on both"
+            else ": leases, keys and uploads would expire too early or too late; run NTP on both machines"
         ),
     )
     try:
         vault.require(mark, empty=empty)
-        yield Check("encryption", True, found)
+        yield Check("encryption", True, state)
     except VaultError as error:
         yield Check("encryption", False, str(error))
 
@@ -245,7 +246,7 @@ def _traces() -> Check:
         start_tracing(wanted).shutdown()
     except TracingError as error:
         return Check("traces", False, str(error))
-    return Check("traces", True, "on" if wanted else "off: no OTEL_… variable says where they go")
+    return Check("traces", True, "on" if wanted else "off: no OTEL_… variable names an exporter")
 
 
 def _access(settings: Settings) -> Check:
@@ -254,23 +255,23 @@ def _access(settings: Settings) -> Check:
     return Check(
         "access",
         settings.is_local,
-        "no keys, and only this machine gets here"
+        "no API key needed; only this machine can reach the server"
         if settings.is_local
-        else f"other machines reach {settings.host}, and nobody is asked for a key (EVERLONG_AUTH=off): they can read and delete "
+        else f"other machines can reach {settings.host} without an API key (EVERLONG_AUTH=off) and read and delete "
         "everything; set EVERLONG_AUTH=keys",
     )
 
 
 def _port(settings: Settings) -> Check:
-    where = authority(settings.host, settings.port)
+    address = authority(settings.host, settings.port)
     try:
         family, *_ = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         with socket.create_server((settings.host, settings.port), family=family):
-            return Check("port", True, f"{where} is free")
+            return Check("port", True, f"{address} is free")
     except socket.gaierror as error:
-        return Check("port", False, f"{where}: {error.strerror}")
+        return Check("port", False, f"{address}: {error.strerror}")
     except OSError as error:
         with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL):
             if httpx.get(f"http://{settings.reached_at(settings.port)}/livez", timeout=2).text == "ok":
-                return Check("port", True, f"{where}: a server is there already")
-        return Check("port", False, f"{where}: {os.strerror(error.errno or 0)}")
+                return Check("port", True, f"{address}: an everlong server is already running")
+        return Check("port", False, f"{address}: {os.strerror(error.errno or 0)}")

@@ -1,4 +1,4 @@
-"""`Services`: the parts of a running server, put together once and passed to the API."""
+"""`Services`: the parts of a running server, built once and passed to the API."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ log = logging.getLogger(__name__)
 _LEAVE_TIMEOUT = 3.0
 _RESTART_DELAY = 1.0
 _QUESTION_TOKENS = 256
-"""Tokens of what a model sees that a question and its answer need beside the passages, or half if it sees few."""
+"""Tokens of the model's context that recall leaves free for the question and its answer (half of a short context)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Everything that a request may need, as one tenant has it: what others have is not there."""
+    """Everything that a request of one tenant needs. Objects of other tenants cannot be reached through it."""
 
     settings: Settings
     model: Model
@@ -75,7 +75,7 @@ class Services:
     uploads: Uploads
     responses: Responses
     background_jobs: Jobs
-    """Responses that are answered in the background."""
+    """The queue of background responses."""
     engine: Engine
     token_offsets: TokenOffsets
     session_turns: SessionTurns
@@ -89,7 +89,7 @@ class Services:
     tenant: str = DEFAULT_TENANT
 
     def of(self, tenant: str) -> Services:
-        """The same for another tenant. Cheap: what is heavy is shared."""
+        """Return the services of another tenant. Cheap: tenants share the engine and the connections."""
         documents, sessions, chats = self.documents.of(tenant), self.sessions.of(tenant), self.chats.of(tenant)
         quota, responses = self.quota.of(tenant), self.responses.of(tenant)
         passages, session_turns, chat_turns, response_turns, memory_views = _around(
@@ -104,20 +104,20 @@ class Services:
 
     @property
     def recall(self) -> Recall:
-        """What an answer is grounded on if its question says nothing about it; the question and the answer need room."""
+        """The server's default recall. Leaves part of the model's context free for the question and the answer."""
         settings, sight = self.settings, self.model.memory.sight
         return Recall(settings.recall_passages, min(settings.recall_tokens, max(sight // 2, sight - _QUESTION_TOKENS)))
 
 
 class NoKeys(Exception):
-    """The server would be open to other machines, and nobody could use it."""
+    """Requests need an API key, and there is none."""
 
 
 async def require_keys(settings: Settings, redis_url: str) -> None:
-    """Makes the administrator's key, if `settings` name one. Raises `NoKeys` if requests need keys and there are none,
-    unless it was said that they shall.
+    """Create the administrator's key if `settings` name a file for it. Waits until Redis can be reached.
 
-    A Redis that is away is waited for.
+    Raises `NoKeys` if requests need an API key because other machines can reach the server, and no key exists. Only logs a
+    warning if the setting `auth` requires keys explicitly.
     """
     if settings.admin_key_file is not None:
         secret = read_api_key(settings.admin_key_file)
@@ -129,33 +129,33 @@ async def require_keys(settings: Settings, redis_url: str) -> None:
             raise NoKeys(f"EVERLONG_ADMIN_KEY_FILE: {error}") from None
     if not settings.asks_for_keys:
         return
-    there = await _wait_for_redis(redis_url, settings, lambda redis: Credentials(redis).usable())
-    make = "`everlong keys create --tenant NAME` makes one"
-    if not there and settings.auth is None:
+    usable = await _wait_for_redis(redis_url, settings, lambda redis: Credentials(redis).usable())
+    create = "`everlong keys create --tenant NAME` creates one"
+    if not usable and settings.auth is None:
         raise NoKeys(
-            f"other machines can reach {settings.host} (EVERLONG_HOST), so requests need an API key, and there is none: {make}; "
-            "EVERLONG_AUTH=keys starts without, and EVERLONG_AUTH=off asks nobody for a key"
+            f"other machines can reach {settings.host} (EVERLONG_HOST), so requests need an API key, and there is none: {create}; "
+            "EVERLONG_AUTH=keys starts the server without a key, and EVERLONG_AUTH=off requires none"
         )
-    if not there:
-        log.warning("there is no API key yet, and without one every request is refused: %s", make)
+    if not usable:
+        log.warning("there is no API key yet, so every request is refused: %s", create)
 
 
 def read_api_key(file: Path) -> str:
-    """The API key in the file. Raises `NoKeys`."""
-    said = f"--admin-key-file (EVERLONG_ADMIN_KEY_FILE)={str(file)!r}"
+    """Return the API key in the file. Raises `NoKeys` if the file cannot be read or holds no key."""
+    setting = f"--admin-key-file (EVERLONG_ADMIN_KEY_FILE)={str(file)!r}"
     try:
         secret = file.expanduser().read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise NoKeys(f"{said}: {getattr(error, 'strerror', None) or 'it is not ASCII'}") from None
+        raise NoKeys(f"{setting}: {getattr(error, 'strerror', None) or 'the file is not ASCII'}") from None
     if not is_secret(secret):
-        raise NoKeys(f"{said}: there is no API key in it; `everlong keys secret` prints one")
+        raise NoKeys(f"{setting}: the file does not hold an API key; `everlong keys secret` prints one")
     return secret
 
 
 async def require_vault(settings: Settings, redis_url: str) -> None:
-    """Raises `VaultError` if what is stored is not encrypted with the keys that `settings` name, or is and should not be.
+    """Check that the encryption keys in `settings` match the stored data. Waits until Redis can be reached.
 
-    A Redis that is away is waited for.
+    Raises `VaultError` if the data is encrypted with other keys, if it is encrypted and no keys are set, or the reverse.
     """
     vault = Vault.load(settings.encryption_key_file)
 
@@ -163,7 +163,7 @@ async def require_vault(settings: Settings, redis_url: str) -> None:
         if (mark := await redis.get(keys.VAULT)) is None and vault:
             empty = not await anything(redis)
             vault.require(None, empty=empty)
-            await redis.set(keys.VAULT, vault.mark(), nx=True)  # of two servers that start, one is the first
+            await redis.set(keys.VAULT, vault.mark(), nx=True)  # the first of several starting servers wins
             mark = await redis.get(keys.VAULT)
         vault.require(mark, empty=False)
 
@@ -171,22 +171,22 @@ async def require_vault(settings: Settings, redis_url: str) -> None:
 
 
 async def _wait_for_redis(redis_url: str, settings: Settings, ask: Callable[[Client], Awaitable[T]]) -> T:
-    """What `ask` gets from Redis, as soon as that is there."""
+    """Return the result of `ask`. Retries until Redis can be reached."""
     redis = connect(redis_url, settings.redis_copies)
     try:
         while True:
             try:
-                await adopt(redis)  # what earlier versions have stored is looked at under its names of today
+                await adopt(redis)  # renames keys that earlier versions wrote
                 return await ask(redis)
             except RedisError as error:
-                log.warning("redis is away, start waits: %s", error)
+                log.warning("waiting for Redis: %s", error)
                 await asyncio.sleep(0.5)
     finally:
         await redis.aclose()
 
 
 def limits_of(settings: Settings) -> Limits:
-    """What every tenant may use."""
+    """Return the quotas of every tenant."""
     return Limits(
         requests=settings.tenant_requests_per_minute,
         streams=settings.tenant_streams,
@@ -211,7 +211,7 @@ def _around(
     background_jobs: Jobs,
     token_offsets: TokenOffsets,
 ) -> tuple[Passages, SessionTurns, ChatTurns, ResponseTurns, MemoryViews]:
-    """What works on one tenant's stores."""
+    """Build the parts that work on one tenant's stores."""
     passages = Passages(blobs, documents)
     turns = TurnRunner(
         engine, passages, token_offsets, metrics, tracing, quota, max_message_chars=settings.max_message_chars
@@ -227,7 +227,7 @@ def _around(
 async def run_services(
     settings: Settings, model: Model, redis_url: str, metrics: Metrics, tracing: Tracing | None = None
 ) -> AsyncIterator[Services]:
-    """The services, at work inside the context. `redis_url`: of the Redis to use; one that is away is waited for."""
+    """Start the services and stop them when the context ends. Waits until the Redis at `redis_url` can be reached."""
     tracing = tracing or Tracing()
     replica, vault = uuid.uuid4().hex, Vault.load(settings.encryption_key_file)
     async with AsyncExitStack() as stack:
@@ -248,15 +248,16 @@ async def run_services(
         alone = settings.redis_url is None
         while True:
             try:
-                await adopt(redis)  # before anything is written under a name of today
+                await adopt(redis)  # first: renames keys that earlier versions wrote
                 await jobs.prepare(alone=alone)
                 await background_jobs.prepare(alone=False)
-                # Nobody else can be uploading here; and a blob store elsewhere may be away, which is no reason not to start.
+                # With an embedded Redis no other server can be uploading. A remote blob store may be down, which must not
+                # prevent the start.
                 if alone and settings.blob_url is None and await paired(redis, blobs):
                     await blobs.sweep(partial(known, redis))
                 break
             except RedisError as error:
-                log.warning("redis is away, start waits: %s", error)
+                log.warning("waiting for Redis: %s", error)
                 await asyncio.sleep(0.5)
         engine = Engine(
             model,
@@ -333,13 +334,13 @@ async def run_services(
 
 
 async def _run_forever(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Work that goes on for as long as the server; broken off by what nobody thought of, it begins again."""
+    """Run `work` for as long as the server runs. Starts it again after an unexpected error."""
     while True:
         try:
             await work()
             return
         except Exception:
-            log.exception("work in the background broke off, and begins again")
+            log.exception("a background task failed and is restarted")
             await asyncio.sleep(_RESTART_DELAY)
 
 
@@ -353,7 +354,7 @@ async def _heartbeat(
     seconds: float,
 ) -> None:
     while True:
-        with contextlib.suppress(RedisError):  # a replica that cannot reach Redis is rightly taken for dead
+        with contextlib.suppress(RedisError):  # other replicas rightly treat a replica that cannot reach Redis as dead
             await jobs.beat()
             with metrics.redis_seconds.time():
                 await redis.ping()
@@ -365,7 +366,7 @@ async def _heartbeat(
 
 
 async def _expire_uploads(redis: Client, uploads: Uploads, blobs: Blobs, seconds: float) -> None:
-    """Throws uploads away whose time is up, and after as long what a killed server has left in the blob store."""
+    """Delete expired uploads, and blobs that a killed server left behind once they are as old."""
     while True:
         try:
             for upload in await uploads.expired():
@@ -374,5 +375,5 @@ async def _expire_uploads(redis: Client, uploads: Uploads, blobs: Blobs, seconds
             if await paired(redis, blobs):
                 await blobs.sweep(partial(known, redis), untouched=seconds)
         except (RedisError, OSError) as error:
-            log.warning("expired uploads wait: %s: %s", type(error).__name__, error)
+            log.warning("could not delete expired uploads, will retry: %s: %s", type(error).__name__, error)
         await asyncio.sleep(min(60.0, seconds))

@@ -89,4 +89,4 @@ async def test_work_that_breaks_off_begins_again(
 
     await services._run_forever(work)
     assert left == []
-    assert [record.message for record in caplog.records] == ["work in the background broke off, and begins again"] * 2
+    assert [record.message for record in caplog.records] == ["a background task failed and is restarted"] * 2

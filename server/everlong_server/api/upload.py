@@ -1,4 +1,4 @@
-"""Receiving a text: streamed to the blob store as it comes, checked on the way, never held in memory."""
+"""Receives a file: streams it to the blob store and checks it on the way, without holding it in memory."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ _MAGIC = {
     b"{\\rtf": "an RTF file",
 }
 _BOM = codecs.BOM_UTF8
-# curl --data-binary says application/x-www-form-urlencoded unless told otherwise.
+# `curl --data-binary` sends application/x-www-form-urlencoded by default.
 _RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded", *formats.MEDIA_TYPES)
 _MAX_NAME = 255
 _BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 class UploadSource(Protocol):
-    """Where a document comes from: a request is one."""
+    """A source of a document, such as a request."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Of its content: type and length."""
+        """Headers, of which `content-type` and `content-length` are read."""
 
     @property
     def query_params(self) -> Mapping[str, str]:
-        """`filename`, if it has one."""
+        """Query parameters, of which `filename` is read."""
 
     def stream(self) -> AsyncIterator[bytes]:
-        """The content in pieces."""
+        """Yield the content in chunks."""
 
 
 FormFields = Mapping[str, Sequence[str]]
-"""Fields of a form, and the values that each can have."""
+"""Required fields of a form, and the allowed values of each."""
 
 
 @dataclass(slots=True)
 class TextChecker:
-    """Checks bytes that arrive in pieces: UTF-8, and nothing that is known not to be text; or of a format that can be
-    turned into text, `foreign`: then the bytes are only counted."""
+    """Checks, chunk by chunk, that a file is UTF-8 text. Only counts the bytes of a file in a format that can be converted to
+    text; `foreign` is that format."""
 
     limit: int
     size: int = 0
@@ -71,16 +71,19 @@ class TextChecker:
     _decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
 
     def feed(self, data: bytes) -> None:
-        """Raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest` naming what was found and where."""
+        """Check the next chunk. Raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest` with the problem and its place."""
         if len(self._head) < 1024:
             self._head += data[: 1024 - len(self._head)]
             self.foreign = self.foreign or formats.recognised(self._head)
             for magic, name in _MAGIC.items():
                 if self._head.startswith(magic):
-                    raise UnsupportedMedia(f"the document is {name}; upload plain UTF-8 text", param="file")
+                    raise UnsupportedMedia(
+                        f"the document is {name}: upload UTF-8 text or a supported format", param="file"
+                    )
             if b"\0" in self._head and self.foreign is None:
                 raise UnsupportedMedia(
-                    "the document holds NUL bytes: it is no text; upload plain UTF-8 text", param="file"
+                    "the document contains NUL bytes, so it is not text: upload UTF-8 text or a supported format",
+                    param="file",
                 )
         if self.size + len(data) > self.limit:
             raise too_large(self.limit)
@@ -100,7 +103,7 @@ class TextChecker:
             ) from None
 
     def finish(self) -> int:
-        """The byte where the text starts, behind a byte-order mark. Raises `InvalidRequest` if there is no text."""
+        """Return the offset of the text's first byte, after a byte-order mark. Raises `InvalidRequest` if there is no text."""
         if self.foreign is not None:
             return 0
         try:
@@ -119,15 +122,17 @@ class TextChecker:
 
 @dataclass(slots=True, weakref_slot=True)
 class BytesInFlight:
-    """Bytes that this server is receiving for one upload, in parts side by side."""
+    """Number of bytes that this server is receiving for one multipart upload, in concurrent parts."""
 
     bytes: int = 0
 
 
 @dataclass(slots=True)
 class PartChecker:
-    """Bytes of which only the whole is a text: they are counted. `limit`: of them, and `room`: of them and what else is
-    `in_flight`."""
+    """Counts the bytes of an upload's part. `limit`: maximum of this part; `room`: maximum of all parts `in_flight`.
+
+    Only the whole upload is checked to be text.
+    """
 
     limit: int
     room: int
@@ -135,28 +140,31 @@ class PartChecker:
     size: int = 0
 
     def feed(self, data: bytes) -> None:
-        """Raises `TooLarge`."""
+        """Count the next chunk. Raises `TooLarge` beyond the limits."""
         self.size += len(data)
         self.in_flight.bytes += len(data)
         if self.size > self.limit or self.in_flight.bytes > self.room:
-            raise TooLarge(f"the part has more than the {self.limit} bytes that the upload has room for", param="data")
+            raise TooLarge(f"the part is larger than the {self.limit} bytes that are left in the upload", param="data")
 
     def end(self) -> None:
-        """They are there, or thrown away."""
+        """Stop counting the part as in flight."""
         self.in_flight.bytes -= self.size
 
 
 def too_large(limit: int) -> TooLarge:
-    """The error for a document of more than `limit` bytes."""
-    return TooLarge(f"the document has more than {limit} bytes, the limit (EVERLONG_MAX_DOCUMENT_BYTES)", param="file")
+    """Return the error for a document of more than `limit` bytes."""
+    return TooLarge(
+        f"the document is larger than the limit of {limit} bytes (EVERLONG_MAX_DOCUMENT_BYTES)", param="file"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedFile:
-    """What came: the text's bytes, where it starts in the blob, the blob's SHA-256, and what the sender calls it.
+    """A received file: size of its text in bytes, offset of the text in the blob, SHA-256 of the blob, file name.
 
-    `format`: None for text; else what the first bytes say that it is, and at last, what it was `converted` from. `suffix`:
-    behind the blob's name until then; its own, since a request that was taken over comes to the same name.
+    `format`: None for text; otherwise the format that its first bytes show, and after the conversion, the format it was
+    converted from. `suffix`: suffix of the blob's name until the conversion. It is unique, because a retry of the request
+    uses the same name.
     """
 
     bytes: int
@@ -168,16 +176,16 @@ class ReceivedFile:
 
 
 class DiscardingWriter:
-    """In place of a blob: for a document that is there already."""
+    """A writer that discards the data, for a document that is stored already."""
 
     async def write(self, data: bytes) -> None:
-        """It is only looked at."""
+        """Discard `data`."""
 
     async def commit(self, suffix: str = "") -> None:
-        """There is nothing to keep."""
+        """Do nothing."""
 
     async def abort(self) -> None:
-        """There is nothing to throw away."""
+        """Do nothing."""
 
 
 async def receive(
@@ -187,10 +195,10 @@ async def receive(
     form: FormFields | None,
     allow: Callable[[ReceivedFile], Awaitable[None]],
 ) -> ReceivedFile:
-    """The request's document, written by `writer`, durable. Raises what is wrong with it, leaving no blob behind.
+    """Receive the request's document with `writer`, durably. Leaves no blob if it is invalid.
 
-    `form`: what must stand beside the document, which then has to be part of a form. `allow`: raises if what has come
-    is not to be kept. What is no text is to be `converted`.
+    `form`: fields that the form must have; None accepts a plain body, too. `allow`: raises an error to reject the received
+    file. A file that is not text must still be `converted`.
     """
     try:
         received = await _receive(request, writer, limit, form)
@@ -203,34 +211,37 @@ async def receive(
 
 
 async def commit(writer: BlobWriter | DiscardingWriter, received: ReceivedFile) -> None:
-    """Makes what was written durable: as the text that it is, or as what is to be `converted`."""
+    """Make the written blob durable, under its own name if it is text, else under the name of a file to convert."""
     await writer.commit(received.suffix if received.format else "")
 
 
 _CONVERTERS = Pool("everlong-convert", 2)
-"""A conversion may take gigabytes of memory and minutes."""
+"""Few threads, as a conversion may take gigabytes of memory and minutes."""
 
 
 async def converted(blobs: Blobs, name: str, received: ReceivedFile, limit: int) -> ReceivedFile:
-    """What was received as the blob `name`, as text; marks beside it. Raises what is wrong with it, and deletes no text: that may
-    be another server's, which has taken the request over."""
+    """Convert the received file to text in the blob `name`, and store its outline. Returns it unchanged if it is text.
+
+    Raises `ServerError` if the file cannot be converted. Does not delete the text then, as it may belong to another server
+    that handles a retry of the request.
+    """
     kind = received.format
     if kind is None:
         return received
 
     def convert() -> ReceivedFile:
         with blobs.fill(name) as text, blobs.local(name + received.suffix) as uploaded:
-            made_of, found = formats.convert(uploaded, kind, text, limit)
-            outline.save(blobs, name, found)
+            source_format, headings = formats.convert(uploaded, kind, text, limit)
+            outline.save(blobs, name, headings)
             with text.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return replace(received, bytes=text.stat().st_size, text_offset=0, digest=digest, format=made_of)
+            return replace(received, bytes=text.stat().st_size, text_offset=0, digest=digest, format=source_format)
 
     converting = asyncio.create_task(_CONVERTERS.run(convert))
     try:
         return await asyncio.shield(converting)
     except BaseException:
-        await asyncio.wait([converting])  # whoever waits for it may have gone; it writes on until it ends
+        await asyncio.wait([converting])  # a cancelled conversion writes on until it ends
         raise
     finally:
         await blobs.delete(name + received.suffix)
@@ -264,22 +275,22 @@ async def _receive(
 
 
 def clean_filename(given: str) -> str | None:
-    """What a document is called, for people: no path, and nothing that makes a name look like another one.
+    """Return the file name without its path, in NFC; None if nothing is left.
 
-    Raises `InvalidRequest`.
+    Raises `InvalidRequest` for a name that is too long, or with characters that make it look like another one.
     """
     if len(given) > _MAX_NAME:
         raise InvalidRequest(f"filename has {len(given)} characters, the limit is {_MAX_NAME}", param="filename")
     name = unicodedata.normalize("NFC", re.split(r"[/\\]", given)[-1]).strip()
-    # Control characters, lone surrogates, and those that turn the direction of writing.
+    # Control characters, lone surrogates, and characters that change the direction of writing.
     bad = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in _BIDI_CONTROLS), None)
     if bad is not None:
-        raise InvalidRequest(f"filename: it has the character U+{ord(bad):04X}", param="filename")
+        raise InvalidRequest(f"filename: the character U+{ord(bad):04X} is not allowed", param="filename")
     return None if name in ("", ".", "..") else name
 
 
 async def receive_part(request: Request, blobs: Blobs, name: str, piece: PartChecker) -> None:
-    """The part `data` of the request's form in the blob `name`, durable, and counted. Raises what is wrong with it."""
+    """Store the form's part `data` as the blob `name`, durably. Raises `ServerError` if it is invalid or too large."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data":
         raise UnsupportedMedia(
@@ -299,10 +310,10 @@ async def receive_part(request: Request, blobs: Blobs, name: str, piece: PartChe
 def _check_type(kind: str, charset: str) -> None:
     if not (kind in _RAW_TYPES or kind.startswith("text/")):
         raise UnsupportedMedia(
-            f"content type {kind[:60]!r}: send text/plain or multipart/form-data", param="content-type"
+            f"content type {kind[:60]!r} is not supported: send text/plain or multipart/form-data", param="content-type"
         )
     if charset.lower().replace("_", "-") not in ("utf-8", "utf8", "us-ascii", "ascii"):
-        raise UnsupportedMedia(f"charset {charset[:60]!r}: send UTF-8", param="content-type")
+        raise UnsupportedMedia(f"charset {charset[:60]!r} is not supported: send UTF-8", param="content-type")
 
 
 async def _multipart(
@@ -313,9 +324,11 @@ async def _multipart(
     form: FormFields,
     content: str = "file",
 ) -> str | None:
-    """Streams the part named `content`; its file name. Of others, those of `form` must be there; the rest are errors."""
+    """Stream the part named `content` to `writer` and return its file name. Parts of `form` are required; others are errors."""
     if not boundary:
-        raise InvalidRequest("multipart body without a boundary", param="content-type", code="invalid_multipart")
+        raise InvalidRequest(
+            "the content type multipart/form-data has no boundary", param="content-type", code="invalid_multipart"
+        )
     parts = _FormParser(form, content)
     try:
         parser = MultipartParser(
@@ -337,18 +350,18 @@ async def _multipart(
                 await writer.write(part)
             parts.waiting.clear()
         parser.finalize()
-    except FormParserError as error:  # of a boundary that is too long, too
+    except FormParserError as error:  # also raised for a boundary that is too long
         raise InvalidRequest(f"malformed multipart body: {error}", code="invalid_multipart") from None
     return parts.finish()
 
 
 @dataclass(slots=True)
 class _FormParser:
-    """The parts of a form as they come: the document's bytes go into `waiting`, fields are checked here."""
+    """Collects the parts of a form while it is parsed. The document's bytes go to `waiting`; fields are checked here."""
 
     form: FormFields
     content: str
-    """The document's part."""
+    """Name of the document's part."""
     name: bytearray = field(default_factory=bytearray)
     value: bytearray = field(default_factory=bytearray)
     waiting: list[bytes] = field(default_factory=list)
@@ -356,7 +369,7 @@ class _FormParser:
     _files: list[str | None] = field(default_factory=list)
     _fields: dict[str, bytearray] = field(default_factory=dict)
     _field: str | None = None
-    """The field whose value is coming; None: the document."""
+    """The field whose value is being parsed; None: the document."""
     _ended: bool = False
 
     def header_end(self) -> None:
@@ -374,12 +387,12 @@ class _FormParser:
             return
         if part != self.content:
             raise InvalidRequest(
-                f"unknown part {part[:60]!r}; send the document as the part {self.content!r}",
+                f"unknown part {part[:60]!r}: send the document as the part {self.content!r}",
                 param=part[:60],
                 code="unknown_parameter",
             )
         if self._files:
-            raise InvalidRequest("more than one document in one request", param=self.content)
+            raise InvalidRequest("the request has more than one document: send one", param=self.content)
         given = options.get(b"filename")
         self._files.append(given.decode("utf-8", "replace") if given is not None else None)
 
@@ -389,7 +402,7 @@ class _FormParser:
             return
         value = self._fields[self._field]
         value += data[start : min(stop, start + _MAX_NAME)]
-        if len(value) > _MAX_NAME:  # no value is so long: it need not be kept to see that it is wrong
+        if len(value) > _MAX_NAME:  # longer than any allowed value
             self.part_end()
 
     def part_end(self) -> None:
@@ -397,21 +410,21 @@ class _FormParser:
             given, allowed = self._fields[self._field].decode("utf-8", "replace"), self.form[self._field]
             if given not in allowed:
                 raise InvalidRequest(
-                    f"{self._field}: {given[:60]!r}; it can be {' or '.join(map(repr, allowed))}", param=self._field
+                    f"{self._field} must be {' or '.join(map(repr, allowed))}, got {given[:60]!r}", param=self._field
                 )
 
     def end(self) -> None:
         self._ended = True
 
     def finish(self) -> str | None:
-        """The document's file name. Raises what is missing."""
+        """Return the document's file name. Raises `InvalidRequest` if a part is missing or the body is incomplete."""
         if not self._files:
             raise InvalidRequest(
-                f"multipart body without a part {self.content!r}", param=self.content, code="missing_parameter"
+                f"the multipart body has no part {self.content!r}", param=self.content, code="missing_parameter"
             )
         for name in self.form:
             if name not in self._fields:
-                raise InvalidRequest(f"multipart body without a part {name!r}", param=name, code="missing_parameter")
+                raise InvalidRequest(f"the multipart body has no part {name!r}", param=name, code="missing_parameter")
         if not self._ended:
-            raise InvalidRequest("the multipart body was cut off", code="invalid_multipart")
+            raise InvalidRequest("the multipart body ends before its last boundary", code="invalid_multipart")
         return self._files[0]

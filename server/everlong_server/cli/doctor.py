@@ -12,10 +12,10 @@ doctor = typer.Typer(add_completion=False)
 
 @doctor.command()
 def _doctor() -> None:
-    """Check this machine and its settings, and say what is wrong."""
+    """Check this machine and the settings, and list what is wrong."""
     from everlong_server.doctor import run_checks
 
-    table, bad = Table("check", "", "found"), 0
+    table, bad = Table("check", "", "result"), 0
     for check in run_checks(settings_or_fail()):
         bad += not check.ok
         table.add_row(check.name, "[green]ok[/]" if check.ok else "[bold red]wrong[/]", check.detail)

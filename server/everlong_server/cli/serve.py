@@ -17,7 +17,7 @@ serve = typer.Typer(add_completion=False)
 )
 def _serve(context: typer.Context) -> None:
     """Start the server."""
-    # What is imported and loaded now stays: to look for garbage in it, again and again, takes a second. Until it is loaded.
+    # Imported modules and model weights stay alive, so collecting garbage would waste a second. Enabled again after loading.
     gc.disable()
     from everlong_server.settings import SettingsError, load_settings
 

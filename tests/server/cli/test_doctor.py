@@ -186,7 +186,7 @@ def test_a_port_of_ipv6(tmp_path: Path) -> None:
     with server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for host in ("::1", "::"):
-            detail = f"[{host}]:{port}: a server is there already"
+            detail = f"[{host}]:{port}: an everlong server is already running"
             assert found(tmp_path, host=host, port=port)["port"] == Check("port", True, detail)
         server.shutdown()
 

@@ -1,4 +1,4 @@
-"""`/v1/documents`: upload, look, watch, delete."""
+"""`/v1/documents`: upload, list, watch and delete documents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from everlong_server.store.texts import outline
 router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_RESPONSES)
 
 Limit = Annotated[int, Query(ge=1, le=100)]
-After = Annotated[str | None, Query(max_length=128, description="the last id of the page before")]
+After = Annotated[str | None, Query(max_length=128, description="last id of the previous page")]
 _POLL_SECONDS = 0.25
 
 _UPLOAD = {
@@ -50,10 +50,10 @@ _UPLOAD = {
 async def upload(
     request: Request,
     services: CallerServices,
-    filename: Annotated[str | None, Query(max_length=255, description="a name for people")] = None,
+    filename: Annotated[str | None, Query(max_length=255, description="name to show for the document")] = None,
     key: IdempotencyKey = None,
 ) -> schemas.Document:
-    """Uploads UTF-8 text, a PDF, Word, EPUB or HTML file: as the body, or as the part `file` of a form. Reading goes on in
+    """Uploads UTF-8 text or a PDF, Word, EPUB or HTML file, as the body or as the part `file` of a form. The server reads it in
     the background."""
     async with await services.idempotency.begin(key) as record:
         document = await stored(request, services, record)
@@ -67,37 +67,37 @@ async def upload(
 async def stored(
     source: UploadSource, services: Services, record: IdempotencyRecord, form: FormFields | None = None
 ) -> Document:
-    """The document that comes from `source`, acknowledged: its text and facts are on disk and its reading is queued.
+    """Receive and store the document of `source`, and queue its reading. Everything is durable on return.
 
-    Of an record that was done before, what comes is only compared with what came then.
+    For a retry of a completed request, only compares the content with the first request's.
     """
     if services.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
-    await services.redis.ping()  # else a text would come that nobody can be told of
+    await services.redis.ping()  # fail before the upload, not after it
     document_id, limit = f"doc_{record.id}", services.settings.max_document_bytes
-    there = record.answer is not None or (not record.first and await services.documents.exists(document_id))
+    exists = record.answer is not None or (not record.first and await services.documents.exists(document_id))
     length = source.headers.get("content-length", "")
-    if not there:
+    if not exists:
         await services.quota.require_room(int(length) if length.isdigit() else 0, services.model.fingerprint)
-    writer = DiscardingWriter() if there else await services.blobs.create(document_id)
+    writer = DiscardingWriter() if exists else await services.blobs.create(document_id)
 
     async def allow(received: ReceivedFile) -> None:
         await record.is_for("upload", "file" if form else "document", received.digest, received.filename or "")
 
     received = await receive(source, writer, limit, form, allow)
-    if there:
+    if exists:
         return (
             document_of(document_id, received)
             if record.answer is not None
             else await services.documents.get(document_id)
         )
     made = await make(services, document_id, received, record)
-    assert made is not None, "only an upload can be over before"
+    assert made is not None, "only a multipart upload can be cancelled or completed by another request"
     return made
 
 
 def document_of(document_id: str, received: ReceivedFile) -> Document:
-    """What was received, as a document."""
+    """Return the document record of a received file."""
     return Document(
         document_id, received.filename, received.bytes, received.text_offset, now(), received.digest,
         received.format,
@@ -113,19 +113,20 @@ async def make(
     upload: str | None = None,
     held: int = 0,
 ) -> Document | None:
-    """The document of what was received as its blob. `upload`, `held`: as for `Documents.create`; None if that has made none.
+    """Convert the received blob to text and create its document. Deletes the text if the document is refused.
 
-    If it is refused, its text goes.
+    Returns None if the multipart `upload` was cancelled or completed in the meantime. `upload` and `held` are passed to
+    `Documents.create`.
     """
-    asked = False
+    creating = False
     try:
         received = await converted(services.blobs, document_id, received, services.settings.max_document_bytes)
-        document, asked = document_of(document_id, received), True
+        document, creating = document_of(document_id, received), True
         if await services.documents.create(document, services.model.fingerprint, upload=upload, held=held):
             return document
     except BaseException as error:
-        # Where Redis gave no answer it may be about to make the document: its text is left to the sweep.
-        if not asked or isinstance(error, ServerError | ResponseError):
+        # If Redis did not answer, it may still create the document. Then a later sweep deletes the text, if it is unused.
+        if not creating or isinstance(error, ServerError | ResponseError):
             await _drop_text(services, document_id, record)
         raise
     await _drop_text(services, document_id, record)
@@ -133,7 +134,7 @@ async def make(
 
 
 async def _drop_text(services: Services, document_id: str, record: IdempotencyRecord | None) -> None:
-    """Deletes the text of a document that was not made. If that cannot be known, or another server is at it, the text stays."""
+    """Delete the text of a document that was not created. Keeps it if Redis cannot tell, or another server retries."""
     with contextlib.suppress(RedisError):
         if (record is None or await record.mine()) and not await services.documents.exists(document_id):
             for blob in (document_id, outline.name(document_id)):
@@ -142,33 +143,33 @@ async def _drop_text(services: Services, document_id: str, record: IdempotencyRe
 
 @router.get("")
 async def index(services: CallerServices, limit: Limit = 20, after: After = None) -> schemas.DocumentList:
-    """All documents, newest first."""
+    """Lists all documents, newest first."""
     documents, more = await services.documents.newest(limit, after)
     data = []
     for document in documents:
-        with contextlib.suppress(NotFound):  # deleted since the page was read
+        with contextlib.suppress(NotFound):  # deleted since the page was loaded
             data.append(await document_view(services, document))
     return schemas.DocumentList(data=data, has_more=more)
 
 
 @router.get("/{document_id}")
 async def get(document_id: str, services: CallerServices) -> schemas.Document:
-    """A document and its progress."""
+    """Returns a document and the progress of its reading."""
     return await document_view(services, await services.documents.get(document_id))
 
 
 @router.delete("/{document_id}")
 async def delete(document_id: str, services: CallerServices) -> schemas.Deleted:
-    """Deletes the text and what was learnt from it; cancels its reading. Sessions keep the memory that they have."""
+    """Deletes a document, its text and its state, and cancels its reading. Sessions keep their memory."""
     missing: NotFound | None = None
     try:
         await services.documents.delete(document_id)
     except NotFound as error:
-        # It may have been deleted before, and something of it be there still, of which the text goes last.
+        # A deletion may have been interrupted. The text is deleted last, so it shows whether something is left.
         missing = error
         if not is_id("doc", document_id) or not await asyncio.to_thread(services.blobs.exists, document_id):
             raise
-    if not await services.documents.exists(document_id):  # else it is another tenant's
+    if not await services.documents.exists(document_id):  # else it belongs to another tenant
         await services.chats.forget(document_id)
         await services.passages.delete(document_id)
         await services.token_offsets.delete(document_id)
@@ -181,7 +182,7 @@ async def delete(document_id: str, services: CallerServices) -> schemas.Deleted:
 
 @router.get("/{document_id}/events", response_class=EventSourceResponse)
 async def events(document_id: str, services: CallerServices) -> EventSourceResponse:
-    """Progress as server-sent events: `document.progress`, and at the end `document.ready`, `.failed` or `.deleted`."""
+    """Streams the progress as server-sent events: `document.progress`, then `document.ready`, `.failed` or `.deleted`."""
     document = await services.documents.get(document_id)
     first = await document_view(services, document)
 

@@ -1,4 +1,4 @@
-"""`/v1/keys`: the API keys of one's own tenant, for who has the scope `admin`."""
+"""`/v1/keys`: the API keys of the caller's tenant. Needs the scope `admin`."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ router = APIRouter(prefix="/v1/keys", tags=["access"], responses={s: ERROR_RESPO
 
 @router.post("", status_code=201)
 async def create(body: schemas.CreateApiKey, request: Request, services: CallerServices) -> schemas.NewApiKey:
-    """Makes a key of the tenant. It is told now and never again."""
+    """Creates an API key of the tenant. Only this response contains the secret."""
     key, secret = await services.credentials.create(
-        services.tenant, name=body.name, scopes=body.scopes, seconds=body.expires_in_seconds, by=_who(request)
+        services.tenant, name=body.name, scopes=body.scopes, seconds=body.expires_in_seconds, by=_actor(request)
     )
     return schemas.NewApiKey(key=secret, **_view(key).model_dump())
 
 
 @router.get("")
 async def index(services: CallerServices) -> schemas.ApiKeyList:
-    """The tenant's keys, newest first, also those that are no longer good."""
+    """Lists the tenant's API keys, newest first, with expired and revoked ones."""
     return schemas.ApiKeyList(data=[_view(key) for key in await services.credentials.all(services.tenant)])
 
 
 @router.delete("/{key_id}")
 async def revoke(key_id: str, request: Request, services: CallerServices) -> schemas.ApiKey:
-    """Ends a key: no server takes it from the next request on. It stays in the list."""
-    return _view(await services.credentials.revoke(key_id, tenant=services.tenant, by=_who(request)))
+    """Revokes an API key: every server refuses it from the next request on. The key stays in the list."""
+    return _view(await services.credentials.revoke(key_id, tenant=services.tenant, by=_actor(request)))
 
 
-def _who(request: Request) -> str:
-    """For the audit log."""
+def _actor(request: Request) -> str:
+    """Return the caller for the audit log."""
     return f"key {request.state.caller.key}"
 
 

@@ -1,4 +1,4 @@
-"""`/v1/tickets`: for browsers, which cannot give a WebSocket a header."""
+"""`/v1/tickets`: authenticates WebSockets of browsers, which cannot set headers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ router = APIRouter(prefix="/v1/tickets", tags=["access"], responses={s: ERROR_RE
 
 @router.post("", status_code=201)
 async def create(request: Request, services: CallerServices) -> schemas.Ticket:
-    """A ticket, to open one WebSocket with `?ticket=…` instead of the key. It is good for 30 s, and once."""
+    """Creates a ticket that opens one WebSocket, as `?ticket=…` in place of the API key. It is valid for 30 s."""
     ticket, ends = await services.credentials.ticket(request.state.caller)
     return schemas.Ticket(ticket=ticket, expires_at=ends)

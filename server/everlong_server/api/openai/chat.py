@@ -1,4 +1,5 @@
-"""`/v1/chat/completions`: a dialogue that the caller says in full each time; what is known of it is not read again."""
+"""`/v1/chat/completions`: answers a chat, which the caller sends whole each time. Messages still in memory are not prefilled
+again."""
 
 from __future__ import annotations
 
@@ -38,14 +39,14 @@ router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=ERROR_RESPONSES
     responses={200: {"content": {"text/event-stream": {}}}},
 )
 async def create(body: CreateChatCompletion, request: Request, services: CallerServices) -> Response:
-    """Answers a dialogue, about the files that its messages name. As JSON, or with `stream` as server-sent events.
+    """Answers a chat about the files in its messages, as JSON or, with `stream`, as server-sent events.
 
-    What was said up to an earlier answer is not read again; `usage.prompt_tokens_details.cached_tokens` says how much.
+    Messages up to an earlier answer are not prefilled again; `usage.prompt_tokens_details.cached_tokens` counts their tokens.
     """
     model = services.model
     require_model(services, body.model)
-    documents, said = await _parse_messages(services, body.messages)
-    turns = await run_unless_disconnected(request, _start_turns(services, body, documents, said))
+    documents, conversation = await _parse_messages(services, body.messages)
+    turns = await run_unless_disconnected(request, _start_turns(services, body, documents, conversation))
     if turns is None:
         return Response(status_code=CLIENT_CLOSED)
     head = {
@@ -63,7 +64,7 @@ async def create(body: CreateChatCompletion, request: Request, services: CallerS
 
 
 async def _parse_messages(services: Services, messages: Sequence[ChatMessage]) -> tuple[list[str], list[Message]]:
-    """The documents that `messages` are about, and what is said. Raises what is wrong with them."""
+    """Return the documents in `messages`, and their text. Raises `ServerError` for invalid messages."""
     parsed = ParsedMessages(services)
     for number, message in enumerate(messages):
         name, texts = f"messages.{number}.content", list[str]()
@@ -78,34 +79,34 @@ async def _parse_messages(services: Services, messages: Sequence[ChatMessage]) -
 
 
 async def _start_turns(
-    services: Services, body: CreateChatCompletion, documents: Sequence[str], said: Sequence[Message]
+    services: Services, body: CreateChatCompletion, documents: Sequence[str], conversation: Sequence[Message]
 ) -> list[Turn]:
-    """All `n` turns, admitted. Raises why one was refused; then none goes on."""
-    grounds, how = recall(services, body.recall), sampling(body, "max_completion_tokens")
+    """Start all `n` turns. If one is refused, cancel the others and raise its error."""
+    recalled, params = recall(services, body.recall), sampling(body, "max_completion_tokens")
     match body.response_format:
         case JsonObjectFormat():
-            how = how.model_copy(update={"json_schema": {"type": "object"}})
-        case ChatJsonSchemaFormat(json_schema=asked):
-            schema = await require_schema(services, asked.schema_, "response_format.json_schema.schema")
-            how = how.model_copy(update={"json_schema": schema})
-    every = [
-        how if how.seed is None else how.model_copy(update={"seed": (how.seed + index) % 2**63})
+            params = params.model_copy(update={"json_schema": {"type": "object"}})
+        case ChatJsonSchemaFormat(json_schema=requested):
+            schema = await require_schema(services, requested.schema_, "response_format.json_schema.schema")
+            params = params.model_copy(update={"json_schema": schema})
+    each = [
+        params if params.seed is None else params.model_copy(update={"seed": (params.seed + index) % 2**63})
         for index in range(body.n)
     ]
-    begun = [asyncio.create_task(services.chat_turns.answer(documents, said, params, grounds)) for params in every]
+    tasks = [asyncio.create_task(services.chat_turns.answer(documents, conversation, one, recalled)) for one in each]
     try:
-        return await asyncio.gather(*begun)
+        return await asyncio.gather(*tasks)
     except BaseException:
-        for task in begun:
+        for task in tasks:
             task.cancel()
-        for turn in await asyncio.gather(*begun, return_exceptions=True):
+        for turn in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(turn, Turn):
                 await turn.events.aclose()
         raise
 
 
 async def _events(turns: Sequence[Turn]) -> AsyncGenerator[tuple[int, Event], None]:
-    """The events of all turns as they come, each with its turn's index. Closing it ends the turns."""
+    """Yield the events of all turns as they arrive, each with its turn's index. Closing the generator ends the turns."""
     queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue()
 
     async def forward(index: int, turn: Turn) -> None:
@@ -131,12 +132,12 @@ async def _events(turns: Sequence[Turn]) -> AsyncGenerator[tuple[int, Event], No
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for turn in turns:  # also one whose task had not begun
+        for turn in turns:  # also those whose task had not started
             await turn.events.aclose()
 
 
 async def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """The complete answers."""
+    """Return the complete answers."""
     messages: dict[int, dict[str, Any]] = {}
     async with contextlib.aclosing(_events(turns)) as events:
         async for index, event in events:
@@ -146,13 +147,13 @@ async def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
 
 
 async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -> AsyncGenerator[dict[str, Any], None]:
-    """The answers piece by piece. Evidence comes before the first word."""
+    """Yield the answers as chunks. The evidence precedes the first token."""
     messages: list[dict[str, Any]] = []
-    spent: dict[str, Any] = {"usage": None} if usage else {}
+    no_usage: dict[str, Any] = {"usage": None} if usage else {}
 
     def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return {**head, "choices": [choice], **spent}
+        return {**head, "choices": [choice], **no_usage}
 
     async with contextlib.aclosing(_events(turns)) as events:
         async for index, event in events:
@@ -185,7 +186,7 @@ def _logprobs(event: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _usage(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """All answers have one prompt."""
+    """Return the token counts. All answers share one prompt."""
     prompt, answers = messages[0]["usage"], sum(message["usage"]["completion_tokens"] for message in messages)
     return ChatUsage.model_validate(
         {

@@ -1,4 +1,4 @@
-"""`/v1/files`: documents under OpenAI's names. A file is a document; its id is the document's."""
+"""`/v1/files`: documents in the format of OpenAI's API. A file is a document and has the document's id."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _UPLOAD = {
 
 @router.post("", openapi_extra=_UPLOAD)
 async def create(request: Request, services: CallerServices, key: IdempotencyKey = None) -> File:
-    """Uploads UTF-8 text of any size. It is being read when this answers; `status` says when that is done."""
+    """Uploads a file. The server reads it in the background; `status` is "processed" when it has been read."""
     async with await services.idempotency.begin(key) as record:
         document = await documents.stored(request, services, record, form={"purpose": [PURPOSE]})
         if record.answer is not None:
@@ -64,30 +64,30 @@ async def index(
     order: Annotated[Literal["desc"], Query(description="newest first")] = "desc",
     after: documents.After = None,
 ) -> FileList:
-    """All files, newest first."""
+    """Lists all files, newest first."""
     if purpose not in (None, PURPOSE):
         return FileList(data=[], has_more=False)
-    found, more = await services.documents.newest(limit, after)
+    page, more = await services.documents.newest(limit, after)
     data = []
-    for document in found:
-        with contextlib.suppress(NotFound):  # deleted since the page was read
+    for document in page:
+        with contextlib.suppress(NotFound):  # deleted since the page was loaded
             data.append(await _view(services, document))
     return FileList(data=data, has_more=more)
 
 
 @router.get("/{file_id}")
 async def get(file_id: str, services: CallerServices) -> File:
-    """A file; `status` is "processed" once it has been read."""
+    """Returns a file. `status` is "processed" once it has been read."""
     return await _view(services, await _document(services, file_id))
 
 
 @router.get("/{file_id}/content", response_class=StreamingResponse)
 async def content(file_id: str, services: CallerServices) -> StreamingResponse:
-    """The text as it was uploaded."""
+    """Returns the file's text."""
     document = await _document(services, file_id)
     try:
         file = await asyncio.to_thread(services.blobs.open, document.id)
-    except FileNotFoundError:  # deleted since it was looked up
+    except FileNotFoundError:  # deleted in the meantime
         raise _no_file(file_id) from None
     size = document.text_offset + document.bytes
     return StreamingResponse(_pieces(file), media_type="text/plain", headers={"Content-Length": str(size)})
@@ -95,7 +95,7 @@ async def content(file_id: str, services: CallerServices) -> StreamingResponse:
 
 @router.delete("/{file_id}")
 async def delete(file_id: str, services: CallerServices) -> FileDeleted:
-    """Deletes the text and what was learnt from it."""
+    """Deletes a file, its text and its state."""
     try:
         await documents.delete(file_id, services)
     except NotFound:

@@ -1,4 +1,4 @@
-"""`/v1/responses`: answers under an id, each of which any number of others can go on from."""
+"""`/v1/responses`: stored answers from which others can continue."""
 
 from __future__ import annotations
 
@@ -44,17 +44,19 @@ router = APIRouter(prefix="/v1/responses", tags=["openai"], responses=ERROR_RESP
     responses={200: {"content": {"text/event-stream": {}}}},
 )
 async def create(body: CreateResponse, request: Request, services: CallerServices) -> Answer:
-    """The next answer of a dialogue: as JSON, with `stream` as server-sent events, with `background` later.
+    """Creates a response: as JSON, with `stream` as server-sent events, or with `background` later.
 
-    With `previous_response_id` it goes on from there: nothing of it is read again, and
-    `usage.input_tokens_details.cached_tokens` says how much that is. Instructions of earlier responses stay in the memory.
+    With `previous_response_id` it continues from that response without prefilling it again;
+    `usage.input_tokens_details.cached_tokens` counts the reused tokens. Instructions of earlier responses stay in the memory.
     """
     previous = await services.response_turns.previous(body.previous_response_id) if body.previous_response_id else None
     response = await parse_request(services, body, previous)
     if body.background:
         if body.stream or not body.store:
             name = "stream" if body.stream else "store"
-            raise InvalidRequest(f"{name}: a background response is stored and not streamed", param=name)
+            raise InvalidRequest(
+                f"{name}: a background response is always stored and never streamed; leave the field out", param=name
+            )
         await services.response_turns.queue(response)
         return JSONResponse(response_view(response))
     keep = services.response_turns.keep if body.store else None
@@ -72,22 +74,22 @@ async def create(body: CreateResponse, request: Request, services: CallerService
 async def get(
     response_id: str, services: CallerServices, stream: Annotated[bool, Query(description="not supported")] = False
 ) -> JSONResponse:
-    """A stored response; one in the background is over once `status` is neither "queued" nor "in_progress"."""
+    """Returns a stored response. A background response has ended once `status` is neither "queued" nor "in_progress"."""
     if stream:
-        raise InvalidRequest("stream: a response is streamed as it is made, not later", param="stream")
+        raise InvalidRequest("stream: a stored response cannot be streamed; leave the field out", param="stream")
     return JSONResponse(response_view(await services.response_turns.get(response_id)))
 
 
 @router.delete("/{response_id}")
 async def delete(response_id: str, services: CallerServices) -> ResponseDeleted:
-    """Deletes it and what its memory holds; cancels it. Responses that went on from it keep the memory that they have."""
+    """Cancels a response and deletes it with its memory. Responses that continue from it keep their memory."""
     await services.response_turns.delete(response_id)
     return ResponseDeleted(id=response_id)
 
 
 @router.post("/{response_id}/cancel", response_model=Response)
 async def cancel(response_id: str, services: CallerServices) -> JSONResponse:
-    """Cancels a background response; one that is over stays as it is."""
+    """Cancels a background response. A response that has ended stays unchanged."""
     return JSONResponse(response_view(await services.response_turns.cancel(response_id)))
 
 
@@ -97,16 +99,16 @@ async def input_items(
     services: CallerServices,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-    after: Annotated[str | None, Query(max_length=128, description="the last id of the page before")] = None,
+    after: Annotated[str | None, Query(max_length=128, description="last id of the previous page")] = None,
 ) -> InputItemList:
-    """What was said to the response itself, without what was said before it."""
+    """Lists the input messages of a response, without those of the responses before it."""
     response = await services.response_turns.get(response_id)
     items = [InputItem.model_validate(item) for item in response.request["items"]]
     if order == "desc":
         items.reverse()
     ids = [item.id for item in items]
     if after is not None and after not in ids:
-        raise NotFound(f"no item {after!r} to continue after", param="after")
+        raise NotFound(f"after: no item {after!r} in this response", param="after")
     start = ids.index(after) + 1 if after is not None else 0
     data = items[start : start + limit]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
@@ -114,10 +116,10 @@ async def input_items(
 
 
 async def parse_request(services: Services, body: CreateResponse, previous: store.Response | None) -> store.Response:
-    """The response that `body` asks for, behind `previous`. Raises what is wrong with it."""
+    """Return the queued response that `body` requests after `previous`. Raises `ServerError` for an invalid request."""
     if body.model is not None:
         require_model(services, body.model)
-    documents, said, items = await _input(services, body.input)
+    documents, conversation, items = await _input(services, body.input)
     instructions = body.instructions or None
     if instructions is not None:
         require_length(services, instructions, "instructions")
@@ -129,7 +131,7 @@ async def parse_request(services: Services, body: CreateResponse, previous: stor
             schema = await require_schema(services, schema, "text.format.schema")
             params = params.model_copy(update={"json_schema": schema})
     response = services.response_turns.ask(
-        previous, documents, said, instructions, params, recall(services, body.recall),
+        previous, documents, conversation, instructions, params, recall(services, body.recall),
         background=body.background, items=items, model=services.model.name,
         **body.model_dump(include={"metadata", "store", "text", "truncation"}, by_alias=True),
     )  # fmt: skip
@@ -142,7 +144,7 @@ async def parse_request(services: Services, body: CreateResponse, previous: stor
 async def _input(
     services: Services, given: str | list[InputMessage]
 ) -> tuple[list[str], list[Message], list[dict[str, Any]]]:
-    """The documents that an input is about, what is said in it, and its items as they are shown again."""
+    """Return the documents of an input, its messages, and its items as `input_items` lists them."""
     parsed, items = ParsedMessages(services), []
     messages = [InputMessage(role="user", content=given)] if isinstance(given, str) else given
     for number, message in enumerate(messages):
@@ -159,28 +161,25 @@ async def _input(
         parsed.add_message(message.role, "".join(texts), name)
         parts = [part.model_dump(include={"type", "text", "file_id"}) for part in content]
         items.append({"id": new_id("msg"), "role": message.role, "content": parts})
-    documents, said = await parsed.finish("input")
-    return documents, said, items
+    documents, conversation = await parsed.finish("input")
+    return documents, conversation, items
 
 
 _TYPES = {InputText: "input_text", OutputText: "output_text"}
 
 
-# What is shown
-
-
 def response_view(response: store.Response) -> dict[str, Any]:
-    """A response as OpenAI shows it."""
+    """Return a response in the format of OpenAI's API."""
     request, message = response.request, response.message
     params, usage = request["params"], None
     if message is not None:
-        spent = message["usage"]
+        used = message["usage"]
         usage = {
-            "input_tokens": spent["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": spent["reused_tokens"], "cache_write_tokens": 0},
-            "output_tokens": spent["completion_tokens"],
+            "input_tokens": used["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": used["reused_tokens"], "cache_write_tokens": 0},
+            "output_tokens": used["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": spent["prompt_tokens"] + spent["completion_tokens"],
+            "total_tokens": used["prompt_tokens"] + used["completion_tokens"],
         }
     return {
         "id": response.id, "object": "response", "created_at": int(response.created_at),
@@ -219,10 +218,8 @@ async def _whole(answering: ResponseTurn) -> bool:
 
 
 async def response_events(answering: ResponseTurn) -> AsyncGenerator[dict[str, Any], None]:
-    """The response piece by piece, as OpenAI's events. Evidence comes with its item, before the first word.
-
-    An answer that breaks off ends with `response.failed`.
-    """
+    """Yield the events of a response in the format of OpenAI's API. The evidence comes with the output item, before the first
+    token. An answer that fails ends with `response.failed`."""
     number = 0
 
     def event(kind: str, **more: Any) -> dict[str, Any]:
@@ -230,7 +227,7 @@ async def response_events(answering: ResponseTurn) -> AsyncGenerator[dict[str, A
         number += 1
         return {"type": kind, "sequence_number": number - 1, **more}
 
-    before = response_view(answering.response)
+    initial = response_view(answering.response)
     try:
         async with contextlib.aclosing(_pieces(answering)) as pieces:
             async for kind, more in pieces:
@@ -238,19 +235,19 @@ async def response_events(answering: ResponseTurn) -> AsyncGenerator[dict[str, A
     except Exception as error:
         known = as_server_error(error)
         failure = {"code": known.code, "message": known.message}
-        yield event("response.failed", response=before | {"status": "failed", "error": failure})
+        yield event("response.failed", response=initial | {"status": "failed", "error": failure})
 
 
 async def _pieces(answering: ResponseTurn) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
     item, evidence = answering.turn.id, list[dict[str, Any]]()
     at = {"item_id": item, "output_index": 0, "content_index": 0}
-    begun = False
+    opened = False
 
-    def beginning() -> list[tuple[str, dict[str, Any]]]:
-        nonlocal begun
-        if begun:
+    def open_item() -> list[tuple[str, dict[str, Any]]]:
+        nonlocal opened
+        if opened:
             return []
-        begun = True
+        opened = True
         added = {"output_index": 0, "item": _item(item, "in_progress", [], evidence)}
         return [("response.output_item.added", added), ("response.content_part.added", at | {"part": _text("", [])})]
 
@@ -262,15 +259,15 @@ async def _pieces(answering: ResponseTurn) -> AsyncGenerator[tuple[str, dict[str
                         yield f"response.{name}", {"response": response_view(answering.response)}
                 case "response.evidence":
                     evidence = event["evidence"]
-                    for piece in beginning():
+                    for piece in open_item():
                         yield piece
                 case "response.output_text.delta":
-                    for piece in beginning():
+                    for piece in open_item():
                         yield piece
                     delta = {"delta": event["delta"], "logprobs": event.get("logprobs", [])}
                     yield "response.output_text.delta", at | delta
                 case "response.completed":
-                    for piece in beginning():
+                    for piece in open_item():
                         yield piece
     response = response_view(answering.response)
     (output,) = response["output"]

@@ -1,7 +1,7 @@
 """`WS /v1/responses`: OpenAI's WebSocket mode.
 
-The client sends `response.create`, one after the other; the server sends the events that it streams over HTTP. An error
-leaves the socket open. The last response can be gone on from here even if it was not to be stored.
+The client sends `response.create`, one at a time; the server sends the same events as over HTTP. The socket stays open after
+an error. The client can continue from the socket's last response even if it is not stored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HTTP_ONLY = ("stream", "stream_options", "background")
 
 @router.websocket("/v1/responses")
 async def socket(socket: WebSocket) -> None:
-    """Any number of responses, one at a time."""
+    """Open a WebSocket for responses, one at a time."""
     await socket.accept()
     try:
         services = get_services(socket)
@@ -47,19 +47,21 @@ class _ResponsesSocket(JsonSocket):
         self._services = services
         self._busy = False
         self._last: Response | None = None
-        """The last, if it was not to be stored."""
+        """The last response, if it is not stored."""
 
     async def receive(self, kind: object, message: dict[str, Any]) -> None:
-        """A response is to be made."""
+        """Start a response."""
         if kind != "response.create":
             raise InvalidRequest(
-                f"unknown type {str(kind)[:60]!r}; send response.create", param="type", code="unknown_type"
+                f"unknown type {str(kind)[:60]!r}: send response.create", param="type", code="unknown_type"
             )
         if self._busy:
-            raise Conflict("a response is under way on this socket", code="response_in_progress")
+            raise Conflict("a response is in progress on this socket: wait for its end", code="response_in_progress")
         for name in _HTTP_ONLY:
             if message.get(name) not in (None, False):
-                raise InvalidRequest(f"{name}: not over a WebSocket", param=name, code="unknown_parameter")
+                raise InvalidRequest(
+                    f"{name}: not supported over a WebSocket; leave the field out", param=name, code="unknown_parameter"
+                )
         try:
             body = CreateResponse.model_validate(message)
         except ValidationError as error:
@@ -70,7 +72,7 @@ class _ResponsesSocket(JsonSocket):
     async def _answer(self, body: CreateResponse) -> None:
         response_turns = self._services.response_turns
         try:
-            # A key that was good when the socket was opened may have been revoked since.
+            # The key may have been revoked since the socket was opened.
             await self._services.credentials.check(self.socket.state.caller)
             await self._services.quota.request()
             previous = None
@@ -83,7 +85,7 @@ class _ResponsesSocket(JsonSocket):
             async with contextlib.aclosing(response_events(answering)) as pieces:
                 async for event in pieces:
                     if event.get("response", {}).get("status", "in_progress") != "in_progress":
-                        # Before it is sent: the client may ask for its next one at once.
+                        # Set before the event is sent, because the client may send its next request at once.
                         self._busy = False
                         self._last = None if body.store else answering.response
                     await self.send(event)
@@ -96,7 +98,7 @@ class _ResponsesSocket(JsonSocket):
             await self.fail(error)
 
     async def fail(self, error: Exception) -> None:
-        """As OpenAI does: with the status and the headers that HTTP would have."""
+        """Send an error in the format of OpenAI's API, with the status and headers of its HTTP response."""
         known, event = as_server_error(error), error_event(error)
         if headers := error_headers(known):
             event["error"]["headers"] = {name.lower(): value for name, value in headers.items()}

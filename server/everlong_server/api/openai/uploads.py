@@ -1,4 +1,4 @@
-"""`/v1/uploads`: a file that comes in parts, in any order and over any number of connections."""
+"""`/v1/uploads`: multipart uploads. The parts of a file arrive in any order and over any number of connections."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 MAX_PARTS = 10_000
 _IN_FLIGHT: WeakValueDictionary[str, BytesInFlight] = WeakValueDictionary()
-"""By upload."""
+"""The bytes that this server is receiving, by upload."""
 _BLOCK = 1 << 20
 _PART = {
     "requestBody": {
@@ -60,25 +60,25 @@ _PART = {
 
 
 class CreateUpload(Nullable, Wire):
-    """A file that is about to come."""
+    """A new multipart upload."""
 
-    bytes: int = Field(ge=1, description="of all parts together")
+    bytes: int = Field(ge=1, description="size of the file: all parts together")
     filename: str = Field(min_length=1, max_length=255)
-    mime_type: str = Field(max_length=255, description="what counts is what comes: UTF-8 text")
+    mime_type: str = Field(max_length=255, description="ignored: the server checks the content")
     purpose: Literal["user_data"]
 
 
 class CompleteUpload(Nullable, Wire):
-    """All parts are there."""
+    """The parts of a complete upload."""
 
     part_ids: list[Annotated[str, Field(max_length=128)]] = Field(
-        min_length=1, max_length=MAX_PARTS, description="in the order of the text"
+        min_length=1, max_length=MAX_PARTS, description="ids of all parts, in the order of the file"
     )
-    md5: str | None = Field(None, pattern="^[0-9a-fA-F]{32}$", description="of the whole text")
+    md5: str | None = Field(None, pattern="^[0-9a-fA-F]{32}$", description="MD5 of the whole file, checked if given")
 
 
 class Upload(Wire):
-    """A file that comes in parts, or has come."""
+    """A multipart upload."""
 
     id: str
     object: Literal["upload"] = "upload"
@@ -92,7 +92,7 @@ class Upload(Wire):
 
 
 class UploadPart(Wire):
-    """A part that is on disk."""
+    """A stored part of an upload."""
 
     id: str
     object: Literal["upload.part"] = "upload.part"
@@ -102,14 +102,14 @@ class UploadPart(Wire):
 
 @router.post("")
 async def create(body: CreateUpload, services: CallerServices) -> Upload:
-    """Begins an upload, which expires in an hour (`EVERLONG_UPLOAD_SECONDS`) with all of its parts."""
+    """Creates an upload. It expires with its parts after an hour (`EVERLONG_UPLOAD_SECONDS`)."""
     limit = services.settings.max_document_bytes
     if body.bytes > limit:
         error = too_large(limit)
         error.param = "bytes"
         raise error
     if (filename := clean_filename(body.filename)) is None:
-        raise InvalidRequest("filename: it is a path, and not a file's name", param="filename")
+        raise InvalidRequest(f"filename: {body.filename[:60]!r} is not a file name", param="filename")
     await services.quota.require_room(0, services.model.fingerprint)
     moment = await services.uploads.moment()
     upload = store.Upload(
@@ -127,47 +127,47 @@ async def create(body: CreateUpload, services: CallerServices) -> Upload:
 
 @router.post("/{upload_id}/parts", openapi_extra=_PART)
 async def add(upload_id: str, request: Request, services: CallerServices) -> UploadPart:
-    """Adds a part: any bytes of the text, streamed to disk. One whose answer was lost can be sent again."""
+    """Adds a part: any bytes of the file. A part whose response was lost can be sent again."""
     if services.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
     upload = _pending(await services.uploads.get(upload_id))
-    there = await services.uploads.parts(upload.id)
-    if len(there) >= MAX_PARTS:
-        raise InvalidRequest(f"the upload has {len(there)} parts, the limit is {MAX_PARTS}", param="upload_id")
-    # Room for all of it twice: a part may come again whose answer was lost.
-    room = 2 * upload.bytes - sum(part.bytes for part in there.values())
-    piece = PartChecker(min(upload.bytes, room), room, _IN_FLIGHT.setdefault(upload.id, BytesInFlight()))
+    stored = await services.uploads.parts(upload.id)
+    if len(stored) >= MAX_PARTS:
+        raise InvalidRequest(f"the upload has {len(stored)} parts, the limit is {MAX_PARTS}", param="upload_id")
+    # Twice the size of the file, as parts may be sent again whose response was lost.
+    room = 2 * upload.bytes - sum(part.bytes for part in stored.values())
+    checker = PartChecker(min(upload.bytes, room), room, _IN_FLIGHT.setdefault(upload.id, BytesInFlight()))
     part_id, moment = new_id("part"), await services.uploads.moment()
     name = store.Part(part_id, upload.id, 0, moment).name
     added = False
     try:
-        await receive_part(request, services.blobs, name, piece)
-        part = store.Part(part_id, upload.id, piece.size, moment)
+        await receive_part(request, services.blobs, name, checker)
+        part = store.Part(part_id, upload.id, checker.size, moment)
         size = part.bytes + sum(one.bytes for one in (await services.uploads.parts(upload.id)).values())
-        if size > upload.bytes:  # a part came twice
+        if size > upload.bytes:  # a part was sent twice
             await services.quota.hold(upload.id, size, upload.expires_at - moment)
         added = await services.uploads.add(part, 2 * upload.bytes, MAX_PARTS)
-    except FileNotFoundError:  # what was received was thrown away meanwhile, with the upload
-        log.info("part %s has lost its upload", part_id)
+    except FileNotFoundError:  # the upload was deleted in the meantime, with this part's data
+        log.info("the upload of part %s was deleted in the meantime", part_id)
     finally:
-        piece.end()
+        checker.end()
         if not added:
             await services.blobs.delete(name)
     if not added:
         _pending(await services.uploads.get(upload_id))
-        raise Conflict(f"part {part_id!r} was not added: send it again", param="upload_id")
+        raise Conflict("the part could not be added to the upload: send it again", param="upload_id")
     return UploadPart(id=part_id, created_at=int(moment), upload_id=upload.id)
 
 
 @router.post("/{upload_id}/complete")
 async def complete(upload_id: str, body: CompleteUpload, services: CallerServices) -> Upload:
-    """Makes a file of the parts; it is being read when this answers. Sent again, it answers the same."""
+    """Joins the parts to a file, which the server reads in the background. A retry returns the same result."""
     upload = await services.uploads.get(upload_id)
     if upload.status != "completed":
         refused: ServerError | None = None
         try:
             await _make(services, _pending(upload), body)
-        except (Conflict, NotFound) as error:  # as when another request has completed it meanwhile
+        except (Conflict, NotFound) as error:  # for example if another request completed it in the meantime
             refused = error
         upload = await services.uploads.get(upload_id)
         if upload.status != "completed":
@@ -179,7 +179,7 @@ async def complete(upload_id: str, body: CompleteUpload, services: CallerService
 
 @router.post("/{upload_id}/cancel")
 async def cancel(upload_id: str, services: CallerServices) -> Upload:
-    """Cancels it and deletes its parts."""
+    """Cancels an upload and deletes its parts."""
     upload = await services.uploads.get(upload_id)
     if upload.status == "pending":
         await services.uploads.cancel(upload.id)
@@ -192,18 +192,20 @@ async def cancel(upload_id: str, services: CallerServices) -> Upload:
 
 
 def _pending(upload: store.Upload) -> store.Upload:
-    """Raises `Conflict` for one to which nothing can be added any more."""
+    """Return `upload`. Raises `Conflict` if it is completed, cancelled or expired."""
     if upload.status != "pending":
         raise _not_pending(upload)
     return upload
 
 
 def _not_pending(upload: store.Upload) -> Conflict:
-    return Conflict(f"upload {upload.id!r} is {upload.status}", param="upload_id", code=f"upload_{upload.status}")
+    return Conflict(
+        f"upload {upload.id!r} is {upload.status}: create a new one", param="upload_id", code=f"upload_{upload.status}"
+    )
 
 
 async def _make(services: Services, upload: store.Upload, body: CompleteUpload) -> None:
-    """The document of the upload's parts, unless the upload was cancelled or completed meanwhile."""
+    """Create the document of the parts. Does nothing if the upload was cancelled or completed in the meantime."""
     parts = await _parts(services, upload, body.part_ids)
     document_id = new_id("doc")
     received = await _joined(services, upload, document_id, parts, body.md5)
@@ -211,21 +213,21 @@ async def _make(services: Services, upload: store.Upload, body: CompleteUpload) 
 
 
 async def _parts(services: Services, upload: store.Upload, ids: Sequence[str]) -> list[store.Part]:
-    """The parts in that order. Raises what is wrong with them."""
-    there = await services.uploads.parts(upload.id)
+    """Return the parts in the order of `ids`. Raises `ServerError` for unknown or repeated ids, and for a wrong total size."""
+    stored = await services.uploads.parts(upload.id)
     seen = set[str]()
-    for place, id in enumerate(ids):
-        name = f"part_ids.{place}"
-        if id not in there:
-            raise NotFound(f"{name}: no part {id!r} of this upload", param=name, code="part_not_found")
+    for index, id in enumerate(ids):
+        name = f"part_ids.{index}"
+        if id not in stored:
+            raise NotFound(f"{name}: no part {id!r} in this upload", param=name, code="part_not_found")
         if id in seen:
-            raise InvalidRequest(f"{name}: part {id!r} is named twice", param=name)
+            raise InvalidRequest(f"{name}: part {id!r} is listed twice", param=name)
         seen.add(id)
-    parts = [there[id] for id in ids]
+    parts = [stored[id] for id in ids]
     size = sum(part.bytes for part in parts)
     if size != upload.bytes:
         raise InvalidRequest(
-            f"part_ids: the parts have {size} bytes, the upload was to have {upload.bytes}",
+            f"part_ids: the parts have {size} bytes, but the upload was created with {upload.bytes}",
             param="part_ids",
             code="size_mismatch",
         )
@@ -235,7 +237,7 @@ async def _parts(services: Services, upload: store.Upload, ids: Sequence[str]) -
 async def _joined(
     services: Services, upload: store.Upload, document_id: str, parts: Sequence[store.Part], md5: str | None
 ) -> ReceivedFile:
-    """The parts in one blob. Raises what is wrong with them."""
+    """Join the parts in one blob and check the text. Raises `ServerError` if the file or its checksum is invalid."""
     if services.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
     blobs = services.blobs
@@ -245,7 +247,7 @@ async def _joined(
         for part in parts:
             try:
                 file = await asyncio.to_thread(blobs.open, part.name)
-            except FileNotFoundError:  # cancelled meanwhile, or completed by another request
+            except FileNotFoundError:  # cancelled in the meantime, or completed by another request
                 _pending(await services.uploads.get(upload.id))
                 raise
             with contextlib.closing(file):
@@ -256,7 +258,9 @@ async def _joined(
         start = text.finish()
         if md5 is not None and total.hexdigest() != md5.lower():
             raise InvalidRequest(
-                f"md5: the parts have {total.hexdigest()}, not {md5.lower()}", param="md5", code="checksum_mismatch"
+                f"md5: the MD5 of the parts is {total.hexdigest()}, got {md5.lower()}",
+                param="md5",
+                code="checksum_mismatch",
             )
         received = ReceivedFile(text.size - start, start, text.digest.hexdigest(), upload.filename, text.foreign)
         await commit(writer, received)

@@ -101,7 +101,7 @@ def test_a_server_that_starts_before_its_redis_waits_for_it(new_server, own_redi
     own_redis.kill()
     server = new_server(redis_url=own_redis.url)
     server.launch()
-    wait_for(lambda: "redis is away" in server.log.read_text(), 60)
+    wait_for(lambda: "waiting for Redis" in server.log.read_text(), 60)
     server.error(server.http.get("/readyz"), 503, "loading")
     own_redis.start()
     server.wait_ready()
