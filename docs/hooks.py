@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from everlong_server.observability.metrics import Metrics
-from everlong_server.settings import PREFIX, Settings
+from everlong_server.settings import GROUPS, PREFIX, Settings
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
@@ -79,7 +79,8 @@ def settings() -> Iterator[str]:
     """Yield the table of all settings."""
     yield "| variable | default | meaning |"
     yield "|---|---|---|"
-    for name, field in Settings.model_fields.items():
+    for name in (name for group in GROUPS.values() for name in group):
+        field = Settings.model_fields[name]
         default = "in your home folder" if field.default_factory and name.endswith("_dir") else field.get_default(
             call_default_factory=True
         )  # fmt: skip

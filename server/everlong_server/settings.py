@@ -19,6 +19,7 @@ from pydantic_settings import SettingsError as SourceError
 from everlong_server.store.redis.connection import Address
 
 PREFIX = "EVERLONG_"
+_PARSE_ERROR = "error parsing CLI: "
 # Read by the client's command line, not by the server.
 _FOREIGN = {"EVERLONG_URL", "EVERLONG_API_KEY", "EVERLONG_DATA"}
 
@@ -41,7 +42,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", cli_kebab_case=True, cli_prog_name="everlong serve",
-        cli_implicit_flags=True, cli_avoid_json=True, validate_default=True,
+        cli_implicit_flags=True, cli_avoid_json=True, cli_exit_on_error=False, validate_default=True,
     )  # fmt: skip
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
@@ -273,6 +274,31 @@ class Settings(BaseSettings):
         return self.blob_url or f"file://{self.data_dir.expanduser().absolute() / 'documents'}"
 
 
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Common settings": ("model", "host", "port", "data_dir", "models_dir", "memory", "memory_options", "device"),
+    "Access": ("auth", "admin_key_file", "allowed_hosts", "fetch_hosts", "secrets_dir", "metrics_port"),
+    "Model": ("threads", "quantize", "bfloat16", "cuda_graphs"),
+    "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
+    "Limits": (
+        "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "recall_passages", "recall_tokens",
+    ),
+    "Scheduling": (
+        "max_streams", "max_queued", "max_readers", "reading_rows", "reading_share", "max_decode_stall_ms", "turn_seconds",
+        "checkpoint_seconds",
+    ),
+    "Quotas of each tenant": (
+        "tenant_requests_per_minute", "tenant_streams", "tenant_queued", "tenant_bytes", "tenant_sessions",
+        "tenant_tokens_per_day",
+    ),
+    "Lifetimes and timeouts": (
+        "chat_seconds", "response_seconds", "idempotency_seconds", "upload_seconds", "lease_seconds", "keepalive_seconds",
+        "websocket_idle_seconds", "drain_seconds",
+    ),
+    "Logging": ("log_format", "log_level"),
+}  # fmt: skip
+"""Every setting once, by topic: the order of `everlong serve --help` and of the reference."""
+
+
 def _normalised_authority(host: str) -> str:
     try:
         url = httpx.URL(f"//{host}")
@@ -337,7 +363,9 @@ def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
         if not folder.is_dir():
             raise SettingsError(f"--secrets-dir ({PREFIX}SECRETS_DIR)={str(folder)!r}: the folder does not exist")
         return Settings(_cli_parse_args=args, _secrets_dir=folder, **overrides)
-    except SourceError as error:  # a variable that should hold JSON does not
+    except SourceError as error:  # an unknown flag, or a variable that should hold JSON
+        if str(error).startswith(_PARSE_ERROR):
+            raise SettingsError(f"{str(error).removeprefix(_PARSE_ERROR)}; see `everlong serve --help`") from error
         raise SettingsError(f"{error}: {error.__cause__}") from error
     except ValidationError as error:
         first = error.errors()[0]

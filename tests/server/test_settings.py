@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everlong_server.settings import Settings, SettingsError, load_settings
+from everlong_server.settings import GROUPS, Settings, SettingsError, load_settings
 
 SERVER = Path(__file__).parents[2] / "server" / "everlong_server"
 
@@ -57,7 +57,7 @@ def test_files_hold_what_nobody_should_read_in_the_environment(monkeypatch: pyte
     assert load_settings().redis_url == load_settings([]).redis_url == "redis://:secret@redis:6379/0"
     monkeypatch.setenv("EVERLONG_REDIS_URL", "redis://elsewhere")
     assert load_settings().redis_url == "redis://elsewhere"
-    with pytest.raises(SettingsError, match=r"--secrets-dir \(EVERLONG_SECRETS_DIR\)='.*/gone': there is no such"):
+    with pytest.raises(SettingsError, match=r"--secrets-dir \(EVERLONG_SECRETS_DIR\)='.*/gone': the folder does"):
         load_settings(["--secrets-dir", str(tmp_path / "gone")])
 
 
@@ -92,3 +92,7 @@ def test_nothing_else_reads_the_environment() -> None:
 )
 def test_where_a_server_is_reached(host: str, reached: str) -> None:
     assert Settings(host=host).reached_at(80) == reached
+
+
+def test_every_setting_is_in_one_group() -> None:
+    assert sorted(name for group in GROUPS.values() for name in group) == sorted(Settings.model_fields)

@@ -128,3 +128,20 @@ def test_a_server_opens_as_many_files_as_it_may() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["1000", "1000"]
+
+
+def test_serve_help_lists_every_setting_in_plain_types() -> None:
+    done = everlong("serve", "--help", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    for name in Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in done.stdout
+    assert "keys|off" in done.stdout
+    assert "None" not in done.stdout
+    assert "lambda" not in done.stdout
+    assert done.stdout.index("--model ") < done.stdout.index("--tenant-bytes ")
+
+
+def test_serve_refuses_an_unknown_flag_in_one_line() -> None:
+    done = everlong("serve", "--nonsense", "3")
+    assert done.returncode == 1
+    assert done.stderr == "error: unrecognized arguments: --nonsense 3; see `everlong serve --help`\n"
