@@ -66,9 +66,10 @@ def _help_page() -> typer.Typer:
 def _parameter(name: str, field: FieldInfo, group: str) -> inspect.Parameter:
     """Return the parameter of an option that describes a setting."""
     kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
-    kind = kinds[0] if type(None) in get_args(field.annotation) else field.annotation
+    kind: Any = kinds[0] if type(None) in get_args(field.annotation) else field.annotation
     default, flag = field.get_default(call_default_factory=True), f"--{name.replace('_', '-')}"
     shown: bool | str | None
+    annotation: type
     if field.annotation is bool:  # a switch
         shown, flag, metavar, annotation = default, f"{flag}/--no-{flag[2:]}", None, bool
     else:
