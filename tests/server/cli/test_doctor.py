@@ -89,7 +89,7 @@ def test_a_clock_that_is_wrong(tmp_path: Path, empty: str, monkeypatch: pytest.M
     real = time.time
     monkeypatch.setattr(doctor.time, "time", lambda: real() + 60)
     detail = wrong(tmp_path, "clock", redis_url=empty)
-    before = re.search(r"([\d.]+) s before that of Redis", detail)
+    before = re.search(r"([\d.]+) s ahead of the clock of Redis", detail)
     assert before, detail
     assert float(before[1]) == pytest.approx(60, abs=5)
 

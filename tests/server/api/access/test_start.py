@@ -138,7 +138,7 @@ def test_a_server_that_ends_while_its_model_is_loading_ends_in_peace(
     """What loads is in PyTorch's hands then, which does not look whether Python is still there."""
     code = """
 import sys, torch
-from everlong_server import loading
+from everlong_server.process import loading
 
 def load(settings, progress):
     progress("loading for ever")
