@@ -20,7 +20,19 @@ class Metrics:
     """All metrics of one app. Each app has its own registry, so that one process can run several apps."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
+        self._create_counters()
+        self._create_answer_metrics()
+        self._create_storage_metrics()
+        # These series exist from the start, so that alerts on them work before the first event.
+        for queue in ("readings", "responses"):
+            self.redeliveries.labels(queue)
+            self.queued.labels(queue)
+        for of in ("session", "reading"):
+            self.lease_losses.labels(of)
+
+    def _create_counters(self) -> None:
+        registry = self.registry
         self.requests = Counter(
             "everlong_requests_total", "Requests answered", ["method", "route", "status"], registry=registry
         )
@@ -42,6 +54,9 @@ class Metrics:
         self.rejections = Counter(
             "everlong_rejections_total", "Refused requests, by error code", ["code"], registry=registry
         )
+
+    def _create_answer_metrics(self) -> None:
+        registry = self.registry
         self.answering = Gauge("everlong_answering", "Answers being generated or queued", registry=registry)
         self.first_token_seconds = Histogram(
             "everlong_first_token_seconds",
@@ -72,6 +87,9 @@ class Metrics:
             buckets=_SHARE,
             registry=registry,
         )
+
+    def _create_storage_metrics(self) -> None:
+        registry = self.registry
         self.queued = Gauge(
             "everlong_queued", "Jobs of this model in Redis, waiting or running, on all replicas", ["queue"],
             registry=registry,
@@ -96,12 +114,6 @@ class Metrics:
             buckets=_TOKEN,
             registry=registry,
         )
-        # These series exist from the start, so that alerts on them work before the first event.
-        for queue in ("readings", "responses"):
-            self.redeliveries.labels(queue)
-            self.queued.labels(queue)
-        for of in ("session", "reading"):
-            self.lease_losses.labels(of)
 
     def watch_engine(self, answering: Callable[[], int], rows: Callable[[], int], state_bytes: int) -> None:
         """Report the engine's running answers and batch size at each scrape, and the size of one memory in bytes."""
