@@ -66,7 +66,7 @@ class Everlong:
         """Raise an error if the replica cannot serve. Ray then replaces it."""
         if self._failed is not None:
             raise RuntimeError("the server could not start") from self._failed
-        if self._app is not None and self._app.state.services is not None and not self._app.state.services.engine.alive:
+        if self._app is not None and self._app.state.shared is not None and not self._app.state.shared.engine.alive:
             raise RuntimeError("the device failed")
 
 

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -16,12 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
 from everlong_server.api import access, errors, health, page, request_context
-from everlong_server.api.native import document_text, documents, fetch, keys, sessions, stream, tickets
+from everlong_server.api.native import document_text, documents, fetch, keys, models, sessions, stream, tickets
 from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
 from everlong_server.errors import Unavailable
 from everlong_server.observability import tracing
 from everlong_server.observability.metrics import Metrics
-from everlong_server.services import Services, require_keys, require_vault, run_services
+from everlong_server.observability.tracing import Tracing
+from everlong_server.services import Shared, require_keys, require_vault, run_services
 from everlong_server.settings import Settings, traces_wanted
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def create_app(
     redis_url: str,
     load: Callable[[], Awaitable[Model]],
     *,
-    on_ready: Callable[[Services], None] = lambda services: None,
+    on_ready: Callable[[Shared], None] = lambda shared: None,
     on_failure: Callable[[BaseException], None] = lambda error: None,
 ) -> FastAPI:
     """Build the application. It answers at once; `/readyz` returns 503 until `load` has returned the model.
@@ -40,50 +41,20 @@ def create_app(
     Calls `on_ready` or `on_failure` on the event loop once loading ends. Raises `TracingError`.
     """
     metrics, traces = Metrics(), tracing.start_tracing(traces_wanted())
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        ending = asyncio.Event()
-
-        async def serve() -> None:
-            try:
-                await require_keys(settings, redis_url)
-                await require_vault(settings, redis_url)
-                model = await load()
-                async with run_services(settings, model, redis_url, metrics, traces) as services:
-                    app.state.services = services
-                    on_ready(services)
-                    await ending.wait()
-            except Exception as error:
-                on_failure(error)
-                raise
-            finally:
-                app.state.services = None
-
-        task = asyncio.create_task(serve())
-        try:
-            yield
-        finally:
-            ending.set()
-            if app.state.services is None:
-                task.cancel()  # the model is still loading
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(task, return_exceptions=True)
-            await asyncio.to_thread(traces.shutdown)
-
     app = FastAPI(
         title="everlong",
         summary="Long-context inference with a memory of fixed size",
         version="0.1.0",
         license_info={"name": "Apache-2.0"},
-        lifespan=lifespan,
+        lifespan=_lifespan(settings, redis_url, load, metrics, traces, on_ready, on_failure),
         separate_input_output_schemas=False,
     )
-    app.state.services = None
+    app.state.shared = None
     app.state.metrics = metrics
     errors.install_handlers(app)
     for module in (
-        documents, fetch, document_text, sessions, stream, files, uploads, chat, responses_http, responses_socket, tickets, keys, health, page
+        documents, fetch, document_text, sessions, stream, files, uploads, chat, responses_http, responses_socket, tickets,
+        keys, health, models, page,
     ):  # fmt: skip
         app.include_router(module.router)
     app.mount("/assets", page.Assets())
@@ -100,6 +71,50 @@ def create_app(
     plain = app.openapi
     app.openapi = lambda: app.openapi_schema or access.add_security(plain())  # type: ignore[method-assign]
     return app
+
+
+def _lifespan(
+    settings: Settings,
+    redis_url: str,
+    load: Callable[[], Awaitable[Model]],
+    metrics: Metrics,
+    traces: Tracing,
+    on_ready: Callable[[Shared], None],
+    on_failure: Callable[[BaseException], None],
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return the application's lifespan, which starts the services in the background and stops them."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        ending = asyncio.Event()
+
+        async def serve() -> None:
+            try:
+                await require_keys(settings, redis_url)
+                await require_vault(settings, redis_url)
+                model = await load()
+                async with run_services(settings, model, redis_url, metrics, traces) as shared:
+                    app.state.shared = shared
+                    on_ready(shared)
+                    await ending.wait()
+            except Exception as error:
+                on_failure(error)
+                raise
+            finally:
+                app.state.shared = None
+
+        task = asyncio.create_task(serve())
+        try:
+            yield
+        finally:
+            ending.set()
+            if app.state.shared is None:
+                task.cancel()  # the model is still loading
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(task, return_exceptions=True)
+            await asyncio.to_thread(traces.shutdown)
+
+    return lifespan
 
 
 _BODY_KEEPALIVES = 4

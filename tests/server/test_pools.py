@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from everlong_server import services
 from everlong_server.pools import Pool
+from everlong_server.services import background
 from everlong_server.store.texts import sidecar
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.sidecar import Sidecar
@@ -80,13 +80,13 @@ async def test_whoever_leaves_while_it_stands_in_line_does_not_wait(
 async def test_work_that_breaks_off_begins_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(services, "_RESTART_DELAY", 0)
+    monkeypatch.setattr(background, "_RESTART_DELAY", 0)
     left = [NotImplementedError("no such thing"), ValueError("x")]
 
     async def work() -> None:
         if left:
             raise left.pop()
 
-    await services._run_forever(work)
+    await background._run_forever(work)
     assert left == []
     assert [record.message for record in caplog.records] == ["a background task failed and is restarted"] * 2

@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_server.api.errors import ERROR_RESPONSES, error_response
-from everlong_server.api.views import shared_services
+from everlong_server.api.views import get_shared
 from everlong_server.errors import NotFound, PermissionDenied, Unauthenticated
 from everlong_server.observability.metrics import Metrics
 from everlong_server.settings import Settings
@@ -62,7 +62,7 @@ class Access:
                 caller = await self._caller(HTTPConnection(scope), needed)
                 scope.setdefault("state", {})["caller"] = caller
                 if self._settings.tenant_requests_per_minute is not None:
-                    headers = await shared_services(HTTPConnection(scope)).quota.of(caller.tenant).request()
+                    headers = await get_shared(HTTPConnection(scope)).stores.quota.of(caller.tenant).request()
         except Exception as error:
             response, known = error_response(error)
             self._metrics.rejections.labels(known.code).inc()
@@ -116,7 +116,7 @@ class Access:
                     "this server requires no API keys and manages none over HTTP; use `everlong keys create`"
                 )
             return Caller(DEFAULT_TENANT, frozenset(SCOPES))
-        credentials = shared_services(connection).credentials
+        credentials = get_shared(connection).credentials
         ticket = connection.query_params.get("ticket") if connection.scope["type"] == "websocket" else None
         if ticket is not None and "authorization" not in connection.headers:
             caller = await credentials.redeem(ticket)

@@ -14,21 +14,21 @@ from everlong_server.api import schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
 from everlong_server.engine.documents import formats
 from everlong_server.errors import RateLimited, Unavailable
-from everlong_server.services import Services
+from everlong_server.services import Services, Shared, tenant_services
 from everlong_server.store.records import Document, Reading, Session, reading_id
 
 
-def shared_services(connection: HTTPConnection) -> Services:
-    """Return the services of the default tenant. Raises `Unavailable` while the model is loading."""
-    services: Services | None = connection.app.state.services
-    if services is None:
+def get_shared(connection: HTTPConnection) -> Shared:
+    """Return the parts that all tenants share. Raises `Unavailable` while the model is loading."""
+    shared: Shared | None = connection.app.state.shared
+    if shared is None:
         raise Unavailable("the model is loading", code="loading", retry_after=2)
-    return services
+    return shared
 
 
 def get_services(connection: HTTPConnection) -> Services:
     """Return the services of the caller's tenant. Raises `Unavailable` while the model is loading."""
-    return shared_services(connection).of(connection.state.caller.tenant)
+    return tenant_services(get_shared(connection), connection.state.caller.tenant)
 
 
 CallerServices = Annotated[Services, Depends(get_services)]
@@ -36,7 +36,7 @@ CallerServices = Annotated[Services, Depends(get_services)]
 
 async def document_view(services: Services, document: Document) -> schemas.Document:
     """Return a document and the progress of its reading by the served model. Queues the reading if there is none."""
-    model = services.model
+    model = services.shared.model
     id = reading_id(model.fingerprint, [document.id])
     reading = await services.documents.reading(id)
     if reading is None:  # it was uploaded while another model was served
@@ -79,7 +79,7 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
         position=session.position,
         messages=session.messages,
         recall=schemas.Recall(**session.recall) if session.recall else session.recall,
-        state_bytes=session.state_bytes or services.model.state_bytes,
+        state_bytes=session.state_bytes or services.shared.model.state_bytes,
         state_digest=session.state_digest,
         created_at=session.created_at,
     )
@@ -87,7 +87,7 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
 
 def memory_view(services: Services, inspected: SessionMemory) -> schemas.SessionMemory:
     """Return a session's memory, with positions rounded to 1/1,000 of a token and shares to 1/1,000,000."""
-    view, model = inspected.view, services.model
+    view, model = inspected.view, services.shared.model
     return schemas.SessionMemory(
         session=inspected.session.id,
         memory=model.memory_name,
@@ -125,15 +125,15 @@ def formats_view(services: Services) -> schemas.FormatList:
         schemas.Format(id=id, name=name, extensions=list(extensions), media_types=list(media_types))
         for id, name, extensions, media_types in formats.accepted()
     ]
-    return schemas.FormatList(data=data, max_bytes=services.settings.max_document_bytes)
+    return schemas.FormatList(data=data, max_bytes=services.shared.settings.max_document_bytes)
 
 
 def model_view(services: Services) -> schemas.ServedModel:
     """Return the served model."""
-    model = services.model
+    model = services.shared.model
     return schemas.ServedModel(
         id=model.name,
-        created=int(services.started_at),
+        created=int(services.shared.started_at),
         backbone=model.backbone_name,
         memory=model.memory_name,
         memory_trained=model.trained,

@@ -25,7 +25,7 @@ from everlong_server.errors import Unavailable
 from everlong_server.observability.logs import Reporter
 from everlong_server.observability.tracing import TracingError
 from everlong_server.process.protocol import BoundedHeadersProtocol
-from everlong_server.services import NoKeys, Services
+from everlong_server.services import NoKeys, Shared
 from everlong_server.settings import Settings
 from everlong_server.store.redis.embedded import EmbeddedRedis
 from everlong_server.store.vault import VaultError
@@ -44,8 +44,8 @@ def listen(
     """Serve until SIGTERM or SIGINT and return the exit status. `started`: when the process started (monotonic clock)."""
     failed: list[BaseException] = []
 
-    def on_ready(services: Services) -> None:
-        _banner(server, services, time.monotonic() - started, reporter)
+    def on_ready(shared: Shared) -> None:
+        _banner(server, shared, time.monotonic() - started, reporter)
 
     def on_failure(error: BaseException) -> None:
         failed.append(error)
@@ -110,8 +110,8 @@ class _Server(uvicorn.Server):
         Requests that need Redis get 503 until it is back. After a device failure, Docker, Kubernetes or systemd restarts
         the server, and other replicas take over its documents.
         """
-        services: Services | None = self._app.state.services
-        if services is not None and not services.engine.alive and not self.should_exit:
+        shared: Shared | None = self._app.state.shared
+        if shared is not None and not shared.engine.alive and not self.should_exit:
             log.error("the device failed: the server exits and must be restarted")
             self.failed = self.should_exit = True
         if self._embedded is not None and counter % 10 == 0 and self._embedded.revive():
@@ -129,28 +129,28 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, exit at the second. (Uvicorn's own handler would raise the signal again at exit.)"""
-        services: Services | None = self._app.state.services
-        if self._drain is not None or services is None or services.engine.answering == 0:
+        shared: Shared | None = self._app.state.shared
+        if self._drain is not None or shared is None or shared.engine.answering == 0:
             self.force_exit = self.should_exit
             self.should_exit = True
         else:
-            self._reporter.announce(f"{signal.Signals(sig).name}: finishing {services.engine.answering} answers")
-            self._drain = asyncio.get_running_loop().create_task(self._finish(services))
-        if services is not None:
-            services.engine.draining = True
+            self._reporter.announce(f"{signal.Signals(sig).name}: finishing {shared.engine.answering} answers")
+            self._drain = asyncio.get_running_loop().create_task(self._finish(shared))
+        if shared is not None:
+            shared.engine.draining = True
 
-    async def _finish(self, services: Services) -> None:
+    async def _finish(self, shared: Shared) -> None:
         deadline = time.monotonic() + self._drain_seconds
-        while services.engine.answering and time.monotonic() < deadline:  # noqa: ASYNC110 - once, at the end
+        while shared.engine.answering and time.monotonic() < deadline:  # noqa: ASYNC110 - once, at the end
             await asyncio.sleep(0.05)
         # Unfinished answers end with an error for their callers. Their sessions stay unchanged.
-        services.engine.abort(Unavailable("the server is shutting down", code="draining", retry_after=5))
+        shared.engine.abort(Unavailable("the server is shutting down", code="draining", retry_after=5))
         await asyncio.sleep(0.2)
         self.should_exit = True
 
 
-def _banner(server: _Server, services: Services, seconds: float, reporter: Reporter) -> None:
-    model, settings = services.model, services.settings
+def _banner(server: _Server, shared: Shared, seconds: float, reporter: Reporter) -> None:
+    model, settings = shared.model, shared.settings
     reporter.announce(
         f"[bold]everlong[/] serves [bold]{escape(model.name)}[/] with memory [bold]{model.memory_name}[/], ready after {seconds:.0f} s"
     )

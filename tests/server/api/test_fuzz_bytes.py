@@ -21,8 +21,9 @@ from everlong_models import EverlongModelError, MemoryState, decode_state, encod
 from everlong_models.text.tokenizer import Tokenizer
 from everlong_server.api.native.stream import _SessionSocket
 from everlong_server.api.openai.responses_socket import _ResponsesSocket
-from everlong_server.api.upload import DiscardingWriter, receive
+from everlong_server.api.request_file import RequestFile
 from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.documents.ingest import DiscardingWriter, receive
 from everlong_server.engine.documents.token_stream import pieces
 from everlong_server.errors import Damaged, InvalidRequest, KeyMissing, ServerError
 from everlong_server.settings import Settings
@@ -152,16 +153,14 @@ def uploads(count: int) -> dict[str, int]:
         cuts = sorted(chance.randrange(len(body) + 1) for _ in range(chance.randrange(4)))
         kept, limit = Kept(), chance.choice((10, 1000, 1 << 20))
 
-        async def allow(received: Any) -> None:
-            assert received.bytes + received.text_offset == len(kept.data) <= limit
-
         wanted = {"purpose": ("user_data",)} if multipart and chance.randrange(2) else None
         source = UploadSource(body, {"content-type": kind}, cuts)
         try:
-            received = await receive(source, kept, limit, wanted, allow)
+            received = await receive(RequestFile(source, fields=wanted, limit=limit), kept, limit)
         except ServerError as error:
             refused.add(error.status)
             return False
+        assert received.bytes + received.text_offset == len(kept.data) <= limit
         if received.format is None:  # it is text, and becomes the tokens that it is
             import io
 
@@ -268,11 +267,13 @@ def frames(count: int) -> dict[str, int]:
     async def there(_: Any) -> Any:
         return SimpleNamespace(recall=None)
 
-    services: Any = SimpleNamespace(
-        settings=Settings(),
-        credentials=SimpleNamespace(check=fine), quota=SimpleNamespace(request=fine), recall=Recall(1, 10),
-        session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, ask=lambda *_, **__: SimpleNamespace(documents=())),
+    shared = SimpleNamespace(
+        settings=Settings(), credentials=SimpleNamespace(check=fine),
         model=SimpleNamespace(name="m", memory=SimpleNamespace(vocab_size=100, sight=100)),
+    )  # fmt: skip
+    services: Any = SimpleNamespace(
+        shared=shared, quota=SimpleNamespace(request=fine), recall=Recall(1, 10),
+        session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, ask=lambda *_, **__: SimpleNamespace(documents=())),
     )  # fmt: skip
 
     def some(seed: dict[str, Any]) -> Iterator[dict[str, Any]]:

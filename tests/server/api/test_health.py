@@ -45,7 +45,7 @@ async def test_a_server_whose_device_has_failed_ends(monkeypatch: pytest.MonkeyP
     """Nothing else would start it again, and no other would take over its documents."""
     engine = SimpleNamespace(alive=True, draining=False, answering=0)
     app = FastAPI()
-    app.state.services = SimpleNamespace(engine=engine)
+    app.state.shared = SimpleNamespace(engine=engine)
     server = listening._Server(app, load_settings(), None, Reporter(Console(), as_json=False))
     assert not await server.on_tick(1)
     engine.alive = False

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from everlong_server.api.upload import TextChecker
+from everlong_server.engine.documents.text_checker import TextChecker
 from everlong_server.errors import InvalidRequest, ServerError
 
 

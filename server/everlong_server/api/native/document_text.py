@@ -48,7 +48,7 @@ async def text(
             param="end_byte",
         )
     try:
-        start, part = await asyncio.to_thread(_part, services.blobs, document, start_byte, end)
+        start, part = await asyncio.to_thread(_part, services.shared.stores.blobs, document, start_byte, end)
     except FileNotFoundError:  # deleted in the meantime
         raise NotFound(f"no document {document_id!r}", param="document_id", code="document_not_found") from None
     return schemas.DocumentText(

@@ -15,9 +15,9 @@ from pydantic import Field
 
 from everlong_server.api import schemas
 from everlong_server.api.errors import ERROR_RESPONSES
-from everlong_server.api.native.documents import stored
-from everlong_server.api.upload import clean_filename
+from everlong_server.api.request_file import RequestFile
 from everlong_server.api.views import CallerServices, document_view
+from everlong_server.engine.documents.text_checker import clean_filename
 from everlong_server.errors import InvalidRequest, PermissionDenied
 from everlong_server.observability.tracing import current_span
 
@@ -35,8 +35,8 @@ class Fetch(schemas.Wire):
     )
 
 
-class _FetchedSource:
-    """The response of another server, as an `UploadSource`."""
+class _FetchedBody:
+    """The response of another server, as an `HttpBody`."""
 
     def __init__(self, answer: httpx.Response, filename: str) -> None:
         self._answer = answer
@@ -55,9 +55,10 @@ class _FetchedSource:
 @router.post("/fetch", status_code=202)
 async def fetch(body: Fetch, services: CallerServices) -> schemas.Document:
     """Downloads a file from a URL and stores it as `POST /v1/documents` does. The server reads it in the background."""
-    url = _parse_allowed_url(body.url, services.settings.fetch_hosts)
+    url = _parse_allowed_url(body.url, services.shared.settings.fetch_hosts)
     async with _open_url(url, body.filename) as page, await services.idempotency.begin(None) as record:
-        return await document_view(services, await stored(page, services, record))
+        source = RequestFile(page, limit=services.ingest.max_bytes)
+        return await document_view(services, await services.ingest.add(source, record, "document"))
 
 
 def _parse_allowed_url(given: str, hosts: tuple[str, ...]) -> httpx.URL:
@@ -82,7 +83,7 @@ def _parse_allowed_url(given: str, hosts: tuple[str, ...]) -> httpx.URL:
 
 
 @asynccontextmanager
-async def _open_url(url: httpx.URL, filename: str | None) -> AsyncIterator[_FetchedSource]:
+async def _open_url(url: httpx.URL, filename: str | None) -> AsyncIterator[_FetchedBody]:
     # Ignores proxies and passwords of the environment, and accepts no compressed content.
     async with httpx.AsyncClient(timeout=_TIMEOUT, follow_redirects=False, trust_env=False) as client:
         traceparent = current_span().traceparent
@@ -99,7 +100,7 @@ async def _open_url(url: httpx.URL, filename: str | None) -> AsyncIterator[_Fetc
                 raise _fetch_error(f"the host answered with status {answer.status_code}, not 200")
             if answer.headers.get("content-encoding", "identity") != "identity":
                 raise _fetch_error("the host sent compressed content, although `identity` was requested")
-            yield _FetchedSource(answer, filename or _last_part(url))
+            yield _FetchedBody(answer, filename or _last_part(url))
         finally:
             await answer.aclose()
 

@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1/keys", tags=["access"], responses={s: ERROR_RESPO
 @router.post("", status_code=201)
 async def create(body: schemas.CreateApiKey, request: Request, services: CallerServices) -> schemas.NewApiKey:
     """Creates an API key of the tenant. Only this response contains the secret."""
-    key, secret = await services.credentials.create(
+    key, secret = await services.shared.credentials.create(
         services.tenant, name=body.name, scopes=body.scopes, seconds=body.expires_in_seconds, by=_actor(request)
     )
     return schemas.NewApiKey(key=secret, **_view(key).model_dump())
@@ -26,13 +26,13 @@ async def create(body: schemas.CreateApiKey, request: Request, services: CallerS
 @router.get("")
 async def index(services: CallerServices) -> schemas.ApiKeyList:
     """Lists the tenant's API keys, newest first, with expired and revoked ones."""
-    return schemas.ApiKeyList(data=[_view(key) for key in await services.credentials.all(services.tenant)])
+    return schemas.ApiKeyList(data=[_view(key) for key in await services.shared.credentials.all(services.tenant)])
 
 
 @router.delete("/{key_id}")
 async def revoke(key_id: str, request: Request, services: CallerServices) -> schemas.ApiKey:
     """Revokes an API key: every server refuses it from the next request on. The key stays in the list."""
-    return _view(await services.credentials.revoke(key_id, tenant=services.tenant, by=_actor(request)))
+    return _view(await services.shared.credentials.revoke(key_id, tenant=services.tenant, by=_actor(request)))
 
 
 def _actor(request: Request) -> str:

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import AsyncGenerator
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError
 
-from everlong_models import SamplingParams
 from everlong_server.api import schemas
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
 from everlong_server.api.idempotency import Event, IdempotencyKey, record_when_complete, replay, run_once
-from everlong_server.api.native.documents import After, Limit
+from everlong_server.api.paging import AfterId, PageLimit
 from everlong_server.api.sse import event_stream
+from everlong_server.api.turn_parameters import answer_recall, stored_recall, turn_arguments
 from everlong_server.api.views import CallerServices, memory_view, session_view
-from everlong_server.engine.answering.grounding import Recall
 from everlong_server.errors import InvalidRequest, NotFound
 from everlong_server.services import Services
-from everlong_server.store.records import Session, Wish
-
-_MAX_LOGPROBS = 200_000
-"""Log-probabilities of one answer. They stay in memory until it is complete, about half a kilobyte each."""
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], responses=ERROR_RESPONSES)
 
@@ -42,7 +35,7 @@ async def create(body: schemas.CreateSession, services: CallerServices, key: Ide
 
 
 async def _created(services: Services, body: schemas.CreateSession, session_id: str) -> schemas.Session:
-    model, limit = services.model, services.settings.max_session_documents
+    model, limit = services.shared.model, services.shared.settings.max_session_documents
     if body.model not in (None, model.name):
         raise NotFound(
             f"no model {body.model!r}; this server serves {model.name!r}", param="model", code="model_not_found"
@@ -52,17 +45,17 @@ async def _created(services: Services, body: schemas.CreateSession, session_id: 
     twice = next((id for n, id in enumerate(body.documents) if id in body.documents[:n]), None)
     if twice is not None:
         raise InvalidRequest(f"documents: {twice!r} is listed twice", param="documents")
-    recall(services, body.recall)  # raises an error if it is invalid
+    answer_recall(services, body.recall)  # raises an error if it is invalid
     if body.documents:
         await services.documents.ensure_reading(model.fingerprint, body.documents)
     session = await services.sessions.create(
-        model.fingerprint, model.name, body.documents, recall=_stored_recall(body.recall), id=session_id
+        model.fingerprint, model.name, body.documents, recall=stored_recall(body.recall), id=session_id
     )
     return await session_view(services, session)
 
 
 @router.get("")
-async def index(services: CallerServices, limit: Limit = 20, after: After = None) -> schemas.SessionList:
+async def index(services: CallerServices, limit: PageLimit = 20, after: AfterId = None) -> schemas.SessionList:
     """Lists all sessions, newest first."""
     sessions, more = await services.sessions.newest(limit, after)
     return schemas.SessionList(data=[await session_view(services, session) for session in sessions], has_more=more)
@@ -77,8 +70,8 @@ async def get(session_id: str, services: CallerServices) -> schemas.Session:
 @router.patch("/{session_id}")
 async def update(session_id: str, body: schemas.UpdateSession, services: CallerServices) -> schemas.Session:
     """Changes a session's title or recall. Its memory and its messages stay unchanged."""
-    recall(services, body.recall)  # raises an error if it is invalid
-    fields = {"title": body.title, "recall": _stored_recall(body.recall)}
+    answer_recall(services, body.recall)  # raises an error if it is invalid
+    fields = {"title": body.title, "recall": stored_recall(body.recall)}
     given = {name: fields[name] for name in body.model_fields_set}
     return await session_view(services, await services.sessions.update(session_id, given))
 
@@ -131,7 +124,7 @@ async def send(
     if events is None:
         return Response(status_code=CLIENT_CLOSED)
     if body.stream:
-        return event_stream(events, services.settings.keepalive_seconds)
+        return event_stream(events, services.shared.settings.keepalive_seconds)
     message = await run_unless_disconnected(request, _whole(events))
     return Response(status_code=CLIENT_CLOSED) if message is None else JSONResponse(message)
 
@@ -167,74 +160,6 @@ def _request_json(body: schemas.CreateMessage) -> str:
         return body.model_dump_json()
     except PydanticSerializationError as error:  # a lone surrogate, or nested too deeply
         raise InvalidRequest(f"json_schema: {error}", param="json_schema") from error
-
-
-def turn_arguments(
-    services: Services, body: schemas.CreateMessage, session: Session
-) -> tuple[str, SamplingParams, Recall]:
-    """Return the text, the sampling parameters and the recall of a message's turn. Raises `InvalidRequest`."""
-    default = services.recall
-    if default.passages:  # if the server has recall off, the session cannot turn it on
-        default = _override(default, session.recall)
-    return body.content, sampling(body), recall(services, body.recall, default)
-
-
-def sampling(body: SamplingParams, newer: str = "max_tokens", *, logprobs: bool = False) -> SamplingParams:
-    """Return the sampling parameters of a request. Raises `InvalidRequest`.
-
-    `newer`: a field that replaces `max_tokens` if it is given. `logprobs`: True if another field requests them.
-    """
-    require_json(body.json_schema, "json_schema")
-    limit = "max_tokens" if getattr(body, newer) is None else newer
-    given = body.model_dump(include=set(SamplingParams.model_fields))
-    params = SamplingParams(**given | {"max_tokens": getattr(body, limit), "logprobs": body.logprobs or logprobs})
-    per_token = 1 + params.top_logprobs
-    if params.logprobs and params.max_tokens * per_token > _MAX_LOGPROBS:
-        raise InvalidRequest(
-            f"{limit}={params.max_tokens} with {per_token} log-probabilities each is more than the limit of {_MAX_LOGPROBS} "
-            "log-probabilities in an answer: request fewer tokens, or a lower top_logprobs", param=limit,
-        )  # fmt: skip
-    return params
-
-
-def require_json(schema: dict[str, Any] | None, name: str) -> None:
-    """Raise `InvalidRequest` if the schema in the field `name` cannot be encoded as JSON again, to be stored and sent."""
-    try:
-        json.dumps(schema, allow_nan=False, ensure_ascii=False).encode()
-        to_json([[[[schema]]]])  # pydantic limits the depth, and a response adds four levels
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{name}: the schema cannot be encoded as JSON again: {error}", param=name) from None
-
-
-def recall(
-    services: Services, requested: schemas.Recall | Literal[False] | None, default: Recall | None = None
-) -> Recall:
-    """Return the recall of an answer: the requested fields, else those of `default`, by default the server's.
-
-    Raises `InvalidRequest` for more tokens than the model's context, and for passages on a server with recall off.
-    """
-    sight = services.model.memory.sight
-    if requested and requested.passages and not services.recall.passages:
-        raise InvalidRequest(
-            f"recall.passages: {requested.passages} passages, but recall is off on this server (EVERLONG_RECALL_PASSAGES=0)",
-            param="recall.passages",
-        )
-    if requested and requested.tokens is not None and requested.tokens > sight:
-        raise InvalidRequest(
-            f"recall.tokens: {requested.tokens} tokens are more than the model's context of {sight}",
-            param="recall.tokens",
-        )
-    return _override(default or services.recall, _stored_recall(requested))
-
-
-def _stored_recall(requested: schemas.Recall | Literal[False] | None) -> Wish:
-    """Return a recall as a session stores it."""
-    return requested.model_dump(exclude_none=True) if isinstance(requested, schemas.Recall) else requested
-
-
-def _override(default: Recall, requested: Wish) -> Recall:
-    """Return `default` with the requested fields replaced."""
-    return replace(default, passages=0) if requested is False else replace(default, **(requested or {}))
 
 
 async def _whole(events: AsyncGenerator[Event, None]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from starlette.websockets import WebSocketDisconnect
 
 from everlong_server.api import schemas
 from everlong_server.api.errors import as_server_error
-from everlong_server.api.native.sessions import turn_arguments
 from everlong_server.api.socket import JsonSocket, refuse
+from everlong_server.api.turn_parameters import turn_arguments
 from everlong_server.api.views import get_services
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import InvalidRequest, NotFound, Overloaded, SessionBusy, Unauthenticated, Unavailable
@@ -43,7 +43,7 @@ async def stream(socket: WebSocket, session_id: str) -> None:
 
 class _SessionSocket(JsonSocket):
     def __init__(self, socket: WebSocket, services: Services, session_id: str) -> None:
-        super().__init__(socket, services.settings.websocket_idle_seconds)
+        super().__init__(socket, services.shared.settings.websocket_idle_seconds)
         self._services = services
         self._session_id = session_id
         self._turn: Turn | None = None
@@ -88,7 +88,7 @@ class _SessionSocket(JsonSocket):
     async def _answer(self, body: schemas.CreateMessage) -> None:
         try:
             # The key may have been revoked since the socket was opened.
-            await self._services.credentials.check(self.socket.state.caller)
+            await self._services.shared.credentials.check(self.socket.state.caller)
             await self._services.quota.request()
             session = await self._services.sessions.get(self._session_id)
             turn = await self._services.session_turns.send(

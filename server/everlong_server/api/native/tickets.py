@@ -14,5 +14,5 @@ router = APIRouter(prefix="/v1/tickets", tags=["access"], responses={s: ERROR_RE
 @router.post("", status_code=201)
 async def create(request: Request, services: CallerServices) -> schemas.Ticket:
     """Creates a ticket that opens one WebSocket, as `?ticket=…` in place of the API key. It is valid for 30 s."""
-    ticket, ends = await services.credentials.ticket(request.state.caller)
+    ticket, ends = await services.shared.credentials.ticket(request.state.caller)
     return schemas.Ticket(ticket=ticket, expires_at=ends)

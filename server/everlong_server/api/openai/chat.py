@@ -13,7 +13,6 @@ from fastapi.responses import JSONResponse, Response
 
 from everlong_server.api.disconnect import run_unless_disconnected
 from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
-from everlong_server.api.native.sessions import recall, sampling
 from everlong_server.api.openai.chat_schemas import (
     ChatCompletion,
     ChatJsonSchemaFormat,
@@ -25,6 +24,7 @@ from everlong_server.api.openai.chat_schemas import (
 from everlong_server.api.openai.messages import ParsedMessages, require_model
 from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
 from everlong_server.api.sse import data_stream
+from everlong_server.api.turn_parameters import answer_recall, sampling
 from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.turn import Event, Turn
 from everlong_server.services import Services
@@ -43,7 +43,7 @@ async def create(body: CreateChatCompletion, request: Request, services: CallerS
 
     Messages up to an earlier answer are not prefilled again; `usage.prompt_tokens_details.cached_tokens` counts their tokens.
     """
-    model = services.model
+    model = services.shared.model
     require_model(services, body.model)
     documents, conversation = await _parse_messages(services, body.messages)
     turns = await run_unless_disconnected(request, _start_turns(services, body, documents, conversation))
@@ -55,7 +55,7 @@ async def create(body: CreateChatCompletion, request: Request, services: CallerS
     }  # fmt: skip
     if body.stream:
         chunks = _chunks(head | {"object": "chat.completion.chunk"}, turns, usage=body.stream_options.include_usage)
-        return data_stream(chunks, services.settings.keepalive_seconds)
+        return data_stream(chunks, services.shared.settings.keepalive_seconds)
     messages = await run_unless_disconnected(request, _messages(turns))
     if messages is None:
         return Response(status_code=CLIENT_CLOSED)
@@ -82,7 +82,7 @@ async def _start_turns(
     services: Services, body: CreateChatCompletion, documents: Sequence[str], conversation: Sequence[Message]
 ) -> list[Turn]:
     """Start all `n` turns. If one is refused, cancel the others and raise its error."""
-    recalled, params = recall(services, body.recall), sampling(body, "max_completion_tokens")
+    recalled, params = answer_recall(services, body.recall), sampling(body, "max_completion_tokens")
     match body.response_format:
         case JsonObjectFormat():
             params = params.model_copy(update={"json_schema": {"type": "object"}})

@@ -1,4 +1,4 @@
-"""The objects of OpenAI's files and chat completions that the server supports: a source of the OpenAPI document."""
+"""The objects of OpenAI's chat completions that the server supports: a source of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,36 +12,6 @@ from everlong_server.api.schemas import Evidence, Recall, Wire
 
 MAX_MESSAGES = 2048
 MAX_CHOICES = 16
-
-
-class File(Wire):
-    """A document in the format of OpenAI's API."""
-
-    id: str
-    object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    expires_at: None = None
-    filename: str
-    purpose: Literal["user_data"] = "user_data"
-    status: str = Field(description="uploaded (being read), processed or error")
-    status_details: str | None
-
-
-class FileList(Wire):
-    """A page of files, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[File]
-    has_more: bool
-
-
-class FileDeleted(Wire):
-    """The deleted file."""
-
-    id: str
-    object: Literal["file"] = "file"
-    deleted: Literal[True] = True
 
 
 class TextPart(Nullable, Wire):

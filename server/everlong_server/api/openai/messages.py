@@ -18,14 +18,14 @@ _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
 
 def require_model(services: Services, name: str) -> None:
     """Raise `NotFound` if the server does not serve the model `name`."""
-    model = services.model.name
+    model = services.shared.model.name
     if name != model:
         raise NotFound(f"no model {name!r}; this server serves {model!r}", param="model", code="model_not_found")
 
 
 def require_length(services: Services, text: str, name: str) -> None:
     """Raise `TooLarge` if `text` is longer than the limit of a message. `name`: the field with (the end of) the text."""
-    limit = services.settings.max_message_chars
+    limit = services.shared.settings.max_message_chars
     if len(text) > limit:
         raise TooLarge(
             f"{name} has {len(text)} characters, the limit is {limit}: upload a long text as a file", param=name
@@ -69,7 +69,7 @@ class ParsedMessages:
 
         Raises `InvalidRequest` if the last message is not the user's, and `NotFound` for a document that does not exist.
         """
-        last, limit = self._last, self._services.settings.max_session_documents
+        last, limit = self._last, self._services.shared.settings.max_session_documents
         if self._messages[-1].role != "user":
             raise InvalidRequest(
                 f"{last}.role: the last message must be the user's, got {self._messages[-1].role}",

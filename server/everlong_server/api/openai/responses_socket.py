@@ -15,8 +15,9 @@ from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
 from everlong_server.api.errors import as_server_error, error_headers
+from everlong_server.api.openai.response_events import response_events
+from everlong_server.api.openai.response_requests import parse_request
 from everlong_server.api.openai.response_schemas import CreateResponse
-from everlong_server.api.openai.responses_http import parse_request, response_events
 from everlong_server.api.socket import JsonSocket, refuse
 from everlong_server.api.sse import error_event
 from everlong_server.api.views import get_services
@@ -43,7 +44,7 @@ async def socket(socket: WebSocket) -> None:
 
 class _ResponsesSocket(JsonSocket):
     def __init__(self, socket: WebSocket, services: Services) -> None:
-        super().__init__(socket, services.settings.websocket_idle_seconds)
+        super().__init__(socket, services.shared.settings.websocket_idle_seconds)
         self._services = services
         self._busy = False
         self._last: Response | None = None
@@ -73,7 +74,7 @@ class _ResponsesSocket(JsonSocket):
         response_turns = self._services.response_turns
         try:
             # The key may have been revoked since the socket was opened.
-            await self._services.credentials.check(self.socket.state.caller)
+            await self._services.shared.credentials.check(self.socket.state.caller)
             await self._services.quota.request()
             previous = None
             if self._last is not None and self._last.session and body.previous_response_id == self._last.id:

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, model_validator
 
 from everlong_models import GrammarError
-from everlong_server.api.native.sessions import require_json
 from everlong_server.api.schemas import Wire
+from everlong_server.api.turn_parameters import require_json
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 
@@ -47,7 +47,7 @@ async def require_schema(services: Services, schema: dict[str, Any], name: str) 
     """Return the schema in the field `name`. Raises `InvalidRequest` if no answer can be constrained to it."""
     require_json(schema, name)
     try:
-        await services.engine.grammar(schema)
+        await services.shared.engine.grammar(schema)
     except GrammarError as error:
         raise InvalidRequest(f"{name}: {error}", param=name) from error
     return schema

@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
 from openai import OpenAI
 from redis.exceptions import ConnectionError as ConnectionError_
 
-from everlong_server.api.openai import uploads
+from everlong_server.engine.documents.ingest import Ingest
+from everlong_server.engine.documents.multipart_uploads import MultipartUploads
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import Document, new_id
 from everlong_server.store.redis.connection import connect
@@ -206,21 +207,21 @@ async def test_a_text_whose_document_may_be_there_stays(redis_url: str, tmp_path
             made.append(document.id)
             raise ConnectionError_("lost")
 
-    services = SimpleNamespace(
-        engine=SimpleNamespace(draining=False), model=SimpleNamespace(fingerprint="f"), documents=Lost(),
-        settings=SimpleNamespace(max_document_bytes=1000, upload_seconds=60), blobs=Blobs(f"file://{tmp_path}"),
-        uploads=Uploads(redis, "ann"), quota=tenant,
-    )  # fmt: skip
-    upload = Upload(new_id("upload"), 5, "a.txt", "user_data", await services.uploads.moment(), time.time() + 60)
-    await services.uploads.create(upload)
+    engine: Any = SimpleNamespace(draining=False, model=SimpleNamespace(fingerprint="f"))
+    lost, unused = cast(Any, Lost()), cast(Any, None)
+    blobs = Blobs(f"file://{tmp_path}")
+    ingest = Ingest(engine, redis, blobs, lost, tenant, unused, unused, unused, 1000)
+    multipart = MultipartUploads(ingest, Uploads(redis, "ann"), 60)
+    upload = Upload(new_id("upload"), 5, "a.txt", "user_data", await multipart.uploads.moment(), time.time() + 60)
+    await multipart.uploads.create(upload)
     part = Part(new_id("part"), upload.id, 5, 0.0)
-    writer = await services.blobs.create(part.name)
+    writer = await blobs.create(part.name)
     await writer.write(b"Alice")
     await writer.commit()
-    await services.uploads.add(part, 10, 9)
+    await multipart.uploads.add(part, 10, 9)
     with pytest.raises(ConnectionError_):
-        await uploads.complete(upload.id, uploads.CompleteUpload(part_ids=[part.id]), services)
+        await multipart.complete(upload.id, [part.id], None)
     (document,) = made
-    assert services.blobs.open(document).read() == b"Alice"
-    assert (await services.uploads.get(upload.id)).file == document
+    assert blobs.open(document).read() == b"Alice"
+    assert (await multipart.uploads.get(upload.id)).file == document
     await redis.aclose()

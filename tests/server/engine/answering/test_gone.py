@@ -90,7 +90,7 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
         return [], []
 
     monkeypatch.setattr(chat, "_parse_messages", parsed)
-    for name in ("require_model", "recall"):
+    for name in ("require_model", "answer_recall"):
         monkeypatch.setattr(chat, name, lambda *_: None)
 
 
@@ -103,7 +103,7 @@ def completion(stream: bool) -> CreateChatCompletion:
 async def test_several_answers_of_a_chat(stream: bool) -> None:
     slow = Slow()
     chats = Chats(slow.begin)
-    services: Any = SimpleNamespace(chat_turns=chats, model=None)
+    services: Any = SimpleNamespace(chat_turns=chats, shared=SimpleNamespace(model=None))
     answer = await chat.create(completion(stream), leaving(slow), services)
     assert (answer.status_code, slow.ended, chats.closed) == (CLIENT_CLOSED, 2, 1)
 
@@ -114,7 +114,7 @@ async def test_if_one_is_refused_none_goes_on() -> None:
         raise Overloaded("full")
 
     chats, slow = Chats(refuse), Slow()
-    services: Any = SimpleNamespace(chat_turns=chats, model=None)
+    services: Any = SimpleNamespace(chat_turns=chats, shared=SimpleNamespace(model=None))
     with pytest.raises(Overloaded, match="full"):
         await chat.create(completion(False), leaving(slow), services)
     assert (chats.asked, chats.closed) == (3, 1)
