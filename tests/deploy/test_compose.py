@@ -89,7 +89,7 @@ def test_nothing_is_open_to_other_machines(project: Project) -> None:
     assert published == dict.fromkeys(["proxy", "prometheus", "grafana"], "127.0.0.1")
 
 
-def test_the_way_in(project: Project) -> None:
+def test_the_ports_lead_from_host_to_server(project: Project) -> None:
     """Host, proxy, server, each by the port that the next one listens on; and any number of servers."""
     services = project.config(BASE)["services"]
     text = (ROOT / "deploy" / "nginx" / "nginx.conf").read_text()
@@ -115,7 +115,7 @@ def test_only_redis_and_the_server_know_the_password(project: Project) -> None:
     }
 
 
-def test_nothing_can_be_written_but_volumes(project: Project) -> None:
+def test_only_volumes_are_writable(project: Project) -> None:
     for name, service in project.config(BASE)["services"].items():
         assert service["read_only"] is True, name
         assert service["security_opt"] == ["no-new-privileges:true"], name

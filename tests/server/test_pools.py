@@ -1,4 +1,4 @@
-"""`Pool`: long work beside short work."""
+"""`Pool`: long work does not delay short work."""
 
 from __future__ import annotations
 
@@ -44,10 +44,8 @@ class Known:
         return document_id
 
 
-async def test_whoever_leaves_while_it_stands_in_line_does_not_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is being made for others goes on; what was begun for the one who leaves has ended when he is gone."""
+async def test_a_cancelled_caller_does_not_wait_for_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work for other callers continues; work for the cancelled caller has ended when the cancellation is done."""
     monkeypatch.setattr(sidecar, "_MAKERS", Pool("test", 1))
     beside, begun, made = Sidecar(Blobs(f"file://{tmp_path}"), Known()), threading.Event(), []
 
@@ -77,7 +75,7 @@ async def test_whoever_leaves_while_it_stands_in_line_does_not_wait(
     assert len(made) == 1, "it has ended, and the other one never began"
 
 
-async def test_work_that_breaks_off_begins_again(
+async def test_a_failed_background_task_is_restarted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(background, "_RESTART_DELAY", 0)

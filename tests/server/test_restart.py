@@ -1,4 +1,4 @@
-"""Killed with -9 at any moment: nothing acknowledged is lost, and everything goes on exactly where it stood."""
+"""After kill -9 at any moment nothing acknowledged is lost, and everything resumes exactly."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_kills_at_random_moments_of_reading(new_server) -> None:
 
 
 @pytest.mark.parametrize("end", ["kill -9", "SIGTERM", "SIGINT"])
-def test_a_session_goes_on_where_it_stopped(new_server, end: str) -> None:
+def test_a_session_resumes_after_a_restart(new_server, end: str) -> None:
     server = new_server().start()
     document = server.read(STORY.read_text()[:5000])["id"]
     stays, restarts = server.session(document)["id"], server.session(document)["id"]
@@ -131,7 +131,7 @@ def test_sigterm_lets_an_answer_finish_and_refuses_new_ones(new_server) -> None:
     assert [server.get_session(each)["messages"] for each in (session, whole, other)] == [2, 2, 0]
 
 
-def test_what_is_not_done_when_the_server_ends_is_told_to_come_again(new_server) -> None:
+def test_unfinished_requests_get_503_at_shutdown(new_server) -> None:
     server = new_server().start()
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
         peer.sendall(b"POST /v1/documents HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\nhalf")

@@ -1,4 +1,4 @@
-"""Settings: from variables and flags, unknown ones refused, all of them documented."""
+"""Settings come from variables and flags. Unknown ones are refused, and all are documented."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_bad_variables_are_named(monkeypatch: pytest.MonkeyPatch, variable: str,
     assert words in str(caught.value)
 
 
-def test_files_hold_what_nobody_should_read_in_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_secrets_are_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "everlong_redis_url").write_text("redis://:secret@redis:6379/0\n")
     (tmp_path / "another-programs").write_text("?")
     monkeypatch.setenv("EVERLONG_SECRETS_DIR", str(tmp_path))
@@ -66,7 +66,7 @@ def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
         load_settings(["--prot", "1"])
 
 
-def test_every_setting_says_what_it_is() -> None:
+def test_every_setting_has_a_description() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
 

@@ -37,7 +37,7 @@ Chance = random.Random
 
 
 def broken(chance: Chance, data: bytes, parts: list[bytes]) -> bytes:
-    """`data` after some of what can happen to it; `parts` mean something where it comes from."""
+    """Return `data` with random damage. `parts` are byte strings that mean something in its format."""
     out = bytearray(data)
     for _ in range(chance.choice((0, 1, 1, 1, 2, 3, 8))):
         at, length = chance.randrange(len(out) + 1), chance.choice((1, 1, 2, 4, 16, 64))
@@ -95,7 +95,7 @@ def states(count: int) -> dict[str, int]:
 
 
 def encode_frame(payload: bytes) -> bytes:
-    """As a state's frame says it is."""
+    """Return `payload` in a valid frame of a state."""
     import hashlib
 
     from everlong_models.memories.state import _HEADER, FORMAT_VERSION, MAGIC
@@ -120,7 +120,7 @@ class UploadSource:
 
 
 class Kept(DiscardingWriter):
-    """What an upload comes to."""
+    """A writer that keeps the data in memory."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -184,7 +184,7 @@ def uploads(count: int) -> dict[str, int]:
 
 
 class Peer:
-    """The client's side of a socket that says `frames`, and must be told what is wrong with them."""
+    """The client's side of a socket: sends `frames` and records the answers."""
 
     def __init__(self, frames: Iterator[dict[str, Any]]) -> None:
         self.client_state = WebSocketState.CONNECTED
@@ -213,7 +213,7 @@ ODD = [None, True, False, 0, -1, 1, 2**63, 2**70, -0.0, 1e308, float("nan"), flo
 
 
 def bent(chance: Chance, message: Any) -> Any:
-    """`message` with something odd somewhere in it."""
+    """Return `message` with an odd value in a random place."""
     message = copy.deepcopy(message)
     for _ in range(chance.choice((1, 1, 2, 4))):
         place, key = message, None
@@ -262,7 +262,7 @@ def frames(count: int) -> dict[str, int]:
         raise InvalidRequest("it goes no further here")
 
     async def fine(*_: Any) -> None:
-        """A key that is good, and a request that is allowed."""
+        """Accept the key and the request."""
 
     async def there(_: Any) -> Any:
         return SimpleNamespace(recall=None)

@@ -1,4 +1,4 @@
-"""The check on uploaded text says the same however the bytes are cut."""
+"""The check of uploaded text does not depend on how the bytes are split."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_text_is_text(text: str) -> None:
     assert verdict(data, [1, 3, 5]) == (3 if data.startswith(b"\xef\xbb\xbf") else 0)
 
 
-def test_the_place_of_a_bad_byte_is_exact() -> None:
+def test_the_offset_of_an_invalid_byte_is_exact() -> None:
     text = TextChecker(limit=1 << 20)
     text.feed("é".encode()[:1])
     with pytest.raises(InvalidRequest, match="at byte 0"):

@@ -66,7 +66,7 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     assert "everlong models pull nobody/knows-it" in done.stdout
 
 
-def test_a_python_whose_sqlite_cannot_search_is_told_so(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_sqlite_without_fts5_is_reported(tmp_path: Path, monkeypatch, capsys) -> None:
     def without_search(*_: object) -> sqlite3.Connection:
         connection = sqlite3.Connection(":memory:")
         connection.set_authorizer(
@@ -99,7 +99,7 @@ def test_bench_flat_says_the_same_to_people_and_programs(tmp_path: Path) -> None
     assert everlong("bench", "nothing").returncode == 2
 
 
-def test_bench_chaos_names_what_there_is_not() -> None:
+def test_bench_chaos_names_unknown_arguments() -> None:
     done = everlong("bench", "chaos", "--fault", "bad weather")
     assert done.returncode == 1
     assert "no fault 'bad weather'" in done.stderr
@@ -120,7 +120,7 @@ def test_bench_chaos_without_a_replica_ends_with_one_line(tmp_path: Path) -> Non
 
 
 def test_a_server_opens_as_many_files_as_it_may() -> None:
-    """Each connection is one; what a shell allows at first is 1,024, or less."""
+    """Each connection needs an open file, and shells allow 1,024 or fewer by default."""
     code = (
         "import resource; from everlong_server.process.serving import _raise_files;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1000)); _raise_files();"

@@ -1,4 +1,4 @@
-"""`/v1/uploads` through OpenAI's SDK: files that come in parts."""
+"""`/v1/uploads` through OpenAI's SDK: multipart uploads."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_sdks_own_parts(client: OpenAI, tmp_path: Path) -> None:
     client.files.delete(done.file.id)
 
 
-def test_what_does_not_fit_can_be_mended(client: OpenAI, server: Server) -> None:
+def test_a_refused_completion_can_be_corrected(client: OpenAI, server: Server) -> None:
     before = server.http.get("/v1/documents").json()
     upload, other = begin_upload(client, 10), begin_upload(client, 10)
     a, b, c = (add(client, upload.id, data) for data in (b"Once ", b"upon.", b"\xff\xff\xff\xff\xff"))
@@ -142,14 +142,12 @@ def test_completed_by_several_at_once_it_is_one_file(client: OpenAI, server: Ser
         ({"sparkle": 1}, 422, "unknown_parameter", "sparkle"),
     ],
 )
-def test_uploads_that_cannot_be(
-    client: OpenAI, server: Server, fields: dict, status: int, code: str, param: str
-) -> None:
+def test_invalid_uploads(client: OpenAI, server: Server, fields: dict, status: int, code: str, param: str) -> None:
     body = {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data", **fields}
     server.error(server.http.post("/v1/uploads", json=body), status, code, param)
 
 
-def test_parts_that_cannot_be(client: OpenAI, server: Server) -> None:
+def test_invalid_parts(client: OpenAI, server: Server) -> None:
     upload = begin_upload(client, 10)
     before, path = blobs(server), f"/v1/uploads/{upload.id}/parts"
     post = server.http.post
@@ -174,7 +172,7 @@ def test_parts_that_cannot_be(client: OpenAI, server: Server) -> None:
             assert answer.json()["error"]["code"].endswith("_not_found")
 
 
-def test_parts_that_come_at_once_have_room_together(client: OpenAI, server: Server) -> None:
+def test_concurrent_parts_share_the_size_limit(client: OpenAI, server: Server) -> None:
     """Each of them by itself would fit."""
     upload, before = begin_upload(client, 100_000), blobs(server)
 
@@ -190,15 +188,15 @@ def test_parts_that_come_at_once_have_room_together(client: OpenAI, server: Serv
     assert blobs(server) == before
 
 
-async def test_a_text_whose_document_may_be_there_stays(redis_url: str, tmp_path: Path) -> None:
-    """Redis has made the document of the parts, and its answer got lost; the caller asks again."""
+async def test_the_text_of_a_document_that_redis_may_have_created_is_kept(redis_url: str, tmp_path: Path) -> None:
+    """Redis created the document of the parts, but its reply was lost, and the caller retries."""
     redis = connect(redis_url)
     await redis.flushdb()
     tenant = Quota(redis, "ann", Limits(), StreamSlots(redis, "r1"))
     files, made = Documents(redis, "ann", tenant), []
 
     class Lost:
-        """Documents whose answer to `create` never comes."""
+        """Documents whose reply to `create` is lost."""
 
         exists, get = files.exists, files.get
 
