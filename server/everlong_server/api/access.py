@@ -98,7 +98,7 @@ class Access:
         host, origin = connection.headers.get("host", ""), connection.headers.get("origin")
         if origin is not None and ((page := _split(origin)) is None or page.netloc != host):
             raise PermissionDenied(
-                f"pages of {origin[:100]!r} may not use this server: require API keys (EVERLONG_AUTH=keys) to allow other origins",
+                f"pages of {origin[:100]!r} may not use this server while it requires no API key (EVERLONG_AUTH)",
                 code="origin_not_allowed",
             )
         split_host = _split(f"//{host}")
