@@ -357,7 +357,7 @@ def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(
             for remember in (True, False):
                 session = await services.sessions.create(model.fingerprint, "m", [document.id], remember=remember)
                 assert session.started
-                turn = await answers._conversations.send(
+                turn = await answers._session_turns.send(
                     session.id, "Which cat?", grounded.SamplingParams(max_tokens=1), grounded.Recall(1, 60)
                 )
                 message = [event async for event in turn.events][-1]["message"]

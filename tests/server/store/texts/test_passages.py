@@ -326,7 +326,7 @@ def test_a_passage_stands_on_the_page_that_it_begins_on(tmp_path: Path) -> None:
     shelf = SearchOnlyTexts(f"file://{tmp_path}")
     document = shelf.add(ALICE[:3000])
     shelf.documents[document] = replace(shelf.documents[document], format="pdf")
-    outline.save(shelf.blobs, document, [outline.OutlineEntry(0, page=1), outline.Mark(120, page=2)])
+    outline.save(shelf.blobs, document, [outline.OutlineEntry(0, page=1), outline.OutlineEntry(120, page=2)])
     first = next(split(io.BytesIO(ALICE.encode()), document))
     pieces = [first, replace(first, start=119), replace(first, start=120), replace(first, document="doc_gone")]
     placed = asyncio.run(shelf.passages.placed(pieces))
