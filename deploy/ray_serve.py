@@ -3,7 +3,7 @@
     EVERLONG_REDIS_URL=redis://… EVERLONG_BLOB_URL=file:///shared/documents EVERLONG_DEVICE=cuda \
         serve run ray_serve:app replicas=4 gpus=1
 
-`everlong[ray]` is installed on every node. Replicas get the EVERLONG_* variables of the one who deploys.
+Install `everlong[ray]` on every node. Replicas get the EVERLONG_* variables of the deploying process.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ log = logging.getLogger("everlong_server.ray")
 
 
 class Scale(BaseModel):
-    """How many replicas, and what each of them takes."""
+    """The number of replicas and the resources of each."""
 
     model_config = ConfigDict(extra="forbid")
 
     replicas: int = Field(1, ge=1)
     gpus: float = Field(0, ge=0)
     cpus: float = Field(1, gt=0)
-    most_on_a_node: int | None = Field(None, ge=1, description="unset: as many as there is room for")
+    most_on_a_node: int | None = Field(
+        None, ge=1, description="maximum number of replicas on one node; unset: as many as fit"
+    )
 
 
 @serve.deployment
 @serve.ingress()
 class Everlong:
-    """One server. It counts as started when it has its model."""
+    """One server. Ray counts it as started once its model is loaded."""
 
     def __init__(self) -> None:
         # Ray's proxies listen for other machines: without EVERLONG_AUTH=off, requests need a key.
@@ -48,8 +50,8 @@ class Everlong:
         self._model = load(self._settings, log.info)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """The application."""
-        assert self._settings.redis_url is not None, "looked at before this was deployed"
+        """Return the application."""
+        assert self._settings.redis_url is not None, "`app` checks it before the deployment"
         self._app = create_app(self._settings, self._settings.redis_url, self._loaded, on_failure=self._fail)
         return self._app
 
@@ -61,25 +63,28 @@ class Everlong:
         self._failed = error
 
     def check_health(self) -> None:
-        """Raises what keeps it from serving: Ray starts another one in its place."""
+        """Raise an error if the replica cannot serve. Ray then replaces it."""
         if self._failed is not None:
             raise RuntimeError("the server could not start") from self._failed
-        if self._app is not None and self._app.state.services is not None and not self._app.state.services.engine.alive:
-            raise RuntimeError("the device has failed")
+        if self._app is not None and self._app.state.shared is not None and not self._app.state.shared.engine.alive:
+            raise RuntimeError("the device failed")
 
 
 def app(scale: Scale) -> Application:
-    """What `serve run` and `serve deploy` take. Raises `SettingsError`."""
+    """Build the application for `serve run` and `serve deploy`.
+
+    Raises `SettingsError` if the settings do not name a shared Redis and a shared blob store.
+    """
     settings = load_settings(host="0.0.0.0")  # noqa: S104 - as each replica
     if settings.redis_url is None:
-        raise SettingsError("EVERLONG_REDIS_URL is not set: replicas on several nodes share one Redis")
+        raise SettingsError("EVERLONG_REDIS_URL is not set: replicas on several nodes need a shared Redis")
     if settings.blob_url is None:
-        raise SettingsError("EVERLONG_BLOB_URL is not set: replicas on several nodes share one blob store")
+        raise SettingsError("EVERLONG_BLOB_URL is not set: replicas on several nodes need a shared blob store")
     variables = {name: value for name, value in os.environ.items() if name.startswith((PREFIX, "OTEL_"))}
     return Everlong.options(  # type: ignore[attr-defined]
         num_replicas=scale.replicas,
         max_replicas_per_node=scale.most_on_a_node,
-        # The server itself says what is too much, with a 429 that says when to come again.
+        # Above the server's own limit, which answers 429 with Retry-After.
         max_ongoing_requests=(settings.max_streams or 64) + settings.max_queued + 1000,
         graceful_shutdown_timeout_s=settings.drain_seconds + 10,
         ray_actor_options={

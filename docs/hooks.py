@@ -1,6 +1,7 @@
-"""What mkdocs makes besides the pages of this folder: references from the code they describe, and the repository's own texts.
+"""mkdocs hooks: generate reference tables from the code, and add the repository's own texts to the site.
 
-What stands between a page's `<!-- settings -->`, `<!-- metrics -->` or `<!-- api -->` and `<!-- end -->` becomes that reference.
+The text between `<!-- settings -->`, `<!-- metrics -->` or `<!-- api -->` and `<!-- end -->` on a page is replaced by that
+reference.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from everlong_server.observability.metrics import Metrics
-from everlong_server.settings import PREFIX, Settings
+from everlong_server.settings import GROUPS, PREFIX, Settings
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
@@ -31,11 +32,11 @@ ELSEWHERE = {
     "deploy/README.md": "containers.md",
     "deploy/kubernetes/README.md": "kubernetes.md",
 }
-"""Pages of the site that stand elsewhere in the repository. README.md has a page that it corresponds to."""
+"""Texts of the repository that are pages of the site, and their names there. README.md corresponds to an existing page."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the repository's own texts."""
+    """Add the repository's own texts to the site."""
     for source, target in ELSEWHERE.items():
         if source != "README.md":
             files.append(File.generated(config, target, content=relinked((ROOT / source).read_text(), source)))
@@ -43,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fills in references, and makes links into the repository links within the site."""
+    """Fill in the references, and turn links into the repository into links within the site."""
     for name, reference in REFERENCES.items():
         before, begin, rest = markdown.partition(f"<!-- {name} -->")
         if begin:
@@ -55,7 +56,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def relinked(markdown: str, source: str) -> str:
-    """`markdown` of the file `source` with its relative links as the site has them; those that lead out of it are text."""
+    """Return `markdown` of the file `source` with its relative links changed to the site's pages. A link to a file that is not
+    on the site becomes plain text."""
 
     folder = os.path.dirname(ELSEWHERE.get(source, source.removeprefix("docs/")))
 
@@ -75,10 +77,11 @@ def _cell(text: Any) -> str:
 
 
 def settings() -> Iterator[str]:
-    """Every setting, from `settings.py`."""
-    yield "| variable | default | |"
+    """Yield the table of all settings."""
+    yield "| variable | default | meaning |"
     yield "|---|---|---|"
-    for name, field in Settings.model_fields.items():
+    for name in (name for group in GROUPS.values() for name in group):
+        field = Settings.model_fields[name]
         default = "in your home folder" if field.default_factory and name.endswith("_dir") else field.get_default(
             call_default_factory=True
         )  # fmt: skip
@@ -87,8 +90,8 @@ def settings() -> Iterator[str]:
 
 
 def metrics() -> Iterator[str]:
-    """Every metric, from `metrics.py`."""
-    yield "| metric | type | labels | |"
+    """Yield the table of all metrics."""
+    yield "| metric | type | labels | meaning |"
     yield "|---|---|---|---|"
     for collector in vars(Metrics()).values():
         for metric in collector.describe() if hasattr(collector, "describe") else ():
@@ -98,7 +101,7 @@ def metrics() -> Iterator[str]:
 
 
 def api() -> Iterator[str]:
-    """Every endpoint and every object, from `clients/openapi.json`."""
+    """Yield the reference of every endpoint and object in `clients/openapi.json`."""
     document = json.loads((ROOT / "clients" / "openapi.json").read_text())
     by_tag: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
     for path, methods in document["paths"].items():
@@ -116,26 +119,26 @@ def api() -> Iterator[str]:
         yield f"\n### {name}\n"
         yield schema.get("description", "")
         if schema.get("properties"):
-            yield "\n| field | type | |\n|---|---|---|"
+            yield "\n| field | type | meaning |\n|---|---|---|"
             for field, part in schema["properties"].items():
-                wanted = " (required)" if field in schema.get("required", []) else ""
-                said = part.get("description", "")
+                required = " (required)" if field in schema.get("required", []) else ""
+                meaning = part.get("description", "")
                 if "default" in part and part["default"] is not None:
-                    said += f" Default: `{json.dumps(part['default'], ensure_ascii=False)}`."
-                yield f"| `{field}`{wanted} | {_type(part)} | {_cell(said)} |"
+                    meaning += f" Default: `{json.dumps(part['default'], ensure_ascii=False)}`."
+                yield f"| `{field}`{required} | {_type(part)} | {_cell(meaning)} |"
 
 
 def _parameters(parameters: list[dict[str, Any]]) -> Iterator[str]:
     if parameters:
-        yield "\n| parameter | in | type | |\n|---|---|---|---|"
+        yield "\n| parameter | in | type | meaning |\n|---|---|---|---|"
         for one in parameters:
-            wanted = " (required)" if one.get("required") else ""
-            said = one.get("description") or one["schema"].get("description", "")
-            yield f"| `{one['name']}`{wanted} | {one['in']} | {_type(one['schema'])} | {_cell(said)} |"
+            required = " (required)" if one.get("required") else ""
+            meaning = one.get("description") or one["schema"].get("description", "")
+            yield f"| `{one['name']}`{required} | {one['in']} | {_type(one['schema'])} | {_cell(meaning)} |"
 
 
 def _bodies(operation: dict[str, Any]) -> Iterator[str]:
-    yield "\n| | content | |\n|---|---|---|"
+    yield "\n| | content | meaning |\n|---|---|---|"
     for media, content in operation.get("requestBody", {}).get("content", {}).items():
         yield f"| request | `{media}` | {_type(content.get('schema', {}))} |"
     errors = []
@@ -144,10 +147,10 @@ def _bodies(operation: dict[str, Any]) -> Iterator[str]:
         if any(content.get("schema", {}).get("$ref", "").endswith("/ErrorBody") for content in contents.values()):
             errors.append(status)
             continue
-        said = response.get("description", "").replace("Successful Response", "")
+        meaning = response.get("description", "").replace("Successful Response", "")
         for media, content in (contents or {"": {}}).items():
             shown = _type(content["schema"]) if content.get("schema") else ""
-            yield f"| {status} | {f'`{media}`' if media else ''} | {_cell(f'{said} {shown}')} |"
+            yield f"| {status} | {f'`{media}`' if media else ''} | {_cell(f'{meaning} {shown}')} |"
     if errors:
         yield f"| {', '.join(errors)} | `application/json` | [ErrorBody](#errorbody) |"
 

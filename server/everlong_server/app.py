@@ -1,4 +1,4 @@
-"""The FastAPI application: routes, limits, start and end."""
+"""The FastAPI application: its routes, middleware, startup and shutdown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -16,12 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everlong_models import Model
 from everlong_server.api import access, errors, health, page, request_context
-from everlong_server.api.native import documents, fetch, keys, sessions, stream, text, tickets
-from everlong_server.api.openai import chat, files, responses, responses_socket, uploads
+from everlong_server.api.native import document_text, documents, fetch, keys, models, sessions, stream, tickets
+from everlong_server.api.openai import chat, files, responses_http, responses_socket, uploads
 from everlong_server.errors import Unavailable
 from everlong_server.observability import tracing
 from everlong_server.observability.metrics import Metrics
-from everlong_server.services import Services, require_keys, require_vault, running
+from everlong_server.observability.tracing import Tracing
+from everlong_server.services import Shared, require_keys, require_vault, run_services
 from everlong_server.settings import Settings, traces_wanted
 
 log = logging.getLogger(__name__)
@@ -32,14 +33,56 @@ def create_app(
     redis_url: str,
     load: Callable[[], Awaitable[Model]],
     *,
-    on_ready: Callable[[Services], None] = lambda services: None,
+    on_ready: Callable[[Shared], None] = lambda shared: None,
     on_failure: Callable[[BaseException], None] = lambda error: None,
 ) -> FastAPI:
-    """The application. It answers at once, and `/readyz` is 503 until `load` has the model.
+    """Build the application. It answers at once; `/readyz` returns 503 until `load` has returned the model.
 
-    `on_ready` and `on_failure` are told how that went, on the event loop. Raises `TracingError`.
+    Calls `on_ready` or `on_failure` on the event loop once loading ends. Raises `TracingError`.
     """
-    metrics, traces = Metrics(), tracing.start(traces_wanted())
+    metrics, traces = Metrics(), tracing.start_tracing(traces_wanted())
+    app = FastAPI(
+        title="everlong",
+        summary="Long-context inference with a memory of fixed size",
+        version="0.1.0",
+        license_info={"name": "Apache-2.0"},
+        lifespan=_lifespan(settings, redis_url, load, metrics, traces, on_ready, on_failure),
+        separate_input_output_schemas=False,
+    )
+    app.state.shared = None
+    app.state.metrics = metrics
+    errors.install_handlers(app)
+    for module in (
+        documents, fetch, document_text, sessions, stream, files, uploads, chat, responses_http, responses_socket, tickets,
+        keys, health, models, page,
+    ):  # fmt: skip
+        app.include_router(module.router)
+    app.mount("/assets", page.Assets())
+    app.add_middleware(access.Access, settings=settings, metrics=metrics)
+    app.add_middleware(
+        _RequestGuard,
+        limit=settings.max_body_bytes,
+        seconds=_BODY_KEEPALIVES * settings.keepalive_seconds,
+        metrics=metrics,
+    )
+    # Wraps Starlette's whole stack, error handling included. `add_middleware` would place it inside that.
+    stack = app.build_middleware_stack
+    app.build_middleware_stack = lambda: request_context.RequestContext(stack(), traces)  # type: ignore[method-assign]
+    plain = app.openapi
+    app.openapi = lambda: app.openapi_schema or access.add_security(plain())  # type: ignore[method-assign]
+    return app
+
+
+def _lifespan(
+    settings: Settings,
+    redis_url: str,
+    load: Callable[[], Awaitable[Model]],
+    metrics: Metrics,
+    traces: Tracing,
+    on_ready: Callable[[Shared], None],
+    on_failure: Callable[[BaseException], None],
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return the application's lifespan, which starts the services in the background and stops them."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -50,68 +93,43 @@ def create_app(
                 await require_keys(settings, redis_url)
                 await require_vault(settings, redis_url)
                 model = await load()
-                async with running(settings, model, redis_url, metrics, traces) as services:
-                    app.state.services = services
-                    on_ready(services)
+                async with run_services(settings, model, redis_url, metrics, traces) as shared:
+                    app.state.shared = shared
+                    on_ready(shared)
                     await ending.wait()
             except Exception as error:
                 on_failure(error)
                 raise
             finally:
-                app.state.services = None
+                app.state.shared = None
 
         task = asyncio.create_task(serve())
         try:
             yield
         finally:
             ending.set()
-            if app.state.services is None:
-                task.cancel()  # it is still loading
+            if app.state.shared is None:
+                task.cancel()  # the model is still loading
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(task, return_exceptions=True)
             await asyncio.to_thread(traces.shutdown)
 
-    app = FastAPI(
-        title="everlong",
-        summary="Long-context inference with a memory of fixed size",
-        version="0.1.0",
-        license_info={"name": "Apache-2.0"},
-        lifespan=lifespan,
-        separate_input_output_schemas=False,
-    )
-    app.state.services = None
-    app.state.metrics = metrics
-    errors.install(app)
-    for module in (
-        documents, fetch, text, sessions, stream, files, uploads, chat, responses, responses_socket, tickets, keys, health, page
-    ):  # fmt: skip
-        app.include_router(module.router)
-    app.mount("/assets", page.Assets())
-    app.add_middleware(access.Access, settings=settings, metrics=metrics)
-    app.add_middleware(
-        _Guard, limit=settings.max_body_bytes, seconds=_SILENT * settings.keepalive_seconds, metrics=metrics
-    )
-    # Around all, what makes answers of errors too, which no middleware of the application's own is.
-    stack = app.build_middleware_stack
-    app.build_middleware_stack = lambda: request_context.RequestContext(stack(), traces)  # type: ignore[method-assign]
-    plain = app.openapi
-    app.openapi = lambda: app.openapi_schema or access.describe(plain())  # type: ignore[method-assign]
-    return app
+    return lifespan
 
 
-_SILENT = 4
-"""For so many keep-alives a caller may stand still in the middle of a body."""
-UPLOADS = re.compile("/v1/(documents|files|uploads/[^/]+/parts)/?")
+_BODY_KEEPALIVES = 4
+"""A request body may make no progress for this many keep-alive intervals."""
+UPLOAD_PATHS = re.compile("/v1/(documents|files|uploads/[^/]+/parts)/?")
 
 
-class _Guard:
-    """Counts requests, and bounds the bodies of all but uploads, which bound themselves as they are streamed.
+class _RequestGuard:
+    """Counts requests and limits request bodies. Uploads check their size themselves while they stream.
 
-    A caller that sends nothing of its body for `seconds` is taken for gone: of a connection that was lost nobody says so, and
-    what it has begun (an idempotency key, a place in an upload) would be its own for ever.
+    Ends a request whose body makes no progress for `seconds`. A lost connection sends no signal, and the request would hold
+    its idempotency key or its share of a multipart upload for ever.
 
-    Nothing is decompressed: a body's length is what is sent. What is cancelled, as the server ends before it is done, is told
-    to come again.
+    Rejects compressed bodies, so the length of a body is the length that was sent. Answers 503 to requests that the shutdown
+    of the server cancels.
     """
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float, metrics: Metrics) -> None:
@@ -124,34 +142,36 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        received, complete, begun = 0, False, False
-        upload = scope["method"] == "POST" and UPLOADS.fullmatch(scope["path"]) is not None
+        received, complete, response_started = 0, False, False
+        upload = scope["method"] == "POST" and UPLOAD_PATHS.fullmatch(scope["path"]) is not None
 
         async def bounded() -> Message:
             nonlocal received, complete
             if (coding := Headers(scope=scope).get("content-encoding", "identity")) != "identity":
-                raise HTTPException(415, f"Content-Encoding {coding[:60]!r}: send the body as it is")
+                raise HTTPException(
+                    415, f"Content-Encoding {coding[:60]!r} is not supported: send the body uncompressed"
+                )
             try:
                 async with asyncio.timeout(None if complete else self._seconds):
                     message = await receive()
             except TimeoutError:
-                if begun:
+                if response_started:
                     return {"type": "http.disconnect"}
                 raise HTTPException(
-                    408, f"nothing of the body has come for {self._seconds:g} s", {"Connection": "close"}
+                    408, f"no data of the request body arrived for {self._seconds:g} s", {"Connection": "close"}
                 ) from None
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._limit and not upload:
                 raise HTTPException(
-                    413, f"the body has more than {self._limit} bytes, the limit (EVERLONG_MAX_BODY_BYTES)"
+                    413, f"the body is larger than the limit of {self._limit} bytes (EVERLONG_MAX_BODY_BYTES)"
                 )
             return message
 
         async def counted(message: Message) -> None:
-            nonlocal begun
+            nonlocal response_started
             if message["type"] == "http.response.start":
-                begun = True
+                response_started = True
                 route = getattr(scope.get("route"), "path", "other")
                 self._metrics.requests.labels(scope["method"], route, str(message["status"])).inc()
             await send(message)
@@ -159,8 +179,10 @@ class _Guard:
         try:
             await self._app(scope, bounded, counted)
         except asyncio.CancelledError:
-            if begun:
+            if response_started:
                 raise
-            # Uvicorn's own answer to this would be 500.
-            response, _ = errors.answer(Unavailable("the server is shutting down", code="draining", retry_after=5))
+            # Uvicorn would answer with 500.
+            response, _ = errors.error_response(
+                Unavailable("the server is shutting down", code="draining", retry_after=5)
+            )
             await response(scope, receive, counted)

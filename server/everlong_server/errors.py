@@ -1,23 +1,23 @@
-"""Every error that a caller of the server can meet. Each knows its HTTP status and its place in the error body.
+"""All errors that the server returns to a caller. Each class has its HTTP status, `type` and `code`.
 
 ServerError
-├── InvalidRequest 422        a value that cannot be used: `param` names the field
+├── InvalidRequest 422        invalid value; `param` names the field
 │   ├── TooLarge 413
 │   └── UnsupportedMedia 415
-├── Unauthenticated 401       no API key, or none that is good
-├── PermissionDenied 403      the key does not allow this
-├── NotFound 404              also what belongs to another tenant
+├── Unauthenticated 401       API key missing, unknown, expired or revoked
+├── PermissionDenied 403      the API key lacks the scope
+├── NotFound 404              no such object, or it belongs to another tenant
 ├── SessionBusy 409
 ├── DocumentNotReady 409
-├── DocumentFailed 409        the document behind a session could not be read
-├── StateUnusable 409         a session's state belongs to another model, or is damaged
-├── Conflict 409              somebody else wrote first
-├── Overloaded 429            too much for the server
-├── RateLimited 429           too much for one tenant
-├── Unavailable 503           loading, draining, or Redis is away
-│   └── KeyMissing 503        it is encrypted with a key that this server has not
-├── Damaged 500               what is stored was changed or cut off
-└── Internal 500
+├── DocumentFailed 409        a document of the session could not be read
+├── StateUnusable 409         the session's state was made by another model, or is damaged
+├── Conflict 409              another writer changed the object first
+├── Overloaded 429            the server's queue is full
+├── RateLimited 429           the tenant reached a quota
+├── Unavailable 503           the server is loading or draining, or Redis cannot be reached
+│   └── KeyMissing 503        stored data is encrypted with a key that this server does not have
+├── Damaged 500               stored data was changed or truncated
+└── Internal 500              a defect of the server
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from typing import Any
 
 
 class ServerError(Exception):
-    """Base. `status`: HTTP. `type` and `code`: for programs. `param`: the field at fault, if any."""
+    """Base of all errors. `status` is the HTTP status. Programs read `type` and `code`. `param` is the invalid field.
+
+    `retry_after`: seconds to wait before a retry; None if a retry does not help.
+    """
 
     status = 500
     type = "server_error"
@@ -42,12 +45,12 @@ class ServerError(Exception):
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
-        """The JSON that every surface of the server answers with."""
+        """Return the JSON body, the same over HTTP, SSE and WebSocket."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
 class InvalidRequest(ServerError):
-    """The request cannot be understood or allowed."""
+    """The request has an invalid value."""
 
     status = 422
     type = "invalid_request_error"
@@ -55,21 +58,21 @@ class InvalidRequest(ServerError):
 
 
 class TooLarge(InvalidRequest):
-    """More bytes, documents or characters than the server takes."""
+    """The request has more bytes, documents or characters than the limit."""
 
     status = 413
     code = "too_large"
 
 
 class UnsupportedMedia(InvalidRequest):
-    """A body that is no text."""
+    """The body is not text, nor a file that the server can convert to text."""
 
     status = 415
     code = "unsupported_media_type"
 
 
 class Unauthenticated(ServerError):
-    """Nobody knows who asks."""
+    """The request has no valid API key."""
 
     status = 401
     type = "authentication_error"
@@ -77,7 +80,7 @@ class Unauthenticated(ServerError):
 
 
 class PermissionDenied(ServerError):
-    """It is known who asks, and they may not."""
+    """The caller's API key does not allow the request."""
 
     status = 403
     type = "permission_error"
@@ -85,7 +88,7 @@ class PermissionDenied(ServerError):
 
 
 class NotFound(ServerError):
-    """No such object."""
+    """The object does not exist, or belongs to another tenant."""
 
     status = 404
     type = "invalid_request_error"
@@ -93,7 +96,7 @@ class NotFound(ServerError):
 
 
 class SessionBusy(ServerError):
-    """The session is generating: one writer at a time."""
+    """The session is generating an answer. A session has one writer at a time."""
 
     status = 409
     type = "conflict_error"
@@ -109,7 +112,7 @@ class DocumentNotReady(ServerError):
 
 
 class DocumentFailed(ServerError):
-    """The document could not be read, or is gone."""
+    """The document could not be read, or was deleted."""
 
     status = 409
     type = "conflict_error"
@@ -117,7 +120,7 @@ class DocumentFailed(ServerError):
 
 
 class StateUnusable(ServerError):
-    """The session's state was made by another model than this server serves, or is damaged."""
+    """The session's state was made by a model other than the served one, or is damaged."""
 
     status = 409
     type = "conflict_error"
@@ -125,7 +128,7 @@ class StateUnusable(ServerError):
 
 
 class Conflict(ServerError):
-    """Another writer was quicker."""
+    """Another writer changed the object first."""
 
     status = 409
     type = "conflict_error"
@@ -133,7 +136,7 @@ class Conflict(ServerError):
 
 
 class Overloaded(ServerError):
-    """Too much work is queued."""
+    """The server's queue is full."""
 
     status = 429
     type = "rate_limit_error"
@@ -141,7 +144,7 @@ class Overloaded(ServerError):
 
 
 class RateLimited(ServerError):
-    """The tenant has had what it may have. `headers`: the limit, and when it is lifted."""
+    """The tenant reached a quota. `headers` give the limit and the time of its reset."""
 
     status = 429
     type = "rate_limit_error"
@@ -153,7 +156,7 @@ class RateLimited(ServerError):
 
 
 class Unavailable(ServerError):
-    """Not now: the server is loading or draining, or its store is away."""
+    """The server is loading or draining, or its store cannot be reached."""
 
     status = 503
     type = "service_unavailable_error"
@@ -161,13 +164,13 @@ class Unavailable(ServerError):
 
 
 class KeyMissing(Unavailable):
-    """What is stored is encrypted with a key that this server does not have."""
+    """Stored data is encrypted with a key that this server does not have."""
 
     code = "encryption_key_missing"
 
 
 class Damaged(ServerError):
-    """What is stored is not what was stored."""
+    """Stored data was changed or truncated."""
 
     code = "stored_data_damaged"
 

@@ -1,4 +1,4 @@
-"""`python -m everlong_server.openapi FILE` writes the OpenAPI document, the contract between server and clients."""
+"""`python -m everlong_server.openapi FILE` writes the OpenAPI document: the contract between the server and its clients."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from everlong_server.settings import Settings
 
 
 def openapi() -> dict[str, Any]:
-    """The document. Needs no model and no Redis: they are only opened when the app starts."""
+    """Return the OpenAPI document. Needs no model and no Redis, as the app does not start."""
 
     async def never() -> Model:
-        raise AssertionError("the app is not started")
+        raise AssertionError("the app does not start")
 
     return create_app(Settings(), "unix:///dev/null", never).openapi()
 
 
 def render() -> str:
-    """As it stands in `clients/openapi.json`."""
+    """Return the text of `clients/openapi.json`."""
     return json.dumps(openapi(), indent=2, ensure_ascii=False, sort_keys=True) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""`Pool`: threads for work that takes long, apart from those of `asyncio.to_thread`, which every answer waits for."""
+"""`Pool`: threads for long work. Keeps the threads of `asyncio.to_thread`, which every answer needs, free."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 
 class Pool:
-    """At most `threads` at once; what is more waits in line. They are made when they are needed."""
+    """Runs at most `threads` functions at once and queues the others. Starts threads on demand."""
 
     def __init__(self, name: str, threads: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
 
     def begin(self, do: Callable[..., T], *arguments: object) -> Future[T]:
-        """What `do` will return, in the caller's context. Cancelling it succeeds unless it has begun."""
+        """Start `do` in the caller's context and return its future. A future can be cancelled until it runs."""
         return self._executor.submit(contextvars.copy_context().run, do, *arguments)
 
     async def run(self, do: Callable[..., T], *arguments: object) -> T:
-        """What `do` returns, in the caller's context. Cancelling ends the waiting only, unless it has not begun."""
+        """Run `do` in the caller's context and return its result. Cancellation does not stop a function that runs already."""
         return await asyncio.wrap_future(self.begin(do, *arguments))

@@ -1,4 +1,7 @@
-"""`Settings`: the only reader of the environment (`EVERLONG_*`), mirrored as flags of `everlong serve`."""
+"""`Settings`: every setting of the server, read from `EVERLONG_*` variables and the flags of `everlong serve`.
+
+No other module reads the environment.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ from pydantic_settings import SettingsError as SourceError
 from everlong_server.store.redis.connection import Address
 
 PREFIX = "EVERLONG_"
+_PARSE_ERROR = "error parsing CLI: "
 # Read by the client's command line, not by the server.
 _FOREIGN = {"EVERLONG_URL", "EVERLONG_API_KEY", "EVERLONG_DATA"}
 
-# Texts are encoded one at a time: the tokenizer's own threads would do nothing for them, and warn at every fork.
+# The server encodes one text at a time, so the tokenizer's threads gain nothing and print a warning at every fork.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 GiB = 1 << 30
@@ -31,272 +35,320 @@ def _home(variable: str, *default: str) -> Path:
 
 
 class Settings(BaseSettings):
-    """Every setting of the server. Flags are the names with dashes; variables are the names in capitals behind
-    `EVERLONG_`. Unknown ones are errors."""
+    """Every setting of the server. `max_streams` is the flag `--max-streams` and the variable `EVERLONG_MAX_STREAMS`.
+
+    Unknown flags and variables are errors.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, frozen=True, extra="forbid", cli_kebab_case=True, cli_prog_name="everlong serve",
-        cli_implicit_flags=True, cli_avoid_json=True, validate_default=True,
+        cli_implicit_flags=True, cli_avoid_json=True, cli_exit_on_error=False, validate_default=True,
     )  # fmt: skip
 
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     auth: Literal["keys", "off"] | None = Field(
         None,
-        description="keys: every request needs an API key; off: whoever reaches the server may read and delete "
-        "everything; unset: off on a loopback address, keys elsewhere",
+        description="Whether requests need an API key: `keys` always, `off` never (anyone who reaches the server can read and delete everything); unset: `off` on a loopback address, else `keys`.",
     )
     allowed_hosts: tuple[str, ...] = Field(
         (),
-        description='names that this server is called by where it asks for no keys, as JSON: ["books.example.org"]; always: its addresses, '
-        "localhost, and, unless it listens on a loopback address, names that nobody can register (without a dot; .internal, .local)",
+        description='Host names accepted in the `Host` header when no API key is required, as a JSON list such as ["books.example.org"]; the server\'s addresses, localhost and, off loopback, names without a dot and under .internal or .local are always accepted.',
     )
     admin_key_file: Path | None = Field(
         None,
-        description="file with an API key that is made at the start, unless it is there: of the tenant default, with all scopes; "
-        "`everlong keys secret` prints one",
+        description="File with an API key to create at start, for tenant `default` with all scopes; `everlong keys secret` prints a new one.",
     )
     metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="a port of their own for /metrics, /livez and /readyz; /metrics is only there"
+        None,
+        ge=1,
+        le=65535,
+        description="Separate port for /metrics, /livez and /readyz; if set, /metrics is served only there.",
     )
     data_dir: Path = Field(
         default_factory=lambda: _home("XDG_DATA_HOME", ".local", "share"),
-        description="folder for uploads and the embedded Redis",
+        description="Folder for uploaded documents and the embedded Redis.",
     )
     models_dir: Path = Field(
         default_factory=lambda: _home("XDG_CACHE_HOME", ".cache") / "models",
-        description="folder for pulled and converted models",
+        description="Folder for downloaded and converted models.",
     )
     model: str | None = Field(
         None,
-        description="a folder with everlong.json, or a backbone: a known name, a Hugging Face folder, a .gguf file, a hub name; "
-        "unset: smollm2-135m-reader, or with a memory of your choice smollm2-135m-instruct",
+        description="Model to serve: a folder with everlong.json, or a backbone (known name, Hugging Face folder, .gguf file or hub name); unset: smollm2-135m-reader, or smollm2-135m-instruct if `memory` is set.",
     )
-    memory: str | None = Field(None, description="memory around a plain backbone: window (default), rmt, …")
+    memory: str | None = Field(
+        None, description="Memory to put around a plain backbone, such as window (the default) or rmt."
+    )
     memory_options: dict[str, Any] = Field(
-        default_factory=dict, description='fields of the memory\'s config, as JSON: {"segment_length": 512}'
+        default_factory=dict, description='Fields of the memory\'s configuration, as JSON: {"segment_length": 512}.'
     )
-    device: str = Field("auto", description="cpu, cuda, cuda:1, …; auto takes a GPU if there is one")
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads for the model; 0 leaves it to PyTorch")
+    device: str = Field(
+        "auto", description="Device to run the model on: cpu, cuda, cuda:1, …; auto takes a GPU if there is one."
+    )
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads for the model; 0 leaves the number to PyTorch.")
     quantize: bool = Field(
         True,
-        description="on a CPU, generate with weights of 4 bits if the model's were stored so, of 8 if not, and with activations, keys and values of 16",
+        description="On a CPU, generate with 4-bit weights if the model was stored in 4 bits, else with 8-bit weights; activations, keys and values have 16 bits.",
     )
     bfloat16: bool | None = Field(
         None,
-        description="on a CPU that has instructions for it (AVX-512, AMX), encode prompts and read texts in bfloat16, as on a GPU; "
-        "unset: with window, which keeps nothing that is computed, and not with other memories",
+        description="On a CPU with AVX-512 or AMX bfloat16 instructions, run prefill in bfloat16; unset: only with the window memory, which keeps no computed values.",
     )
 
     secrets_dir: Path | None = Field(
-        None, description="folder of files with values, each named after its variable, such as everlong_redis_url"
+        None,
+        description="Folder of files that hold settings, each named after its variable, such as everlong_redis_url.",
     )
     redis_url: str | None = Field(
         None,
-        description="redis://, rediss:// or unix://; redis+sentinel://HOST:PORT,…/SERVICE; redis+cluster://HOST:PORT,…; "
-        "unset starts an embedded Redis",
+        description="URL of Redis: redis://, rediss://, unix://, redis+sentinel://HOST:PORT,…/SERVICE or redis+cluster://HOST:PORT,…; unset: start an embedded Redis.",
     )
     redis_copies: int | None = Field(
         None,
         ge=0,
         le=16,
-        description="replicas of Redis that have a write before it is acknowledged; unset: 1 with Sentinel or a cluster, else 0",
+        description="Redis replicas that must have a write before it is acknowledged; unset: 1 with Sentinel or a cluster, else 0.",
     )
-    blob_url: str | None = Field(None, description="fsspec URL for uploads; unset is a folder in data_dir")
+    blob_url: str | None = Field(
+        None, description="fsspec URL of the store for uploaded documents; unset: a folder in data_dir."
+    )
 
     encryption_key_file: Path | None = Field(
         None,
-        description="file of keys that what users say and upload is encrypted with before it is stored, a line each: `ID HEX`; "
-        "the first one encrypts, each decrypts; unset: nothing is encrypted",
+        description="File of keys that encrypt messages and documents at rest, one `ID HEX` a line; the first key encrypts, every key decrypts; unset: no encryption.",
     )
     private_dir: Path | None = Field(
         None,
-        description="folder for what must be decrypted to be used (indexes of passages, files being converted), while the server "
-        "runs; unset: in memory (/dev/shm) where there is such a folder, else the system's for temporary files",
+        description="Folder for decrypted working files (passage indexes, files being converted) while the server runs; unset: /dev/shm if it exists, else the system's temporary folder.",
     )
 
-    max_document_bytes: int = Field(4 * GiB, ge=1, description="largest upload")
+    max_document_bytes: int = Field(4 * GiB, ge=1, description="Maximum size of a document, in bytes.")
     fetch_hosts: tuple[str, ...] = Field(
         (),
-        description='hosts, with their ports, that documents may be fetched from, as JSON: ["www.example.org"]; none',
+        description='Hosts (with their ports) that documents may be fetched from, as a JSON list such as ["www.example.org"]; empty: fetching is off.',
     )
-    max_body_bytes: int = Field(MiB, ge=1024, description="largest JSON body or WebSocket frame")
-    max_message_chars: int = Field(200_000, ge=1, description="longest message")
+    max_body_bytes: int = Field(MiB, ge=1024, description="Maximum size of a JSON body or WebSocket frame, in bytes.")
+    max_message_chars: int = Field(200_000, ge=1, description="Maximum length of a message, in characters.")
     recall_passages: int = Field(
-        16, ge=0, le=32, description="passages of the text that are put before a question; 0 puts none"
+        16, ge=0, le=32, description="Maximum number of passages put before a question; 0 turns recall off."
     )
     recall_tokens: int = Field(
         1000,
         ge=1,
-        description="what these may take together; of what a model sees, 256 tokens (or half, if it sees fewer than 512) stay for question and answer",
+        description="Maximum number of tokens these passages take together; 256 tokens of the model's context (half of a context under 512) stay free for the question and answer.",
     )
-    max_session_documents: int = Field(64, ge=1, description="documents in one session")
+    max_session_documents: int = Field(64, ge=1, description="Maximum number of documents in one session.")
     max_streams: int | None = Field(
-        None, ge=1, le=4096, description="answers generated at once; unset: 8 on a CPU, else 64"
+        None, ge=1, le=4096, description="Maximum number of answers generated at once; unset: 8 on a CPU, else 64."
     )
-    max_queued: int = Field(64, ge=0, description="answers that wait for their turn; more get 429")
+    max_queued: int = Field(
+        64, ge=0, description="Maximum number of answers waiting in the queue; further requests get 429."
+    )
     max_readers: int | None = Field(
-        None, ge=1, le=256, description="documents read at once; unset: 2 on a CPU, else 64"
+        None, ge=1, le=256, description="Maximum number of documents read at once; unset: 2 on a CPU, else 64."
     )
     reading_rows: int | None = Field(
         None,
         ge=1,
         le=256,
-        description="of these, so many have their next segments read in one pass; unset: 1 on a CPU, where more are no faster, else 64",
+        description="Maximum number of documents whose segments are prefilled in one batch; unset: 1 on a CPU, where larger batches are no faster, else 64.",
     )
     cuda_graphs: bool = Field(
         True,
-        description="on a GPU, generate and read by CUDA graphs; what cannot be recorded as one is in the log, and done without",
+        description="On a GPU, run prefill and decode with CUDA graphs; operations that cannot be captured are logged and run without.",
     )
     tenant_requests_per_minute: int | None = Field(
-        None, ge=1, description="requests that a tenant may make; unset: any"
+        None, ge=1, description="Maximum number of requests per tenant and minute; unset: no limit."
     )
-    tenant_streams: int | None = Field(None, ge=1, description="answers at once for a tenant; unset: any")
+    tenant_streams: int | None = Field(
+        None, ge=1, description="Maximum number of answers generated at once per tenant; unset: no limit."
+    )
     tenant_queued: int | None = Field(
-        None, ge=1, description="documents of a tenant that are being read or wait for it; unset: any"
+        None, ge=1, description="Maximum number of documents per tenant that are queued or being read; unset: no limit."
     )
     tenant_bytes: int | None = Field(
         None,
         ge=1,
-        description="bytes that a tenant may store, in documents, uploads in parts and responses; unset: any",
+        description="Maximum number of bytes stored per tenant in documents, multipart uploads and responses; unset: no limit.",
     )
-    tenant_sessions: int | None = Field(None, ge=1, description="sessions that a tenant may have; unset: any")
+    tenant_sessions: int | None = Field(
+        None, ge=1, description="Maximum number of sessions per tenant; unset: no limit."
+    )
     tenant_tokens_per_day: int | None = Field(
-        None, ge=1, description="tokens that may be read and generated for a tenant in a day (UTC); unset: any"
+        None, ge=1, description="Maximum number of tokens read and generated per tenant and day (UTC); unset: no limit."
     )
     reading_share: float = Field(
-        0.3, gt=0, lt=1, description="share of the device's time that documents get while answers are generated"
+        0.3, gt=0, lt=1, description="Share of the device's time that documents get while answers are being generated."
     )
     max_decode_stall_ms: float = Field(
         100.0,
         ge=0,
-        description="answers that have waited so long go on before the next layer of what is being read, not after its "
-        "segment (after it, where a backbone cannot be driven layer by layer)",
+        description="Longest time, in milliseconds, that prefill holds up running answers: after it, decoding continues before the next layer, or after the segment if the backbone cannot be run layer by layer.",
     )
     turn_seconds: float = Field(
-        10.0, ge=0, description="after so long a document lets others be read that wait for it, and goes on behind them"
+        10.0,
+        ge=0,
+        description="Time in seconds after which a document that is being read yields to waiting documents and goes to the end of the queue.",
     )
-    checkpoint_seconds: float = Field(1.0, ge=0, description="a document's state is saved at least this often")
+    checkpoint_seconds: float = Field(
+        1.0, ge=0, description="Maximum time in seconds between checkpoints of a document that is being read."
+    )
     chat_seconds: float = Field(
         3600.0,
         gt=0,
         le=1e9,
-        description="a chat completion's memory is kept so long; later its messages are read again",
+        description="Time in seconds that a chat completion's memory is kept; after it, the chat's messages are read again.",
     )
     idempotency_seconds: float = Field(
-        86400.0, gt=0, le=1e9, description="answers to requests with an Idempotency-Key are kept so long"
+        86400.0,
+        gt=0,
+        le=1e9,
+        description="Time in seconds that the result of a request with an Idempotency-Key is kept.",
     )
     upload_seconds: float = Field(
-        3600.0, gt=0, le=1e9, description="an upload in parts that is not completed by then is thrown away"
+        3600.0, gt=0, le=1e9, description="Time in seconds after which an incomplete multipart upload is deleted."
     )
     response_seconds: float = Field(
         30 * 86400.0,
         gt=0,
         le=1e9,
-        description="a response that may be stored is kept so long after its last use as previous_response_id",
+        description="Time in seconds that a stored response is kept after it was last used as previous_response_id.",
     )
-    lease_seconds: float = Field(15.0, gt=0, description="a writer that is silent for so long loses its session")
+    lease_seconds: float = Field(
+        15.0, gt=0, description="Time in seconds after which a writer that does not renew its lease loses its session."
+    )
     keepalive_seconds: float = Field(
         15.0, gt=0,
-        description="comment on idle event streams, ping on WebSockets; a body that stands still for four times as long is given up",
+        description="Interval in seconds of keep-alive comments on event streams and of WebSocket pings; a request body that makes no progress for four intervals is rejected.",
     )  # fmt: skip
-    drain_seconds: float = Field(30.0, ge=0, description="time that running answers get to finish at SIGTERM")
-    websocket_idle_seconds: float = Field(3600.0, gt=0, description="a WebSocket without messages is closed after this")
-    log_format: Literal["text", "json"] = Field(
-        "text", description="json: a line of JSON each, with the id of the request that it is about"
+    drain_seconds: float = Field(
+        30.0, ge=0, description="Time in seconds that running answers have to finish after SIGTERM."
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
+    websocket_idle_seconds: float = Field(
+        3600.0, gt=0, description="Time in seconds after which a WebSocket without messages is closed."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Format of the log: text, or json with one object a line that includes the request id."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe level to log.")
 
     @field_validator("fetch_hosts")
     @classmethod
-    def _as_asked(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        """As they stand in a request: in lower case, in ASCII."""
-        return tuple(_authority(host) for host in hosts)
+    def _normalise_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the hosts as an HTTP client sends them: in lower case and ASCII."""
+        return tuple(_normalised_authority(host) for host in hosts)
 
     @field_validator("redis_url")
     @classmethod
-    def _understood(cls, url: str | None) -> str | None:
+    def _check_redis_url(cls, url: str | None) -> str | None:
         if url is not None:
             Address.of(url)
         return url
 
     @property
     def asks_for_keys(self) -> bool:
-        """Whether requests need an API key."""
+        """True if requests need an API key."""
         return self.auth == "keys" or (self.auth is None and not self.is_local)
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """True if only this machine can reach the server."""
         return is_loopback(self.host)
 
     def reached_at(self, port: int) -> str:
-        """The host and port by which this machine reaches a server that listens at `port`, as a URL has them."""
+        """Return the `host:port` part of the URL that reaches this server from this machine, if it listens on `port`."""
         return authority({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), port)  # noqa: S104 - compared, not bound
 
     def is_called(self, name: str) -> bool:
-        """Whether this server may be meant by `name`, that of a URL. Not by one that somebody else's page may have had point here."""
+        """True if `name` is a host name of this server. Protects against DNS rebinding, where a name that somebody else
+        registered resolves to this server."""
         name = name.removesuffix(".").lower()
         if name in self.allowed_hosts or is_loopback(name):
             return True
-        return not self.is_local and ("." not in name or name.endswith(_NOBODYS) or _is_address(name))
+        return not self.is_local and ("." not in name or name.endswith(_PRIVATE_DOMAINS) or _is_address(name))
 
     @property
     def blobs(self) -> str:
-        """Where uploads are kept, as an fsspec URL."""
+        """fsspec URL of the store for uploaded documents."""
         return self.blob_url or f"file://{self.data_dir.expanduser().absolute() / 'documents'}"
 
 
-def _authority(host: str) -> str:
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Common settings": ("model", "host", "port", "data_dir", "models_dir", "memory", "memory_options", "device"),
+    "Access": ("auth", "admin_key_file", "allowed_hosts", "fetch_hosts", "secrets_dir", "metrics_port"),
+    "Model": ("threads", "quantize", "bfloat16", "cuda_graphs"),
+    "Storage": ("redis_url", "redis_copies", "blob_url", "encryption_key_file", "private_dir"),
+    "Limits": (
+        "max_document_bytes", "max_body_bytes", "max_message_chars", "max_session_documents", "recall_passages", "recall_tokens",
+    ),
+    "Scheduling": (
+        "max_streams", "max_queued", "max_readers", "reading_rows", "reading_share", "max_decode_stall_ms", "turn_seconds",
+        "checkpoint_seconds",
+    ),
+    "Quotas of each tenant": (
+        "tenant_requests_per_minute", "tenant_streams", "tenant_queued", "tenant_bytes", "tenant_sessions",
+        "tenant_tokens_per_day",
+    ),
+    "Lifetimes and timeouts": (
+        "chat_seconds", "response_seconds", "idempotency_seconds", "upload_seconds", "lease_seconds", "keepalive_seconds",
+        "websocket_idle_seconds", "drain_seconds",
+    ),
+    "Logging": ("log_format", "log_level"),
+}  # fmt: skip
+"""Every setting once, by topic: the order of `everlong serve --help` and of the reference."""
+
+
+def _normalised_authority(host: str) -> str:
     try:
         url = httpx.URL(f"//{host}")
-        alone = url.host != "" and (url.path, url.query, url.fragment, url.userinfo) == ("/", b"", "", b"")
+        only_host = url.host != "" and (url.path, url.query, url.fragment, url.userinfo) == ("/", b"", "", b"")
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise ValueError(f"{host!r} is no host: {error}") from None
-    if not alone:
-        raise ValueError(f"{host!r} is not a host, or a host and its port")
+        raise ValueError(f"{host!r} is not a valid host: {error}") from None
+    if not only_host:
+        raise ValueError(f"{host!r} is not a host, or a host with a port; give HOST or HOST:PORT")
     return url.netloc.decode()
 
 
 def traces_wanted() -> bool:
-    """Whether the standard variables of OpenTelemetry say where traces go. What else they say, its SDK reads."""
+    """True if OpenTelemetry's standard variables name an exporter for traces. The SDK reads the other variables."""
     off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none"
-    places = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     return not off and (
-        os.environ.get("OTEL_TRACES_EXPORTER") == "otlp" or any(os.environ.get(name) for name in places)
+        os.environ.get("OTEL_TRACES_EXPORTER") == "otlp" or any(os.environ.get(name) for name in endpoints)
     )
 
 
-# No registry gives out names below these: RFC 6762, ICANN's resolution 2024.07.29.06.
-_NOBODYS = (".internal", ".local")
+# Nobody can register names under these domains: RFC 6762, ICANN's resolution 2024.07.29.06.
+_PRIVATE_DOMAINS = (".internal", ".local")
 
 
 def authority(host: str, port: int) -> str:
-    """Both as a URL has them."""
+    """Return `host:port` as in a URL, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's own, for itself."""
+    """True if `host` is `localhost` or a loopback address."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
-    except ValueError:  # a name, which may be anybody's
+    except ValueError:  # a name, which may belong to anybody
         return False
     return True
 
 
 class SettingsError(Exception):
-    """A setting that cannot be used: names the flag, the variable, the value and the limit."""
+    """A setting has an invalid value. The message gives the flag, the variable, the value and the limit."""
 
 
 def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
-    """Settings from command line `args`, if given, the environment, and files in `secrets_dir`, in that order.
+    """Read the settings. Command-line `args` win over the environment, which wins over files in `secrets_dir`.
 
-    Raises `SettingsError`.
+    Raises `SettingsError` for an unknown or invalid setting.
     """
     known = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} | _FOREIGN
     for variable in os.environ:
@@ -309,14 +361,16 @@ def load_settings(args: list[str] | None = None, **overrides: Any) -> Settings:
             return settings
         folder = settings.secrets_dir.expanduser()
         if not folder.is_dir():
-            raise SettingsError(f"--secrets-dir ({PREFIX}SECRETS_DIR)={str(folder)!r}: there is no such folder")
+            raise SettingsError(f"--secrets-dir ({PREFIX}SECRETS_DIR)={str(folder)!r}: the folder does not exist")
         return Settings(_cli_parse_args=args, _secrets_dir=folder, **overrides)
-    except SourceError as error:  # a variable that should be JSON and is not
+    except SourceError as error:  # an unknown flag, or a variable that should hold JSON
+        if str(error).startswith(_PARSE_ERROR):
+            raise SettingsError(f"{str(error).removeprefix(_PARSE_ERROR)}; see `everlong serve --help`") from error
         raise SettingsError(f"{error}: {error.__cause__}") from error
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "?"
         flag, variable = f"--{name.replace('_', '-')}", f"{PREFIX}{name}".upper()
-        # A URL may hold a password, and is not shown.
+        # The URL is left out, as it may contain a password.
         value = f"={first['input']!r}" if name in Settings.model_fields and name != "redis_url" else ""
         raise SettingsError(f"{flag} ({variable}){value}: {first['msg']}") from error

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What whoever runs the tests has set decides nothing."""
+    """Remove settings of the environment."""
     for variable in list(os.environ):
         if variable.startswith(("EVERLONG_", "COMPOSE_", "REDIS_", "TLS_", "TORCH_INDEX_URL")):
             monkeypatch.delenv(variable)

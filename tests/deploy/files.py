@@ -29,7 +29,7 @@ def dockerfile() -> dict[str, list[str]]:
 
 
 def image_environment() -> dict[str, str]:
-    """What ENV sets."""
+    """Return the variables that ENV sets."""
     return dict(pair.split("=", 1) for arguments in dockerfile()["ENV"] for pair in arguments.split())
 
 
@@ -40,5 +40,5 @@ def program(name: str) -> str:
 
 
 def run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs it to its end, however it ends."""
+    """Run a program to its end and return the result."""
     return subprocess.run(command, check=False, capture_output=True, text=True, **options)

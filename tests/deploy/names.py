@@ -30,5 +30,5 @@ class Names:
             self._socket.sendto(query[:2] + b"\x81\x80" + counts + query[12:end] + answers, client)
 
     def close(self) -> None:
-        """Answers no more."""
+        """Stop answering."""
         self._socket.close()

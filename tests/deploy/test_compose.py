@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from everlong_server.doctor import examine
+from everlong_server.doctor import run_checks
 from everlong_server.settings import Settings, load_settings
 from everlong_server.store.redis.embedded import redis_server
 from tests.deploy.files import ROOT, dockerfile, image_environment, program, run
@@ -89,7 +89,7 @@ def test_nothing_is_open_to_other_machines(project: Project) -> None:
     assert published == dict.fromkeys(["proxy", "prometheus", "grafana"], "127.0.0.1")
 
 
-def test_the_way_in(project: Project) -> None:
+def test_the_ports_lead_from_host_to_server(project: Project) -> None:
     """Host, proxy, server, each by the port that the next one listens on; and any number of servers."""
     services = project.config(BASE)["services"]
     text = (ROOT / "deploy" / "nginx" / "nginx.conf").read_text()
@@ -115,7 +115,7 @@ def test_only_redis_and_the_server_know_the_password(project: Project) -> None:
     }
 
 
-def test_nothing_can_be_written_but_volumes(project: Project) -> None:
+def test_only_volumes_are_writable(project: Project) -> None:
     for name, service in project.config(BASE)["services"].items():
         assert service["read_only"] is True, name
         assert service["security_opt"] == ["no-new-privileges:true"], name
@@ -198,7 +198,7 @@ def test_doctor_finds_no_fault_with_this_redis(project: Project, tmp_path_factor
             assert process.stdout is not None
             assert any("ready to accept connections" in line.lower() for line in process.stdout)
             settings = Settings(redis_url=f"unix://{socket}", data_dir=folder / "data", models_dir=folder / "models")
-            (finding,) = [finding for finding in examine(settings) if finding.name == "Redis"]
+            (finding,) = [finding for finding in run_checks(settings) if finding.name == "Redis"]
         finally:
             process.terminate()
             process.communicate()

@@ -84,7 +84,7 @@ def test_the_cpu_image_refuses_to_be_built_with_cuda(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_its_steps_run_here(tmp_path: Path) -> None:
-    """All but what needs root and what brings CUDA, in their order, in an environment of their own."""
+    """Runs all build steps in order, except those that need root or install CUDA, in a separate environment."""
     source, venv = tmp_path / "src", tmp_path / "venv"
     for name in copied():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def test_its_steps_run_here(tmp_path: Path) -> None:
         assert bill[package] == pinned[package]
 
 
-def test_labels_are_true() -> None:
+def test_image_labels_match_the_project() -> None:
     (line,) = dockerfile()["LABEL"]
     labels = dict(word.split("=", 1) for word in shlex.split(line))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -206,7 +206,7 @@ def test_healthcheck_follows_readyz(status: int, expected: bool) -> None:
         assert healthy(port) is expected
 
 
-def test_healthcheck_of_a_server_that_is_gone() -> None:
+def test_healthcheck_of_a_server_that_is_not_running() -> None:
     with answering(200) as port:
         pass
     assert not healthy(port)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from everlong_server.api.access import PROBES
+from everlong_server.api.access import PROBE_PATHS
 from everlong_server.openapi import openapi
 from everlong_server.settings import PREFIX, Settings, load_settings
 from everlong_server.store.redis import keys
@@ -80,7 +80,7 @@ def test_files_are_what_kubernetes_takes(file: Path) -> None:
                 validate(one, version, strict=True)
 
 
-def test_the_check_checks(base: dict[tuple[str, str], Object]) -> None:
+def test_the_check_can_fail(base: dict[tuple[str, str], Object]) -> None:
     import copy
 
     import kubernetes_validate
@@ -189,7 +189,7 @@ def test_probes_are_paths_that_need_no_key(server: Object) -> None:
     for probe, path in (("startupProbe", "/livez"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")):
         assert server[probe]["httpGet"]["path"] == path
         assert path in paths
-        assert path in PROBES
+        assert path in PROBE_PATHS
 
 
 def test_answers_have_the_time_to_finish(pod: Object, server: Object) -> None:
@@ -245,7 +245,7 @@ def test_only_keda_says_how_many_servers_there_are_where_it_does() -> None:
     assert "replicas" not in deployment["spec"]
 
 
-def test_a_gpu_is_asked_for() -> None:
+def test_the_gpu_overlay_requests_a_gpu() -> None:
     done = run(program("kubectl"), "kustomize", str(FOLDER / "gpu"))
     (deployment,) = [one for one in objects(done.stdout) if one["kind"] == "Deployment"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
@@ -258,7 +258,7 @@ def test_a_gpu_is_asked_for() -> None:
 # The page
 
 
-def test_the_pages_secret_is_one(tmp_path: Path) -> None:
+def test_the_pages_example_secret_is_valid(tmp_path: Path) -> None:
     page = (FOLDER / "README.md").read_text()
     (made,) = re.findall(r'--from-literal=admin_key="(.*)"\n', page)
     done = run("bash", "-c", f'printf %s "{made}"')

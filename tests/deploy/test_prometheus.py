@@ -54,7 +54,7 @@ def test_alerts_name_real_metrics_labels_and_routes(rule: dict[str, str], routes
                 assert set(value.split("|")) <= routes
 
 
-def test_grafana_is_told_where_all_this_is() -> None:
+def test_grafana_finds_its_data_source_and_dashboard() -> None:
     folder = ROOT / "deploy" / "grafana"
     (source,) = yaml.safe_load((folder / "provisioning" / "datasources" / "prometheus.yml").read_text())["datasources"]
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]

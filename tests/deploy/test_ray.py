@@ -103,7 +103,7 @@ def test_there_is_a_replica_on_each_node(http: httpx.Client) -> None:
     assert len([node for node in ray.nodes() if node["Alive"]]) == 2
 
 
-def test_any_replica_goes_on_with_a_session(http: httpx.Client, session: str) -> None:
+def test_any_replica_continues_a_session(http: httpx.Client, session: str) -> None:
     path = f"/v1/sessions/{session}/messages"
     for n in range(6):
         answer = http.post(path, json=SAID)

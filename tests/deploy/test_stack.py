@@ -172,7 +172,7 @@ class Stack:
         return f"http://{address}:{self.server_port}"
 
     def spooled(self) -> list[Path]:
-        """Whatever nginx has put into files."""
+        """Files that nginx wrote."""
         return [path for path in self.temporary.rglob("*") if path.is_file() and path.name != "nginx.pid"]
 
     def session(self) -> str:
@@ -240,14 +240,14 @@ def test_every_server_gets_requests(stack: Stack) -> None:
     wait_for(served)
 
 
-def test_what_is_done_on_one_server_is_known_to_all(stack: Stack) -> None:
+def test_a_session_is_visible_on_every_server(stack: Stack) -> None:
     session = stack.session()
     for server in SERVERS:
         assert httpx.get(f"{stack.at(server)}/v1/sessions/{session}", timeout=60).json()["id"] == session
 
 
 def test_events_arrive_before_the_rest_is_made(stack: Stack) -> None:
-    """Each server makes one answer at a time: behind a long one, another begins and can't go on."""
+    """Each server generates one answer at a time, so a second one waits after its first event."""
     url = f"/v1/sessions/{stack.session()}/messages"
     sessions = [stack.session() for _ in SERVERS]
     clients = [httpx.Client(base_url=stack.at(server), timeout=60) for server in SERVERS]
@@ -269,7 +269,7 @@ def test_events_arrive_before_the_rest_is_made(stack: Stack) -> None:
     assert last["message"]["usage"]["completion_tokens"] == 4
 
 
-def test_a_caller_that_leaves_is_missed(stack: Stack) -> None:
+def test_a_disconnected_caller_is_noticed(stack: Stack) -> None:
     def answering() -> float:
         pages = [httpx.get(f"{stack.at(server)}/metrics", timeout=60).text for server in SERVERS]
         return sum(float(re.findall(r"^everlong_answering (\S+)", page, re.MULTILINE)[0]) for page in pages)
@@ -343,7 +343,7 @@ class _Echo(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def resolving(stack: Stack) -> Iterator[Callable[..., None]]:
-    """Makes the proxy's name mean other addresses, until the test ends."""
+    """Change the addresses of the proxy's upstream name for the test."""
 
     def means(*addresses: str) -> None:
         stack.names.addresses = list(addresses)
@@ -469,8 +469,8 @@ def dashboard_queries() -> list[tuple[str, str]]:
     return [(title, re.sub(r"\$\w+", lambda match: variables[match[0]], query)) for title, query in queries]
 
 
-def test_a_server_that_is_killed_is_passed_over(stack: Stack) -> None:
-    """The last test: one of three is gone, while its address is still known."""
+def test_the_proxy_skips_a_killed_server(stack: Stack) -> None:
+    """Runs last: one of three servers is killed while its address is still known."""
     stack.fleet.kill9(0)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{stack.at(SERVERS[0])}/livez")

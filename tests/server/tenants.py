@@ -1,4 +1,4 @@
-"""Tenants of a server that asks for keys, and how tests make them."""
+"""Tenants of a server that requires keys, and helpers that create them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.process import Server
 MODEL = "tiny-rmt"
 KINDS = {"document": "doc", "file": "doc", "session": "ses", "response": "resp", "upload": "upload", "part": "part"}
 UNKNOWN = {f"{kind}_id": f"{prefix}_{'0' * 32}" for kind, prefix in KINDS.items()} | {"key_id": "0" * 16}
-"""Ids of each kind that there are not."""
+"""Unknown ids of each kind."""
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ TEXT = "Alice has a secret: the combination of the safe is four, eight, fifteen.
 
 
 class Tenant(NamedTuple):
-    """A tenant's way in, and what it has."""
+    """A tenant's client, and the ids of its objects."""
 
     name: str
     key: str
@@ -33,7 +33,7 @@ class Tenant(NamedTuple):
 
 
 def credentials(server: Server, work: Callable[[Credentials], Awaitable[T]]) -> T:
-    """What `work` does with the server's credentials."""
+    """Return the result of `work` on the server's credentials."""
 
     async def run() -> T:
         redis = connection.connect(f"unix://{server._link}/redis/redis.sock")

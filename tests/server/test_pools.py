@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from everlong_server import services
 from everlong_server.pools import Pool
+from everlong_server.services import background
 from everlong_server.store.texts import sidecar
 from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.sidecar import Sidecar
@@ -77,16 +77,16 @@ async def test_a_queued_build_that_is_cancelled_does_not_wait_for_its_turn(
     assert len(made) == 1, "it has ended, and the other one never began"
 
 
-async def test_work_that_breaks_off_begins_again(
+async def test_a_failed_background_task_is_restarted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(services, "_AGAIN_SECONDS", 0)
+    monkeypatch.setattr(background, "_RESTART_DELAY", 0)
     left = [NotImplementedError("no such thing"), ValueError("x")]
 
     async def work() -> None:
         if left:
             raise left.pop()
 
-    await services._lasting(work)
+    await background._run_forever(work)
     assert left == []
-    assert [record.message for record in caplog.records] == ["work in the background broke off, and begins again"] * 2
+    assert [record.message for record in caplog.records] == ["a background task failed and is restarted"] * 2

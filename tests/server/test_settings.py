@@ -1,4 +1,4 @@
-"""Settings are read from variables and flags; unknown ones are refused; all are documented."""
+"""Settings come from variables and flags. Unknown ones are refused, and all are documented."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everlong_server.settings import Settings, SettingsError, load_settings
+from everlong_server.settings import GROUPS, Settings, SettingsError, load_settings
 
 SERVER = Path(__file__).parents[2] / "server" / "everlong_server"
 
@@ -57,7 +57,7 @@ def test_secrets_are_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert load_settings().redis_url == load_settings([]).redis_url == "redis://:secret@redis:6379/0"
     monkeypatch.setenv("EVERLONG_REDIS_URL", "redis://elsewhere")
     assert load_settings().redis_url == "redis://elsewhere"
-    with pytest.raises(SettingsError, match=r"--secrets-dir \(EVERLONG_SECRETS_DIR\)='.*/gone': there is no such"):
+    with pytest.raises(SettingsError, match=r"--secrets-dir \(EVERLONG_SECRETS_DIR\)='.*/gone': the folder does"):
         load_settings(["--secrets-dir", str(tmp_path / "gone")])
 
 
@@ -92,3 +92,7 @@ def test_only_settings_reads_the_environment() -> None:
 )
 def test_the_address_that_a_server_is_reached_at(host: str, reached: str) -> None:
     assert Settings(host=host).reached_at(80) == reached
+
+
+def test_every_setting_is_in_one_group() -> None:
+    assert sorted(name for group in GROUPS.values() for name in group) == sorted(Settings.model_fields)

@@ -2,16 +2,16 @@
 
 export interface components {
     schemas: {
-        /** @description All parts are there. */
+        /** @description The parts of a complete upload. */
         CompleteUpload: {
-            /** @description of the whole text */
+            /** @description MD5 of the whole file, checked if given */
             md5?: string | null;
-            /** @description in the order of the text */
+            /** @description ids of all parts, in the order of the file */
             part_ids: string[];
         };
-        /** @description A message to a session, and how its answer is drawn. */
+        /** @description A message to a session, and the sampling parameters of its answer. */
         CreateMessage: {
-            /** @description what is said */
+            /** @description text of the message */
             content: string;
             /**
              * @description Subtracted from a token's logit for each time it was generated
@@ -67,7 +67,7 @@ export interface components {
             /** @default [] */
             stop_token_ids: number[];
             /**
-             * @description answer with server-sent events
+             * @description return server-sent events
              * @default false
              */
             stream: boolean;
@@ -92,25 +92,25 @@ export interface components {
              */
             top_p: number;
         };
-        /** @description A new session over documents, which are read one after the other into one memory. */
+        /** @description A new session. Its documents are read in order into one memory. */
         CreateSession: {
             documents?: string[];
-            /** @description the served model's name; default: the served model */
+            /** @description name of the served model; default: the served model */
             model?: string | null;
-            /** @description for messages that say nothing of it; false: no passages; null: as the server does */
+            /** @description default for the session's messages; false: no passages; null: the server's default */
             recall?: components["schemas"]["Recall"] | false | null;
         };
-        /** @description A file that is about to come. */
+        /** @description A new multipart upload. */
         CreateUpload: {
-            /** @description of all parts together */
+            /** @description size of the file: all parts together */
             bytes: number;
             filename: string;
-            /** @description what counts is what comes: UTF-8 text */
+            /** @description ignored: the server checks the content */
             mime_type: string;
             /** @constant */
             purpose: "user_data";
         };
-        /** @description What was deleted. */
+        /** @description The deleted object. */
         Deleted: {
             /**
              * @default true
@@ -121,15 +121,15 @@ export interface components {
             /** @enum {string} */
             object: "document.deleted" | "session.deleted";
         };
-        /** @description An uploaded text and how far it has been read. */
+        /** @description An uploaded text and the progress of its reading. */
         Document: {
-            /** @description UTF-8 bytes of text */
+            /** @description size of the text in bytes of UTF-8 */
             bytes: number;
             /** @description Unix time in seconds */
             created_at: number;
             error: components["schemas"]["DocumentError"] | null;
             filename: string | null;
-            /** @description what the text was made of: pdf, docx, epub, html; null: it was text */
+            /** @description format that the text was converted from: pdf, docx, epub or html; null: uploaded as text */
             format: string | null;
             id: string;
             model: string;
@@ -138,7 +138,7 @@ export interface components {
              * @constant
              */
             object: "document";
-            /** @description 0 … 1; null before reading has begun */
+            /** @description share of the text that has been read, 0 to 1; null before reading starts */
             progress: number | null;
             /** @description full segments read into the memory */
             segments: number;
@@ -155,7 +155,7 @@ export interface components {
             code: string;
             message: string;
         };
-        /** @description Newest first. */
+        /** @description A page of documents, newest first. */
         DocumentList: {
             data: components["schemas"]["Document"][];
             has_more: boolean;
@@ -165,9 +165,9 @@ export interface components {
              */
             object: "list";
         };
-        /** @description A part of a document's text: bytes `start_byte` to `end_byte` of its UTF-8; a byte-order mark does not count. */
+        /** @description A part of a document's text: bytes `start_byte` to `end_byte` of its UTF-8, not counting a byte-order mark. */
         DocumentText: {
-            /** @description of the whole text */
+            /** @description size of the whole text in bytes */
             bytes: number;
             document: string;
             end_byte: number;
@@ -179,11 +179,11 @@ export interface components {
             start_byte: number;
             text: string;
         };
-        /** @description Every error of every endpoint. */
+        /** @description The body of every error response. */
         ErrorBody: {
             error: components["schemas"]["ErrorDetail"];
         };
-        /** @description `code` is for programs, `param` names the field at fault. */
+        /** @description An error. Programs read `type` and `code`; `param` names the invalid field. */
         ErrorDetail: {
             code: string;
             message: string;
@@ -191,36 +191,36 @@ export interface components {
             type: string;
         };
         /**
-         * @description A passage that the model had before it, word for word: `text[start:end]` of the document's text, counted in
-         *     characters, or in bytes of its UTF-8; a byte-order mark does not count. In tokens: those of the text alone, counted
-         *     from 0 by the model's tokenizer, that any of its characters are in.
+         * @description A passage that the model saw verbatim: `text[start:end]` of the document. `start` and `end` count characters,
+         *     `start_byte` and `end_byte` count bytes of UTF-8; both exclude a byte-order mark. `start_token` and `end_token` count
+         *     tokens of the document's text, from 0, and include each token that overlaps the passage.
          */
         Evidence: {
             document: string;
             end: number;
             end_byte: number;
-            /** @description missing in answers of versions before there was one, and where the document was deleted meanwhile */
+            /** @description missing in answers of older versions, and if the document was deleted in the meantime */
             end_token?: number | null;
-            /** @description where it begins, in a PDF */
+            /** @description page of a PDF on which the passage begins */
             page?: number | null;
-            /** @description BM25 */
+            /** @description BM25 score */
             score: number;
-            /** @description the heading that it stands under, in Word, EPUB and HTML */
+            /** @description heading above the passage, for Word, EPUB and HTML */
             section?: string | null;
             start: number;
             start_byte: number;
-            /** @description missing in answers of versions before there was one, and where the document was deleted meanwhile */
+            /** @description missing in answers of older versions, and if the document was deleted in the meantime */
             start_token?: number | null;
             text: string;
         };
-        /** @description Where a document is. */
+        /** @description The address of a document. */
         Fetch: {
-            /** @description a name for people; default the address's last part */
+            /** @description name to show for the document; default: last part of the URL's path */
             filename?: string | null;
-            /** @description http:// or https://, of a host in EVERLONG_FETCH_HOSTS */
+            /** @description http:// or https:// URL on a host in EVERLONG_FETCH_HOSTS */
             url: string;
         };
-        /** @description A document under OpenAI's names. */
+        /** @description A document in the format of OpenAI's API. */
         File: {
             bytes: number;
             created_at: number;
@@ -237,13 +237,13 @@ export interface components {
              * @constant
              */
             purpose: "user_data";
-            /** @description uploaded: it is being read; processed; error */
+            /** @description uploaded (being read), processed or error */
             status: string;
             status_details: string | null;
         };
-        /** @description A kind of file that can be uploaded. What a file is, its content tells, not its name. */
+        /** @description An accepted file format. The server recognises it by the file's content, not by its name. */
         Format: {
-            /** @description that such files usually have; text may have any */
+            /** @description usual extensions; text files may have any */
             extensions: string[];
             /** @enum {string} */
             id: "text" | "pdf" | "docx" | "epub" | "html";
@@ -255,10 +255,10 @@ export interface components {
              */
             object: "format";
         };
-        /** @description What this server makes texts of, and how much of it. */
+        /** @description The accepted file formats and the size limit. */
         FormatList: {
             data: components["schemas"]["Format"][];
-            /** @description of a file, and of the text that it becomes */
+            /** @description maximum size of a file, and of the text converted from it */
             max_bytes: number;
             /**
              * @default list
@@ -266,49 +266,49 @@ export interface components {
              */
             object: "list";
         };
-        /** @description The tokens of the context that are a document's. */
+        /** @description The tokens of the context that belong to a document. */
         MemoryDocument: {
             document: string;
             end: number;
             start: number;
         };
-        /** @description One layer of an ∞-former: a signal, in bins of equal space. */
+        /** @description One layer of an ∞-former's memory: a continuous signal, in bins that take equal shares of the memory. */
         MemoryLayer: {
-            /** @description what each bin gets of the attention that the open segment gives, sums to 1; null without one */
+            /** @description share of the open segment's attention that each bin gets, sums to 1; null without an open segment */
             attention: number[] | null;
-            /** @description positions in the context, in tokens, at the borders of the bins, one more than bins: the closer two are, the more space the tokens between them have */
+            /** @description context positions, in tokens, of the bins' borders, one more than bins; the closer two borders, the more memory each token between them takes */
             edges: number[];
             layer: number;
-            /** @description those with the most space, the largest first */
+            /** @description phrases that take the most memory, largest first */
             phrases: components["schemas"]["MemoryPhrase"][];
         };
-        /** @description A part of a memory, of one `layer` or, with null, of all. */
+        /** @description A part of a memory, in one `layer`, or in all layers if `layer` is null. */
         MemoryPart: {
-            /** @description tokens since it was last written */
+            /** @description tokens since the part was last written */
             age: number;
-            /** @description by which share of its length the open segment would change it if it ended now; null where nothing can be said: it keeps tokens as they are, or there is no open segment */
+            /** @description relative change (of the norm) that the open segment would cause if it ended now; null if the part stores tokens unchanged or there is no open segment */
             change: number | null;
-            /** @description … to here */
+            /** @description token after the last that the part was computed from */
             end: number;
             layer: number | null;
             name: string;
-            /** @description what it has room for: tokens, positions, vectors, functions, associations */
+            /** @description capacity, in tokens, positions, vectors, functions or associations */
             slots: number;
-            /** @description it is made of the tokens of the context from here … */
+            /** @description first token of the context that the part was computed from */
             start: number;
-            /** @description how many of these it uses; the effective rank, a fraction, where it is not written slot by slot */
+            /** @description slots in use; for a part that is not written slot by slot, its effective rank (a fraction) */
             used: number;
         };
-        /** @description Tokens of the context with much space. */
+        /** @description A run of context tokens that takes much of the memory. */
         MemoryPhrase: {
             end: number;
-            /** @description their words; null outside of documents, and for a document that was deleted */
+            /** @description text of the tokens; null outside documents, and if the document was deleted */
             quote: components["schemas"]["Quote"] | null;
-            /** @description their share of the memory, 0 … 1 */
+            /** @description share of the memory that the tokens take, 0 to 1 */
             space: number;
             start: number;
         };
-        /** @description A part of the dialogue. Those of the user have neither `finish_reason` nor `usage`. */
+        /** @description A message of a session. A user's message has no `finish_reason` and no `usage`. */
         Message: {
             content: string;
             created_at: number;
@@ -330,7 +330,7 @@ export interface components {
             session?: string | null;
             usage?: components["schemas"]["Usage"] | null;
         };
-        /** @description Oldest first. */
+        /** @description All messages of a session, oldest first. */
         MessageList: {
             data: components["schemas"]["Message"][];
             /**
@@ -344,7 +344,7 @@ export interface components {
              */
             object: "list";
         };
-        /** @description The served models. */
+        /** @description The served model. */
         ModelList: {
             data: components["schemas"]["ServedModel"][];
             /**
@@ -353,7 +353,7 @@ export interface components {
              */
             object: "list";
         };
-        /** @description Words of a document, with the same offsets as `Evidence`. */
+        /** @description A part of a document's text, with the same offsets as `Evidence`. */
         Quote: {
             document: string;
             end: number;
@@ -365,26 +365,26 @@ export interface components {
             text: string;
         };
         /**
-         * @description Passages of the documents that are put before the question, word for word. What a message leaves out, its session
-         *     sets, or else the server.
+         * @description How many passages of the documents the server puts verbatim before the question. Fields that a message leaves out take
+         *     the session's values, then the server's.
          */
         Recall: {
-            /** @description at most so many; 0 is none */
+            /** @description maximum number of passages; 0: none */
             passages?: number | null;
-            /** @description what they may take together; at most what the model sees at once */
+            /** @description maximum number of tokens of all passages; at most the model's context */
             tokens?: number | null;
         };
-        /** @description The model that answers. */
+        /** @description The served model. */
         ServedModel: {
-            /** @description null for a model trained from scratch */
+            /** @description name of the backbone; null for a model trained from scratch */
             backbone: string | null;
-            /** @description Unix time in seconds since when this server serves it */
+            /** @description Unix time in seconds at which the server started */
             created: number;
             description: string;
             fingerprint: string;
             id: string;
             memory: string;
-            /** @description false: the memory has no trained weights and answers nonsense; null: it has nothing to train */
+            /** @description false: the memory has no trained weights, so answers are nonsense; null: it has no weights to train */
             memory_trained: boolean | null;
             /**
              * @default model
@@ -394,10 +394,10 @@ export interface components {
             /** @default everlong */
             owned_by: string;
             segment_length: number;
-            /** @description bytes of a session's memory, however long its documents are */
+            /** @description size of a session's memory in bytes, for documents of any length */
             state_bytes: number;
         };
-        /** @description A fork of its documents' state plus the dialogue. */
+        /** @description Messages and the memory that the server keeps for them. The memory starts as a copy of the documents' state. */
         Session: {
             created_at: number;
             documents: string[];
@@ -409,18 +409,18 @@ export interface components {
              * @constant
              */
             object: "session";
-            /** @description tokens of context: documents and dialogue */
+            /** @description tokens of context: documents and messages */
             position: number;
-            /** @description for messages that say nothing of it; null: as the server does */
+            /** @description default for the session's messages; null: the server's default */
             recall: components["schemas"]["Recall"] | false | null;
             state_bytes: number;
             state_digest: string | null;
             /** @enum {string} */
             status: "reading" | "ready" | "failed";
-            /** @description the first question, in at most 80 characters, or what it was given; null: none yet */
+            /** @description the title it was given, or the first question in at most 80 characters; null: none yet */
             title: string | null;
         };
-        /** @description Newest first. */
+        /** @description A page of sessions, newest first. */
         SessionList: {
             data: components["schemas"]["Session"][];
             has_more: boolean;
@@ -430,12 +430,12 @@ export interface components {
              */
             object: "list";
         };
-        /** @description What a session's memory holds, and how full it is. All positions are tokens of the context: documents and dialogue. */
+        /** @description The content and the use of a session's memory. All positions count tokens of the context: documents and messages. */
         SessionMemory: {
-            /** @description of the memory, however much it has read */
+            /** @description size of the memory, which does not depend on the length of the context */
             bytes: number;
             documents: components["schemas"]["MemoryDocument"][];
-            /** @description of an ∞-former */
+            /** @description layers of an ∞-former; empty for other memories */
             layers: components["schemas"]["MemoryLayer"][];
             memory: string;
             /**
@@ -450,17 +450,17 @@ export interface components {
             /** @description full segments read into the memory */
             segments: number;
             session: string;
-            /** @description read into the memory */
+            /** @description tokens read into the memory */
             tokens: number;
         };
-        /** @description What of a session can be changed. What is not given stays. */
+        /** @description The fields of a session that can be changed. Fields that are left out keep their values. */
         UpdateSession: {
-            /** @description for messages that say nothing of it; false: no passages; null: as the server does */
+            /** @description default for the session's messages; false: no passages; null: the server's default */
             recall?: components["schemas"]["Recall"] | false | null;
-            /** @description for people; null: the next question gives one */
+            /** @description title; null: taken from the next question */
             title?: string | null;
         };
-        /** @description A file that comes in parts, or has come. */
+        /** @description A multipart upload. */
         Upload: {
             bytes: number;
             created_at: number;
@@ -478,7 +478,7 @@ export interface components {
             /** @enum {string} */
             status: "pending" | "completed" | "cancelled";
         };
-        /** @description A part that is on disk. */
+        /** @description A stored part of an upload. */
         UploadPart: {
             created_at: number;
             id: string;
@@ -489,7 +489,7 @@ export interface components {
             object: "upload.part";
             upload_id: string;
         };
-        /** @description Tokens. `reused_tokens` of the prompt's were held in memory and not read again. */
+        /** @description Token counts. `reused_tokens` of the prompt's tokens were in memory and not prefilled again. */
         Usage: {
             completion_tokens: number;
             prompt_tokens: number;

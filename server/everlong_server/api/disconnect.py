@@ -1,4 +1,4 @@
-"""`unless_gone`: work for a caller who waits for the whole answer, and may go away meanwhile."""
+"""`run_unless_disconnected`: cancels work when its caller disconnects."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fastapi import Request
 T = TypeVar("T")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """What `work` returns; None if the caller goes away, upon which `work` is cancelled."""
+async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of `work`. If the caller disconnects first, cancel `work` and return None."""
 
-    async def gone() -> None:
+    async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    answer, left = asyncio.create_task(work), asyncio.create_task(gone())
+    result, disconnected = asyncio.create_task(work), asyncio.create_task(disconnect())
     try:
-        await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
-        return await answer if answer.done() else None
+        await asyncio.wait((result, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        return await result if result.done() else None
     finally:
-        left.cancel()
-        answer.cancel()
-        await asyncio.gather(answer, left, return_exceptions=True)
+        disconnected.cancel()
+        result.cancel()
+        await asyncio.gather(result, disconnected, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Any exception as an answer: one body, one place."""
+"""Turns exceptions into error responses, all with the same body."""
 
 from __future__ import annotations
 
@@ -20,63 +20,63 @@ from everlong_server.api.schemas import ErrorBody
 from everlong_server.errors import Internal, InvalidRequest, NotFound, RateLimited, ServerError, Unavailable
 
 CLIENT_CLOSED = 499
-"""nginx's word for a client that has gone: nobody reads it but the metrics."""
+"""nginx's status for a client that disconnected. Only the metrics show it."""
 
 log = logging.getLogger(__name__)
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
     for status, description in {
-        401: "No API key, or none that is good",
-        403: "The key does not allow this",
-        404: "No such object",
-        409: "Busy, not ready, or changed by another writer",
-        413: "Too large",
-        415: "Not text",
-        422: "A value that cannot be used",
-        429: "Overloaded, or a limit of the tenant; `Retry-After` says when to try again, if that helps",
-        503: "Loading, draining, or the store is away; `Retry-After` says when",
+        401: "The API key is missing, unknown, expired or revoked",
+        403: "The API key does not allow the request",
+        404: "The object does not exist",
+        409: "The object is busy, not ready, or was changed by another writer",
+        413: "The request exceeds a size limit",
+        415: "The body is not text",
+        422: "A value is invalid",
+        429: "The server is overloaded, or the tenant reached a quota; `Retry-After` says when to retry, if a retry can help",
+        503: "The server is loading or draining, or its store cannot be reached; `Retry-After` says when to retry",
     }.items()
 }
-"""For the OpenAPI document."""
+"""Descriptions of the error responses in the OpenAPI document."""
 
 
 def as_server_error(error: BaseException) -> ServerError:
-    """`error` as the caller is to see it. What nobody foresaw is logged here, and only here."""
+    """Convert any exception to the error that the caller gets. The only place that logs unexpected errors."""
     if isinstance(error, ServerError):
         return error
     if isinstance(error, RequestValidationError | ValidationError):
         return _invalid(error)
-    # A script that runs out of memory answers with an ordinary error that quotes Redis' own.
+    # When a Lua script runs out of memory, Redis returns an ordinary error whose text quotes -OOM.
     if isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and "-OOM" in str(error)):
-        return Unavailable("the store is full", code="store_full", retry_after=30)
+        return Unavailable("the server's store is full", code="store_full", retry_after=30)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         log.error("the blob store is full: %s", error)
-        return Unavailable("the store is full", code="store_full", retry_after=30)
+        return Unavailable("the server's store is full", code="store_full", retry_after=30)
     if isinstance(error, RedisError):
         log.warning("redis: %s: %s", type(error).__name__, error)
-        return Unavailable("the store is away", code="store_unavailable", retry_after=2)
+        return Unavailable("the server cannot reach its store", code="store_unavailable", retry_after=2)
     if isinstance(error, HTTPException):
         if error.status_code == 404:
             return NotFound("no such path", code="path_not_found")
-        if error.status_code == 400:  # of a body that is not UTF-8, FastAPI says no more than that
+        if error.status_code == 400:  # FastAPI's answer to a body that is not UTF-8
             return InvalidRequest("the body is not valid JSON in UTF-8", code="invalid_json")
         known = InvalidRequest(str(error.detail), code=_HTTP_CODES.get(error.status_code, "invalid_request"))
         known.status = error.status_code
         return known
     if isinstance(error, EverlongModelError):
         log.error("model: %s", error)
-        return Internal(f"the model could not go on: {type(error).__name__}")
+        return Internal(f"the model failed: {type(error).__name__}")
     log.error("unexpected error", exc_info=error)
-    return Internal("the server failed; its log says more")
+    return Internal("internal server error; the server's log has the details")
 
 
 def _invalid(error: RequestValidationError | ValidationError) -> InvalidRequest:
-    """The first complaint: which field, which value, what is allowed."""
+    """Report the first invalid field: its name, its value, what is allowed."""
     first = error.errors()[0]
-    # Of alternatives (`recall` is an object or false) pydantic puts the one it tried into the path: no field of ours.
-    tried = re.compile(r"body|query|path|[A-Z]\w*|literal\[.*\]")
-    path = [part for part in map(str, first["loc"]) if not tried.fullmatch(part)]
+    # For a union, such as `recall`, pydantic adds the tried alternative to the path. It is not a field of the request.
+    not_fields = re.compile(r"body|query|path|[A-Z]\w*|literal\[.*\]")
+    path = [part for part in map(str, first["loc"]) if not not_fields.fullmatch(part)]
     if first["type"] == "json_invalid":
         return InvalidRequest(
             f"the body is not valid JSON: {first.get('ctx', {}).get('error', '')}", code="invalid_json"
@@ -100,20 +100,20 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def answer(error: BaseException) -> tuple[JSONResponse, ServerError]:
-    """The HTTP answer to `error`, and what it was taken for."""
+def error_response(error: BaseException) -> tuple[JSONResponse, ServerError]:
+    """Return the HTTP response to `error`, and the server error that it reports."""
     known = as_server_error(error)
-    headers = headers_of(known)
+    headers = error_headers(known)
     if isinstance(known, Internal):
-        # The web server ends it anyway: who does not know sends the next request into it.
+        # The web server closes the connection anyway. A client that does not know would send its next request into it.
         headers["Connection"] = "close"
     if isinstance(error, HTTPException) and error.headers:
         headers |= dict(error.headers)
     return JSONResponse(known.body(), known.status, headers), known
 
 
-def headers_of(known: ServerError) -> dict[str, str]:
-    """What an answer says beside its body."""
+def error_headers(known: ServerError) -> dict[str, str]:
+    """Return the response headers of an error: `Retry-After`, quota limits, `WWW-Authenticate`."""
     headers = {"Retry-After": str(known.retry_after)} if known.retry_after is not None else {}
     if isinstance(known, RateLimited):
         headers |= known.headers
@@ -122,17 +122,17 @@ def headers_of(known: ServerError) -> dict[str, str]:
     return headers
 
 
-def install(app: FastAPI) -> None:
-    """Every exception of `app` goes through `answer`."""
+def install_handlers(app: FastAPI) -> None:
+    """Make `app` answer every exception with `error_response`."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        response, known = answer(error)
+        response, known = error_response(error)
         request.app.state.metrics.rejections.labels(known.code).inc()
         return response
 
-    async def gone(request: Request, error: Exception) -> Response:
+    async def disconnected(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED)
 
-    app.add_exception_handler(ClientDisconnect, gone)
+    app.add_exception_handler(ClientDisconnect, disconnected)
     for kind in (ServerError, RequestValidationError, HTTPException, RedisError, Exception):
         app.add_exception_handler(kind, handle)

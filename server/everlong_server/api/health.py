@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz`, `/metrics`, `/v1/models`, `/v1/formats`."""
+"""Probes: `/livez`, `/readyz`, `/metrics`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import asyncio
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response
 
-from everlong_server.api import schemas
-from everlong_server.api.errors import RESPONSES
-from everlong_server.api.views import Served, formats_view, model_view, whole
-from everlong_server.errors import NotFound, Unavailable
+from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.views import get_shared
+from everlong_server.errors import Unavailable
 from everlong_server.observability.metrics import CONTENT_TYPE_LATEST
 from everlong_server.store.redis import keys
 
@@ -19,47 +18,30 @@ router = APIRouter()
 
 @router.get("/livez", tags=["health"], response_class=PlainTextResponse)
 async def livez() -> str:
-    """200 while the process runs."""
+    """Returns 200 while the process runs."""
     return "ok"
 
 
-@router.get("/readyz", tags=["health"], response_class=PlainTextResponse, responses={503: RESPONSES[503]})
+@router.get("/readyz", tags=["health"], response_class=PlainTextResponse, responses={503: ERROR_RESPONSES[503]})
 async def readyz(request: Request) -> str:
-    """200 when requests can be served; 503 while loading, draining, or when Redis or the engine is away."""
-    services = whole(request)
-    if services.engine.draining:
+    """Returns 200 when the server can answer requests; 503 while it is loading or draining, if Redis cannot be reached, or if
+    the engine failed."""
+    shared = get_shared(request)
+    if shared.engine.draining:
         raise Unavailable("the server is shutting down", code="draining", retry_after=5)
-    if not services.engine.alive:
-        raise Unavailable("the engine has failed; the server must be restarted", code="engine_failed", retry_after=30)
+    if not shared.engine.alive:
+        raise Unavailable("the engine failed: restart the server", code="engine_failed", retry_after=30)
     try:
         async with asyncio.timeout(2.0):
-            await services.redis.exists(keys.FENCE)  # a node of a cluster that has none of our keys would answer a ping
+            await shared.redis.exists(
+                keys.FENCE
+            )  # unlike a ping, reaches the cluster node that holds the server's keys
     except TimeoutError:
-        raise Unavailable("the store does not answer", code="store_unavailable", retry_after=2) from None
+        raise Unavailable("the server's store does not answer", code="store_unavailable", retry_after=2) from None
     return "ok"
 
 
 @router.get("/metrics", tags=["health"], response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
+    """Returns the metrics in Prometheus' text format."""
     return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
-
-
-@router.get("/v1/models", tags=["models"], responses={503: RESPONSES[503]})
-async def models(services: Served) -> schemas.ModelList:
-    """The served models."""
-    return schemas.ModelList(data=[model_view(services)])
-
-
-@router.get("/v1/models/{model_id}", tags=["models"], responses={404: RESPONSES[404], 503: RESPONSES[503]})
-async def model(model_id: str, services: Served) -> schemas.ServedModel:
-    """One of them."""
-    if model_id != services.model.name:
-        raise NotFound(f"no model {model_id[:64]!r}", param="model_id", code="model_not_found")
-    return model_view(services)
-
-
-@router.get("/v1/formats", tags=["documents"], responses={503: RESPONSES[503]})
-async def formats(services: Served) -> schemas.FormatList:
-    """The files that this server can make texts of, and how large they may be."""
-    return formats_view(services)

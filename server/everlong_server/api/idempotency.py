@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a request that is sent again with the same key is answered again, not done again."""
+"""The `Idempotency-Key` header: replays the first result of a retried request instead of repeating the work."""
 
 from __future__ import annotations
 
@@ -15,45 +15,48 @@ from everlong_server.store.idempotency import IdempotencyRecord
 T = TypeVar("T", bound=BaseModel)
 Event = dict[str, Any]
 
-Key = Annotated[
+IdempotencyKey = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
         min_length=1,
         max_length=255,
         pattern=r"^[\x21-\x7e]+$",
-        description="names this request: sent again with the same key and content, it is answered again and not done again",
+        description="identifies this request: a retry with the same key and content returns the first result",
     ),
 ]
 
 
-async def once(
+async def run_once(
     services: Services, key: str | None, asked: tuple[str, ...], kind: type[T], make: Callable[[str], Awaitable[T]]
 ) -> T:
-    """What `make` returns, which is given the id of what it makes; or what it returned when `asked` the same before.
+    """Return the result of `make`, or its recorded result if the key was used before. `asked`: the request's content.
 
-    `make` finds out by the id whether it was done before by a server that has been killed since.
+    `make` gets the id of the object to create. It is the same on every retry, so that `make` finds an object that was
+    created by a server that died before it recorded the result.
     """
-    async with await services.attempts.begin(key) as attempt:
-        await attempt.check_same_request(*asked)
-        if attempt.answer is not None:
-            return kind.model_validate(attempt.answer)
-        made = await make(attempt.id)
-        await attempt.finish(made.model_dump(mode="json"))
+    async with await services.idempotency.begin(key) as record:
+        await record.check_same_request(*asked)
+        if record.answer is not None:
+            return kind.model_validate(record.answer)
+        made = await make(record.id)
+        await record.finish(made.model_dump(mode="json"))
         return made
 
 
-async def finishing(attempt: IdempotencyRecord, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """The `events` of an answer; the attempt is finished before its end is told, and given up if it has none."""
-    async with attempt, contextlib.aclosing(events):
+async def record_when_complete(
+    record: IdempotencyRecord, events: AsyncGenerator[Event, None]
+) -> AsyncGenerator[Event, None]:
+    """Yield the `events` of an answer. Records the result before the last event, or releases the key if there is none."""
+    async with record, contextlib.aclosing(events):
         async for event in events:
             if event["type"] == "response.completed":
-                await attempt.finish(event["message"])
+                await record.finish(event["message"])
             yield event
 
 
-async def again(message: Event) -> AsyncGenerator[Event, None]:
-    """The events of an answer that was given before: its text comes at once."""
+async def replay(message: Event) -> AsyncGenerator[Event, None]:
+    """Yield the events of a recorded answer, with its text in one piece."""
     head = {k: message[k] for k in ("id", "object", "role", "session", "model", "created_at", "seed") if k in message}
     yield {"type": "response.created", "response": head}
     yield {"type": "response.evidence", "response_id": message["id"], "evidence": message.get("evidence") or []}

@@ -1,4 +1,4 @@
-"""The page for people, at `/`: what clients/web builds into `everlong_server/web`."""
+"""The web page at `/`, which clients/web builds into `everlong_server/web`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 FOLDER = Path(__file__).parents[1] / "web"
 
 HEADERS = {
-    # Nothing from elsewhere, nothing inline, and no string that becomes markup: what a document or a model says is text.
+    # No third-party content, nothing inline, and no strings as markup: the text of documents and models stays text.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -29,18 +29,18 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def page() -> Response:
-    """The page itself; it asks for all else."""
+    """The page. It loads everything else."""
     return FileResponse(FOLDER / "index.html", headers=HEADERS)
 
 
 class Assets:
-    """Scripts and sheets, with the page's headers. An ASGI application, to be mounted."""
+    """ASGI application that serves scripts and style sheets with the page's headers."""
 
     def __init__(self) -> None:
         self._files = StaticFiles(directory=FOLDER / "assets")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers `GET /assets/…`; raises 404 and 405 as the application's own."""
+        """Answer `GET /assets/…`. Raises 404 and 405 as HTTP exceptions of the application."""
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""`RequestContext`: each request has an id, in its answer's `x-request-id` and in what is logged of it, and a span in traces."""
+"""`RequestContext`: gives each request an id, for its response header `x-request-id` and its log lines, and a trace span."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everlong_server.observability.logs import REQUEST
+from everlong_server.observability.logs import REQUEST_ID
 from everlong_server.observability.tracing import Tracing
 
-_GIVEN = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 class RequestContext:
-    """Takes the id that a proxy or a caller has given it (`x-request-id`), if it is at most 64 of `A-Z a-z 0-9 . _ : -`.
+    """Uses the request's own `x-request-id` if it has at most 64 characters of `A-Z a-z 0-9 . _ : -`; else creates an id.
 
-    Its place in a trace is W3C's: a `traceparent` says what it is a part of.
+    The parent of its span is the request's `traceparent` (W3C Trace Context).
     """
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
@@ -30,23 +30,23 @@ class RequestContext:
             return
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        name = given if _GIVEN.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        request_id = given if _VALID_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         method = scope.get("method", "WEBSOCKET")
-        token = REQUEST.set(name)
+        token = REQUEST_ID.set(request_id)
         with self._tracing.span(
             method,
             "server",
             parent=headers.get("traceparent", ""),
             http__request__method=method,
-            everlong__request_id=name,
+            everlong__request_id=request_id,
         ) as span:
 
-            async def named(message: Message) -> None:
+            async def send_with_id(message: Message) -> None:
                 if message["type"] in ("http.response.start", "websocket.accept"):
-                    MutableHeaders(scope=message)["x-request-id"] = name
+                    MutableHeaders(scope=message)["x-request-id"] = request_id
                     route = getattr(scope.get("route"), "path", "")
                     if route:
-                        span.call(f"{method} {route}")
+                        span.rename(f"{method} {route}")
                         span.set(http__route=route)
                 if message["type"] == "http.response.start":
                     span.set(http__response__status_code=message["status"])
@@ -55,6 +55,6 @@ class RequestContext:
                 await send(message)
 
             try:
-                await self._app(scope, receive, named)
+                await self._app(scope, receive, send_with_id)
             finally:
-                REQUEST.reset(token)
+                REQUEST_ID.reset(token)

@@ -1,4 +1,4 @@
-"""What goes over the wire, as pydantic models: the source of the OpenAPI document."""
+"""The objects of the API as pydantic models: the source of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from everlong_models import SamplingParams
 
 
 class Wire(BaseModel):
-    """Requests refuse unknown fields."""
+    """Base of all objects. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -23,17 +23,21 @@ class DocumentError(Wire):
 
 
 class Document(Wire):
-    """An uploaded text and how far it has been read."""
+    """An uploaded text and the progress of its reading."""
 
     id: str
     object: Literal["document"] = "document"
     filename: str | None
     status: Literal["queued", "reading", "ready", "failed"]
-    format: str | None = Field(description="what the text was made of: pdf, docx, epub, html; null: it was text")
-    bytes: int = Field(description="UTF-8 bytes of text")
+    format: str | None = Field(
+        description="format that the text was converted from: pdf, docx, epub or html; null: uploaded as text"
+    )
+    bytes: int = Field(description="size of the text in bytes of UTF-8")
     tokens: int = Field(description="tokens read so far")
     segments: int = Field(description="full segments read into the memory")
-    progress: float | None = Field(description="0 … 1; null before reading has begun")
+    progress: float | None = Field(
+        description="share of the text that has been read, 0 to 1; null before reading starts"
+    )
     tokens_per_second: float | None
     model: str
     state_digest: str | None = Field(description="SHA-256 of the state's tensors, once ready")
@@ -42,36 +46,36 @@ class Document(Wire):
 
 
 class DocumentText(Wire):
-    """A part of a document's text: bytes `start_byte` to `end_byte` of its UTF-8; a byte-order mark does not count."""
+    """A part of a document's text: bytes `start_byte` to `end_byte` of its UTF-8, not counting a byte-order mark."""
 
     document: str
     object: Literal["document.text"] = "document.text"
     start_byte: int
     end_byte: int
-    bytes: int = Field(description="of the whole text")
+    bytes: int = Field(description="size of the whole text in bytes")
     text: str
 
 
 class Format(Wire):
-    """A kind of file that can be uploaded. What a file is, its content tells, not its name."""
+    """An accepted file format. The server recognises it by the file's content, not by its name."""
 
     id: Literal["text", "pdf", "docx", "epub", "html"]
     object: Literal["format"] = "format"
     name: str
-    extensions: list[str] = Field(description="that such files usually have; text may have any")
+    extensions: list[str] = Field(description="usual extensions; text files may have any")
     media_types: list[str]
 
 
 class FormatList(Wire):
-    """What this server makes texts of, and how much of it."""
+    """The accepted file formats and the size limit."""
 
     object: Literal["list"] = "list"
     data: list[Format]
-    max_bytes: int = Field(description="of a file, and of the text that it becomes")
+    max_bytes: int = Field(description="maximum size of a file, and of the text converted from it")
 
 
 class Deleted(Wire):
-    """What was deleted."""
+    """The deleted object."""
 
     id: str
     object: Literal["document.deleted", "session.deleted"]
@@ -79,51 +83,51 @@ class Deleted(Wire):
 
 
 class Recall(Wire):
-    """Passages of the documents that are put before the question, word for word. What a message leaves out, its session
-    sets, or else the server."""
+    """How many passages of the documents the server puts verbatim before the question. Fields that a message leaves out take
+    the session's values, then the server's."""
 
-    passages: int | None = Field(None, ge=0, le=32, description="at most so many; 0 is none")
+    passages: int | None = Field(None, ge=0, le=32, description="maximum number of passages; 0: none")
     tokens: int | None = Field(
-        None, ge=1, description="what they may take together; at most what the model sees at once"
+        None, ge=1, description="maximum number of tokens of all passages; at most the model's context"
     )
 
 
 class CreateSession(Wire):
-    """A new session over documents, which are read one after the other into one memory."""
+    """A new session. Its documents are read in order into one memory."""
 
     documents: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(default_factory=list)
-    model: str | None = Field(None, max_length=256, description="the served model's name; default: the served model")
+    model: str | None = Field(None, max_length=256, description="name of the served model; default: the served model")
     recall: Recall | Literal[False] | None = Field(
-        None, description="for messages that say nothing of it; false: no passages; null: as the server does"
+        None, description="default for the session's messages; false: no passages; null: the server's default"
     )
 
 
 class UpdateSession(Wire):
-    """What of a session can be changed. What is not given stays."""
+    """The fields of a session that can be changed. Fields that are left out keep their values."""
 
     title: str | None = Field(
-        None, min_length=1, max_length=200, pattern=r"\S", description="for people; null: the next question gives one"
+        None, min_length=1, max_length=200, pattern=r"\S", description="title; null: taken from the next question"
     )
     recall: Recall | Literal[False] | None = Field(
-        None, description="for messages that say nothing of it; false: no passages; null: as the server does"
+        None, description="default for the session's messages; false: no passages; null: the server's default"
     )
 
 
 class Session(Wire):
-    """A fork of its documents' state plus the dialogue."""
+    """Messages and the memory that the server keeps for them. The memory starts as a copy of the documents' state."""
 
     id: str
     object: Literal["session"] = "session"
     title: str | None = Field(
-        description="the first question, in at most 80 characters, or what it was given; null: none yet"
+        description="the title it was given, or the first question in at most 80 characters; null: none yet"
     )
     documents: list[str]
     model: str
     status: Literal["reading", "ready", "failed"]
-    position: int = Field(description="tokens of context: documents and dialogue")
+    position: int = Field(description="tokens of context: documents and messages")
     messages: int
     recall: Recall | Literal[False] | None = Field(
-        description="for messages that say nothing of it; null: as the server does"
+        description="default for the session's messages; null: the server's default"
     )
     state_bytes: int
     state_digest: str | None
@@ -131,44 +135,44 @@ class Session(Wire):
 
 
 class CreateMessage(SamplingParams):
-    """A message to a session, and how its answer is drawn."""
+    """A message to a session, and the sampling parameters of its answer."""
 
-    content: str = Field(min_length=1, description="what is said")
-    stream: bool = Field(False, description="answer with server-sent events")
+    content: str = Field(min_length=1, description="text of the message")
+    stream: bool = Field(False, description="return server-sent events")
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 
 class Usage(Wire):
-    """Tokens. `reused_tokens` of the prompt's were held in memory and not read again."""
+    """Token counts. `reused_tokens` of the prompt's tokens were in memory and not prefilled again."""
 
     prompt_tokens: int
     completion_tokens: int
     reused_tokens: int
 
 
-_TOLD = "missing in answers of versions before there was one, and where the document was deleted meanwhile"
+_OFFSET_MISSING = "missing in answers of older versions, and if the document was deleted in the meantime"
 
 
 class Evidence(Wire):
-    """A passage that the model had before it, word for word: `text[start:end]` of the document's text, counted in
-    characters, or in bytes of its UTF-8; a byte-order mark does not count. In tokens: those of the text alone, counted
-    from 0 by the model's tokenizer, that any of its characters are in."""
+    """A passage that the model saw verbatim: `text[start:end]` of the document. `start` and `end` count characters,
+    `start_byte` and `end_byte` count bytes of UTF-8; both exclude a byte-order mark. `start_token` and `end_token` count
+    tokens of the document's text, from 0, and include each token that overlaps the passage."""
 
     document: str
     start: int
     end: int
     start_byte: int
     end_byte: int
-    start_token: int | None = Field(None, description=_TOLD)
-    end_token: int | None = Field(None, description=_TOLD)
+    start_token: int | None = Field(None, description=_OFFSET_MISSING)
+    end_token: int | None = Field(None, description=_OFFSET_MISSING)
     text: str
-    score: float = Field(description="BM25")
-    page: int | None = Field(None, description="where it begins, in a PDF")
-    section: str | None = Field(None, description="the heading that it stands under, in Word, EPUB and HTML")
+    score: float = Field(description="BM25 score")
+    page: int | None = Field(None, description="page of a PDF on which the passage begins")
+    section: str | None = Field(None, description="heading above the passage, for Word, EPUB and HTML")
 
 
 class Message(Wire):
-    """A part of the dialogue. Those of the user have neither `finish_reason` nor `usage`."""
+    """A message of a session. A user's message has no `finish_reason` and no `usage`."""
 
     id: str
     object: Literal["message"] = "message"
@@ -185,7 +189,7 @@ class Message(Wire):
 
 
 class Quote(Wire):
-    """Words of a document, with the same offsets as `Evidence`."""
+    """A part of a document's text, with the same offsets as `Evidence`."""
 
     document: str
     start: int
@@ -198,50 +202,50 @@ class Quote(Wire):
 
 
 class MemoryPart(Wire):
-    """A part of a memory, of one `layer` or, with null, of all."""
+    """A part of a memory, in one `layer`, or in all layers if `layer` is null."""
 
     name: str
     layer: int | None
-    start: int = Field(description="it is made of the tokens of the context from here …")
-    end: int = Field(description="… to here")
-    slots: int = Field(description="what it has room for: tokens, positions, vectors, functions, associations")
+    start: int = Field(description="first token of the context that the part was computed from")
+    end: int = Field(description="token after the last that the part was computed from")
+    slots: int = Field(description="capacity, in tokens, positions, vectors, functions or associations")
     used: float = Field(
-        description="how many of these it uses; the effective rank, a fraction, where it is not written slot by slot"
+        description="slots in use; for a part that is not written slot by slot, its effective rank (a fraction)"
     )
-    age: int = Field(description="tokens since it was last written")
+    age: int = Field(description="tokens since the part was last written")
     change: float | None = Field(
-        description="by which share of its length the open segment would change it if it ended now; null where nothing "
-        "can be said: it keeps tokens as they are, or there is no open segment"
+        description="relative change (of the norm) that the open segment would cause if it ended now; null if the part "
+        "stores tokens unchanged or there is no open segment"
     )
 
 
 class MemoryPhrase(Wire):
-    """Tokens of the context with much space."""
+    """A run of context tokens that takes much of the memory."""
 
     start: int
     end: int
-    space: float = Field(description="their share of the memory, 0 … 1")
+    space: float = Field(description="share of the memory that the tokens take, 0 to 1")
     quote: Quote | None = Field(
-        description="their words; null outside of documents, and for a document that was deleted"
+        description="text of the tokens; null outside documents, and if the document was deleted"
     )
 
 
 class MemoryLayer(Wire):
-    """One layer of an ∞-former: a signal, in bins of equal space."""
+    """One layer of an ∞-former's memory: a continuous signal, in bins that take equal shares of the memory."""
 
     layer: int
     edges: list[float] = Field(
-        description="positions in the context, in tokens, at the borders of the bins, one more than bins: the closer two "
-        "are, the more space the tokens between them have"
+        description="context positions, in tokens, of the bins' borders, one more than bins; the closer two borders, the "
+        "more memory each token between them takes"
     )
     attention: list[float] | None = Field(
-        description="what each bin gets of the attention that the open segment gives, sums to 1; null without one"
+        description="share of the open segment's attention that each bin gets, sums to 1; null without an open segment"
     )
-    phrases: list[MemoryPhrase] = Field(description="those with the most space, the largest first")
+    phrases: list[MemoryPhrase] = Field(description="phrases that take the most memory, largest first")
 
 
 class MemoryDocument(Wire):
-    """The tokens of the context that are a document's."""
+    """The tokens of the context that belong to a document."""
 
     document: str
     start: int
@@ -249,41 +253,41 @@ class MemoryDocument(Wire):
 
 
 class SessionMemory(Wire):
-    """What a session's memory holds, and how full it is. All positions are tokens of the context: documents and dialogue."""
+    """The content and the use of a session's memory. All positions count tokens of the context: documents and messages."""
 
     session: str
     object: Literal["session.memory"] = "session.memory"
     memory: str
-    tokens: int = Field(description="read into the memory")
+    tokens: int = Field(description="tokens read into the memory")
     segments: int = Field(description="full segments read into the memory")
     segment_length: int
     open: int = Field(description="tokens of the open segment, which are not in the memory yet")
-    bytes: int = Field(description="of the memory, however much it has read")
+    bytes: int = Field(description="size of the memory, which does not depend on the length of the context")
     documents: list[MemoryDocument]
     parts: list[MemoryPart]
-    layers: list[MemoryLayer] = Field(description="of an ∞-former")
+    layers: list[MemoryLayer] = Field(description="layers of an ∞-former; empty for other memories")
 
 
 class ServedModel(Wire):
-    """The model that answers."""
+    """The served model."""
 
     id: str
     object: Literal["model"] = "model"
-    created: int = Field(description="Unix time in seconds since when this server serves it")
+    created: int = Field(description="Unix time in seconds at which the server started")
     owned_by: str = "everlong"
-    backbone: str | None = Field(description="null for a model trained from scratch")
+    backbone: str | None = Field(description="name of the backbone; null for a model trained from scratch")
     memory: str
     memory_trained: bool | None = Field(
-        description="false: the memory has no trained weights and answers nonsense; null: it has nothing to train"
+        description="false: the memory has no trained weights, so answers are nonsense; null: it has no weights to train"
     )
     segment_length: int
-    state_bytes: int = Field(description="bytes of a session's memory, however long its documents are")
+    state_bytes: int = Field(description="size of a session's memory in bytes, for documents of any length")
     fingerprint: str
     description: str
 
 
 class DocumentList(Wire):
-    """Newest first."""
+    """A page of documents, newest first."""
 
     object: Literal["list"] = "list"
     data: list[Document]
@@ -291,7 +295,7 @@ class DocumentList(Wire):
 
 
 class SessionList(Wire):
-    """Newest first."""
+    """A page of sessions, newest first."""
 
     object: Literal["list"] = "list"
     data: list[Session]
@@ -299,7 +303,7 @@ class SessionList(Wire):
 
 
 class MessageList(Wire):
-    """Oldest first."""
+    """All messages of a session, oldest first."""
 
     object: Literal["list"] = "list"
     data: list[Message]
@@ -307,7 +311,7 @@ class MessageList(Wire):
 
 
 class ModelList(Wire):
-    """The served models."""
+    """The served model."""
 
     object: Literal["list"] = "list"
     data: list[ServedModel]
@@ -316,9 +320,11 @@ class ModelList(Wire):
 class CreateApiKey(Wire):
     """A new key of the caller's tenant."""
 
-    name: str = Field("", max_length=100, description="what it is for, for people")
+    name: str = Field("", max_length=100, description="note on the key's purpose")
     scopes: list[Literal["read", "write", "admin"]] = Field(default=["read", "write"], min_length=1, max_length=3)
-    expires_in_seconds: int | None = Field(None, ge=1, le=10**9, description="null: it does not end")
+    expires_in_seconds: int | None = Field(
+        None, ge=1, le=10**9, description="lifetime in seconds; null: the key does not expire"
+    )
 
 
 class ApiKey(Wire):
@@ -334,20 +340,20 @@ class ApiKey(Wire):
 
 
 class NewApiKey(ApiKey):
-    """With its secret, which is told once."""
+    """A key with its secret, which only this response contains."""
 
     key: str
 
 
 class ApiKeyList(Wire):
-    """Newest first."""
+    """All keys of the tenant, newest first."""
 
     object: Literal["list"] = "list"
     data: list[ApiKey]
 
 
 class Ticket(Wire):
-    """Stands for the caller's key when one WebSocket is opened."""
+    """A short-lived replacement for the caller's API key that opens one WebSocket."""
 
     object: Literal["ticket"] = "ticket"
     ticket: str
@@ -355,7 +361,7 @@ class Ticket(Wire):
 
 
 class ErrorDetail(Wire):
-    """`code` is for programs, `param` names the field at fault."""
+    """An error. Programs read `type` and `code`; `param` names the invalid field."""
 
     message: str
     type: str
@@ -364,6 +370,6 @@ class ErrorDetail(Wire):
 
 
 class ErrorBody(Wire):
-    """Every error of every endpoint."""
+    """The body of every error response."""
 
     error: ErrorDetail

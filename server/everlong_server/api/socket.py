@@ -1,4 +1,4 @@
-"""`Socket`: a WebSocket that speaks JSON objects, each with its type, until one side has enough."""
+"""`JsonSocket`: a WebSocket that exchanges JSON objects with a `type`."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from everlong_server.api.errors import as_server_error
 from everlong_server.api.sse import error_event
 from everlong_server.errors import InvalidRequest, Overloaded, ServerError, Unavailable
 
-# RFC 6455 and the IANA registry.
+# Close codes of RFC 6455 and the IANA registry.
 GOING_AWAY, POLICY, RESTART, TRY_LATER = 1001, 1008, 1012, 1013
 
 
 async def refuse(socket: WebSocket, error: Exception) -> None:
-    """Says why, then closes with the code that fits."""
+    """Send the error, then close the socket with the matching code."""
     known = as_server_error(error)
     code = POLICY
     if isinstance(known, Unavailable):
         code = RESTART
     elif isinstance(known, Overloaded):
         code = TRY_LATER
-    with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # the client has gone already
+    with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # the client has disconnected
         await socket.send_json(error_event(known))
         await socket.close(code, known.message.encode()[:120].decode(errors="ignore"))
 
 
-class Socket(ABC):
-    """`answering`: the answer under way, which ends when the client goes."""
+class JsonSocket(ABC):
+    """Base of the WebSocket endpoints. `answer_task` is the running answer; it is cancelled when the client disconnects."""
 
     def __init__(self, socket: WebSocket, idle_seconds: float) -> None:
         self.socket = socket
         self._idle_seconds = idle_seconds
-        self.answering: asyncio.Task[None] | None = None
+        self.answer_task: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def receive(self, kind: object, message: dict[str, Any]) -> None:
-        """What the client says, without its type. Raises `ServerError`, which the client is told."""
+        """Handle a message of the type `kind`. A raised `ServerError` is sent to the client."""
 
     async def run(self) -> None:
-        """Until the client leaves, is silent for too long, or may not go on."""
+        """Handle messages until the client disconnects, is idle for too long, or is refused."""
         try:
             while self.socket.client_state is WebSocketState.CONNECTED:
-                frame = await self._heard()
+                frame = await self._next_frame()
                 if frame["type"] == "websocket.disconnect":
                     return
                 try:
@@ -62,39 +62,39 @@ class Socket(ABC):
         except WebSocketDisconnect:
             return
         finally:
-            # The client has gone: its answer ends within one step, and all is as it was before.
-            if self.answering is not None:
-                self.answering.cancel()
-                await asyncio.gather(self.answering, return_exceptions=True)
+            # Cancelling stops the answer within one decode step and leaves the session unchanged.
+            if self.answer_task is not None:
+                self.answer_task.cancel()
+                await asyncio.gather(self.answer_task, return_exceptions=True)
 
-    async def _heard(self) -> MutableMapping[str, Any]:
-        """The client's next frame. Raises `TimeoutError` if it is silent for too long, and no answer is under way."""
-        hearing = asyncio.create_task(self.socket.receive())
+    async def _next_frame(self) -> MutableMapping[str, Any]:
+        """Return the next frame. Raises `TimeoutError` if the client is idle for too long and no answer is running."""
+        frame = asyncio.create_task(self.socket.receive())
         try:
-            while not (await asyncio.wait([hearing], timeout=self._idle_seconds))[0]:
-                if self.answering is None or self.answering.done():
+            while not (await asyncio.wait([frame], timeout=self._idle_seconds))[0]:
+                if self.answer_task is None or self.answer_task.done():
                     raise TimeoutError
-                await asyncio.wait([hearing, self.answering], return_when=asyncio.FIRST_COMPLETED)
-            return await hearing
+                await asyncio.wait([frame, self.answer_task], return_when=asyncio.FIRST_COMPLETED)
+            return await frame
         finally:
-            hearing.cancel()
+            frame.cancel()
 
     async def send(self, event: dict[str, Any]) -> None:
-        """Raises `WebSocketDisconnect` if the client has gone."""
+        """Send an event. Raises `WebSocketDisconnect` if the client has disconnected."""
         try:
             await self.socket.send_text(json.dumps(event, ensure_ascii=False))
-        except RuntimeError as error:  # starlette's word for a socket that was closed meanwhile
+        except RuntimeError as error:  # Starlette raises it for a socket that was closed in the meantime
             raise WebSocketDisconnect(1006) from error
 
     async def fail(self, error: Exception) -> None:
-        """Tells the client."""
+        """Send an error."""
         await self.send(error_event(error))
 
 
 def _parsed(frame: MutableMapping[str, Any]) -> dict[str, Any]:
     text = frame.get("text")
     if text is None:
-        raise InvalidRequest("frames are JSON text, this one was binary", code="invalid_frame")
+        raise InvalidRequest("the frame is binary: send JSON text", code="invalid_frame")
     try:
         message = json.loads(text)
     except ValueError as error:
@@ -102,5 +102,5 @@ def _parsed(frame: MutableMapping[str, Any]) -> dict[str, Any]:
     except RecursionError:
         raise InvalidRequest("the frame's JSON is nested too deeply", code="invalid_json") from None
     if not isinstance(message, dict):
-        raise InvalidRequest("a frame is a JSON object", code="invalid_frame")
+        raise InvalidRequest("the frame is not a JSON object: send one", code="invalid_frame")
     return message

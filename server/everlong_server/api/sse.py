@@ -1,4 +1,4 @@
-"""Server-sent events: JSON objects that name their type, keep-alive comments on the clock, an error event at a bad end."""
+"""Server-sent events: JSON objects with a type, keep-alive comments, and an error event if the stream fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def event_stream(events: AsyncGenerator[dict[str, Any], None], keepalive_seconds: float) -> EventSourceResponse:
-    """The response that sends `events`; the generator is closed when the client goes away."""
+    """Return a response that sends `events`. Closes the generator when the client disconnects."""
 
     async def body() -> AsyncGenerator[ServerSentEvent, None]:
         async with contextlib.aclosing(events):
@@ -30,7 +30,7 @@ def event_stream(events: AsyncGenerator[dict[str, Any], None], keepalive_seconds
 
 
 def data_stream(events: AsyncGenerator[dict[str, Any], None], keepalive_seconds: float) -> EventSourceResponse:
-    """The same as OpenAI's chat completions do it: events have no names, and behind the last stands `[DONE]`."""
+    """Return a response in the format of OpenAI's chat completions: events have no names, and `[DONE]` follows the last."""
 
     async def body() -> AsyncGenerator[ServerSentEvent, None]:
         async with contextlib.aclosing(events):
@@ -45,7 +45,8 @@ def data_stream(events: AsyncGenerator[dict[str, Any], None], keepalive_seconds:
 
 
 def _data(event: dict[str, Any]) -> str:
-    """Raises `ValueError` here, where it ends the stream with an error, for what cannot be sent: the stream would be cut off."""
+    """Encode an event. Raises `ValueError` for one that cannot be sent, so that the stream ends with an error event instead
+    of being cut off."""
     data = json.dumps(event, ensure_ascii=False, allow_nan=False)
     data.encode()
     return data
@@ -55,7 +56,7 @@ def _response(body: AsyncGenerator[ServerSentEvent, None], keepalive_seconds: fl
     return EventSourceResponse(
         body,
         ping=keepalive_seconds,
-        # A client that reads nothing for so long is gone: it must not hold its session any longer.
+        # A client that reads nothing for this long must not hold its session any longer.
         send_timeout=2 * keepalive_seconds,
         sep="\n",
         headers={"Cache-Control": "no-store"},
@@ -63,7 +64,7 @@ def _response(body: AsyncGenerator[ServerSentEvent, None], keepalive_seconds: fl
 
 
 def error_event(error: Exception) -> dict[str, Any]:
-    """`error` as an event. What HTTP says with a header, `retry_after` says here, in seconds."""
+    """Return `error` as an event. `retry_after`, in seconds, replaces HTTP's `Retry-After` header."""
     known = as_server_error(error)
-    later = {} if known.retry_after is None else {"retry_after": known.retry_after}
-    return {"type": "error", "error": known.body()["error"] | later}
+    retry = {} if known.retry_after is None else {"retry_after": known.retry_after}
+    return {"type": "error", "error": known.body()["error"] | retry}

@@ -1,4 +1,4 @@
-"""Records as the API shows them, and the request's way to the services."""
+"""Converts stored records to the API's objects, and gives endpoints their services."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from everlong_server.api import schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
 from everlong_server.engine.documents import formats
 from everlong_server.errors import RateLimited, Unavailable
-from everlong_server.services import Services
+from everlong_server.services import Services, Shared, tenant_services
 from everlong_server.store.records import Document, Reading, Session, reading_id
 
 
-def whole(connection: HTTPConnection) -> Services:
-    """The services, nobody's in particular. Raises `Unavailable` while the model is being loaded."""
-    services: Services | None = connection.app.state.services
-    if services is None:
-        raise Unavailable("the model is being loaded", code="loading", retry_after=2)
-    return services
+def get_shared(connection: HTTPConnection) -> Shared:
+    """Return the parts that all tenants share. Raises `Unavailable` while the model is loading."""
+    shared: Shared | None = connection.app.state.shared
+    if shared is None:
+        raise Unavailable("the model is loading", code="loading", retry_after=2)
+    return shared
 
 
 def get_services(connection: HTTPConnection) -> Services:
-    """The caller's services: what other tenants have is not there. Raises `Unavailable` as `whole` does."""
-    return whole(connection).of(connection.state.caller.tenant)
+    """Return the services of the caller's tenant. Raises `Unavailable` while the model is loading."""
+    return tenant_services(get_shared(connection), connection.state.caller.tenant)
 
 
-Served = Annotated[Services, Depends(get_services)]
+CallerServices = Annotated[Services, Depends(get_services)]
 
 
 async def document_view(services: Services, document: Document) -> schemas.Document:
-    """A document with its reading by the served model, which is queued if there is none yet."""
-    model = services.model
+    """Return a document and the progress of its reading by the served model. Queues the reading if there is none."""
+    model = services.shared.model
     id = reading_id(model.fingerprint, [document.id])
     reading = await services.documents.readings.get(id)
-    if reading is None:  # uploaded when another model was served
-        with contextlib.suppress(RateLimited):  # then it is queued when somebody looks again
+    if reading is None:  # it was uploaded while another model was served
+        with contextlib.suppress(RateLimited):  # the next request for the document queues it
             await services.documents.readings.ensure(model.fingerprint, [document.id])
         reading = await services.documents.readings.get(id)
     return _document(document, reading, model.name)
@@ -49,7 +49,7 @@ async def document_view(services: Services, document: Document) -> schemas.Docum
 def _document(document: Document, reading: Reading | None, model: str) -> schemas.Document:
     cursor = reading.cursor if reading else None
     status = reading.status if reading else "queued"
-    began = cursor is not None and cursor.position > 0
+    started = cursor is not None and cursor.position > 0
     read = max(0, cursor.bytes - document.text_offset) if cursor else 0
     return schemas.Document(
         id=document.id,
@@ -59,7 +59,7 @@ def _document(document: Document, reading: Reading | None, model: str) -> schema
         bytes=document.bytes,
         tokens=cursor.tokens if cursor else 0,
         segments=cursor.segments if cursor else 0,
-        progress=1.0 if status == "ready" else read / document.bytes if began else None,
+        progress=1.0 if status == "ready" else read / document.bytes if started else None,
         tokens_per_second=cursor.tokens / cursor.seconds if cursor and cursor.seconds > 0 else None,
         model=model,
         state_digest=reading.state_digest if reading else None,
@@ -69,7 +69,7 @@ def _document(document: Document, reading: Reading | None, model: str) -> schema
 
 
 async def session_view(services: Services, session: Session) -> schemas.Session:
-    """A session."""
+    """Return a session."""
     return schemas.Session(
         id=session.id,
         title=session.title,
@@ -79,33 +79,33 @@ async def session_view(services: Services, session: Session) -> schemas.Session:
         position=session.position,
         messages=session.messages,
         recall=schemas.Recall(**session.recall) if session.recall else session.recall,
-        state_bytes=session.state_bytes or services.model.state_bytes,
+        state_bytes=session.state_bytes or services.shared.model.state_bytes,
         state_digest=session.state_digest,
         created_at=session.created_at,
     )
 
 
-def memory_view(services: Services, look: SessionMemory) -> schemas.SessionMemory:
-    """A session's memory. Positions to a thousandth of a token and shares to a millionth: nobody sees more."""
-    view, model = look.view, services.model
+def memory_view(services: Services, inspected: SessionMemory) -> schemas.SessionMemory:
+    """Return a session's memory, with positions rounded to 1/1,000 of a token and shares to 1/1,000,000."""
+    view, model = inspected.view, services.shared.model
     return schemas.SessionMemory(
-        session=look.session.id,
+        session=inspected.session.id,
         memory=model.memory_name,
         tokens=view.tokens,
         segments=view.segments,
         segment_length=model.segment_length,
         open=view.open,
         bytes=view.bytes,
-        documents=[schemas.MemoryDocument(**asdict(extent)) for extent in look.documents],
+        documents=[schemas.MemoryDocument(**asdict(extent)) for extent in inspected.documents],
         parts=[schemas.MemoryPart(**asdict(part) | {"used": round(part.used, 3)}) for part in view.parts],
-        layers=[_layer(layer, look) for layer in view.layers],
+        layers=[_layer(layer, inspected) for layer in view.layers],
     )
 
 
-def _layer(layer: LayerView, look: SessionMemory) -> schemas.MemoryLayer:
+def _layer(layer: LayerView, inspected: SessionMemory) -> schemas.MemoryLayer:
     phrases = []
     for phrase in layer.phrases:
-        passage = look.passages.get((phrase.start, phrase.end))
+        passage = inspected.passages.get((phrase.start, phrase.end))
         quote = (
             None if passage is None else schemas.Quote(**{f: getattr(passage, f) for f in schemas.Quote.model_fields})
         )
@@ -120,20 +120,20 @@ def _layer(layer: LayerView, look: SessionMemory) -> schemas.MemoryLayer:
 
 
 def formats_view(services: Services) -> schemas.FormatList:
-    """What can be uploaded here."""
+    """Return the accepted file formats and the size limit."""
     data = [
         schemas.Format(id=id, name=name, extensions=list(extensions), media_types=list(media_types))
         for id, name, extensions, media_types in formats.accepted_formats()
     ]
-    return schemas.FormatList(data=data, max_bytes=services.settings.max_document_bytes)
+    return schemas.FormatList(data=data, max_bytes=services.shared.settings.max_document_bytes)
 
 
 def model_view(services: Services) -> schemas.ServedModel:
-    """The served model."""
-    model = services.model
+    """Return the served model."""
+    model = services.shared.model
     return schemas.ServedModel(
         id=model.name,
-        created=int(services.began),
+        created=int(services.shared.started_at),
         backbone=model.backbone_name,
         memory=model.memory_name,
         memory_trained=model.trained,

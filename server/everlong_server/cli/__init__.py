@@ -1,1 +1,1 @@
-"""The commands that the `everlong` program takes up by entry points, one family a file."""
+"""The server's commands of the `everlong` program, one file each. The client's program finds them by entry points."""

@@ -1,4 +1,4 @@
-"""What commands share: where they print, how they fail, options of more than one."""
+"""Shared by the commands: consoles, failure, and common options."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from everlong_server.settings import Settings
 
 out = Console(highlight=False)
-# 80 is what it takes for want of a window: into a file or a pipe, nothing is to be cut off.
+# rich assumes 80 columns without a terminal. Output into a file or a pipe must not be cut off.
 if not out.is_terminal and out.width == 80:
     out.width = 200
 err = Console(stderr=True, highlight=False)
 
 
 def fail(message: str) -> typer.Exit:
-    """Prints one line; to be raised."""
+    """Print an error and return the exception to raise."""
     err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
     return typer.Exit(1)
 
 
-ModelsDir = Annotated[Path | None, typer.Option(help="folder of pulled and converted models")]
+ModelsDir = Annotated[Path | None, typer.Option(help="Folder of downloaded and converted models.")]
 
 
 def chosen_models_dir(given: Path | None) -> Path:
-    """The folder that was given, or the settings'."""
+    """Return the given folder, or the one in the settings."""
     from everlong_server.settings import SettingsError, load_settings
 
     try:
@@ -41,7 +41,7 @@ def chosen_models_dir(given: Path | None) -> Path:
 
 
 def settings_or_fail() -> Settings:
-    """The server's settings, from the environment."""
+    """Return the server's settings from the environment."""
     from everlong_server.settings import SettingsError, load_settings
 
     try:
@@ -51,7 +51,7 @@ def settings_or_fail() -> Settings:
 
 
 def log_to_stderr() -> None:
-    """The audit log's lines go where the server's do."""
+    """Send the audit log to stderr, as the server does."""
     import logging
 
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
@@ -59,7 +59,8 @@ def log_to_stderr() -> None:
 
 @contextmanager
 def redis_of(settings: Settings) -> Iterator[str]:
-    """The Redis of these settings: the one they name, that of a running server, or the server's own, started for now.
+    """Yield the URL of the settings' Redis. Without `redis_url`, uses the embedded Redis: a running server's, or one that is
+    started for the duration of the context.
 
     Raises `EmbeddedRedisError` and `OSError`.
     """

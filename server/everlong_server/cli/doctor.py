@@ -12,13 +12,13 @@ doctor = typer.Typer(add_completion=False)
 
 @doctor.command()
 def _doctor() -> None:
-    """Check this machine and its settings, and say what is wrong."""
-    from everlong_server.doctor import examine
+    """Check this machine and the settings, and list what is wrong."""
+    from everlong_server.doctor import run_checks
 
-    table, bad = Table("check", "", "found"), 0
-    for finding in examine(settings_or_fail()):
-        bad += not finding.ok
-        table.add_row(finding.name, "[green]ok[/]" if finding.ok else "[bold red]wrong[/]", finding.detail)
+    table, bad = Table("check", "", "result"), 0
+    for check in run_checks(settings_or_fail()):
+        bad += not check.ok
+        table.add_row(check.name, "[green]ok[/]" if check.ok else "[bold red]wrong[/]", check.detail)
     out.print(table)
     if bad:
         raise typer.Exit(1)

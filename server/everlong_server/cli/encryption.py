@@ -1,4 +1,4 @@
-"""`everlong encryption`: the keys that what is stored is encrypted with."""
+"""`everlong encryption`: create an encryption key, re-encrypt the stored data."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import typer
 from everlong_server.cli.common import err, fail, out
 
 encryption = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Encryption at rest: make a key, encrypt what is stored anew."
+    add_completion=False, no_args_is_help=True, help="Encryption at rest: create a key, re-encrypt the stored data."
 )
 
 
 @encryption.command()
 def key() -> None:
-    """Print a new key, a line for the file EVERLONG_ENCRYPTION_KEY_FILE. Its first line encrypts; each of them decrypts."""
+    """Print a new key as a line for the file EVERLONG_ENCRYPTION_KEY_FILE.
+
+    The first key of the file encrypts; every key decrypts.
+    """
     from everlong_server.store.vault import new_key
 
     out.print(new_key(), soft_wrap=True)
@@ -21,9 +24,9 @@ def key() -> None:
 
 @encryption.command()
 def rotate() -> None:
-    """Encrypt all that is stored with the first key of the file, whatever key it is encrypted with, or none.
+    """Re-encrypt all stored data with the first key of the file.
 
-    Stop all servers before, if it is not encrypted yet; else give all of them the new key before.
+    If the data is not encrypted yet, stop all servers first. Otherwise give all servers the new key first.
     """
     import asyncio
 
@@ -31,7 +34,7 @@ def rotate() -> None:
 
     from everlong_server.cli.common import log_to_stderr, redis_of, settings_or_fail
     from everlong_server.errors import ServerError
-    from everlong_server.observability.audit import audit, command_line
+    from everlong_server.observability.audit import audit, command_line_user
     from everlong_server.store.redis.connection import connect
     from everlong_server.store.redis.embedded import EmbeddedRedisError
     from everlong_server.store.rotation import RotationCounts
@@ -52,12 +55,10 @@ def rotate() -> None:
     try:
         vault = Vault.load(settings.encryption_key_file)
         if not vault:
-            raise fail("EVERLONG_ENCRYPTION_KEY_FILE is not set: there is no key to encrypt with")
+            raise fail("EVERLONG_ENCRYPTION_KEY_FILE is not set: `everlong encryption key` prints a key for the file")
         with redis_of(settings) as url:
             done = asyncio.run(run(url, vault))
     except (VaultError, EmbeddedRedisError, OSError, RedisError, ServerError, ValueError) as error:
         raise fail(str(error)) from None
-    audit("encryption.rotated", command_line(), key=vault.first, values=done.values, blobs=done.blobs)
-    err.print(
-        f"encrypted with the key {vault.first} now: {done.values} values in Redis and {done.blobs} files more than before"
-    )
+    audit("encryption.rotated", command_line_user(), key=vault.first, values=done.values, blobs=done.blobs)
+    err.print(f"re-encrypted {done.values} values in Redis and {done.blobs} files with the key {vault.first}")

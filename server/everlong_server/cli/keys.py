@@ -1,4 +1,4 @@
-"""`everlong keys`: who gets in."""
+"""`everlong keys`: create, list and revoke API keys."""
 
 from __future__ import annotations
 
@@ -19,44 +19,48 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-keys = typer.Typer(add_completion=False, no_args_is_help=True, help="API keys: make, list and revoke them.")
+keys = typer.Typer(add_completion=False, no_args_is_help=True, help="API keys: create, list and revoke them.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "y": 365 * 86400}
 
-Tenant = Annotated[str, typer.Option(help="whose the key is: it sees what this tenant has, and nothing else")]
+Tenant = Annotated[str, typer.Option(help="Tenant of the key: the key gives access to this tenant's data only.")]
 
 
 @keys.command()
 def create(
     tenant: Tenant,
-    scopes: Annotated[str, typer.Option(help="of read, write, admin, with commas")] = "read,write",
-    expires: Annotated[str | None, typer.Option(help="when it ends: 12h, 30d, 1y; default: never")] = None,
-    name: Annotated[str, typer.Option(help="what it is for, for people")] = "",
+    scopes: Annotated[
+        str, typer.Option(help="Scopes of the key, separated by commas: read, write, admin.")
+    ] = "read,write",
+    expires: Annotated[
+        str | None, typer.Option(help="Lifetime, such as 12h, 30d or 1y; default: the key does not expire.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Note on the key's purpose.")] = "",
 ) -> None:
-    """Make a key. It is printed once and stored nowhere: only its digest is."""
+    """Create a key and print it. It cannot be shown again: only its digest is stored."""
     seconds = _seconds(expires)
     wanted = [scope.strip() for scope in scopes.split(",")]
     settings = settings_or_fail()
     made, secret = _with(settings, lambda c: c.create(tenant, name=name, scopes=wanted, seconds=seconds))
-    err.print(f"key {made.id} of tenant {made.tenant} ({', '.join(made.scopes)}), good until {_time(made.expires_at)}; "
-              "it is shown only now:")  # fmt: skip
+    err.print(f"key {made.id} of tenant {made.tenant} ({', '.join(made.scopes)}), expires: {_time(made.expires_at)}. "
+              "It is shown only now:")  # fmt: skip
     out.print(secret, soft_wrap=True)
     if not settings.asks_for_keys:
-        err.print("A server with these settings asks for no key; EVERLONG_AUTH=keys makes it ask.")
+        err.print("A server with these settings requires no key; set EVERLONG_AUTH=keys to require one.")
 
 
 @keys.command()
 def secret() -> None:
-    """Print a key that is stored nowhere, for the file EVERLONG_ADMIN_KEY_FILE: a server makes it when it starts."""
+    """Print a new key for the file EVERLONG_ADMIN_KEY_FILE, without storing it. The server stores it when it starts."""
     from everlong_server.store.tenants.credentials import new_secret
 
     out.print(new_secret(), soft_wrap=True)
 
 
 @keys.command("list")
-def list_keys(tenant: Annotated[str | None, typer.Option(help="this tenant's only")] = None) -> None:
-    """The keys, the newest first; also those that are no longer good."""
-    table = Table(Column("id", no_wrap=True), "tenant", "scopes", "name", "made", "ends", "state")
+def list_keys(tenant: Annotated[str | None, typer.Option(help="List only the keys of this tenant.")] = None) -> None:
+    """List the keys, newest first, with expired and revoked ones."""
+    table = Table(Column("id", no_wrap=True), "tenant", "scopes", "name", "created", "expires", "state")
     moment = datetime.now(UTC).timestamp()
     for key in _with(settings_or_fail(), lambda c: c.all(tenant)):
         table.add_row(
@@ -67,8 +71,10 @@ def list_keys(tenant: Annotated[str | None, typer.Option(help="this tenant's onl
 
 
 @keys.command()
-def revoke(key_id: Annotated[str, typer.Argument(help="its id, as `keys list` shows it", metavar="ID")]) -> None:
-    """End a key: no replica takes it from now on."""
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="Id of the key, as `everlong keys list` shows it.", metavar="ID")],
+) -> None:
+    """Revoke a key. Every replica refuses it from the next request on."""
     revoked = _with(settings_or_fail(), lambda c: c.revoke(key_id))
     err.print(f"key {revoked.id} of tenant {revoked.tenant} is revoked")
 
@@ -78,7 +84,7 @@ def _seconds(expires: str | None) -> float | None:
         return None
     form = re.fullmatch(r"(\d{1,6})([smhdy])", expires)
     if form is None or int(form[1]) == 0:
-        raise fail(f"--expires {expires}: say 12h, 30d or 1y")
+        raise fail(f"--expires {expires}: give a number and a unit (s, m, h, d or y), such as 12h, 30d or 1y")
     return float(form[1]) * _UNITS[form[2]]
 
 
@@ -87,7 +93,7 @@ def _time(moment: float | None) -> str:
 
 
 def _with(settings: Settings, work: Callable[[Credentials], Awaitable[T]]) -> T:
-    """What `work` does with the credentials of the server that has these settings, whether it runs or not."""
+    """Return the result of `work` on the credentials of the server with these settings, which need not be running."""
     from redis.exceptions import RedisError
 
     from everlong_server.errors import ServerError
@@ -109,4 +115,4 @@ def _with(settings: Settings, work: Callable[[Credentials], Awaitable[T]]) -> T:
     except ServerError as error:
         raise fail(error.message) from None
     except (EmbeddedRedisError, OSError, RedisError, ValueError) as error:
-        raise fail(f"the server's Redis: {error}") from None
+        raise fail(f"cannot use the server's Redis: {error}") from None

@@ -1,4 +1,4 @@
-"""`everlong models`."""
+"""`everlong models`: list, download and locate models."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rich.table import Table
 
 from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail, out
 
-models = typer.Typer(add_completion=False, no_args_is_help=True, help="List, fetch and find models.")
+models = typer.Typer(add_completion=False, no_args_is_help=True, help="List, download and locate models.")
 
 
 @models.command("list")
 def list_models(models_dir: ModelsDir = None) -> None:
-    """The models at hand."""
+    """List the models on this machine."""
     from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_packaged
     from everlong_models.model import DEFAULT_MODEL, PACKAGED
 
-    folder, table = chosen_models_dir(models_dir), Table("model", "where", "size")
+    folder, table = chosen_models_dir(models_dir), Table("model", "path", "size")
     packaged = find_packaged()
     table.add_row(
         DEFAULT_BACKBONE,
@@ -36,13 +36,13 @@ def list_models(models_dir: ModelsDir = None) -> None:
 
 @models.command()
 def pull(name: str, models_dir: ModelsDir = None) -> None:
-    """Fetch a model from the Hugging Face hub, or make the default one ready."""
+    """Download a model from the Hugging Face hub, or prepare the default model."""
     out.print(str(_find(name, models_dir)), soft_wrap=True)
 
 
 @models.command()
 def path(name: str, models_dir: ModelsDir = None) -> None:
-    """Where a model is: the folder of one of everlong's, or a backbone in Hugging Face format, fetched or converted if need be."""
+    """Print the folder of a model or a backbone. Downloads or converts the backbone if necessary."""
     out.print(str(_find(name, models_dir)), soft_wrap=True)
 
 

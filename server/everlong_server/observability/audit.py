@@ -1,4 +1,4 @@
-"""`audit`: what administrators did, a line of JSON each, whatever the log level: who, what, when, in which request."""
+"""`audit`: logs administrative actions, one JSON object a line, at every log level: who, what, when, in which request."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import os
 import time
 from typing import Any
 
-from everlong_server.observability.logs import REQUEST
+from everlong_server.observability.logs import REQUEST_ID
 
 log = logging.getLogger("everlong_server.observability.audit")
 
 
 def audit(event: str, by: str, **facts: Any) -> None:
-    """Writes that `by` did it. `facts`: ids and figures; no secret."""
-    entry = {"event": event, "at": time.time(), "by": by, "request_id": REQUEST.get(), **facts}
+    """Log that `by` did `event`. `facts` are ids and numbers, never secrets."""
+    entry = {"event": event, "at": time.time(), "by": by, "request_id": REQUEST_ID.get(), **facts}
     log.info("%s", json.dumps(entry, ensure_ascii=False), extra={"entry": entry})
 
 
-def command_line() -> str:
-    """Who has typed a command."""
+def command_line_user() -> str:
+    """Return the actor of a command line, for `audit`."""
     return f"command line, user {os.getuid()}"

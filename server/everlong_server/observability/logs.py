@@ -1,4 +1,4 @@
-"""Where logs go, and what does not: the words of users, and secrets."""
+"""Logging set-up and formatters. Users' words and secrets never reach the log."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from everlong_models.errors import EverlongModelError
 
 log = logging.getLogger(__name__)
 
-REQUEST: ContextVar[str | None] = ContextVar("everlong_request", default=None)
-"""The id of the request that is being answered."""
+REQUEST_ID: ContextVar[str | None] = ContextVar("everlong_request", default=None)
+"""The id of the current request."""
 
 OURS = ("everlong_server", "everlong_models")
 _QUIET = ("httpx", "uvicorn.error")
 _HARMLESS = (OSError, RedisError, EverlongModelError, MemoryError, AssertionError)
-"""Errors whose messages are about machines. What others say may be what somebody has written."""
+"""Errors whose messages are about the machine. Messages of other errors may quote users' words."""
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
-class Discreet(logging.Formatter):
-    """Prints where an error came from and of what type it is; its message only if that cannot hold a user's words."""
+class PrivateFormatter(logging.Formatter):
+    """Formats an error as its traceback and type. Adds the message only if it cannot quote a user's words."""
 
     def formatException(self, ei: ExcInfo) -> str:  # noqa: N802 - logging's name
-        """The traceback, causes first."""
+        """Return the traceback, causes first."""
         chain: list[BaseException] = []
         error = ei[1]
         while error is not None and error not in chain:
@@ -43,14 +43,14 @@ class Discreet(logging.Formatter):
         return "\n".join(_lines(error) for error in reversed(chain))
 
 
-class AsJson(Discreet):
-    """A line of JSON a record: when, how grave, from where, what, in which request."""
+class JsonFormatter(PrivateFormatter):
+    """Formats a record as one line of JSON: time, level, logger, message and request id."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """`record`, with its fields and the traceback of its error, if it has any."""
+        """Return `record` with its extra fields and the traceback of its error, if any."""
         entry = {
             "at": record.created, "level": record.levelname.lower(), "logger": record.name,
-            "request_id": REQUEST.get(),
+            "request_id": REQUEST_ID.get(),
         }  # fmt: skip
         entry |= getattr(record, "entry", None) or {"message": record.getMessage()}
         if record.exc_info:
@@ -58,47 +58,49 @@ class AsJson(Discreet):
         return json.dumps(entry, ensure_ascii=False)
 
 
-class Voice:
-    """What a server says to whoever has started it: styled lines for people, or records of the log where that is JSON."""
+class Reporter:
+    """Prints the server's progress on the terminal: styled lines, or log records if the log format is JSON."""
 
     def __init__(self, console: Console, *, as_json: bool) -> None:
         self._console = console
         self.as_json = as_json
 
-    def say(self, text: str, level: int = logging.INFO) -> None:
-        """`text`: with rich's markup."""
+    def announce(self, text: str, level: int = logging.INFO) -> None:
+        """Print or log `text`, which may have rich markup."""
         if self.as_json:
             log.log(level, "%s", Text.from_markup(text).plain)
         else:
             self._console.print(text)
 
-    def show(self, text: str) -> None:
-        """`text` as it is, to people only."""
+    def print(self, text: str) -> None:
+        """Print `text` without markup. Prints nothing if the log format is JSON."""
         if not self.as_json:
             self._console.print(text, markup=False)
 
     def fail(self, error: BaseException) -> None:
-        """Why it ends."""
-        self.say(escape(str(error)) if self.as_json else f"[bold red]error:[/] {escape(str(error))}", logging.ERROR)
+        """Print or log the error that ends the server."""
+        self.announce(
+            escape(str(error)) if self.as_json else f"[bold red]error:[/] {escape(str(error))}", logging.ERROR
+        )
 
 
 def _lines(error: BaseException) -> str:
-    where = "".join(traceback.format_tb(error.__traceback__))
-    said = f": {error}" if isinstance(error, _HARMLESS) else " (its message is not logged)"
-    return f"{where}{type(error).__name__}{said}"
+    stack = "".join(traceback.format_tb(error.__traceback__))
+    message = f": {error}" if isinstance(error, _HARMLESS) else " (its message is not logged)"
+    return f"{stack}{type(error).__name__}{message}"
 
 
 def configure(level: str, console: Console, *, as_json: bool = False) -> None:
-    """Sends everything to stderr. `level` is for our own loggers: at debug, libraries log what they are sent."""
+    """Send all logs to stderr. `level` applies to everlong's loggers only: at debug, libraries would log users' words."""
     if as_json:
         handler: logging.Handler = logging.StreamHandler()
-        handler.setFormatter(AsJson())
+        handler.setFormatter(JsonFormatter())
     elif sys.stderr.isatty():
         handler = RichHandler(console=console, show_path=False)
-        handler.setFormatter(Discreet("%(message)s"))
+        handler.setFormatter(PrivateFormatter("%(message)s"))
     else:
         handler = logging.StreamHandler()
-        handler.setFormatter(Discreet("%(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(PrivateFormatter("%(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(max(logging.INFO, logging.getLevelNamesMapping()[level.upper()]))
@@ -106,5 +108,5 @@ def configure(level: str, console: Console, *, as_json: bool = False) -> None:
         logging.getLogger(name).setLevel(level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel("WARNING")
-    # Who gets in is told whatever the level.
+    # The audit log is written at every level.
     logging.getLogger("everlong_server.observability.audit").setLevel("INFO")

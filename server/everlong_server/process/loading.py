@@ -1,4 +1,4 @@
-"""`load`: the model that a server's settings name."""
+"""`load`: loads the model that the settings name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everlong_server.settings import Settings
 
 
 def load(settings: Settings, progress: Progress) -> Model:
-    """Blocking: seconds, and half a minute the first time. Raises as `load_model` does."""
+    """Load the model. Blocks for seconds; for half a minute the first time. Raises the errors of `load_model`."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = settings.device
@@ -28,5 +28,5 @@ def load(settings: Settings, progress: Progress) -> Model:
         progress=progress,
     )
     if device == "cpu":
-        thread_pool.prepare(sampling_kernel.sample)  # or the first answer waits for it
+        thread_pool.prepare(sampling_kernel.sample)  # compile now, so that the first answer does not wait
     return model

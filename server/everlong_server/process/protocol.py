@@ -1,6 +1,6 @@
-"""`BoundedHeads`: HTTP as uvicorn speaks it, for heads of a bounded size, and with errors as the API's are.
+"""`BoundedHeadersProtocol`: uvicorn's HTTP protocol with a limit on the size of headers, and errors in the API's format.
 
-httptools collects heads without end.
+Needed because httptools buffers headers without a limit.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import json
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MOST = 64 * 1024
-"""Bytes that may come without a request, its body or its end having got on. What one read brings may be on top."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Maximum number of bytes a connection may send without making progress on a request. One read may exceed it."""
 
 
 def _answer(status: bytes, code: str, message: str) -> bytes:
-    """What ends a connection, as errors of the API look."""
+    """Return the bytes of an error response in the API's format that closes the connection."""
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     body = json.dumps({"error": error}).encode()
     head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
@@ -22,43 +22,45 @@ def _answer(status: bytes, code: str, message: str) -> bytes:
 
 
 _TOO_LONG = _answer(
-    b"431 Request Header Fields Too Large", "headers_too_large", f"the request's head has more than {MOST} bytes"
+    b"431 Request Header Fields Too Large",
+    "headers_too_large",
+    f"the request's headers are larger than the limit of {MAX_HEAD_BYTES} bytes",
 )
-_NO_HTTP = _answer(b"400 Bad Request", "invalid_http", "what was sent is not HTTP/1.1")
+_NO_HTTP = _answer(b"400 Bad Request", "invalid_http", "the request is not valid HTTP/1.1")
 
 
-class BoundedHeads(HttpToolsProtocol):
-    """Ends a connection whose head, trailers or chunk extensions are too long."""
+class BoundedHeadersProtocol(HttpToolsProtocol):
+    """Closes a connection whose headers, trailers or chunk extensions are too long."""
 
-    _idle = 0
-    """Bytes since the parser last came to something."""
+    _unparsed_bytes = 0
+    """Bytes received since the parser last made progress."""
 
     def data_received(self, data: bytes) -> None:
-        """From the transport."""
-        if self._idle > MOST:
+        """Parse bytes from the transport, or answer 431 if the limit is exceeded."""
+        if self._unparsed_bytes > MAX_HEAD_BYTES:
             if not self.transport.is_closing():
                 self.transport.write(_TOO_LONG)
                 self.transport.close()
             return
-        self._idle += len(data)
+        self._unparsed_bytes += len(data)
         super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
-        """Of what cannot be parsed."""
+        """Answer bytes that the parser rejects."""
         self.transport.write(_NO_HTTP)
         self.transport.close()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
-        self._idle = 0
+        """Reset the count: a request begins."""
+        self._unparsed_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Its head is complete."""
-        self._idle = 0
+        """Reset the count: the request's headers are complete."""
+        self._unparsed_bytes = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of its body."""
-        self._idle = 0
+        """Reset the count: a part of the request's body arrived."""
+        self._unparsed_bytes = 0
         super().on_body(body)

@@ -1,4 +1,4 @@
-"""`serve_forever`: one server process, from its first line to its last."""
+"""`serve_forever`: runs one server process from start to exit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from everlong_server.observability import logs
-from everlong_server.observability.logs import Voice
+from everlong_server.observability.logs import Reporter
 from everlong_server.settings import Settings
 from everlong_server.store.redis.embedded import EmbeddedRedis, EmbeddedRedisError
 from everlong_server.store.texts.passages import SearchMissing, require_search
@@ -26,67 +26,67 @@ _FILES = 1 << 16
 
 
 def serve_forever(settings: Settings) -> int:
-    """Serves until SIGTERM or SIGINT; the exit status. Says on stderr what it does and what it is.
+    """Serve until SIGTERM or SIGINT and return the exit status. Prints its progress on stderr.
 
-    A process that is to end while its model is still loading ends here.
+    Does not return but exits the process if the model is still loading at the end.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     console, as_json = Console(stderr=True, highlight=False, soft_wrap=True), settings.log_format == "json"
     logs.configure(settings.log_level, console, as_json=as_json)
-    voice = Voice(console, as_json=as_json)
+    reporter = Reporter(console, as_json=as_json)
     redis: EmbeddedRedis | None = None
     loading: Future[Model] | None = None
     try:
         require_search()
         _raise_files()
         if settings.redis_url is None:
-            voice.say("starting the embedded Redis")
-            # Here, in the main thread: the child asks to die with the thread that made it.
+            reporter.announce("starting the embedded Redis")
+            # Started in the main thread, because the child asks the kernel to die with the thread that started it.
             embedded = EmbeddedRedis(settings.data_dir.expanduser().absolute())
             embedded.start()
-            redis = embedded  # only one that was started here is stopped here
-        loading = begun = _begin(settings, voice)
-        # Imported while the model is loading, which is mostly no work of Python's.
+            redis = embedded  # stop only a Redis that this process started
+        loading = model = _start_loading(settings, reporter)
+        # Imported while the model loads, which mostly runs outside Python.
         from everlong_server.process.listening import listen  # noqa: PLC0415
 
         url = settings.redis_url or (redis.url if redis else "")
-        status = listen(settings, url, lambda: asyncio.wrap_future(begun), redis, voice, began)
+        status = listen(settings, url, lambda: asyncio.wrap_future(model), redis, reporter, started)
     except (SearchMissing, EmbeddedRedisError, OSError) as error:
-        voice.fail(error)
+        reporter.fail(error)
         status = 1
     finally:
         if redis is not None:
             redis.stop()
     if loading is not None and not loading.done():
-        # Python would take down what the thread still computes with, and that is an abort, whatever the status.
+        # A normal exit would tear down libraries that the loading thread still uses, and abort.
         os._exit(status)
     return status
 
 
 def _raise_files() -> None:
-    """As many open files as the system lets us have: a connection is one, and so is each document that is searched."""
+    """Raise the limit of open files. Each connection and each searched document needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _begin(settings: Settings, voice: Voice) -> Future[Model]:
-    """The model, on a thread that does not keep a process alive that is told to end meanwhile."""
-    voice.say("importing PyTorch and transformers")
-    from everlong_server.process.loading import load  # noqa: PLC0415 - seconds, before which something should have been said
+def _start_loading(settings: Settings, reporter: Reporter) -> Future[Model]:
+    """Load the model on a daemon thread, which does not keep the process alive."""
+    reporter.announce("importing PyTorch and transformers")
+    from everlong_server.process.loading import load  # noqa: PLC0415 - takes seconds, so the line above comes first
 
     future: Future[Model] = Future()
-    future.set_running_or_notify_cancel()  # whoever stops waiting for it does not stop it
+    future.set_running_or_notify_cancel()  # so that it cannot be cancelled
 
     def run() -> None:
         try:
             try:
-                model = load(settings, voice.say)
-            finally:  # `everlong serve` has turned it off; what is there by now is not looked at again
+                model = load(settings, reporter.announce)
+            finally:  # `everlong serve` disabled garbage collection; exclude the objects that exist now from it
                 gc.freeze()
                 gc.enable()
-        except BaseException as error:  # handed on, whatever it is
+        except BaseException as error:  # reaches the waiting caller
             future.set_exception(error)
         else:
             future.set_result(model)

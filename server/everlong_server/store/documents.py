@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from everlong_server.observability.tracing import current
+from everlong_server.observability.tracing import current_span
 from everlong_server.store.index import REMOVE_FROM_INDEX, page
 from everlong_server.store.readings import Readings, no_document
 from everlong_server.store.records import Document, Reading, is_foreign, is_id
@@ -89,7 +89,7 @@ class Documents:
         assert self._tenant is not None, "creating a document takes a tenant"
         fields = flat(self._vault.sealed(document.fields()) | {"tenant": self._tenant})
         reading, limits = (
-            Reading.fields(model, [document.id], self._tenant, current().traceparent),
+            Reading.fields(model, [document.id], self._tenant, current_span().traceparent),
             self._quota.limits,
         )
         await self._quota.require_tokens()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everlong_server.errors import NotFound
-from everlong_server.observability.tracing import current
+from everlong_server.observability.tracing import current_span
 from everlong_server.store.records import Cursor, Reading, is_foreign, is_id, pack_tokens, reading_id
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -127,7 +127,7 @@ class Readings:
             ):
                 raise no_document(document_id, "documents")
         for n in range(1, len(documents) + 1):
-            fields = Reading.fields(model, documents[:n], self._tenant, current().traceparent)
+            fields = Reading.fields(model, documents[:n], self._tenant, current_span().traceparent)
             parent = reading_id(model, documents[: n - 1]) if n > 1 else ""
             pairs = [key for d in documents[:n] for key in (keys.document(d), keys.document_readings(d))]
             done = await self._scripts.run(

@@ -349,7 +349,7 @@ def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(
 
     async def positions() -> list[int]:
         async with grounded._served(settings, model) as services:
-            document = await SearchCorpus(services.blobs).put("A miller had a blue cat. " * 30)
+            document = await SearchCorpus(services.shared.stores.blobs).put("A miller had a blue cat. " * 30)
             await services.documents.create(document, model.fingerprint)
             answers = grounded._Answers(services, grounded.Plan(max_tokens=1), grounded.Recall(1, 60))
             await answers._read(document)

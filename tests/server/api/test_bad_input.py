@@ -1,4 +1,4 @@
-"""Whatever comes in: a clear error that names the field, never a 500, never a hang."""
+"""Invalid requests get an error that names the field; never a 500, never a hang."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_sampling_values(server: Server, session: str, fields: dict, param: str,
     assert words in error["message"]
 
 
-def test_schemas_that_no_json_can_be_made_of_again(server: Server, session: str) -> None:
+def test_schemas_that_json_cannot_represent(server: Server, session: str) -> None:
     deep: dict = {}
     for _ in range(400):
         deep = {"not": deep}
@@ -76,7 +76,7 @@ def test_schemas_that_no_json_can_be_made_of_again(server: Server, session: str)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_that_are_none(server: Server, session: str, number: str) -> None:
+def test_invalid_numbers(server: Server, session: str, number: str) -> None:
     answer = server.http.post(
         f"/v1/sessions/{session}/messages",
         content=f'{{"content": "hi", "temperature": {number}}}',
@@ -90,7 +90,7 @@ def test_numbers_that_are_none(server: Server, session: str, number: str) -> Non
     "body",
     [b"", b"{", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"content": "a"', b"{" * 100_000, b'{"content": "\\ud800"}'],
 )
-def test_bodies_that_are_no_message(server: Server, session: str, body: bytes) -> None:
+def test_bodies_that_are_not_messages(server: Server, session: str, body: bytes) -> None:
     for path in (f"/v1/sessions/{session}/messages", "/v1/sessions"):
         answer = server.http.post(path, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 422, (path, answer.status_code, answer.text)
@@ -136,7 +136,7 @@ def test_unknown_ids(server: Server, identifier: str) -> None:
     assert answer.json()["error"]["param"].startswith("documents")
 
 
-def test_sessions_that_cannot_be(server: Server) -> None:
+def test_invalid_sessions(server: Server) -> None:
     post = server.http.post
     server.error(post("/v1/sessions", json={"documents": "doc_x"}), 422, "invalid_value", "documents")
     server.error(post("/v1/sessions", json={"documents": [1]}), 422, "invalid_value", "documents.0")
@@ -160,7 +160,7 @@ def test_bodies_that_are_too_large(server: Server, session: str) -> None:
     assert "200000" in error["message"]
 
 
-def test_paths_and_methods_that_are_not_there(server: Server) -> None:
+def test_unknown_paths_and_methods(server: Server) -> None:
     server.error(server.http.get("/v2/nothing"), 404, "path_not_found")
     answer = server.http.put("/v1/documents", content=b"x")
     assert answer.status_code == 405
@@ -176,7 +176,7 @@ def test_paths_and_methods_that_are_not_there(server: Server) -> None:
         b"POST /v1/documents HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
     ],
 )
-def test_what_is_not_http(server: Server, raw: bytes) -> None:
+def test_invalid_http(server: Server, raw: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as peer:
         peer.sendall(raw)
         assert b" 400 " in peer.recv(4096).split(b"\r\n")[0]

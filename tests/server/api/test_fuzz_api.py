@@ -1,4 +1,4 @@
-"""Whatever the OpenAPI document allows, and what it does not: no 500, and no answer that it does not describe."""
+"""Valid and invalid requests by the OpenAPI document: never a 500, and only documented responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ schemathesis = pytest.importorskip("schemathesis")
 
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n")
-"""What makes an answer long: fuzzing is about its form."""
+"""Fields that make an answer long, kept small."""
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -36,7 +36,7 @@ def checks() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def fuzzed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that asks for keys, whatever it is asked."""
+    """A server that requires keys."""
     with Server(tiny_model, tmp_path_factory.mktemp("data"), auth="keys", response_seconds=3600) as server:
         server.start()
         yield server
@@ -57,7 +57,7 @@ def client(fuzzed: Server) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def real(client: httpx.Client) -> dict[str, str]:
-    """Ids of things that there are."""
+    """Ids of existing objects."""
     plain = {"headers": {"content-type": "text/plain"}}
     document = client.post("/v1/documents", content=b"Some words. " * 50, **plain).json()["id"]
     session = client.post("/v1/sessions", json={"documents": []}).json()["id"]
@@ -71,7 +71,7 @@ def real(client: httpx.Client) -> dict[str, str]:
 
 
 def fuzz(operation: Any, client: httpx.Client, real: dict[str, str], examples: int) -> None:
-    """`examples` valid and `examples` invalid requests of an operation, about things that there are and are not."""
+    """Send `examples` valid and `examples` invalid requests of an operation, with existing and unknown ids."""
     session, headers = requests.Session(), {"Authorization": client.headers["authorization"]}
     for mode in ("POSITIVE", "NEGATIVE"):
         try:

@@ -19,10 +19,11 @@ from starlette.websockets import WebSocketState
 
 from everlong_models import EverlongModelError, MemoryState, decode_state, encode_state
 from everlong_models.text.tokenizer import Tokenizer
-from everlong_server.api.native.stream import _Conversation
-from everlong_server.api.openai.responses_socket import _Responses
-from everlong_server.api.upload import Nowhere, receive
+from everlong_server.api.native.stream import _SessionSocket
+from everlong_server.api.openai.responses_socket import _ResponsesSocket
+from everlong_server.api.request_file import RequestFile
 from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.documents.ingest import DiscardingWriter, receive
 from everlong_server.engine.documents.token_stream import token_blocks
 from everlong_server.errors import Damaged, InvalidRequest, KeyMissing, ServerError
 from everlong_server.settings import Settings
@@ -36,7 +37,7 @@ Chance = random.Random
 
 
 def broken(chance: Chance, data: bytes, parts: list[bytes]) -> bytes:
-    """`data` after some of what can happen to it; `parts` mean something where it comes from."""
+    """Return `data` with random damage. `parts` are byte strings that mean something in its format."""
     out = bytearray(data)
     for _ in range(chance.choice((0, 1, 1, 1, 2, 3, 8))):
         at, length = chance.randrange(len(out) + 1), chance.choice((1, 1, 2, 4, 16, 64))
@@ -94,7 +95,7 @@ def states(count: int) -> dict[str, int]:
 
 
 def encode_frame(payload: bytes) -> bytes:
-    """As a state's frame says it is."""
+    """Return `payload` in a valid frame of a state."""
     import hashlib
 
     from everlong_models.memories.state import _HEADER, FORMAT_VERSION, MAGIC
@@ -105,7 +106,7 @@ def encode_frame(payload: bytes) -> bytes:
 # Uploads
 
 
-class Source:
+class UploadSource:
     """A request."""
 
     def __init__(self, body: bytes, headers: Mapping[str, str], cuts: list[int]) -> None:
@@ -118,8 +119,8 @@ class Source:
             yield piece
 
 
-class Kept(Nowhere):
-    """What an upload comes to."""
+class Kept(DiscardingWriter):
+    """A writer that keeps the data in memory."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -152,16 +153,14 @@ def uploads(count: int) -> dict[str, int]:
         cuts = sorted(chance.randrange(len(body) + 1) for _ in range(chance.randrange(4)))
         kept, limit = Kept(), chance.choice((10, 1000, 1 << 20))
 
-        async def allow(received: Any) -> None:
-            assert received.bytes + received.text_offset == len(kept.data) <= limit
-
         wanted = {"purpose": ("user_data",)} if multipart and chance.randrange(2) else None
-        source = Source(body, {"content-type": kind}, cuts)
+        source = UploadSource(body, {"content-type": kind}, cuts)
         try:
-            received = await receive(source, kept, limit, wanted, allow)
+            received = await receive(RequestFile(source, fields=wanted, limit=limit), kept, limit)
         except ServerError as error:
             refused.add(error.status)
             return False
+        assert received.bytes + received.text_offset == len(kept.data) <= limit
         if received.format is None:  # it is text, and becomes the tokens that it is
             import io
 
@@ -185,7 +184,7 @@ def uploads(count: int) -> dict[str, int]:
 
 
 class Peer:
-    """The client's side of a socket that says `frames`, and must be told what is wrong with them."""
+    """The client's side of a socket: sends `frames` and records the answers."""
 
     def __init__(self, frames: Iterator[dict[str, Any]]) -> None:
         self.client_state = WebSocketState.CONNECTED
@@ -214,7 +213,7 @@ ODD = [None, True, False, 0, -1, 1, 2**63, 2**70, -0.0, 1e308, float("nan"), flo
 
 
 def bent(chance: Chance, message: Any) -> Any:
-    """`message` with something odd somewhere in it."""
+    """Return `message` with an odd value in a random place."""
     message = copy.deepcopy(message)
     for _ in range(chance.choice((1, 1, 2, 4))):
         place, key = message, None
@@ -263,16 +262,18 @@ def frames(count: int) -> dict[str, int]:
         raise InvalidRequest("it goes no further here")
 
     async def fine(*_: Any) -> None:
-        """A key that is good, and a request that is allowed."""
+        """Accept the key and the request."""
 
     async def there(_: Any) -> Any:
         return SimpleNamespace(recall=None)
 
-    services: Any = SimpleNamespace(
-        settings=Settings(),
-        credentials=SimpleNamespace(check=fine), quota=SimpleNamespace(request=fine), recall=Recall(1, 10),
-        session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, create=lambda *_, **__: SimpleNamespace(documents=())),
+    shared = SimpleNamespace(
+        settings=Settings(), credentials=SimpleNamespace(check=fine),
         model=SimpleNamespace(name="m", memory=SimpleNamespace(vocab_size=100, sight=100)),
+    )  # fmt: skip
+    services: Any = SimpleNamespace(
+        shared=shared, quota=SimpleNamespace(request=fine), recall=Recall(1, 10),
+        session_turns=SimpleNamespace(send=stopped), sessions=SimpleNamespace(get=there), response_turns=SimpleNamespace(previous=stopped, begin=stopped, keep=stopped, ask=lambda *_, **__: SimpleNamespace(documents=())),
     )  # fmt: skip
 
     def some(seed: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -290,8 +291,8 @@ def frames(count: int) -> dict[str, int]:
 
     async def every() -> None:
         for make, seed in (
-            (lambda peer: _Conversation(peer, services, "ses_1"), MESSAGE),
-            (lambda peer: _Responses(peer, services), RESPONSE),
+            (lambda peer: _SessionSocket(peer, services, "ses_1"), MESSAGE),
+            (lambda peer: _ResponsesSocket(peer, services), RESPONSE),
         ):
             peer: Any = Peer(some(seed))
             await make(peer).run()

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from everlong_server.observability.logs import Voice
+from everlong_server.observability.logs import Reporter
 from everlong_server.observability.metrics import Metrics
 from everlong_server.process import listening
 from everlong_server.settings import load_settings
@@ -42,19 +42,19 @@ def test_a_server_that_is_loading_is_alive_and_not_ready(new_server) -> None:
 
 
 async def test_a_server_whose_device_has_failed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else would start it again, and no other would take over its documents."""
-    engine = SimpleNamespace(alive=True, draining=False, admitted=0)
+    """The server must exit, so that it is restarted and other replicas take over its documents."""
+    engine = SimpleNamespace(alive=True, draining=False, answering=0)
     app = FastAPI()
-    app.state.services = SimpleNamespace(engine=engine)
-    server = listening._Server(app, load_settings(), None, Voice(Console(), as_json=False))
+    app.state.shared = SimpleNamespace(engine=engine)
+    server = listening._Server(app, load_settings(), None, Reporter(Console(), as_json=False))
     assert not await server.on_tick(1)
     engine.alive = False
     assert await server.on_tick(2)
     assert server.failed
 
 
-def test_an_idle_connection_outlives_the_clients_patience(server: Server) -> None:
-    """httpx gives an idle connection up after five seconds; a server that did so, too, would break requests off."""
+def test_an_idle_connection_outlives_the_clients_timeout(server: Server) -> None:
+    """httpx closes an idle connection after 5 s. A server that did so too would break requests."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     for pause in (0, 6.5):
         time.sleep(pause)
@@ -113,7 +113,7 @@ def test_names_follow_prometheus() -> None:
             assert family.name.endswith(("_seconds", "_ratio"))
 
 
-def test_what_operators_ask_for_is_measured() -> None:
+def test_all_metrics_exist() -> None:
     names = {family.name for family in text_string_to_metric_families(Metrics().render().decode())}
     wanted = """
         requests answering rows queued tokens_read tokens_generated tokens_reused first_token_seconds token_seconds

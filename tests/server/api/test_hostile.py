@@ -1,4 +1,4 @@
-"""What comes from outside: names that lie, bombs, heads without end, damaged stores; and what never reaches a log."""
+"""Hostile input: misleading names, compression bombs, endless headers, damaged stores; and what must not be logged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from websockets.sync.client import connect as open_socket
 
 from everlong_models.backbone.loading import load_backbone, load_tokenizer
 from everlong_models.errors import EverlongModelError
-from everlong_server.observability.logs import Discreet
+from everlong_server.observability.logs import PrivateFormatter
 from everlong_server.process import protocol
 from everlong_server.store.redis import connection
 from everlong_server.store.tenants.credentials import Credentials
@@ -34,7 +34,7 @@ MARKER = "xyzzy-plugh"
 
 @pytest.fixture(scope="module")
 def talkative(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that logs all it can."""
+    """A server with the log level debug."""
     with Server(tiny_model, tmp_path_factory.mktemp("data"), auth="keys", log_level="debug") as server:
         server.start()
         yield server
@@ -103,7 +103,7 @@ async def test_words_and_secrets_are_not_logged(talkative: Server) -> None:
             assert secret not in metrics
 
 
-def test_an_errors_message_may_be_somebodys_words() -> None:
+def test_error_messages_that_may_quote_users_are_not_logged() -> None:
     def inner() -> None:
         raise ValueError(f"cannot parse {MARKER}")
 
@@ -117,7 +117,7 @@ def test_an_errors_message_may_be_somebodys_words() -> None:
         record = logging.LogRecord(
             "x", logging.ERROR, "x.py", 1, "it failed", (), (type(error), error, error.__traceback__)
         )
-        return Discreet("%(message)s").format(record)
+        return PrivateFormatter("%(message)s").format(record)
 
     with pytest.raises(RuntimeError) as caught:
         outer()
@@ -151,7 +151,7 @@ def test_names_are_names(server: Server, given: str, name: str | None) -> None:
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\0b", "\x1b[31m", "invoice\u202efdp.exe", "a\u2066b", "a\u2028b", "\x7f"])
-def test_names_that_lie_are_refused(server: Server, bad: str) -> None:
+def test_misleading_file_names_are_refused(server: Server, bad: str) -> None:
     answer = server.http.post(
         "/v1/documents", content=b"x", params={"filename": bad}, headers={"content-type": "text/plain"}
     )
@@ -170,7 +170,7 @@ def test_bodies_are_not_decompressed(server: Server, coding: str) -> None:
         assert "Content-Encoding" in error["message"]
 
 
-def test_heads_have_an_end(server: Server) -> None:
+def test_request_heads_are_limited(server: Server) -> None:
     before = server.memory.memory_info().rss
     for begin, piece in (
         (b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Big: ", b"a" * 65536),
@@ -193,7 +193,7 @@ def test_heads_have_an_end(server: Server) -> None:
     assert server.http.get("/livez").status_code == 200
 
 
-def test_a_head_that_is_too_long_is_told_so(server: Server) -> None:
+def test_a_request_head_over_the_limit_gets_431(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as peer:
         peer.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nX-Big: ")
         answer = b""
@@ -215,7 +215,7 @@ def test_a_head_that_is_too_long_is_told_so(server: Server) -> None:
 @pytest.mark.parametrize(
     "head", [b"Content-Length: none", b"Content-Length: -1", b"No colon", b"Content-Length: 1\r\nContent-Length: 2"]
 )
-def test_what_is_no_http_is_told_so(server: Server, head: bytes) -> None:
+def test_invalid_http_gets_an_error(server: Server, head: bytes) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as peer:
         peer.sendall(b"POST /v1/sessions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
         answer = b"".join(iter(lambda: peer.recv(4096), b""))
@@ -223,9 +223,9 @@ def test_what_is_no_http_is_told_so(server: Server, head: bytes) -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
 
 
-def test_long_bodies_in_small_pieces_are_no_heads(server: Server) -> None:
+def test_long_bodies_in_small_pieces_are_not_taken_for_heads(server: Server) -> None:
     pieces = [b"word " * 20] * 4000
-    assert sum(map(len, pieces)) > 2 * protocol.MOST
+    assert sum(map(len, pieces)) > 2 * protocol.MAX_HEAD_BYTES
     answer = server.http.post("/v1/documents", content=iter(pieces), headers={"content-type": "text/plain"})
     assert answer.status_code == 202
     headers = {f"X-{n}": "a" * 500 for n in range(60)}
@@ -246,7 +246,7 @@ def test_a_damaged_text_is_not_read(tmp_path: Path, damage: bytes, words: str) -
 
 
 def test_a_document_whose_text_was_changed_fails(server: Server) -> None:
-    """Between upload and reading: it waits behind another one."""
+    """Between upload and reading, while the document is queued."""
     endless = server.upload("word " * 200_000)
     others = [server.upload("word " * 100_000) for _ in range(3)]
     victim = server.upload("what was uploaded")["id"]

@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: what is sent again is answered again and not done again, also after kill -9."""
+"""`Idempotency-Key`: a retry gets the first result and repeats no work, also after kill -9."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def attempts(
     return IdempotencyRecords(redis, tenant, replica, 60.0, [] if left is None else left)
 
 
-async def test_an_answer_is_given_again(redis: Client) -> None:
+async def test_an_answer_is_replayed(redis: Client) -> None:
     first = await attempts(redis).begin("k")
     assert (first.first, first.answer) == (True, None)
     await first.check_same_request("a", "b")
@@ -61,7 +61,7 @@ async def test_an_answer_is_given_again(redis: Client) -> None:
     assert (await attempts(redis).begin(None)).id != (await attempts(redis).begin(None)).id
 
 
-async def test_one_that_runs_is_waited_for_and_one_whose_server_died_is_taken_up(redis: Client) -> None:
+async def test_a_retry_waits_for_a_running_request_and_takes_over_from_a_dead_server(redis: Client) -> None:
     first = await attempts(redis).begin("k")
     await first.check_same_request("a")
     for replica in ("r1", "r2"):
@@ -82,7 +82,7 @@ async def test_one_that_runs_is_waited_for_and_one_whose_server_died_is_taken_up
     assert (await attempts(redis).begin("k")).answer == "good"
 
 
-async def test_what_was_refused_can_be_mended_and_what_failed_keeps_its_id(redis: Client) -> None:
+async def test_a_refused_request_can_be_corrected_and_a_failed_one_keeps_its_id(redis: Client) -> None:
     for error, kept in ((NotFound("no"), False), (RuntimeError("a defect"), True), (KeyboardInterrupt(), True)):
         with pytest.raises(type(error)):
             async with await attempts(redis).begin(f"k{kept}") as first:
@@ -94,7 +94,7 @@ async def test_what_was_refused_can_be_mended_and_what_failed_keeps_its_id(redis
         await second.give_up(RuntimeError("not what is tried here"))
 
 
-async def test_a_record_that_could_not_be_freed_is_when_redis_is_back(
+async def test_an_idempotency_record_is_released_once_redis_is_back(
     redis: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[IdempotencyRecord] = []
@@ -115,10 +115,10 @@ async def test_a_record_that_could_not_be_freed_is_when_redis_is_back(
 
 
 @pytest.mark.parametrize("error", [RedisAway("cut off"), asyncio.CancelledError()], ids=["cut off", "caller gone"])
-async def test_a_beginning_whose_answer_got_lost_does_not_hold_the_key(
+async def test_a_lost_reply_from_redis_does_not_block_the_key(
     redis: Client, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """It was "still running" until the record ended, by default a day, as long as the replica lived."""
+    """Otherwise the request would count as running until the record expires, by default for a day."""
     left: list[IdempotencyRecord] = []
     store = attempts(redis, left=left)
     run = store._scripts.run
@@ -162,9 +162,7 @@ def test_an_upload(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("path", "kind"), [("/v1/documents", "text/plain"), ("/v1/sessions", "application/json")])
-def test_a_caller_who_stands_still_does_not_hold_the_key(
-    new_server: Callable[..., Server], path: str, kind: str
-) -> None:
+def test_a_stalled_upload_releases_the_key(new_server: Callable[..., Server], path: str, kind: str) -> None:
     server = new_server(keepalive_seconds=0.25).start()
     named = key()["Idempotency-Key"]
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 1000\r\nIdempotency-Key: {named}\r\n\r\n"
@@ -177,7 +175,7 @@ def test_a_caller_who_stands_still_does_not_hold_the_key(
     assert again.status_code in (201, 202), again.text
 
 
-def test_a_caller_who_sends_slowly_is_waited_for(new_server: Callable[..., Server]) -> None:
+def test_a_slow_upload_is_accepted(new_server: Callable[..., Server]) -> None:
     server = new_server(keepalive_seconds=0.25).start()
 
     def pieces() -> Iterator[bytes]:
@@ -190,7 +188,7 @@ def test_a_caller_who_sends_slowly_is_waited_for(new_server: Callable[..., Serve
 
 
 def test_a_form(server: Server) -> None:
-    """Its boundary is another one each time, as every client makes them."""
+    """Clients use a new boundary for each try."""
     headers = key()
     for path, data in (("/v1/documents", {}), ("/v1/files", {"purpose": "user_data"})):
         headers = key()
@@ -204,7 +202,7 @@ def test_a_form(server: Server) -> None:
         server.error(other, 422, "idempotency_key_reused")
 
 
-def test_an_upload_that_was_refused_can_be_mended(server: Server) -> None:
+def test_a_refused_upload_can_be_corrected(server: Server) -> None:
     headers = {"content-type": "text/plain", **key()}
     server.error(server.http.post("/v1/documents", content=b"\xff", headers=headers), 422, "invalid_utf8")
     assert server.http.post("/v1/documents", content=b"words", headers=headers).status_code == 202
@@ -241,7 +239,7 @@ def test_a_message(server: Server) -> None:
     assert server.get_session(session)["messages"] == 4
 
 
-def test_a_streamed_message_comes_at_once_the_second_time(server: Server) -> None:
+def test_a_retried_stream_is_replayed_at_once(server: Server) -> None:
     session, headers = server.session()["id"], key()
     path, body = f"/v1/sessions/{session}/messages", {"content": "Hello", "stream": True, **GREEDY}
     one, two = (events(server.http.post(path, json=body, headers=headers)) for _ in range(2))
@@ -256,7 +254,7 @@ def test_a_streamed_message_comes_at_once_the_second_time(server: Server) -> Non
     assert server.get_session(session)["messages"] == 2
 
 
-def test_a_message_that_is_under_way(server: Server) -> None:
+def test_a_message_in_progress(server: Server) -> None:
     session, headers = server.session()["id"], key()
     path = f"/v1/sessions/{session}/messages"
     endless = {"content": "Talk", "stream": True, "ignore_eos": True, "max_tokens": 100_000}
@@ -280,14 +278,14 @@ def test_a_message_that_is_under_way(server: Server) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "a b", "x" * 256, "é".encode()])
-def test_keys_that_are_none(server: Server, bad: str | bytes) -> None:
+def test_invalid_keys(server: Server, bad: str | bytes) -> None:
     answer = server.http.post("/v1/sessions", json={}, headers=[("Idempotency-Key", bad)])
     assert answer.status_code == 422
     assert "dempotency" in answer.json()["error"]["param"]
 
 
 def orphan(server: Server, name: str) -> None:
-    """Makes the record what kill -9 leaves behind the effect and before the answer."""
+    """Set the record to the state that kill -9 leaves between the effect and the answer."""
     for record in server.redis.scan_iter("{everlong}:attempt:*"):
         if name.encode() in (server.redis.hget(record, "answer") or b""):
             server.redis.hdel(record, "answer")
@@ -297,7 +295,7 @@ def orphan(server: Server, name: str) -> None:
 
 
 def test_killed_between_the_effect_and_the_answer(server: Server) -> None:
-    """Nothing is done twice, and who sends it again gets what was done."""
+    """Nothing is done twice, and a retry returns the first result."""
     headers = {"content-type": "text/plain", **key()}
     document = server.http.post("/v1/documents", content=b"some words", headers=headers).json()["id"]
     orphan(server, document)

@@ -14,7 +14,9 @@ from everlong_server.api.sse import data_stream, event_stream
 
 @pytest.mark.parametrize("stream", [event_stream, data_stream])
 @pytest.mark.parametrize("value", ["\ud800", float("nan")])
-async def test_what_cannot_be_sent_ends_a_stream_with_an_error(stream: Callable[..., Any], value: object) -> None:
+async def test_an_event_that_cannot_be_encoded_ends_the_stream_with_an_error(
+    stream: Callable[..., Any], value: object
+) -> None:
     async def events() -> AsyncGenerator[dict[str, Any], None]:
         yield {"type": "a", "value": "ä"}
         yield {"type": "b", "value": value}

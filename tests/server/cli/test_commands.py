@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from everlong_server.doctor import examine
+from everlong_server.doctor import run_checks
 from everlong_server.process.serving import serve_forever
 from everlong_server.settings import Settings
 from everlong_server.store.texts.passages import require_search
@@ -66,7 +66,7 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     assert "everlong models pull nobody/knows-it" in done.stdout
 
 
-def test_a_python_whose_sqlite_cannot_search_is_told_so(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_sqlite_without_fts5_is_reported(tmp_path: Path, monkeypatch, capsys) -> None:
     def without_search(*_: object) -> sqlite3.Connection:
         connection = sqlite3.Connection(":memory:")
         connection.set_authorizer(
@@ -77,7 +77,7 @@ def test_a_python_whose_sqlite_cannot_search_is_told_so(tmp_path: Path, monkeypa
     assert require_search() == sqlite3.sqlite_version
     monkeypatch.setattr(sqlite3, "connect", without_search)
     settings = Settings(data_dir=tmp_path, models_dir=tmp_path, port=0)
-    (finding,) = [finding for finding in examine(settings) if finding.name == "search"]
+    (finding,) = [finding for finding in run_checks(settings) if finding.name == "search"]
     assert not finding.ok
     assert "cannot index passages" in finding.detail
     assert "FTS5" in finding.detail
@@ -99,7 +99,7 @@ def test_bench_flat_says_the_same_to_people_and_programs(tmp_path: Path) -> None
     assert everlong("bench", "nothing").returncode == 2
 
 
-def test_bench_chaos_names_what_there_is_not() -> None:
+def test_bench_chaos_names_unknown_arguments() -> None:
     done = everlong("bench", "chaos", "--fault", "bad weather")
     assert done.returncode == 1
     assert "no fault 'bad weather'" in done.stderr
@@ -120,7 +120,7 @@ def test_bench_chaos_without_a_replica_ends_with_one_line(tmp_path: Path) -> Non
 
 
 def test_a_server_opens_as_many_files_as_it_may() -> None:
-    """Each connection is one; what a shell allows at first is 1,024, or less."""
+    """Each connection needs an open file, and shells allow 1,024 or fewer by default."""
     code = (
         "import resource; from everlong_server.process.serving import _raise_files;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1000)); _raise_files();"
@@ -128,3 +128,20 @@ def test_a_server_opens_as_many_files_as_it_may() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["1000", "1000"]
+
+
+def test_serve_help_lists_every_setting_in_plain_types() -> None:
+    done = everlong("serve", "--help", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    for name in Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in done.stdout
+    assert "keys|off" in done.stdout
+    assert "None" not in done.stdout
+    assert "lambda" not in done.stdout
+    assert done.stdout.index("--model ") < done.stdout.index("--tenant-bytes ")
+
+
+def test_serve_refuses_an_unknown_flag_in_one_line() -> None:
+    done = everlong("serve", "--nonsense", "3")
+    assert done.returncode == 1
+    assert done.stderr == "error: unrecognized arguments: --nonsense 3; see `everlong serve --help`\n"

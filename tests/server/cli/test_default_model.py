@@ -15,7 +15,7 @@ DEFAULT = "smollm2-135m-reader"
 
 
 @pytest.mark.timeout(600)
-def test_a_question_whose_answer_stands_in_the_last_part(tmp_path: Path) -> None:
+def test_a_question_answered_by_the_last_part(tmp_path: Path) -> None:
     assert find_packaged() is not None, "the default model's weights are missing: make test installs them"
     # Once a machine, and longer than a server is waited for.
     find_backbone(DEFAULT_BACKBONE, models_dir=load_settings([]).models_dir)

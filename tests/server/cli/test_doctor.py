@@ -1,4 +1,4 @@
-"""`everlong doctor`: what a deployment gets wrong is told before it is served."""
+"""`everlong doctor` reports mistakes of a deployment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from everlong_server import doctor
-from everlong_server.doctor import Finding, examine
+from everlong_server.doctor import Check, run_checks
 from everlong_server.settings import Settings
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import connect
@@ -27,19 +27,19 @@ from everlong_server.store.vault import Vault, new_key
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is about the model is tested elsewhere."""
+    """The checks of the model have their own tests."""
     monkeypatch.setattr(doctor, "_model", lambda settings: iter(()))
 
 
-def found(tmp_path: Path, **settings: Any) -> dict[str, Finding]:
+def found(tmp_path: Path, **settings: Any) -> dict[str, Check]:
     given: dict[str, Any] = {"data_dir": tmp_path, "models_dir": tmp_path, "port": 0} | settings
-    return {finding.name: finding for finding in examine(Settings(**given))}
+    return {check.name: check for check in run_checks(Settings(**given))}
 
 
 def wrong(tmp_path: Path, name: str, **settings: Any) -> str:
-    finding = found(tmp_path, **settings)[name]
-    assert not finding.ok, finding
-    return finding.detail
+    check = found(tmp_path, **settings)[name]
+    assert not check.ok, check
+    return check.detail
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ def set_in(url: str, key: str, value: bytes | str) -> None:
     asyncio.run(put())
 
 
-def test_nothing_is_wrong_with_a_server_of_ones_own(tmp_path: Path, empty: str) -> None:
+def test_a_local_server_passes_all_checks(tmp_path: Path, empty: str) -> None:
     for settings in ({}, {"redis_url": empty}):
         every = found(tmp_path, **settings)
-        assert all(finding.ok for finding in every.values()), every
+        assert all(check.ok for check in every.values()), every
 
 
-def test_an_open_door(tmp_path: Path) -> None:
+def test_an_open_server_is_reported(tmp_path: Path) -> None:
     assert "EVERLONG_AUTH=keys" in wrong(tmp_path, "access", host="0.0.0.0", auth="off")
     for settings in ({"host": "0.0.0.0"}, {"host": "0.0.0.0", "auth": "keys"}, {"auth": "off"}):
         assert found(tmp_path, **settings)["access"].ok
@@ -89,7 +89,7 @@ def test_a_clock_that_is_wrong(tmp_path: Path, empty: str, monkeypatch: pytest.M
     real = time.time
     monkeypatch.setattr(doctor.time, "time", lambda: real() + 60)
     detail = wrong(tmp_path, "clock", redis_url=empty)
-    before = re.search(r"([\d.]+) s before that of Redis", detail)
+    before = re.search(r"([\d.]+) s ahead of the clock of Redis", detail)
     assert before, detail
     assert float(before[1]) == pytest.approx(60, abs=5)
 
@@ -136,7 +136,7 @@ def test_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "less than 1 GB" in wrong(tmp_path, "data_dir")
 
 
-def test_keys_that_are_not_those_of_what_is_stored(tmp_path: Path, empty: str) -> None:
+def test_encryption_keys_that_do_not_match_the_stored_data(tmp_path: Path, empty: str) -> None:
     file = tmp_path / "keys"
     assert "No such file" in wrong(tmp_path, "encryption", encryption_key_file=file)
     file.write_text(new_key())
@@ -148,7 +148,7 @@ def test_keys_that_are_not_those_of_what_is_stored(tmp_path: Path, empty: str) -
     assert "is encrypted with the key" in wrong(tmp_path, "encryption", redis_url=empty, encryption_key_file=file)
 
 
-def test_an_administrators_key_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_administrators_key(tmp_path: Path) -> None:
     file = tmp_path / "admin"
     file.write_text("secret")
     assert "everlong keys secret" in wrong(tmp_path, "administrator's key", admin_key_file=file)
@@ -156,7 +156,7 @@ def test_an_administrators_key_that_is_none(tmp_path: Path) -> None:
     assert found(tmp_path, admin_key_file=file)["administrator's key"].ok
 
 
-def test_traces_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_without_their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     assert "everlong[tracing]" in wrong(tmp_path, "traces")
@@ -181,15 +181,15 @@ def test_a_port_of_ipv6(tmp_path: Path) -> None:
         server = OfIPv6(("::1", 0), Alive)
     except OSError:
         pytest.skip("there is no IPv6 here")
-    assert found(tmp_path, host="::1")["port"] == Finding("port", True, "[::1]:0 is free")
+    assert found(tmp_path, host="::1")["port"] == Check("port", True, "[::1]:0 is free")
     port = server.server_port
     with server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for host in ("::1", "::"):
-            detail = f"[{host}]:{port}: a server is there already"
-            assert found(tmp_path, host=host, port=port)["port"] == Finding("port", True, detail)
+            detail = f"[{host}]:{port}: an everlong server is already running"
+            assert found(tmp_path, host=host, port=port)["port"] == Check("port", True, detail)
         server.shutdown()
 
 
-def test_a_host_that_is_none(tmp_path: Path) -> None:
+def test_an_invalid_host(tmp_path: Path) -> None:
     assert wrong(tmp_path, "port", host="no:address:of:any").startswith("[no:address:of:any]:0: ")

@@ -61,7 +61,7 @@ class Receiver:
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 
     def named(self, name: str, **attributes: Any) -> Any:
-        """The span of that name with these attributes, once it has come."""
+        """Return the span with that name and these attributes, once it has arrived."""
 
         def found() -> Any:
             return next(
@@ -106,16 +106,14 @@ def observed(
 
 
 def log(server: Server) -> list[dict[str, Any]]:
-    """What the server has logged; all of it is JSON."""
+    """Return the records of the server's log, which must all be JSON."""
     return [json.loads(line) for line in server.log.read_text().splitlines()]
 
 
 # Ids of requests, and logs
 
 
-def test_what_is_said_at_the_start_and_at_the_end_is_json_too(
-    observed: Server, new_server: Callable[..., Server]
-) -> None:
+def test_start_and_shutdown_lines_are_json_too(observed: Server, new_server: Callable[..., Server]) -> None:
     said = [entry.get("message", "") for entry in log(observed)]
     assert "starting the embedded Redis" in said
     assert any(message.startswith("everlong serves tiny-rmt with memory rmt, ready after") for message in said)
@@ -130,7 +128,7 @@ def test_what_is_said_at_the_start_and_at_the_end_is_json_too(
     assert "cuda" in last["message"]
 
 
-def test_every_answer_says_which_request_it_is_of(observed: Server) -> None:
+def test_every_response_has_a_request_id(observed: Server) -> None:
     first, second = (observed.http.get("/v1/sessions").headers["x-request-id"] for _ in range(2))
     assert first != second
     assert first.startswith("req_")
@@ -225,13 +223,13 @@ async def test_a_key_of_a_file_stays_revoked_and_another_secret_is_refused(redis
 def test_a_file_without_a_key_in_it_is_an_error_at_the_start(
     tiny_model: Path, tmp_path: Path, content: str | None
 ) -> None:
-    from everlong_server.services import NoKeys, key_in
+    from everlong_server.services import NoKeys, read_api_key
 
     file = tmp_path / "admin"
     if content is not None:
         file.write_text(content)
     with pytest.raises(NoKeys, match="EVERLONG_ADMIN_KEY_FILE") as caught:
-        key_in(file)
+        read_api_key(file)
     assert not content or content not in str(caught.value).replace(str(file), "")
 
 
@@ -288,7 +286,7 @@ def test_a_background_response_is_a_part_of_its_requests_trace(observed: Server,
     wait_for(lambda: [s for s in list(receiver.spans) if s.name == "answer" and s.parent_span_id == respond.span_id])
 
 
-def test_errors_are_told_by_their_codes_and_nothing_by_its_words(observed: Server, receiver: Receiver) -> None:
+def test_traces_hold_error_codes_and_no_users_words(observed: Server, receiver: Receiver) -> None:
     missing = {"x-request-id": "missing"}
     assert (
         observed.http.post(f"/v1/sessions/{MARKER}/messages", json={"content": MARKER}, headers=missing).status_code
@@ -338,8 +336,8 @@ def test_traces_are_made_if_the_standard_variables_ask_for_them(
 def test_traces_without_their_package_are_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(tracing.TracingError, match=r"everlong\[tracing\]"):
-        tracing.start(True)
-    with tracing.start(False).span("nothing") as span:
+        tracing.start_tracing(True)
+    with tracing.start_tracing(False).span("nothing") as span:
         span.set(a=1)
         assert span.traceparent == ""
 

@@ -38,9 +38,9 @@ from everlong_server.engine.answering.turn import TurnRunner
 from everlong_server.errors import DocumentFailed
 from everlong_server.observability.metrics import Metrics
 from everlong_server.process.loading import load
-from everlong_server.services import Services, running
+from everlong_server.services import Services, run_services, tenant_services
 from everlong_server.settings import Settings
-from everlong_server.store.records import Document, reading_id
+from everlong_server.store.records import DEFAULT_TENANT, Document, reading_id
 from everlong_server.store.redis.embedded import EmbeddedRedis
 from everlong_server.store.texts.search_corpus import SearchCorpus
 
@@ -175,8 +175,8 @@ async def _served(settings: Settings, model: Model) -> AsyncIterator[Services]:
     redis = EmbeddedRedis(settings.data_dir)
     redis.start()  # not on a thread: the child asks to die with the thread that made it
     try:
-        async with running(settings, model, redis.url, Metrics()) as services:
-            yield services
+        async with run_services(settings, model, redis.url, Metrics()) as shared:
+            yield tenant_services(shared, DEFAULT_TENANT)
     finally:
         redis.stop()
 
@@ -184,7 +184,11 @@ async def _served(settings: Settings, model: Model) -> AsyncIterator[Services]:
 async def _measure(
     services: Services, plan: Plan, cell: Cell, of: Sequence[Text], novels: Novels, tell: Callable[[float], None]
 ) -> None:
-    recall, shelf, template = plan.recall or services.recall, SearchCorpus(services.blobs), TEMPLATES[plan.template]
+    recall, shelf, template = (
+        plan.recall or services.recall,
+        SearchCorpus(services.shared.stores.blobs),
+        TEMPLATES[plan.template],
+    )
     answers = _Answers(services, plan, recall)
     wanted = max(plan.samples if plan.ways else 0, plan.searches)
 
@@ -250,31 +254,31 @@ class _Answers:
     """Asks a server's parts."""
 
     def __init__(self, services: Services, plan: Plan, recall: Recall) -> None:
-        settings = services.settings
+        settings = services.shared.settings
         self._services, self._plan, self._recall = services, plan, recall
         self._template = TEMPLATES[plan.template]
         turns = TurnRunner(
-            services.engine, services.passages, services.token_offsets, services.metrics, services.tracing, services.quota,
+            services.shared.engine, services.passages, services.shared.token_offsets, services.shared.metrics, services.shared.tracing, services.quota,
             max_message_chars=settings.max_message_chars, template=self._template,
         )  # fmt: skip
         self._session_turns = SessionTurns(
             turns,
-            services.engine,
+            services.shared.engine,
             services.sessions,
             services.documents,
-            services.metrics,
+            services.shared.metrics,
             lease_seconds=settings.lease_seconds,
         )
         self._sampling = SamplingParams(temperature=0, max_tokens=plan.max_tokens, seed=plan.seed)
         self.count = lru_cache(1 << 16)(self._count)
-        self._places = asyncio.Semaphore(services.engine.max_streams)
+        self._places = asyncio.Semaphore(services.shared.engine.max_streams)
 
     def _count(self, text: str) -> int:
-        return len(self._services.model.tokenizer.encode(text))
+        return len(self._services.shared.model.tokenizer.encode(text))
 
     async def add(self, cell: Cell, hidden: Hidden, document: Document, asked: Sequence[Asked]) -> None:
         """Answers the questions in every way that the plan names."""
-        documents, model = self._services.documents, self._services.model
+        documents, model = self._services.documents, self._services.shared.model
         await documents.create(document, model.fingerprint)
         if {"memory", "both"} & set(self._plan.ways):
             await self._read(document)
@@ -295,7 +299,7 @@ class _Answers:
     async def decline(self, cell: Cell, hidden: Hidden, document: Document, asked: Sequence[Asked]) -> None:
         """Asks what the text does not answer, with passages."""
         documents = self._services.documents
-        await documents.create(document, self._services.model.fingerprint)
+        await documents.create(document, self._services.shared.model.fingerprint)
         for question in asked:
             content = await self._say("recall", hidden, document, question)
             cell.declined.append(declines(content))
@@ -303,7 +307,7 @@ class _Answers:
         await documents.delete(document.id)
 
     async def _read(self, document: Document) -> None:
-        reading = reading_id(self._services.model.fingerprint, [document.id])
+        reading = reading_id(self._services.shared.model.fingerprint, [document.id])
         while (read := await self._services.documents.readings.get(reading)) is None or read.status != "ready":
             if read is not None and read.status == "failed":
                 raise DocumentFailed(f"a document could not be read: {(read.error or {}).get('message')}")
@@ -317,8 +321,8 @@ class _Answers:
         if way == "ceiling":
             content = self._template.render([hidden.passage(asked)]) + content
         session = await services.sessions.create(
-            services.model.fingerprint,
-            services.model.name,
+            services.shared.model.fingerprint,
+            services.shared.model.name,
             [document.id] if read else [],
             remember=remember or not read,
         )

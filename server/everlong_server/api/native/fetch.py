@@ -1,7 +1,7 @@
-"""`POST /v1/documents/fetch`: a document from another server, of those that this one may ask. By default there is none.
+"""`POST /v1/documents/fetch`: downloads a document from a host in EVERLONG_FETCH_HOSTS. By default the list is empty.
 
-Nothing but the list of hosts decides: whoever may upload could else reach what only this server can. So redirects are
-not followed either.
+The list protects hosts that only this server can reach (server-side request forgery). Redirects are not followed for the
+same reason.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from everlong_server.api import schemas
-from everlong_server.api.errors import RESPONSES
-from everlong_server.api.native.documents import stored
-from everlong_server.api.upload import name_of
-from everlong_server.api.views import Served, document_view
+from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.request_file import RequestFile
+from everlong_server.api.views import CallerServices, document_view
+from everlong_server.engine.documents.text_checker import clean_filename
 from everlong_server.errors import InvalidRequest, PermissionDenied
-from everlong_server.observability.tracing import current
+from everlong_server.observability.tracing import current_span
 
-router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=RESPONSES)
+router = APIRouter(prefix="/v1/documents", tags=["documents"], responses=ERROR_RESPONSES)
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 
 
 class Fetch(schemas.Wire):
-    """Where a document is."""
+    """The address of a document."""
 
-    url: str = Field(max_length=2048, description="http:// or https://, of a host in EVERLONG_FETCH_HOSTS")
-    filename: str | None = Field(None, max_length=255, description="a name for people; default the address's last part")
+    url: str = Field(max_length=2048, description="http:// or https:// URL on a host in EVERLONG_FETCH_HOSTS")
+    filename: str | None = Field(
+        None, max_length=255, description="name to show for the document; default: last part of the URL's path"
+    )
 
 
-class _Page:
-    """What another server sends, in the place of a request."""
+class _FetchedBody:
+    """The response of another server, as an `HttpBody`."""
 
     def __init__(self, answer: httpx.Response, filename: str) -> None:
         self._answer = answer
@@ -42,37 +44,38 @@ class _Page:
         self.query_params = {"filename": filename} if filename else {}
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """As it comes. Raises `InvalidRequest` if it breaks off."""
+        """Yield the response's bytes. Raises `InvalidRequest` if the connection breaks."""
         try:
             async for data in self._answer.aiter_raw():
                 yield data
         except httpx.HTTPError as error:
-            raise _failed(f"broke off: {type(error).__name__}") from None
+            raise _fetch_error(f"the connection broke: {type(error).__name__}") from None
 
 
 @router.post("/fetch", status_code=202)
-async def fetch(body: Fetch, services: Served) -> schemas.Document:
-    """Uploads what another server has under an address: what `POST /v1/documents` takes. Reading goes on in the background."""
-    url = _allowed(body.url, services.settings.fetch_hosts)
-    async with _page(url, body.filename) as page, await services.attempts.begin(None) as attempt:
-        return await document_view(services, await stored(page, services, attempt))
+async def fetch(body: Fetch, services: CallerServices) -> schemas.Document:
+    """Downloads a file from a URL and stores it as `POST /v1/documents` does. The server reads it in the background."""
+    url = _parse_allowed_url(body.url, services.shared.settings.fetch_hosts)
+    async with _open_url(url, body.filename) as page, await services.idempotency.begin(None) as record:
+        source = RequestFile(page, limit=services.ingest.max_bytes)
+        return await document_view(services, await services.ingest.add(source, record, "document"))
 
 
-def _allowed(given: str, hosts: tuple[str, ...]) -> httpx.URL:
+def _parse_allowed_url(given: str, hosts: tuple[str, ...]) -> httpx.URL:
     try:
         url = httpx.URL(given)
-        host = url.host  # which is decoded only now
+        host = url.host  # decodes it, which may raise an error
     except (httpx.InvalidURL, UnicodeError) as error:
         raise InvalidRequest(f"url: {error}", param="url") from None
     if url.scheme not in ("http", "https") or not host:
-        raise InvalidRequest(f"url: {given[:100]!r} does not begin with http:// or https:// and a host", param="url")
+        raise InvalidRequest(f"url: {given[:100]!r} is not an http:// or https:// URL with a host", param="url")
     if url.userinfo:
-        raise InvalidRequest("url: it holds a user's name or password; no server is sent one", param="url")
+        raise InvalidRequest("url: user names and passwords are not supported; leave them out", param="url")
     port = url.port or {"http": 80, "https": 443}[url.scheme]
-    # A port that an address need not name may be named in the setting, and need not be.
+    # The scheme's default port may be left out of the URL and of the setting.
     if not {url.netloc.decode(), f"{url.copy_with(port=None).netloc.decode()}:{port}"} & set(hosts):
         raise PermissionDenied(
-            f"url: this server fetches nothing from {url.netloc.decode()[:100]!r} (EVERLONG_FETCH_HOSTS)",
+            f"url: {url.netloc.decode()[:100]!r} is not among the hosts that this server fetches from (EVERLONG_FETCH_HOSTS)",
             param="url",
             code="host_not_allowed",
         )
@@ -80,34 +83,34 @@ def _allowed(given: str, hosts: tuple[str, ...]) -> httpx.URL:
 
 
 @asynccontextmanager
-async def _page(url: httpx.URL, filename: str | None) -> AsyncIterator[_Page]:
-    # Without the environment's proxies and passwords, and nothing that would have to be decompressed.
+async def _open_url(url: httpx.URL, filename: str | None) -> AsyncIterator[_FetchedBody]:
+    # Ignores proxies and passwords of the environment, and accepts no compressed content.
     async with httpx.AsyncClient(timeout=_TIMEOUT, follow_redirects=False, trust_env=False) as client:
-        traceparent = current().traceparent
-        told = {"traceparent": traceparent} if traceparent else {}
+        traceparent = current_span().traceparent
+        trace_headers = {"traceparent": traceparent} if traceparent else {}
         try:
             request = client.build_request(
-                "GET", url, headers={"accept-encoding": "identity", "user-agent": "everlong"} | told
+                "GET", url, headers={"accept-encoding": "identity", "user-agent": "everlong"} | trace_headers
             )
             answer = await client.send(request, stream=True)
         except httpx.HTTPError as error:
-            raise _failed(f"cannot be fetched: {type(error).__name__}") from None
+            raise _fetch_error(f"the request failed: {type(error).__name__}") from None
         try:
             if answer.status_code != httpx.codes.OK:
-                raise _failed(f"answers with status {answer.status_code}")
+                raise _fetch_error(f"the host answered with status {answer.status_code}, not 200")
             if answer.headers.get("content-encoding", "identity") != "identity":
-                raise _failed("is compressed, though it was asked for as it is")
-            yield _Page(answer, filename or _last_part(url))
+                raise _fetch_error("the host sent compressed content, although `identity` was requested")
+            yield _FetchedBody(answer, filename or _last_part(url))
         finally:
             await answer.aclose()
 
 
 def _last_part(url: httpx.URL) -> str:
-    """Of an address, if a document may be called so."""
+    """Return the last part of the URL's path, or "" if it is not a valid file name."""
     with suppress(InvalidRequest):
-        return name_of(url.path.rpartition("/")[2]) or ""
+        return clean_filename(url.path.rpartition("/")[2]) or ""
     return ""
 
 
-def _failed(why: str) -> InvalidRequest:
-    return InvalidRequest(f"url: it {why}", param="url", code="fetch_failed")
+def _fetch_error(why: str) -> InvalidRequest:
+    return InvalidRequest(f"url: {why}", param="url", code="fetch_failed")

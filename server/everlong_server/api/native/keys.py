@@ -1,4 +1,4 @@
-"""`/v1/keys`: the API keys of one's own tenant, for who has the scope `admin`."""
+"""`/v1/keys`: the API keys of the caller's tenant. Needs the scope `admin`."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request
 
 from everlong_server.api import schemas
-from everlong_server.api.errors import RESPONSES
-from everlong_server.api.views import Served
+from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.views import CallerServices
 from everlong_server.store.tenants.credentials import ApiKey
 
-router = APIRouter(prefix="/v1/keys", tags=["access"], responses={s: RESPONSES[s] for s in (404, 422, 429, 503)})
+router = APIRouter(prefix="/v1/keys", tags=["access"], responses={s: ERROR_RESPONSES[s] for s in (404, 422, 429, 503)})
 
 
 @router.post("", status_code=201)
-async def create(body: schemas.CreateApiKey, request: Request, services: Served) -> schemas.NewApiKey:
-    """Makes a key of the tenant. It is told now and never again."""
-    key, secret = await services.credentials.create(
-        services.tenant, name=body.name, scopes=body.scopes, seconds=body.expires_in_seconds, by=_who(request)
+async def create(body: schemas.CreateApiKey, request: Request, services: CallerServices) -> schemas.NewApiKey:
+    """Creates an API key of the tenant. Only this response contains the secret."""
+    key, secret = await services.shared.credentials.create(
+        services.tenant, name=body.name, scopes=body.scopes, seconds=body.expires_in_seconds, by=_actor(request)
     )
     return schemas.NewApiKey(key=secret, **_view(key).model_dump())
 
 
 @router.get("")
-async def index(services: Served) -> schemas.ApiKeyList:
-    """The tenant's keys, newest first, also those that are no longer good."""
-    return schemas.ApiKeyList(data=[_view(key) for key in await services.credentials.all(services.tenant)])
+async def index(services: CallerServices) -> schemas.ApiKeyList:
+    """Lists the tenant's API keys, newest first, with expired and revoked ones."""
+    return schemas.ApiKeyList(data=[_view(key) for key in await services.shared.credentials.all(services.tenant)])
 
 
 @router.delete("/{key_id}")
-async def revoke(key_id: str, request: Request, services: Served) -> schemas.ApiKey:
-    """Ends a key: no server takes it from the next request on. It stays in the list."""
-    return _view(await services.credentials.revoke(key_id, tenant=services.tenant, by=_who(request)))
+async def revoke(key_id: str, request: Request, services: CallerServices) -> schemas.ApiKey:
+    """Revokes an API key: every server refuses it from the next request on. The key stays in the list."""
+    return _view(await services.shared.credentials.revoke(key_id, tenant=services.tenant, by=_actor(request)))
 
 
-def _who(request: Request) -> str:
-    """For the audit log."""
+def _actor(request: Request) -> str:
+    """Return the caller for the audit log."""
     return f"key {request.state.caller.key}"
 
 

@@ -1,9 +1,9 @@
-"""`WS /v1/sessions/{id}/stream`: a conversation over one socket.
+"""`WS /v1/sessions/{id}/stream`: messages and answers of a session over one WebSocket.
 
 The client sends `message.create` and `response.cancel`; the server sends `response.created`, `response.evidence`,
-`response.output_text.delta`, `response.completed` and `error`. An error of a message leaves the socket open, unless
-the server is full or ends, or the session or the key is gone.
-`response.cancel` may name the `response_id` that it means; it then has no effect on another.
+`response.output_text.delta`, `response.completed` and `error`. After an error the socket stays open, unless the server is
+overloaded or shutting down, the session was deleted, or the API key is no longer valid.
+`response.cancel` may have a `response_id`; it then cancels only that response.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from starlette.websockets import WebSocketDisconnect
 
 from everlong_server.api import schemas
 from everlong_server.api.errors import as_server_error
-from everlong_server.api.native.sessions import said
-from everlong_server.api.socket import Socket, refuse
+from everlong_server.api.socket import JsonSocket, refuse
+from everlong_server.api.turn_parameters import turn_arguments
 from everlong_server.api.views import get_services
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.errors import InvalidRequest, NotFound, Overloaded, SessionBusy, Unauthenticated, Unavailable
@@ -30,7 +30,7 @@ router = APIRouter()
 
 @router.websocket("/v1/sessions/{session_id}/stream")
 async def stream(socket: WebSocket, session_id: str) -> None:
-    """One conversation."""
+    """Open a WebSocket to a session."""
     await socket.accept()
     try:
         services = get_services(socket)
@@ -38,12 +38,12 @@ async def stream(socket: WebSocket, session_id: str) -> None:
     except Exception as error:
         await refuse(socket, error)
         return
-    await _Conversation(socket, services, session_id).run()
+    await _SessionSocket(socket, services, session_id).run()
 
 
-class _Conversation(Socket):
+class _SessionSocket(JsonSocket):
     def __init__(self, socket: WebSocket, services: Services, session_id: str) -> None:
-        super().__init__(socket, services.settings.websocket_idle_seconds)
+        super().__init__(socket, services.shared.settings.websocket_idle_seconds)
         self._services = services
         self._session_id = session_id
         self._turn: Turn | None = None
@@ -51,53 +51,55 @@ class _Conversation(Socket):
         self._cancel_asked = False
 
     async def receive(self, kind: object, message: dict[str, Any]) -> None:
-        """A message, or the end of its answer."""
+        """Answer a message, or cancel the running answer."""
         if kind == "message.create":
             self._create(message)
         elif kind == "response.cancel":
             self._cancel(message)
         else:
             raise InvalidRequest(
-                f"unknown type {str(kind)[:60]!r}; send message.create or response.cancel",
+                f"unknown type {str(kind)[:60]!r}: send message.create or response.cancel",
                 param="type",
                 code="unknown_type",
             )
 
     def _cancel(self, message: dict[str, Any]) -> None:
-        meant = message.pop("response_id", None)
+        response_id = message.pop("response_id", None)
         if message:
             raise InvalidRequest(f"response.cancel has no field {next(iter(message))!r}", code="unknown_parameter")
-        if not isinstance(meant, str | None):
-            raise InvalidRequest("response_id: it is a string", param="response_id")
-        if self._turn is not None and meant in (None, self._turn.id):
+        if not isinstance(response_id, str | None):
+            raise InvalidRequest("response_id: send a string", param="response_id")
+        if self._turn is not None and response_id in (None, self._turn.id):
             self._turn.cancel()
-        elif meant is None:
-            self._cancel_asked = True  # the answer has no id yet
+        elif response_id is None:
+            self._cancel_asked = True  # the turn has not started yet
 
     def _create(self, message: dict[str, Any]) -> None:
         if self._busy:
             raise SessionBusy(f"session {self._session_id!r} is generating an answer", param="session_id")
-        message.pop("stream", None)  # it is one
+        message.pop("stream", None)  # a WebSocket always streams
         try:
             body = schemas.CreateMessage.model_validate(message)
         except ValidationError as error:
             raise as_server_error(error) from None
         self._turn, self._busy, self._cancel_asked = None, True, False
-        self.answering = asyncio.create_task(self._answer(body))
+        self.answer_task = asyncio.create_task(self._answer(body))
 
     async def _answer(self, body: schemas.CreateMessage) -> None:
         try:
-            # A key that was good when the socket was opened may have been revoked since.
-            await self._services.credentials.check(self.socket.state.caller)
+            # The key may have been revoked since the socket was opened.
+            await self._services.shared.credentials.check(self.socket.state.caller)
             await self._services.quota.request()
             session = await self._services.sessions.get(self._session_id)
-            turn = await self._services.session_turns.send(self._session_id, *said(self._services, body, session))
+            turn = await self._services.session_turns.send(
+                self._session_id, *turn_arguments(self._services, body, session)
+            )
             self._turn = turn
             if self._cancel_asked:
                 turn.cancel()
             async with contextlib.aclosing(turn.events) as events:
                 async for event in events:
-                    # Before it is sent: the client may answer with its next message at once.
+                    # Set before the event is sent, because the client may send its next message at once.
                     self._busy = event["type"] != "response.completed"
                     await self.send(event)
         except (Overloaded, Unavailable, NotFound, Unauthenticated) as error:

@@ -1,18 +1,18 @@
-"""`/v1/tickets`: for browsers, which cannot give a WebSocket a header."""
+"""`/v1/tickets`: authenticates WebSockets of browsers, which cannot set headers."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
 from everlong_server.api import schemas
-from everlong_server.api.errors import RESPONSES
-from everlong_server.api.views import Served
+from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.views import CallerServices
 
-router = APIRouter(prefix="/v1/tickets", tags=["access"], responses={s: RESPONSES[s] for s in (429, 503)})
+router = APIRouter(prefix="/v1/tickets", tags=["access"], responses={s: ERROR_RESPONSES[s] for s in (429, 503)})
 
 
 @router.post("", status_code=201)
-async def create(request: Request, services: Served) -> schemas.Ticket:
-    """A ticket, to open one WebSocket with `?ticket=…` instead of the key. It is good for 30 s, and once."""
-    ticket, ends = await services.credentials.ticket(request.state.caller)
+async def create(request: Request, services: CallerServices) -> schemas.Ticket:
+    """Creates a ticket that opens one WebSocket, as `?ticket=…` in place of the API key. It is valid for 30 s."""
+    ticket, ends = await services.shared.credentials.ticket(request.state.caller)
     return schemas.Ticket(ticket=ticket, expires_at=ends)

@@ -1,1 +1,1 @@
-"""OpenAI's API, for its own SDKs: a translation onto documents and session_turns."""
+"""OpenAI's API (files, uploads, chat completions, responses), for OpenAI's SDKs."""

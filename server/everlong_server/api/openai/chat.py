@@ -1,4 +1,5 @@
-"""`/v1/chat/completions`: a dialogue that the caller says in full each time; what is known of it is not read again."""
+"""`/v1/chat/completions`: answers a chat, which the caller sends whole each time. Messages still in memory are not prefilled
+again."""
 
 from __future__ import annotations
 
@@ -10,27 +11,27 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from everlong_server.api.disconnect import unless_gone
-from everlong_server.api.errors import CLIENT_CLOSED, RESPONSES
-from everlong_server.api.native.sessions import recall, sampling
-from everlong_server.api.openai.messages import ParsedMessages, require_model
-from everlong_server.api.openai.schemas import (
+from everlong_server.api.disconnect import run_unless_disconnected
+from everlong_server.api.errors import CLIENT_CLOSED, ERROR_RESPONSES
+from everlong_server.api.openai.chat_schemas import (
     ChatCompletion,
+    ChatJsonSchemaFormat,
     ChatMessage,
     ChatUsage,
     CreateChatCompletion,
     FilePart,
-    JsonSchemaFormat,
 )
+from everlong_server.api.openai.messages import ParsedMessages, require_model
 from everlong_server.api.openai.text_formats import JsonObjectFormat, require_schema
 from everlong_server.api.sse import data_stream
-from everlong_server.api.views import Served
+from everlong_server.api.turn_parameters import answer_recall, sampling
+from everlong_server.api.views import CallerServices
 from everlong_server.engine.answering.turn import Turn
 from everlong_server.engine.answering.turn_context import Event
 from everlong_server.services import Services
 from everlong_server.store.records import Message, new_id, now
 
-router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=RESPONSES)
+router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=ERROR_RESPONSES)
 
 
 @router.post(
@@ -38,15 +39,15 @@ router = APIRouter(prefix="/v1/chat", tags=["openai"], responses=RESPONSES)
     response_model=ChatCompletion,
     responses={200: {"content": {"text/event-stream": {}}}},
 )
-async def create(body: CreateChatCompletion, request: Request, services: Served) -> Response:
-    """Answers a dialogue, about the files that its messages name. As JSON, or with `stream` as server-sent events.
+async def create(body: CreateChatCompletion, request: Request, services: CallerServices) -> Response:
+    """Answers a chat about the files in its messages, as JSON or, with `stream`, as server-sent events.
 
-    What was said up to an earlier answer is not read again; `usage.prompt_tokens_details.cached_tokens` says how much.
+    Messages up to an earlier answer are not prefilled again; `usage.prompt_tokens_details.cached_tokens` counts their tokens.
     """
-    model = services.model
+    model = services.shared.model
     require_model(services, body.model)
-    documents, said = await _dialogue(services, body.messages)
-    turns = await unless_gone(request, _begun(services, body, documents, said))
+    documents, conversation = await _parse_messages(services, body.messages)
+    turns = await run_unless_disconnected(request, _start_turns(services, body, documents, conversation))
     if turns is None:
         return Response(status_code=CLIENT_CLOSED)
     head = {
@@ -55,58 +56,58 @@ async def create(body: CreateChatCompletion, request: Request, services: Served)
     }  # fmt: skip
     if body.stream:
         chunks = _chunks(head | {"object": "chat.completion.chunk"}, turns, usage=body.stream_options.include_usage)
-        return data_stream(chunks, services.settings.keepalive_seconds)
-    messages = await unless_gone(request, _messages(turns))
+        return data_stream(chunks, services.shared.settings.keepalive_seconds)
+    messages = await run_unless_disconnected(request, _messages(turns))
     if messages is None:
         return Response(status_code=CLIENT_CLOSED)
     choices = [_choice(index, message) for index, message in enumerate(messages)]
     return JSONResponse({**head, "choices": choices, "usage": _usage(messages)})
 
 
-async def _dialogue(services: Services, messages: Sequence[ChatMessage]) -> tuple[list[str], list[Message]]:
-    """The documents that `messages` are about, and what is said. Raises what is wrong with them."""
-    dialogue = ParsedMessages(services)
+async def _parse_messages(services: Services, messages: Sequence[ChatMessage]) -> tuple[list[str], list[Message]]:
+    """Return the documents in `messages`, and their text. Raises `ServerError` for invalid messages."""
+    parsed = ParsedMessages(services)
     for number, message in enumerate(messages):
         name, texts = f"messages.{number}.content", list[str]()
         for place, part in enumerate([] if isinstance(message.content, str) else message.content):
             if isinstance(part, FilePart):
-                dialogue.file(message.role, part.file.file_id, f"{name}.{place}", ".file.file_id")
+                parsed.add_file(message.role, part.file.file_id, f"{name}.{place}", ".file.file_id")
             else:
                 texts.append(part.text)
         text = message.content if isinstance(message.content, str) else "".join(texts)
-        dialogue.say(message.role, text, f"messages.{number}")
-    return await dialogue.whole("messages")
+        parsed.add_message(message.role, text, f"messages.{number}")
+    return await parsed.finish("messages")
 
 
-async def _begun(
-    services: Services, body: CreateChatCompletion, documents: Sequence[str], said: Sequence[Message]
+async def _start_turns(
+    services: Services, body: CreateChatCompletion, documents: Sequence[str], conversation: Sequence[Message]
 ) -> list[Turn]:
-    """All `n` turns, admitted. Raises why one was refused; then none goes on."""
-    grounds, how = recall(services, body.recall), sampling(body, "max_completion_tokens")
+    """Start all `n` turns. If one is refused, cancel the others and raise its error."""
+    recalled, params = answer_recall(services, body.recall), sampling(body, "max_completion_tokens")
     match body.response_format:
         case JsonObjectFormat():
-            how = how.model_copy(update={"json_schema": {"type": "object"}})
-        case JsonSchemaFormat(json_schema=asked):
-            schema = await require_schema(services, asked.schema_, "response_format.json_schema.schema")
-            how = how.model_copy(update={"json_schema": schema})
-    every = [
-        how if how.seed is None else how.model_copy(update={"seed": (how.seed + index) % 2**63})
+            params = params.model_copy(update={"json_schema": {"type": "object"}})
+        case ChatJsonSchemaFormat(json_schema=requested):
+            schema = await require_schema(services, requested.schema_, "response_format.json_schema.schema")
+            params = params.model_copy(update={"json_schema": schema})
+    each = [
+        params if params.seed is None else params.model_copy(update={"seed": (params.seed + index) % 2**63})
         for index in range(body.n)
     ]
-    begun = [asyncio.create_task(services.chat_turns.answer(documents, said, params, grounds)) for params in every]
+    tasks = [asyncio.create_task(services.chat_turns.answer(documents, conversation, one, recalled)) for one in each]
     try:
-        return await asyncio.gather(*begun)
+        return await asyncio.gather(*tasks)
     except BaseException:
-        for task in begun:
+        for task in tasks:
             task.cancel()
-        for turn in await asyncio.gather(*begun, return_exceptions=True):
+        for turn in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(turn, Turn):
                 await turn.events.aclose()
         raise
 
 
 async def _events(turns: Sequence[Turn]) -> AsyncGenerator[tuple[int, Event], None]:
-    """The events of all turns as they come, each with its turn's index. Closing it ends the turns."""
+    """Yield the events of all turns as they arrive, each with its turn's index. Closing the generator ends the turns."""
     queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue()
 
     async def forward(index: int, turn: Turn) -> None:
@@ -132,12 +133,12 @@ async def _events(turns: Sequence[Turn]) -> AsyncGenerator[tuple[int, Event], No
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for turn in turns:  # also one whose task had not begun
+        for turn in turns:  # also those whose task had not started
             await turn.events.aclose()
 
 
 async def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """The complete answers."""
+    """Return the complete answers."""
     messages: dict[int, dict[str, Any]] = {}
     async with contextlib.aclosing(_events(turns)) as events:
         async for index, event in events:
@@ -147,13 +148,13 @@ async def _messages(turns: Sequence[Turn]) -> list[dict[str, Any]]:
 
 
 async def _chunks(head: dict[str, Any], turns: Sequence[Turn], *, usage: bool) -> AsyncGenerator[dict[str, Any], None]:
-    """The answers piece by piece. Evidence comes before the first word."""
+    """Yield the answers as chunks. The evidence precedes the first token."""
     messages: list[dict[str, Any]] = []
-    spent: dict[str, Any] = {"usage": None} if usage else {}
+    no_usage: dict[str, Any] = {"usage": None} if usage else {}
 
     def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return {**head, "choices": [choice], **spent}
+        return {**head, "choices": [choice], **no_usage}
 
     async with contextlib.aclosing(_events(turns)) as events:
         async for index, event in events:
@@ -186,7 +187,7 @@ def _logprobs(event: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _usage(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """All answers have one prompt."""
+    """Return the token counts. All answers share one prompt."""
     prompt, answers = messages[0]["usage"], sum(message["usage"]["completion_tokens"] for message in messages)
     return ChatUsage.model_validate(
         {

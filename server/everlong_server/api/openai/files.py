@@ -1,4 +1,4 @@
-"""`/v1/files`: documents under OpenAI's names. A file is a document; its id is the document's."""
+"""`/v1/files`: documents in the format of OpenAI's API. A file is a document and has the document's id."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from typing import IO, Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from everlong_server.api import schemas
-from everlong_server.api.errors import RESPONSES
-from everlong_server.api.idempotency import Key
-from everlong_server.api.native import documents
-from everlong_server.api.openai.schemas import File, FileDeleted, FileList
-from everlong_server.api.views import Served, document_view
+from everlong_server.api.errors import ERROR_RESPONSES
+from everlong_server.api.idempotency import IdempotencyKey
+from everlong_server.api.openai.file_schemas import File, FileDeleted, FileList
+from everlong_server.api.openai.file_view import find_file, no_file, view_file
+from everlong_server.api.paging import AfterId
+from everlong_server.api.request_file import RequestFile
+from everlong_server.api.views import CallerServices
 from everlong_server.errors import NotFound
-from everlong_server.services import Services
-from everlong_server.store.records import Document
 
-router = APIRouter(prefix="/v1/files", tags=["openai"], responses=RESPONSES)
+router = APIRouter(prefix="/v1/files", tags=["openai"], responses=ERROR_RESPONSES)
 
 PURPOSE = "user_data"
 _PIECE = 1 << 18
-_STATUS = {"queued": "uploaded", "reading": "uploaded", "ready": "processed", "failed": "error"}
 _UPLOAD = {
     "requestBody": {
         "required": True,
@@ -45,85 +43,63 @@ _UPLOAD = {
 
 
 @router.post("", openapi_extra=_UPLOAD)
-async def create(request: Request, services: Served, key: Key = None) -> File:
-    """Uploads UTF-8 text of any size. It is being read when this answers; `status` says when that is done."""
-    async with await services.attempts.begin(key) as attempt:
-        document = await documents.stored(request, services, attempt, form={"purpose": [PURPOSE]})
-        if attempt.answer is not None:
-            return File.model_validate(attempt.answer)
-        view = await _view(services, document)
-        await attempt.finish(view.model_dump(mode="json"))
+async def create(request: Request, services: CallerServices, key: IdempotencyKey = None) -> File:
+    """Uploads a file. The server reads it in the background; `status` is "processed" when it has been read."""
+    async with await services.idempotency.begin(key) as record:
+        source = RequestFile(request, fields={"purpose": [PURPOSE]}, limit=services.ingest.max_bytes)
+        document = await services.ingest.add(source, record, "file")
+        if record.answer is not None:
+            return File.model_validate(record.answer)
+        view = await view_file(services, document)
+        await record.finish(view.model_dump(mode="json"))
         return view
 
 
 @router.get("")
 async def index(
-    services: Served,
+    services: CallerServices,
     purpose: Annotated[str | None, Query(max_length=64)] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
     order: Annotated[Literal["desc"], Query(description="newest first")] = "desc",
-    after: documents.After = None,
+    after: AfterId = None,
 ) -> FileList:
-    """All files, newest first."""
+    """Lists all files, newest first."""
     if purpose not in (None, PURPOSE):
         return FileList(data=[], has_more=False)
-    found, more = await services.documents.newest(limit, after)
+    page, more = await services.documents.newest(limit, after)
     data = []
-    for document in found:
-        with contextlib.suppress(NotFound):  # deleted since the page was read
-            data.append(await _view(services, document))
+    for document in page:
+        with contextlib.suppress(NotFound):  # deleted since the page was loaded
+            data.append(await view_file(services, document))
     return FileList(data=data, has_more=more)
 
 
 @router.get("/{file_id}")
-async def get(file_id: str, services: Served) -> File:
-    """A file; `status` is "processed" once it has been read."""
-    return await _view(services, await _document(services, file_id))
+async def get(file_id: str, services: CallerServices) -> File:
+    """Returns a file. `status` is "processed" once it has been read."""
+    return await view_file(services, await find_file(services, file_id))
 
 
 @router.get("/{file_id}/content", response_class=StreamingResponse)
-async def content(file_id: str, services: Served) -> StreamingResponse:
-    """The text as it was uploaded."""
-    document = await _document(services, file_id)
+async def content(file_id: str, services: CallerServices) -> StreamingResponse:
+    """Returns the file's text."""
+    document = await find_file(services, file_id)
     try:
-        file = await asyncio.to_thread(services.blobs.open, document.id)
-    except FileNotFoundError:  # deleted since it was looked up
-        raise _no_file(file_id) from None
+        file = await asyncio.to_thread(services.shared.stores.blobs.open, document.id)
+    except FileNotFoundError:  # deleted in the meantime
+        raise no_file(file_id) from None
     size = document.text_offset + document.bytes
     return StreamingResponse(_pieces(file), media_type="text/plain", headers={"Content-Length": str(size)})
 
 
 @router.delete("/{file_id}")
-async def delete(file_id: str, services: Served) -> FileDeleted:
-    """Deletes the text and what was learnt from it."""
+async def delete(file_id: str, services: CallerServices) -> FileDeleted:
+    """Deletes a file, its text and its state."""
     try:
-        await documents.delete(file_id, services)
+        await services.ingest.delete(file_id)
     except NotFound:
-        raise _no_file(file_id) from None
+        raise no_file(file_id) from None
     return FileDeleted(id=file_id)
-
-
-async def _document(services: Services, file_id: str) -> Document:
-    try:
-        return await services.documents.get(file_id)
-    except NotFound:
-        raise _no_file(file_id) from None
-
-
-async def _view(services: Services, document: Document) -> File:
-    view: schemas.Document = await document_view(services, document)
-    return File(
-        id=view.id,
-        bytes=document.text_offset + document.bytes,
-        created_at=int(view.created_at),
-        filename=view.filename or view.id,
-        status=_STATUS[view.status],
-        status_details=view.error.message if view.error else None,
-    )
-
-
-def _no_file(file_id: str) -> NotFound:
-    return NotFound(f"no file {file_id[:64]!r}", param="file_id", code="file_not_found")
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

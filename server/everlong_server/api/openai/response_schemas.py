@@ -1,4 +1,4 @@
-"""OpenAI's response, as far as there is something behind it: the source of the OpenAPI document."""
+"""The objects of OpenAI's responses that the server supports: a source of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from everlong_models import SamplingParams
-from everlong_server.api.openai.schemas import MAX_MESSAGES, JsonSchema, kind
+from everlong_server.api.openai.chat_schemas import MAX_MESSAGES, JsonSchema, content_kind
 from everlong_server.api.openai.text_formats import FORMATS, JsonObjectFormat, Nullable, TextFormat, format_kind
 from everlong_server.api.schemas import Evidence, Recall, Wire
 
@@ -15,14 +15,14 @@ MAX_METADATA = 16
 
 
 class InputText(Nullable, Wire):
-    """Words of the user or of instructions."""
+    """Text of the user or of instructions."""
 
     type: Literal["input_text"]
     text: str
 
 
 class OutputText(Nullable, Wire):
-    """Words of an answer, as it came: what stands beside them is not looked at."""
+    """Text of an answer, sent back unchanged. Its other fields are ignored."""
 
     type: Literal["output_text"]
     text: str
@@ -31,7 +31,7 @@ class OutputText(Nullable, Wire):
 
 
 class InputFile(Nullable, Wire):
-    """A document that the dialogue is about: a file that was uploaded to `/v1/files`."""
+    """A document that the response is about: a file that was uploaded to `/v1/files`."""
 
     type: Literal["input_file"]
     file_id: str = Field(min_length=1, max_length=128)
@@ -50,17 +50,19 @@ InputPart = Annotated[
     Discriminator(
         _input_part,
         custom_error_type="part",
-        custom_error_message="a part is of type 'input_text', 'output_text' or 'input_file'; others are not known",
+        custom_error_message="type must be 'input_text', 'output_text' or 'input_file'",
     ),
 ]
 InputContent = Annotated[
     Annotated[str, Tag("Text")] | Annotated[list[InputPart], Field(max_length=MAX_MESSAGES), Tag("Parts")],
-    Discriminator(kind, custom_error_type="content", custom_error_message="content is a string or a list of parts"),
+    Discriminator(
+        content_kind, custom_error_type="content", custom_error_message="content must be a string or a list of parts"
+    ),
 ]
 
 
 class InputMessage(Nullable, Wire):
-    """A message. Answers can be sent back as they came: of these, only what was said is looked at."""
+    """A message. Answers can be sent back unchanged: only their text is used."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -77,30 +79,30 @@ Input = Annotated[
     Discriminator(
         lambda value: {str: "Text", list: "Items"}.get(type(value)),
         custom_error_type="input",
-        custom_error_message="input is a string or a list of messages",
+        custom_error_message="input must be a string or a list of messages",
     ),
 ]
 
 
-class JsonSchemaFormat(JsonSchema):
-    """JSON of a schema."""
+class ResponseJsonSchemaFormat(JsonSchema):
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
 
 
 class TextConfig(Nullable, Wire):
-    """What the answer's text is to be."""
+    """The format of the answer."""
 
     format: Annotated[
         Annotated[TextFormat, Tag("TextFormat")]
         | Annotated[JsonObjectFormat, Tag("JsonObjectFormat")]
-        | Annotated[JsonSchemaFormat, Tag("JsonSchemaFormat")],
+        | Annotated[ResponseJsonSchemaFormat, Tag("JsonSchemaFormat")],
         Discriminator(format_kind, custom_error_type="format", custom_error_message=FORMATS),
     ] = Field(default_factory=lambda: TextFormat(type="text"))
 
 
 class ResponseStreamOptions(Nullable, Wire):
-    """Nothing is added to a stream to hide its lengths."""
+    """Options of a stream. Padding that hides the length of tokens is not supported."""
 
     include_obfuscation: Literal[False] = False
 
@@ -109,16 +111,18 @@ MetadataValue = Annotated[str, Field(max_length=512)]
 
 
 class CreateResponse(Nullable, SamplingParams):
-    """The next answer of a dialogue. Beside OpenAI's fields it takes those of a native message."""
+    """A new response. Takes OpenAI's fields and those of a native message."""
 
     model: str | None = Field(None, max_length=256, description="default: the served model")
     input: Input
-    instructions: str | None = Field(None, description="stand before everything else")
+    instructions: str | None = Field(None, description="system message, put before the input")
     previous_response_id: str | None = Field(
-        None, max_length=128, description="the response that this one goes on from; any number can"
+        None,
+        max_length=128,
+        description="response that this one continues from; several responses can continue from one",
     )
-    store: bool = Field(True, description="false: nothing can go on from it, and nobody can get it")
-    background: bool = Field(False, description="answers at once; the answer is got by `GET`")
+    store: bool = Field(True, description="false: the response cannot be retrieved or continued from")
+    background: bool = Field(False, description="true: return at once; `GET` the response for its answer")
     stream: bool = False
     stream_options: ResponseStreamOptions = Field(default_factory=ResponseStreamOptions)
     max_output_tokens: int | None = Field(None, ge=1, le=1_000_000)
@@ -127,7 +131,7 @@ class CreateResponse(Nullable, SamplingParams):
     metadata: dict[Annotated[str, Field(min_length=1, max_length=64)], MetadataValue] = Field(
         default_factory=dict, max_length=MAX_METADATA
     )
-    truncation: Literal["auto", "disabled"] = Field("disabled", description="nothing is ever left out")
+    truncation: Literal["auto", "disabled"] = Field("disabled", description="no effect: nothing is ever truncated")
     user: str | None = Field(None, max_length=512, description="ignored")
     safety_identifier: str | None = Field(None, max_length=512, description="ignored")
     prompt_cache_key: str | None = Field(None, max_length=512, description="ignored")
@@ -135,7 +139,7 @@ class CreateResponse(Nullable, SamplingParams):
 
 
 class ResponseText(Wire):
-    """What was said."""
+    """The text of an answer."""
 
     type: Literal["output_text"] = "output_text"
     text: str
@@ -144,7 +148,7 @@ class ResponseText(Wire):
 
 
 class ResponseMessage(Wire):
-    """The answer, and the passages that it could rest on."""
+    """An answer and its evidence."""
 
     id: str
     type: Literal["message"] = "message"
@@ -155,20 +159,20 @@ class ResponseMessage(Wire):
 
 
 class CachedInput(Wire):
-    """Of the input's tokens, those that were held in memory and not read again."""
+    """The input's tokens that were in memory and not prefilled again."""
 
     cached_tokens: int
     cache_write_tokens: Literal[0] = 0
 
 
 class OutputDetails(Wire):
-    """There is no reasoning."""
+    """The output's tokens. There are no reasoning tokens."""
 
     reasoning_tokens: Literal[0] = 0
 
 
 class ResponseUsage(Wire):
-    """Tokens. Those of the documents and of all that was said before count as the input's."""
+    """Token counts. Documents and earlier messages count as part of the input."""
 
     input_tokens: int
     input_tokens_details: CachedInput
@@ -178,20 +182,20 @@ class ResponseUsage(Wire):
 
 
 class ResponseFailure(Wire):
-    """Why there is no answer."""
+    """The error of a failed response."""
 
     code: str
     message: str
 
 
 class IncompleteDetails(Wire):
-    """Why the answer is not whole."""
+    """The reason that an answer is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
 
 class Response(Wire):
-    """An answer under an id."""
+    """A stored answer with an id, from which other responses can continue."""
 
     id: str
     object: Literal["response"] = "response"
@@ -220,7 +224,7 @@ class Response(Wire):
 
 
 class InputItem(Wire):
-    """What was said to a response."""
+    """An input message of a response."""
 
     id: str
     type: Literal["message"] = "message"
@@ -230,7 +234,7 @@ class InputItem(Wire):
 
 
 class InputItemList(Wire):
-    """Newest first, unless asked otherwise."""
+    """A page of a response's input messages, by default newest first."""
 
     object: Literal["list"] = "list"
     data: list[InputItem]
@@ -240,7 +244,7 @@ class InputItemList(Wire):
 
 
 class ResponseDeleted(Wire):
-    """What was deleted."""
+    """The deleted response."""
 
     id: str
     object: Literal["response"] = "response"

@@ -1,7 +1,7 @@
 """`WS /v1/responses`: OpenAI's WebSocket mode.
 
-The client sends `response.create`, one after the other; the server sends the events that it streams over HTTP. An error
-leaves the socket open. The last response can be gone on from here even if it was not to be stored.
+The client sends `response.create`, one at a time; the server sends the same events as over HTTP. The socket stays open after
+an error. The client can continue from the socket's last response even if it is not stored.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from fastapi import APIRouter, WebSocket
 from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
-from everlong_server.api.errors import as_server_error, headers_of
+from everlong_server.api.errors import as_server_error, error_headers
+from everlong_server.api.openai.response_events import response_events
+from everlong_server.api.openai.response_requests import parse_request
 from everlong_server.api.openai.response_schemas import CreateResponse
-from everlong_server.api.openai.responses import asked, events
-from everlong_server.api.socket import Socket, refuse
+from everlong_server.api.socket import JsonSocket, refuse
 from everlong_server.api.sse import error_event
 from everlong_server.api.views import get_services
 from everlong_server.errors import Conflict, InvalidRequest, Unauthenticated, Unavailable
@@ -31,59 +32,61 @@ _HTTP_ONLY = ("stream", "stream_options", "background")
 
 @router.websocket("/v1/responses")
 async def socket(socket: WebSocket) -> None:
-    """Any number of responses, one at a time."""
+    """Open a WebSocket for responses, one at a time."""
     await socket.accept()
     try:
         services = get_services(socket)
     except Exception as error:
         await refuse(socket, error)
         return
-    await _Responses(socket, services).run()
+    await _ResponsesSocket(socket, services).run()
 
 
-class _Responses(Socket):
+class _ResponsesSocket(JsonSocket):
     def __init__(self, socket: WebSocket, services: Services) -> None:
-        super().__init__(socket, services.settings.websocket_idle_seconds)
+        super().__init__(socket, services.shared.settings.websocket_idle_seconds)
         self._services = services
         self._busy = False
         self._last: Response | None = None
-        """The last, if it was not to be stored."""
+        """The last response, if it is not stored."""
 
     async def receive(self, kind: object, message: dict[str, Any]) -> None:
-        """A response is to be made."""
+        """Start a response."""
         if kind != "response.create":
             raise InvalidRequest(
-                f"unknown type {str(kind)[:60]!r}; send response.create", param="type", code="unknown_type"
+                f"unknown type {str(kind)[:60]!r}: send response.create", param="type", code="unknown_type"
             )
         if self._busy:
-            raise Conflict("a response is under way on this socket", code="response_in_progress")
+            raise Conflict("a response is in progress on this socket: wait for its end", code="response_in_progress")
         for name in _HTTP_ONLY:
             if message.get(name) not in (None, False):
-                raise InvalidRequest(f"{name}: not over a WebSocket", param=name, code="unknown_parameter")
+                raise InvalidRequest(
+                    f"{name}: not supported over a WebSocket; leave the field out", param=name, code="unknown_parameter"
+                )
         try:
             body = CreateResponse.model_validate(message)
         except ValidationError as error:
             raise as_server_error(error) from None
         self._busy = True
-        self.answering = asyncio.create_task(self._answer(body))
+        self.answer_task = asyncio.create_task(self._answer(body))
 
     async def _answer(self, body: CreateResponse) -> None:
         response_turns = self._services.response_turns
         try:
-            # A key that was good when the socket was opened may have been revoked since.
-            await self._services.credentials.check(self.socket.state.caller)
+            # The key may have been revoked since the socket was opened.
+            await self._services.shared.credentials.check(self.socket.state.caller)
             await self._services.quota.request()
             previous = None
             if self._last is not None and self._last.session and body.previous_response_id == self._last.id:
                 previous = self._last
             elif body.previous_response_id:
                 previous = await response_turns.previous(body.previous_response_id)
-            response = await asked(self._services, body, previous)
+            response = await parse_request(self._services, body, previous)
             answering = await response_turns.begin(response, previous, response_turns.keep if body.store else None)
-            async with contextlib.aclosing(events(answering)) as pieces:
+            async with contextlib.aclosing(response_events(answering)) as pieces:
                 async for event in pieces:
                     if event.get("response", {}).get("status", "in_progress") != "in_progress":
-                        # Before it is sent: the client may ask for its next one at once.
+                        # Set before the event is sent, because the client may send its next request at once.
                         self._busy = False
                         self._last = None if body.store else answering.response
                     await self.send(event)
@@ -96,8 +99,8 @@ class _Responses(Socket):
             await self.fail(error)
 
     async def fail(self, error: Exception) -> None:
-        """As OpenAI does: with the status and the headers that HTTP would have."""
+        """Send an error in the format of OpenAI's API, with the status and headers of its HTTP response."""
         known, event = as_server_error(error), error_event(error)
-        if headers := headers_of(known):
+        if headers := error_headers(known):
             event["error"]["headers"] = {name.lower(): value for name, value in headers.items()}
         await self.send(event | {"status": known.status})

@@ -1,4 +1,4 @@
-"""What an answer's text can be: words, a JSON object, or JSON of a schema."""
+"""Formats of an answer: plain text, a JSON object, or JSON that follows a schema."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, model_validator
 
 from everlong_models import GrammarError
-from everlong_server.api.native.sessions import require_json
 from everlong_server.api.schemas import Wire
+from everlong_server.api.turn_parameters import require_json
 from everlong_server.errors import InvalidRequest
 from everlong_server.services import Services
 
-FORMATS = "a format is of type 'text', 'json_object' or 'json_schema'; others are not known"
+FORMATS = "type must be 'text', 'json_object' or 'json_schema'"
 
 
 class Nullable(BaseModel):
-    """A field that is null is one that was not given: the SDKs and their users send both."""
+    """Treats a field that is null as left out, because the SDKs send either."""
 
     @model_validator(mode="before")
     @classmethod
@@ -25,7 +25,7 @@ class Nullable(BaseModel):
 
 
 class TextFormat(Wire):
-    """Words."""
+    """Plain text."""
 
     type: Literal["text"]
 
@@ -37,17 +37,17 @@ class JsonObjectFormat(Wire):
 
 
 def format_kind(value: object) -> str | None:
-    """Which of the formats a value is."""
+    """Return the tag of a format, for the union of formats."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     kinds = {"text": "TextFormat", "json_object": "JsonObjectFormat", "json_schema": "JsonSchemaFormat"}
     return kinds.get(kind) if isinstance(kind, str) else None
 
 
 async def require_schema(services: Services, schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """The schema in the field `name` of the request. Raises `InvalidRequest` for one that no answer can follow."""
+    """Return the schema in the field `name`. Raises `InvalidRequest` if no answer can be constrained to it."""
     require_json(schema, name)
     try:
-        await services.engine.grammar(schema)
+        await services.shared.engine.grammar(schema)
     except GrammarError as error:
         raise InvalidRequest(f"{name}: {error}", param=name) from error
     return schema

@@ -15,7 +15,7 @@ from everlong_server.engine.answering.turn import Turn
 from everlong_server.engine.answering.turn_context import Event, load_state
 from everlong_server.engine.device.engine import Engine
 from everlong_server.errors import Conflict, NotFound, StateUnusable, Unavailable
-from everlong_server.observability.tracing import current
+from everlong_server.observability.tracing import current_span
 from everlong_server.store.chats import Chats
 from everlong_server.store.jobs import Jobs
 from everlong_server.store.records import Message, Session, new_id, now
@@ -106,7 +106,7 @@ class ResponseTurns:
             },
             status="queued" if background else "in_progress",
             tenant=self._store.tenant,
-            trace=current().traceparent if background else "",
+            trace=current_span().traceparent if background else "",
         )  # fmt: skip
 
     async def begin(self, response: Response, previous: Response | None, store: Store | None) -> ResponseTurn:

@@ -22,7 +22,7 @@ from everlong_server.engine.device.engine import Engine
 from everlong_server.engine.device.requests import AnswerFinished, AnswerRequest
 from everlong_server.engine.documents.token_offsets import TokenOffsets
 from everlong_server.errors import InvalidRequest, TooLarge
-from everlong_server.observability.metrics import Metrics, Pace
+from everlong_server.observability.metrics import AnswerTimer, Metrics
 from everlong_server.observability.tracing import Tracing
 from everlong_server.store.records import Session, new_id, now
 from everlong_server.store.tenants.quota import Quota
@@ -137,7 +137,7 @@ class TurnRunner:
         recall: Recall,
     ) -> AsyncGenerator[Event, None]:
         """Yield the turn's events: created, evidence, a delta for each piece of text, completed."""
-        pace = self._metrics.pace()
+        pace = self._metrics.answer_timer()
         self._check(content, params)
         async with AsyncExitStack() as stack:
             span = stack.enter_context(self._tracing.span("answer", gen_ai__request__model=self._engine.model.name))
@@ -205,7 +205,7 @@ class TurnRunner:
         }  # fmt: skip
 
     async def _deltas(
-        self, turn: Turn, request: AnswerRequest, answer: _Answer, pace: Pace
+        self, turn: Turn, request: AnswerRequest, answer: _Answer, pace: AnswerTimer
     ) -> AsyncGenerator[Event, None]:
         """Generate the answer and yield its deltas. `answer` collects its log-probabilities and its end."""
         try:
@@ -227,7 +227,7 @@ class TurnRunner:
     async def _commit(self, context: TurnContext, message: Event, finished: AnswerFinished) -> None:
         """Store the message and its answer, and count them."""
         await context.commit(message, await self._written(context.session, finished))
-        self._metrics.answered(
+        self._metrics.record_answer(
             finished.reason,
             prompt=finished.prompt,
             generated=finished.tokens,

@@ -17,7 +17,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 from everlong_server.errors import InvalidRequest, NotFound, Unauthenticated
-from everlong_server.observability.audit import audit, command_line
+from everlong_server.observability.audit import audit, command_line_user
 from everlong_server.store.records import DEFAULT_TENANT, Hash, now
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.connection import Client
@@ -113,7 +113,7 @@ class Credentials:
             revoked_at=None,
         )
         await self._store(key, secret)
-        _log("key.created", key, by or command_line())
+        _log("key.created", key, by or command_line_user())
         return key, secret
 
     async def ensure(self, secret: str, *, by: str) -> ApiKey:
@@ -163,7 +163,7 @@ class Credentials:
             raise NotFound(f"no key {key_id[:64]!r}", param="key_id", code="key_not_found")
         moment = now()
         if float(await self._scripts.run(_REVOKE, [keys.api_key(key_id)], [moment])) == moment:
-            _log("key.revoked", _key(stored), by or command_line())
+            _log("key.revoked", _key(stored), by or command_line_user())
         return _key(await self._redis.hgetall(keys.api_key(key_id)))
 
     async def authenticate(self, secret: str | None) -> Caller:

@@ -1,4 +1,4 @@
-"""A server that asks for keys, two tenants on it, and keys that open nothing, or not all."""
+"""A server that requires keys, two tenants, invalid keys, and keys without some scopes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.server.tenants import Tenant, credentials, new_key, tenant
 
 @pytest.fixture(scope="package")
 def locked(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that asks for keys, with its metrics on a port of their own."""
+    """A server that requires keys, with metrics on a separate port."""
     with Server(tiny_model, tmp_path_factory.mktemp("data"), auth="keys", metrics_port=free_port()) as server:
         server.start()
         yield server
@@ -36,7 +36,7 @@ def bob(locked: Server) -> Tenant:
 
 @pytest.fixture(scope="package")
 def bad_keys(locked: Server) -> dict[tuple[str, str], list[tuple[str, str]]]:
-    """Headers that do not open: by what is wrong with them, and the error's code."""
+    """Invalid headers, by their fault, and the error code of each."""
     good, expired, revoked = (new_key(locked, "alice") for _ in range(3))
     locked.redis.hset(keys.api_key(expired.split("_")[1]), "expires_at", time.time() - 1)
     credentials(locked, lambda c: c.revoke(revoked.split("_")[1]))
@@ -58,5 +58,5 @@ def bad_keys(locked: Server) -> dict[tuple[str, str], list[tuple[str, str]]]:
 
 @pytest.fixture(scope="package")
 def lacking(locked: Server) -> dict[str, str]:
-    """For each scope a key that has all others."""
+    """For each scope, a key with all other scopes."""
     return {scope: new_key(locked, "alice", *(other for other in SCOPES if other != scope)) for scope in SCOPES}

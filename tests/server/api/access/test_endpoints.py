@@ -13,7 +13,7 @@ import httpx
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from everlong_server.api.access import OPEN, scope_of
+from everlong_server.api.access import PUBLIC_PATHS, scope_of
 from everlong_server.app import create_app
 from everlong_server.openapi import openapi
 from everlong_server.settings import Settings
@@ -45,7 +45,7 @@ BODIES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "POST /v1/uploads/{upload_id}/parts": lambda ids: {"files": {"data": b"x"}},
     "POST /v1/uploads/{upload_id}/complete": lambda ids: {"json": {"part_ids": [ids["part_id"]]}},
 }
-"""What is sent to endpoints that take a body, with the ids that it names."""
+"""Bodies of the endpoints that take one, with the ids in them."""
 
 
 class Endpoint(NamedTuple):
@@ -74,7 +74,7 @@ class Endpoint(NamedTuple):
 
     @property
     def names_an_object(self) -> bool:
-        """Whether the request names something that belongs to somebody."""
+        """True if the request names an object of a tenant."""
         return self.request(UNKNOWN)[1:] != self.request(dict.fromkeys(UNKNOWN, "other"))[1:]
 
 
@@ -83,7 +83,7 @@ ENDPOINTS = [
     for path, operations in openapi()["paths"].items()
     for method, operation in operations.items()
 ]
-LOCKED = [endpoint for endpoint in ENDPOINTS if endpoint.path not in OPEN]
+LOCKED = [endpoint for endpoint in ENDPOINTS if endpoint.path not in PUBLIC_PATHS]
 SOCKETS = ["/v1/sessions/{session_id}/stream", "/v1/responses"]
 NAMES = {"argnames": "endpoint", "ids": lambda endpoint: endpoint.name}
 
@@ -92,23 +92,27 @@ def test_every_route_is_tried() -> None:
     app = create_app(Settings(), "unix:///dev/null", lambda: None)
     routes = [(type(context.original_route).__name__, context.path)
               for context in iter_route_contexts(app.routes)]  # fmt: skip
-    known = {endpoint.path for endpoint in ENDPOINTS} | OPEN
+    known = {endpoint.path for endpoint in ENDPOINTS} | PUBLIC_PATHS
     assert {path for kind, path in routes if "WebSocket" in kind} == set(SOCKETS)
     # A mount of files that are the page's own.
     assert {path for kind, path in routes if "WebSocket" not in kind} - known == {"/assets"}
 
 
-def test_what_is_open_holds_nothing_of_anybodys() -> None:
-    assert {endpoint.path for endpoint in ENDPOINTS if endpoint.path in OPEN} == {"/livez", "/readyz", "/metrics"}
-    assert all(not path.startswith("/v1") for path in OPEN)
-    for path in OPEN:
+def test_public_paths_reveal_no_data() -> None:
+    assert {endpoint.path for endpoint in ENDPOINTS if endpoint.path in PUBLIC_PATHS} == {
+        "/livez",
+        "/readyz",
+        "/metrics",
+    }
+    assert all(not path.startswith("/v1") for path in PUBLIC_PATHS)
+    for path in PUBLIC_PATHS:
         assert scope_of("POST", path) == "write"
     assert scope_of("GET", "/v1/nothing") == "read"
     assert scope_of("GET", "/nothing") == "read"
 
 
 @pytest.mark.parametrize(**NAMES, argvalues=LOCKED)
-def test_a_request_without_a_good_key(locked: Server, alice: Tenant, endpoint: Endpoint, bad_keys: dict) -> None:
+def test_a_request_without_a_valid_key(locked: Server, alice: Tenant, endpoint: Endpoint, bad_keys: dict) -> None:
     method, path, body = endpoint.request(alice.ids)
     for (kind, code), headers in bad_keys.items():
         given = [*body.get("headers", {}).items(), *headers]
@@ -131,7 +135,7 @@ def test_a_key_without_the_scope(locked: Server, alice: Tenant, endpoint: Endpoi
 
 
 def everything(tenant: Tenant) -> list[str]:
-    """All that a tenant can see of its own."""
+    """Return everything that a tenant can see."""
     ids = tenant.ids
     paths = ("/v1/keys", "/v1/documents", "/v1/sessions", "/v1/files", f"/v1/documents/{ids['document_id']}",
              f"/v1/files/{ids['file_id']}/content", f"/v1/sessions/{ids['session_id']}",
@@ -143,7 +147,7 @@ def everything(tenant: Tenant) -> list[str]:
 
 
 def test_another_tenants_ids_are_unknown(locked: Server, alice: Tenant, bob: Tenant) -> None:
-    """To each endpoint: Bob's request with Alice's ids is answered as one with ids that there are not."""
+    """Every endpoint answers Bob's request with Alice's ids like a request with unknown ids."""
     before, tried = everything(alice), 0
     for endpoint in sorted(LOCKED, key=lambda endpoint: endpoint.method == "DELETE"):
         if not endpoint.names_an_object:
@@ -165,7 +169,7 @@ def test_another_tenants_ids_are_unknown(locked: Server, alice: Tenant, bob: Ten
     assert "four, eight" in before[5]
 
 
-def test_lists_show_ones_own(alice: Tenant, bob: Tenant) -> None:
+def test_lists_show_only_the_tenants_objects(alice: Tenant, bob: Tenant) -> None:
     for endpoint in LOCKED:
         if endpoint.method == "GET" and not endpoint.parameters:
             for one, other in ((alice, bob), (bob, alice)):
@@ -187,7 +191,7 @@ def test_a_mixture_of_documents_is_unknown(alice: Tenant, bob: Tenant) -> None:
     assert answer.json()["error"]["param"] == "documents"
 
 
-def test_a_chat_that_another_tenant_had_is_read_anew(alice: Tenant, bob: Tenant) -> None:
+def test_a_chat_does_not_reuse_another_tenants_memory(alice: Tenant, bob: Tenant) -> None:
     said = [{"role": "user", "content": "A word that nobody else says: syzygy. " * 20}]
 
     def ask(tenant: Tenant, messages: list[dict[str, str]]) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""API keys: made, listed, revoked; and nothing that is stored opens anything."""
+"""API keys: create, list and revoke. Stored data holds no usable key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.process import Server
 from tests.server.tenants import client, credentials, new_key
 
 
-def test_what_is_stored_opens_nothing(locked: Server) -> None:
+def test_stored_data_holds_no_usable_key(locked: Server) -> None:
     secret = new_key(locked, "carol")
     stored = {key: locked.redis.dump(key) or b"" for key in locked.redis.scan_iter("*") if b"stream" not in key}
     assert not any(secret.split("_", 2)[2].encode() in value for value in stored.values())
@@ -47,7 +47,7 @@ def test_a_revoked_key_ends_at_once(locked: Server) -> None:
         ({"tenant": "a", "seconds": 0}, "must be 1 to 10,000,000,000 seconds"),
     ],
 )
-def test_keys_that_cannot_be(locked: Server, arguments: dict[str, Any], words: str) -> None:
+def test_invalid_api_keys_are_not_created(locked: Server, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         credentials(locked, lambda c: c.create(**arguments))
 
@@ -75,13 +75,13 @@ def test_a_tenants_administrator_makes_and_ends_its_keys(locked: Server) -> None
     assert (event["by"], event["tenant"]) == (f"key {admin.headers['authorization'].split('_')[1]}", "dana")
 
 
-def test_where_nobody_is_asked_for_a_key_nobody_makes_one(server: Server) -> None:
+def test_a_server_without_keys_creates_none(server: Server) -> None:
     for method, path in (("POST", "/v1/keys"), ("GET", "/v1/keys"), ("DELETE", "/v1/keys/" + "0" * 16)):
         answer = server.http.request(method, path, json={} if method == "POST" else None)
         assert "everlong keys create" in server.error(answer, 403, "missing_scope")["message"]
 
 
-def test_keys_that_are_not_there_cannot_be_revoked(locked: Server) -> None:
+def test_unknown_keys_cannot_be_revoked(locked: Server) -> None:
     for key_id in ("0" * 16, "x", "*", ""):
         with pytest.raises(NotFound):
             credentials(locked, lambda c, key_id=key_id: c.revoke(key_id))

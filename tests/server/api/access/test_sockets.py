@@ -1,4 +1,4 @@
-"""WebSockets: keys, tickets, and what of another tenant's they open."""
+"""WebSockets: keys, tickets, and objects of other tenants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def opened(server: Server, session: str, query: str = "", key: str | None = None
 
 
 def say(socket: ClientConnection) -> str:
-    """The type of the last event that a message is answered with."""
+    """Return the type of the last event of an answer."""
     socket.send(json.dumps({"type": "message.create", "content": "Hi", "max_tokens": 2}))
     while (event := json.loads(socket.recv(timeout=60)))["type"] not in ("response.completed", "error"):
         pass
@@ -102,7 +102,7 @@ def test_revoking_a_key_ends_its_tickets_and_sockets(locked: Server, alice: Tena
 
 
 def test_the_socket_of_responses(locked: Server, alice: Tenant, bob: Tenant) -> None:
-    """It wants a key, and ends with it."""
+    """It needs a key, and closes when the key is revoked."""
     url = f"ws://127.0.0.1:{locked.port}/v1/responses"
     with pytest.raises(InvalidStatus) as closed, connect(url):
         pass

@@ -1,4 +1,4 @@
-"""Whether keys are asked for, and the first one: a server that others can reach does not start without."""
+"""When keys are required, and the first key: a server that other machines can reach does not start without one."""
 
 from __future__ import annotations
 
@@ -48,14 +48,12 @@ def test_keys_are_asked_for_unless_only_this_machine_listens(settings: dict[str,
          ["evil.example", "books.example.evil.example", "xbooks.example", "a.local.evil.example", "1.2.3.4.evil.example"]),
     ],
 )  # fmt: skip
-def test_names_that_somebody_could_have_registered_are_not_this_server(
-    host: str, good: list[str], bad: list[str]
-) -> None:
+def test_public_host_names_are_not_this_server(host: str, good: list[str], bad: list[str]) -> None:
     settings = Settings(host=host, auth="off", allowed_hosts=("books.example",))
     assert [name for name in (*good, *bad) if settings.is_called(name)] == good
 
 
-def test_a_page_whose_name_points_here_may_not_use_a_server_that_asks_for_no_keys(
+def test_dns_rebinding_is_refused_on_a_server_without_keys(
     new_server: Callable[..., Server],
 ) -> None:
     server = new_server(host="0.0.0.0", auth="off", allowed_hosts=["books.example"]).start()
@@ -78,7 +76,7 @@ def command(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_a_server_that_others_can_reach_wants_a_key_first(new_server: Callable[..., Server]) -> None:
+def test_a_server_reachable_from_other_machines_needs_a_key_to_start(new_server: Callable[..., Server]) -> None:
     server = new_server(host="0.0.0.0")
     server.launch()
     assert server.process is not None
@@ -111,7 +109,7 @@ def test_a_server_that_others_can_reach_wants_a_key_first(new_server: Callable[.
     assert "--expires" in command(server._link, "create", "--tenant", "dora", "--expires", "soon").stderr
 
 
-def test_whether_a_start_is_refused(locked: Server, new_server: Callable[..., Server]) -> None:
+def test_start_is_refused_without_a_key(locked: Server, new_server: Callable[..., Server]) -> None:
     url = f"unix://{locked._link}/redis/redis.sock"
     new_key(locked, "dora")
     asyncio.run(require_keys(Settings(host="0.0.0.0"), url))
@@ -132,13 +130,13 @@ def test_whether_a_start_is_refused(locked: Server, new_server: Callable[..., Se
     ],
     ids=["for want of a key", "for want of a port", "told to"],
 )
-def test_a_server_that_ends_while_its_model_is_loading_ends_in_peace(
+def test_a_server_exits_cleanly_while_its_model_is_loading(
     host: str, taken: bool, status: int, says: str, tmp_path: Path
 ) -> None:
-    """What loads is in PyTorch's hands then, which does not look whether Python is still there."""
+    """The loading thread runs PyTorch code, which would abort if Python were torn down."""
     code = """
 import sys, torch
-from everlong_server import loading
+from everlong_server.process import loading
 
 def load(settings, progress):
     progress("loading for ever")

@@ -1,4 +1,4 @@
-"""Documents over HTTP: what goes in comes out read, and what cannot be read is refused by name."""
+"""Documents over HTTP: uploaded files are read, and unreadable ones are refused with the reason."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_documents_are_listed_newest_first_in_pages(server: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/documents", "/v1/sessions"])
-def test_a_list_goes_on_behind_what_was_deleted(server: Server, path: str) -> None:
+def test_a_list_continues_after_a_deleted_item(server: Server, path: str) -> None:
     made = [server.upload(f"text {n}")["id"] if path == "/v1/documents" else server.session()["id"] for n in range(5)]
     listed: list[str] = []
     while len(listed) < 5:
@@ -78,7 +78,7 @@ def test_a_list_goes_on_behind_what_was_deleted(server: Server, path: str) -> No
     assert listed[:5] == made[::-1]
 
 
-async def test_of_one_moment_none_is_left_out_behind_what_was_deleted(redis_url: str) -> None:
+async def test_items_created_at_one_moment_are_all_listed_after_a_deletion(redis_url: str) -> None:
     redis, index = connect(redis_url), keys.documents("default")
     await redis.flushdb()
     places = {"a": 1.5, "b": 2.1, "c": 2.1, "d": 2.1, "e": 3.0}
@@ -94,7 +94,7 @@ async def test_of_one_moment_none_is_left_out_behind_what_was_deleted(redis_url:
     await redis.aclose()
 
 
-def test_progress_is_told_as_events(server: Server) -> None:
+def test_progress_is_streamed_as_events(server: Server) -> None:
     document = server.upload(TEXT)
     events = []
     with server.http.stream("GET", f"/v1/documents/{document['id']}/events") as stream:
@@ -121,8 +121,8 @@ def test_delete_cancels_reading_and_leaves_nothing(server: Server) -> None:
     server.read("something else")
 
 
-def test_deleting_what_never_was_looks_at_nothing_else(server: Server) -> None:
-    """Or anybody could make Redis go through all that it holds."""
+def test_deleting_an_unknown_document_scans_nothing(server: Server) -> None:
+    """Otherwise anybody could make Redis scan all its keys."""
 
     def calls() -> dict[str, int]:
         return {name: facts["calls"] for name, facts in server.redis.info("commandstats").items() if "scan" in name}
@@ -148,7 +148,7 @@ def test_deleting_what_never_was_looks_at_nothing_else(server: Server) -> None:
         (b"\xed\xa0\x80 a surrogate", 422, "invalid_utf8", "at byte 0"),
     ],
 )
-def test_what_is_no_text_is_refused_by_name(server: Server, body: bytes, status: int, code: str, words: str) -> None:
+def test_files_that_are_not_text_are_refused(server: Server, body: bytes, status: int, code: str, words: str) -> None:
     before = server.stored()
     chunks = (body[i : i + 8191] for i in range(0, len(body), 8191))
     for content in (body, chunks):
@@ -161,7 +161,7 @@ def test_what_is_no_text_is_refused_by_name(server: Server, body: bytes, status:
     ("kind", "words"),
     [("application/zip", "application/zip"), ("image/png", "image/png"), ("text/plain; charset=latin-1", "latin-1")],
 )
-def test_content_types_that_are_no_text_are_refused(server: Server, kind: str, words: str) -> None:
+def test_content_types_other_than_text_are_refused(server: Server, kind: str, words: str) -> None:
     answer = server.http.post("/v1/documents", content=b"text", headers={"content-type": kind})
     assert words in server.error(answer, 415, "unsupported_media_type")["message"]
 
@@ -192,8 +192,8 @@ def test_a_body_that_is_cut_off_leaves_no_document(server: Server) -> None:
     assert server.http.get("/v1/documents", params={"limit": 1}).json()["data"] == before
 
 
-def test_short_documents_do_not_wait_for_a_long_one_whose_state_stays_the_same(new_server) -> None:
-    """With one reader, which lets the others go first at every checkpoint."""
+def test_short_documents_overtake_a_long_one_without_changing_its_state(new_server) -> None:
+    """With one reader, which yields to waiting documents at every checkpoint."""
     server = new_server(max_readers=1, turn_seconds=0, checkpoint_seconds=0).start()
     long = server.upload(STORY.read_text()[:100_000])
     wait_for(lambda: server.document(long["id"])["status"] == "reading", what="for the long one to begin")

@@ -1,4 +1,4 @@
-"""Documents from other servers: from those that are named, and only as they are."""
+"""Documents from other servers: only from allowed hosts, and uncompressed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from everlong_lab.harness.ports import free_port
-from everlong_server.api.native.fetch import _allowed
+from everlong_server.api.native.fetch import _parse_allowed_url
 from everlong_server.errors import PermissionDenied
 from everlong_server.settings import Settings
 from tests import files
@@ -56,7 +56,7 @@ def web() -> Iterator[str]:
     server.server_close()
 
 
-def test_documents_from_a_named_server(new_server: Callable[..., Server], web: str) -> None:
+def test_documents_from_an_allowed_host(new_server: Callable[..., Server], web: str) -> None:
     closed = f"127.0.0.1:{free_port()}"
     server = new_server(fetch_hosts=[web, closed], max_document_bytes=2000).start()
 
@@ -108,19 +108,19 @@ def test_documents_from_a_named_server(new_server: Callable[..., Server], web: s
         ("[::1]:80", ["http://[::1]/"], ["http://[::1]:81/"]),
     ],
 )  # fmt: skip
-def test_hosts_are_told_as_addresses_name_them(host: str, good: list[str], bad: list[str]) -> None:
+def test_hosts_are_compared_in_their_url_form(host: str, good: list[str], bad: list[str]) -> None:
     hosts = Settings(fetch_hosts=(host,)).fetch_hosts
     for url in good:
-        _allowed(url, hosts)
+        _parse_allowed_url(url, hosts)
     for url in bad:
         with pytest.raises(PermissionDenied):
-            _allowed(url, hosts)
+            _parse_allowed_url(url, hosts)
 
 
 @pytest.mark.parametrize(
     "host", ["", "https://www.example.org", "www.example.org/x", "me@www.example.org", "xn--a", "[::1"]
 )
-def test_what_is_no_host_is_no_setting(host: str) -> None:
+def test_invalid_hosts_are_refused_as_settings(host: str) -> None:
     with pytest.raises(ValidationError, match="host"):
         Settings(fetch_hosts=(host,))
 

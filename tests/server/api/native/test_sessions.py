@@ -53,8 +53,8 @@ def test_a_message_tells_what_it_used(server: Server, document: str) -> None:
     assert after["state_bytes"] == session["state_bytes"] == 1024
 
 
-def test_the_dialogue_goes_on_through_segment_borders(server: Server, document: str) -> None:
-    """One long dialogue equals the same text read as one: the state depends on the tokens, not on who sent them when."""
+def test_a_chat_continues_across_segment_borders(server: Server, document: str) -> None:
+    """A long conversation gives the same state as its text read at once: the state depends on the tokens alone."""
     session = server.session(document)
     for n in range(4):
         server.say(session["id"], f"Question {n}: " + "and then? " * 30, temperature=0, max_tokens=100, ignore_eos=True)
@@ -134,7 +134,7 @@ def test_many_sessions_at_once_say_what_each_says_alone(server: Server, document
         assert list(pool.map(ask, questions)) == alone
 
 
-def test_a_fork_goes_its_own_way(server: Server, document: str) -> None:
+def test_a_fork_is_independent(server: Server, document: str) -> None:
     session = server.session(document)
     server.say(session["id"], "First.", **GREEDY)
     base = server.get_session(session["id"])
@@ -188,7 +188,7 @@ def test_a_busy_session_says_so(server: Server, document: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_stops_its_answer_and_changes_nothing(server: Server, document: str, stream: bool) -> None:
+def test_a_disconnect_stops_the_answer_and_changes_nothing(server: Server, document: str, stream: bool) -> None:
     session = server.session(document)
     body = {"content": "Talk.", "stream": stream, "max_tokens": 1_000_000, "ignore_eos": True}
     if stream:
@@ -244,7 +244,7 @@ def test_a_session_deleted_while_it_generates(new_server) -> None:
     assert last["error"]["code"] == "session_not_found"
 
 
-def test_overload_is_refused_at_once_with_a_time_to_come_back(new_server) -> None:
+def test_overload_gets_429_with_retry_after(new_server) -> None:
     server = new_server(max_streams=1, max_queued=0).start()
     one, two = server.session()["id"], server.session()["id"]
     body = {"content": "Talk.", "stream": True, "max_tokens": 1_000_000, "ignore_eos": True}
@@ -260,7 +260,7 @@ def test_overload_is_refused_at_once_with_a_time_to_come_back(new_server) -> Non
 def test_a_message_whose_lease_is_lost_while_it_waits_is_refused_and_can_be_sent_again(
     new_server, stream: bool
 ) -> None:
-    """It was said to be answered, with nothing, and was not kept."""
+    """Otherwise it would get an empty answer and not be kept."""
     server = new_server(max_streams=1, lease_seconds=1.5).start()
     document = server.read(TEXT)["id"]
     busy, other = server.session(document)["id"], server.session(document)["id"]

@@ -1,4 +1,4 @@
-"""The WebSocket: a conversation over one socket, and whatever else may come through it."""
+"""The WebSocket of a session: messages, answers, and invalid frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GREEDY = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
 
 
 class Socket:
-    """A socket that speaks JSON."""
+    """A WebSocket client that sends and receives JSON."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
@@ -77,7 +77,7 @@ def test_cancel_ends_the_answer_and_keeps_it(server: Server, session: str, ws: S
 
 
 def test_cancel_means_one_answer(ws: Socket) -> None:
-    """Sent for an answer that has just ended, it does not hit the next one."""
+    """A cancel for an answer that has just ended does not cancel the next one."""
     ws.send({"type": "message.create", "content": "Hi.", **GREEDY})
     first = ws.until("response.completed")[0]["response"]["id"]
     ws.send({"type": "message.create", "content": "Talk.", "max_tokens": 1_000_000, "ignore_eos": True})
@@ -96,7 +96,7 @@ def test_cancel_with_nothing_to_cancel_is_no_error(ws: Socket) -> None:
     assert ws.until("response.completed", "error")[-1]["type"] == "response.completed"
 
 
-def test_a_second_message_meanwhile_is_refused(ws: Socket) -> None:
+def test_a_second_message_is_refused_during_an_answer(ws: Socket) -> None:
     ws.send({"type": "message.create", "content": "Talk.", "max_tokens": 2000, "ignore_eos": True})
     ws.until("response.output_text.delta")
     ws.send({"type": "message.create", "content": "Me too."})
@@ -105,7 +105,7 @@ def test_a_second_message_meanwhile_is_refused(ws: Socket) -> None:
     ws.until("response.completed")
 
 
-def test_another_socket_meanwhile_is_refused(server: Server, session: str, ws: Socket) -> None:
+def test_a_second_socket_is_refused_while_the_session_answers(server: Server, session: str, ws: Socket) -> None:
     ws.send({"type": "message.create", "content": "Talk.", "max_tokens": 100_000, "ignore_eos": True})
     ws.until("response.output_text.delta")
     with opened(server, session) as other:
@@ -137,7 +137,7 @@ def test_another_socket_meanwhile_is_refused(server: Server, session: str, ws: S
         ({"type": "response.cancel", "id": 1}, "unknown_parameter"),
     ],
 )
-def test_garbage_gets_an_error_and_the_socket_goes_on(ws: Socket, frame: Any, code: str) -> None:
+def test_an_invalid_frame_gets_an_error_and_the_socket_stays_open(ws: Socket, frame: Any, code: str) -> None:
     ws.send(frame)
     event = ws.next()
     assert event["type"] == "error", event
@@ -165,7 +165,7 @@ def test_a_frame_that_is_too_large_closes_the_socket(server: Server, session: st
     assert closed.value.rcvd.code == 1009
 
 
-def test_a_client_that_leaves_stops_its_answer_and_changes_nothing(server: Server, session: str) -> None:
+def test_a_disconnect_stops_the_answer_and_changes_nothing(server: Server, session: str) -> None:
     before = server.get_session(session)
     with opened(server, session) as connection:
         socket = Socket(connection)
@@ -190,7 +190,7 @@ def test_a_silent_client_is_let_go(new_server) -> None:
             connection.recv(timeout=20)
 
 
-def test_overload_closes_with_try_again_later(new_server) -> None:
+def test_overload_closes_the_socket_with_1013(new_server) -> None:
     server = new_server(max_streams=1, max_queued=0).start()
     with opened(server, server.session()["id"]) as first, opened(server, server.session()["id"]) as second:
         Socket(first).send({"type": "message.create", "content": "Talk.", "max_tokens": 1_000_000, "ignore_eos": True})

@@ -1,4 +1,4 @@
-"""What the tests of OpenAI's API say."""
+"""Helpers of the tests of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tinymodel import STORY
 
 MODEL = "tiny-rmt"
 SEGMENT = 128
-"""Tokens: passages need room beside the question."""
+"""Tokens; large enough for passages and a question."""
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
 TEXT = STORY.read_text()[:8_000]
 
@@ -23,7 +23,7 @@ def sdk(server: Server) -> OpenAI:
 
 
 def of(error: pytest.ExceptionInfo[openai.APIStatusError]) -> tuple[str | None, str | None]:
-    """What a program sees of it: code and field."""
+    """Return the code and the field of an error."""
     return error.value.code, error.value.param
 
 
@@ -48,7 +48,7 @@ def respond(client: OpenAI | AsyncOpenAI, input: Any, **more: Any) -> Any:
 
 
 def over(client: OpenAI, response_id: str) -> Any:
-    """The response, once it is over."""
+    """Return the response once it has ended."""
     open = ("queued", "in_progress")
     return wait_for(
         lambda: (r := client.responses.retrieve(response_id)).status not in open and r, 120, f"for {response_id}"

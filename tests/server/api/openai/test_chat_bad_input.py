@@ -1,4 +1,4 @@
-"""Chats that cannot be: refused by name, as the SDK's own exceptions."""
+"""Invalid chats are refused with the name of the field, as exceptions of OpenAI's SDK."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from tests.server.api.openai.talk import MODEL, answer, chat, of, user
         ({"sparkle": 1}, "unknown_parameter", "sparkle"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(client: OpenAI, fields: dict, code: str, param: str) -> None:
+def test_invalid_requests_name_the_field(client: OpenAI, fields: dict, code: str, param: str) -> None:
     body = {"model": MODEL, "messages": [user("hi")], **fields}
     with pytest.raises(openai.UnprocessableEntityError) as error:
         client.post("/chat/completions", body=body, cast_to=object)
@@ -74,7 +74,7 @@ def test_what_cannot_be_is_refused_by_name(client: OpenAI, fields: dict, code: s
     assert error.value.type == "invalid_request_error"
 
 
-def test_models_files_and_lengths_that_are_not_there(client: OpenAI) -> None:
+def test_unknown_models_and_files_and_wrong_lengths(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as error:
         client.chat.completions.create(model="gpt-5", messages=[{"role": "user", "content": "hi"}])
     assert of(error) == ("model_not_found", "model")

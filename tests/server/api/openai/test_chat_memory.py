@@ -1,4 +1,4 @@
-"""What a server knows of chats: it is a cache."""
+"""The server's memory of chats is a cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.process import Server
 from tests.server.api.openai.talk import chat, user
 
 
-def test_what_was_forgotten_is_read_again(client: OpenAI, server: Server) -> None:
+def test_an_expired_chat_is_read_again(client: OpenAI, server: Server) -> None:
     said = [user("Tell me of it. " * 40)]
     said.append(chat(client, *said).choices[0].message)
     known = chat(client, *said, user("And?"))
@@ -21,7 +21,7 @@ def test_what_was_forgotten_is_read_again(client: OpenAI, server: Server) -> Non
 
 
 @pytest.mark.parametrize("damage", [{"state": b"rubbish"}, {"state": None}, {"position": None}, {"documents": b"["}])
-def test_a_damaged_record_is_dropped_and_the_dialogue_read_again(
+def test_a_damaged_checkpoint_is_dropped_and_the_chat_read_again(
     client: OpenAI, server: Server, damage: dict[str, bytes | None]
 ) -> None:
     said = [user(f"Tell me of {damage}. " * 20)]

@@ -34,7 +34,7 @@ def test_a_file_is_a_document(client: OpenAI, server: Server, tmp_path: Path) ->
         assert of(error) == ("file_not_found", "file_id")
 
 
-def test_the_list_of_files_goes_on(client: OpenAI) -> None:
+def test_the_list_of_files_is_paged(client: OpenAI) -> None:
     ids = [client.files.create(file=(f"{n}.txt", b"Once."), purpose="user_data").id for n in range(3)]
     page = client.files.list(limit=2)
     assert [file.id for file in page.data] == [ids[2], ids[1]]
@@ -73,7 +73,7 @@ def test_other_purposes_are_refused(client: OpenAI, server: Server, purpose: str
         ({"file": ("a.txt", b"Once."), "sparkle": (None, b"1")}, 422, "unknown_parameter", "sparkle"),
     ],
 )
-def test_forms_that_are_no_upload(server: Server, parts: dict, status: int, code: str, param: str) -> None:
+def test_forms_without_an_upload(server: Server, parts: dict, status: int, code: str, param: str) -> None:
     before = server.http.get("/v1/documents").json()
     server.error(server.http.post("/v1/files", files=parts), status, code, param)
     assert server.http.get("/v1/documents").json() == before
@@ -88,7 +88,7 @@ def test_the_purpose_may_come_last_but_not_twice(server: Server) -> None:
     server.error(answer, 415, "unsupported_media_type", "content-type")
 
 
-def test_ids_that_are_none(server: Server) -> None:
+def test_invalid_ids(server: Server) -> None:
     for identifier in ("x", "doc_" + "0" * 32, "doc_*", "%00", "a" * 5000, "..%2f..%2fetc"):
         for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/content")):
             answer = server.http.request(method, f"/v1/files/{identifier}{path}")

@@ -1,4 +1,4 @@
-"""What is sent to the native endpoints to harm them, sent to OpenAI's: a clear error each time, never a 500, never a hang."""
+"""Hostile input to OpenAI's endpoints gets a clear error; never a 500, never a hang."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JSON: dict[str, dict[str, Any]] = {
     "/v1/uploads": FACTS,
     "/v1/uploads/{upload}/complete": {"part_ids": ["part_x"]},
 }
-"""Endpoints that take JSON, and a body that each would take."""
+"""Endpoints that take JSON, and a valid body for each."""
 FORMS: dict[str, dict[str, Any]] = {
     "/v1/files": {"files": {"file": ("a.txt", b"Once.")}, "data": {"purpose": "user_data"}},
     "/v1/uploads/{upload}/parts": {"files": {"data": b"Once."}},
@@ -28,7 +28,7 @@ EVERY = [*JSON, *FORMS]
 
 @pytest.fixture
 def upload(server: Server) -> str:
-    """An upload that nothing of this succeeds in changing; it expires."""
+    """An upload that no test changes. It expires."""
     return str(server.http.post("/v1/uploads", json=FACTS).json()["id"])
 
 
@@ -45,7 +45,7 @@ def _nothing_is_made(server: Server) -> Any:
     ids=["empty", "cut", "list", "null", "text", "number", "no UTF-8", "deep", "deeper", "half a character"],
 )  # fmt: skip
 @pytest.mark.parametrize("path", JSON)
-def test_bodies_that_are_none(server: Server, upload: str, path: str, body: bytes) -> None:
+def test_invalid_bodies(server: Server, upload: str, path: str, body: bytes) -> None:
     answer = server.http.post(path.format(upload=upload), content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert answer.json()["error"]["code"]
@@ -61,7 +61,7 @@ def test_unknown_fields_are_named(server: Server, upload: str, path: str) -> Non
 @pytest.mark.parametrize(
     ("path", "field"), [("/v1/chat/completions", "temperature"), ("/v1/responses", "top_p"), ("/v1/uploads", "bytes")]
 )
-def test_numbers_that_are_none(server: Server, path: str, field: str, number: str) -> None:
+def test_invalid_numbers(server: Server, path: str, field: str, number: str) -> None:
     body = json.dumps(JSON[path] | {field: "THIS"}).replace('"THIS"', number)
     answer = server.http.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422, answer.text
@@ -90,7 +90,7 @@ def test_bodies_are_not_decompressed(server: Server, upload: str, path: str, cod
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\0b", "\x1b[31m", "invoice\u202efdp.exe", "a\u2066b", "a\u2028b", "\x7f"])
-def test_names_that_lie_are_refused(server: Server, bad: str) -> None:
+def test_misleading_file_names_are_refused(server: Server, bad: str) -> None:
     answer = server.http.post("/v1/uploads", json=FACTS | {"filename": bad})
     assert "U+" in server.error(answer, 422, "invalid_value", "filename")["message"]
     answer = server.http.post("/v1/files", files={"file": (bad, b"Once.")}, data={"purpose": "user_data"})
@@ -119,7 +119,7 @@ def test_names_are_names(server: Server, given: str, name: str) -> None:
     ids=["empty", "begun", "a line", "half a head", "another boundary", "zeros", "no head", "a long head"],
 )  # fmt: skip
 @pytest.mark.parametrize("path", FORMS)
-def test_forms_that_are_none(server: Server, upload: str, path: str, form: bytes) -> None:
+def test_invalid_forms(server: Server, upload: str, path: str, form: bytes) -> None:
     kind = {"content-type": "multipart/form-data; boundary=x"}
     answer = server.http.post(path.format(upload=upload), content=form, headers=kind)
     assert answer.status_code == 422, answer.text
@@ -143,7 +143,7 @@ def test_another_sites_page_may_not_use_them(server: Server, upload: str, path: 
 
 
 @pytest.mark.parametrize("path", [*EVERY, "/v1/models", "/v1/files/x/content", "/v1/responses/x/input_items"])
-def test_methods_that_are_not_there(server: Server, upload: str, path: str) -> None:
+def test_unknown_methods(server: Server, upload: str, path: str) -> None:
     answer = server.http.put(path.format(upload=upload), json={})
     assert (answer.status_code, answer.json()["error"]["type"]) == (405, "invalid_request_error")
     assert answer.headers["allow"]

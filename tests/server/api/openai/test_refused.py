@@ -1,4 +1,4 @@
-"""What a server that asks for keys and counts requests refuses, as the SDKs' own exceptions, whatever is asked."""
+"""Missing keys, missing scopes and exceeded quotas, as exceptions of OpenAI's SDKs, for every endpoint."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def sdk(server: Server, key: str) -> OpenAI:
 
 @pytest.fixture(scope="module")
 def spent(locked: Server) -> str:
-    """A key of a tenant that has asked all that it may for now."""
+    """A key of a tenant that has used up its requests."""
     locked.redis.set(keys.requests("spent"), 1000 * (time.time() + 3600), px=3_600_000)  # when the bucket is full again
     return new_key(locked, "spent")
 
 
 @pytest.mark.parametrize("ask", ASKS)
-def test_without_a_key_that_is_good(locked: Server, ask: str) -> None:
+def test_requests_without_a_valid_key(locked: Server, ask: str) -> None:
     for wrong in ("none", "evl_0123456789abcdef_x", new_key(locked, "ann")[:-1] + "!"):
         with sdk(locked, wrong) as client, pytest.raises(openai.AuthenticationError) as error:
             ASKS[ask](client)

@@ -1,4 +1,4 @@
-"""`/v1/responses` through OpenAI's SDK: a response is a place in a dialogue that any number of others go on from."""
+"""`/v1/responses` through OpenAI's SDK: several responses can continue from one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cached(response: Any) -> int:
 
 
 def test_a_response_says_what_a_session_says(client: OpenAI, server: Server) -> None:
-    """Turn by turn, and counts what it had not to read as the session does."""
+    """Turn by turn, with the same count of reused tokens as a session."""
     session, last = server.session()["id"], None
     for n in range(3):
         question = f"Question {n}: " + "and then? " * 40
@@ -35,7 +35,7 @@ def test_a_response_says_what_a_session_says(client: OpenAI, server: Server) -> 
     assert cached(last) > SEGMENT
 
 
-def test_using_one_twice_forks(client: OpenAI) -> None:
+def test_continuing_twice_from_one_response_forks_it(client: OpenAI) -> None:
     root = respond(client, "Tell me of it. " * 40)
     one, other = (respond(client, "And?", previous_response_id=root.id) for _ in range(2))
     assert one.id != other.id
@@ -64,7 +64,7 @@ def test_deleted_is_deleted(client: OpenAI, server: Server) -> None:
     assert cached(respond(client, "More?", previous_response_id=child.id)) > 0, "its child has a memory of its own"
 
 
-def test_what_is_not_stored_leaves_nothing(client: OpenAI, server: Server) -> None:
+def test_responses_that_are_not_stored_leave_nothing(client: OpenAI, server: Server) -> None:
     before = set(server.redis.scan_iter("{everlong}:response:*"))
     response = respond(client, "Hi.", store=False)
     assert response.output_text
@@ -73,8 +73,8 @@ def test_what_is_not_stored_leaves_nothing(client: OpenAI, server: Server) -> No
         client.responses.retrieve(response.id)
 
 
-def test_a_dialogue_that_its_caller_keeps(client: OpenAI) -> None:
-    """Without an id, what is known is known all the same; by chats, too."""
+def test_a_chat_is_kept_by_its_caller(client: OpenAI) -> None:
+    """Without an id, the memory of known messages is reused all the same; by chats, too."""
     first = respond(client, [{"role": "user", "content": "Tell me of it. " * 40}], store=False)
     said = [user("Tell me of it. " * 40), *[item.to_dict() for item in first.output]]
     on = respond(client, [*said, {"role": "user", "content": [{"type": "input_text", "text": "And?"}]}])
@@ -88,7 +88,7 @@ def test_a_dialogue_that_its_caller_keeps(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("beside", [r'["\ud800"]', "[" * 300 + "]" * 300, "[NaN]"])
-def test_what_stands_beside_an_answers_words_is_not_kept(server: Server, beside: str) -> None:
+def test_other_fields_of_an_answer_are_not_kept(server: Server, beside: str) -> None:
     said = f'{{"type": "output_text", "text": "y", "annotations": {beside}, "logprobs": {beside}}}'
     body = f'[{{"role": "user", "content": "x"}}, {{"role": "assistant", "content": [{said}]}}, {{"role": "user", "content": "z"}}]'
     answer = server.http.post(
@@ -99,7 +99,7 @@ def test_what_stands_beside_an_answers_words_is_not_kept(server: Server, beside:
     assert items.json()["data"][1]["content"] == [{"type": "output_text", "text": "y"}]
 
 
-def test_input_items_go_on(client: OpenAI) -> None:
+def test_input_items_are_paged(client: OpenAI) -> None:
     said = [user("One."), answer("Two."), user("Three.")]
     response = respond(client, said)
     texts = [item.content[0].text for item in client.responses.input_items.list(response.id, limit=1)]
@@ -110,7 +110,7 @@ def test_input_items_go_on(client: OpenAI) -> None:
 
 
 def test_instructions(client: OpenAI) -> None:
-    """They stand before everything else; what was said once is not said again, and others come beside it."""
+    """They precede everything else. Instructions that were given before are not repeated; new ones are added."""
     bare = respond(client, "Who?")
     told = respond(client, "Who?", instructions="Be brief.")
     assert told.usage.input_tokens > bare.usage.input_tokens
@@ -226,7 +226,7 @@ def test_logprobs(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_leaves_nothing(client: OpenAI, server: Server, stream: bool) -> None:
+def test_a_disconnected_client_leaves_nothing_behind(client: OpenAI, server: Server, stream: bool) -> None:
     before = {key for key in server.redis.scan_iter("{everlong}:*") if b"replica" not in key}
     if stream:
         with respond(client, "Talk.", max_output_tokens=1_000_000, stream=True) as events:

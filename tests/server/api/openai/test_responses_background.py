@@ -1,4 +1,4 @@
-"""`background` responses: queued, answered, polled, cancelled; and never stuck, whoever dies."""
+"""`background` responses: queued, answered, polled, cancelled; never stuck, even if a server dies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def idle(server: Server) -> None:
     wait_for(lambda: "everlong_answering 0.0" in server.http.get("/metrics").text, 30, "for the answer to stop")
 
 
-def test_it_says_what_others_wait_for(client: OpenAI) -> None:
+def test_a_background_response_equals_a_foreground_one(client: OpenAI) -> None:
     response = respond(client, "Tell me of it. " * 40, background=True)
     assert (response.status, response.background, response.output, response.usage) == ("queued", True, [], None)
     done = over(client, response.id)
@@ -66,7 +66,7 @@ def test_it_waits_for_its_documents_and_fails_without(client: OpenAI, server: Se
     client.files.delete(file)
 
 
-def test_it_waits_for_its_tenants_turn_and_lets_others_pass(new_server: Any) -> None:
+def test_a_background_response_waits_for_its_tenants_quota(new_server: Any) -> None:
     server = new_server(recall_passages=0, max_streams=2, tenant_streams=1).start()
     with sdk(server) as client:
         long = respond(client, "Talk.", background=True, max_output_tokens=1_000_000)

@@ -1,4 +1,4 @@
-"""Responses that cannot be: refused by name, as the SDK's own exceptions."""
+"""Invalid responses are refused with the name of the field, as exceptions of OpenAI's SDK."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def items(**fields: Any) -> dict[str, Any]:
         }.items()),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_by_name(client: OpenAI, fields: dict, code: str, param: str) -> None:
+def test_invalid_requests_name_the_field(client: OpenAI, fields: dict, code: str, param: str) -> None:
     body = {"model": MODEL, "input": "hi", **fields}
     with pytest.raises(openai.UnprocessableEntityError) as error:
         client.post("/responses", body=body, cast_to=object)
@@ -95,7 +95,7 @@ def test_what_cannot_be_is_refused_by_name(client: OpenAI, fields: dict, code: s
     assert error.value.type == "invalid_request_error"
 
 
-def test_what_is_not_there(client: OpenAI) -> None:
+def test_unknown_objects(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as error:
         respond(client, "hi", model="gpt-5")
     assert of(error) == ("model_not_found", "model")
@@ -111,14 +111,14 @@ def test_what_is_not_there(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("identifier", ["x", "resp_" + "0" * 32, "resp_*", "..%2f..%2fetc", "%00", "a" * 5000, "ß"])
-def test_ids_that_are_none(server: Server, identifier: str) -> None:
+def test_invalid_ids(server: Server, identifier: str) -> None:
     for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
         answer = server.http.request(method, f"/v1/responses/{identifier}{path}")
         assert answer.status_code == 404, (method, path, answer.text)
         assert answer.json()["error"]["code"].endswith("_not_found")
 
 
-def test_what_is_too_large(client: OpenAI, server: Server) -> None:
+def test_requests_that_are_too_large(client: OpenAI, server: Server) -> None:
     for fields, param in (
         ({"input": "x" * 20_001}, "input.0.content"),
         ({"input": "x", "instructions": "x" * 20_001}, "instructions"),
@@ -134,13 +134,13 @@ def test_what_is_too_large(client: OpenAI, server: Server) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{" * 100_000, b'{"input": "\\ud800"}', b'{"input": "a"']
 )
-def test_bodies_that_are_none(server: Server, body: bytes) -> None:
+def test_invalid_bodies(server: Server, body: bytes) -> None:
     answer = server.http.post("/v1/responses", content=body, headers={"content-type": "application/json"})
     assert answer.status_code in (400, 422), answer.text
     assert answer.json()["error"]["code"]
 
 
-def test_a_stream_of_what_is_past(client: OpenAI) -> None:
+def test_a_stored_response_cannot_be_streamed(client: OpenAI) -> None:
     response = respond(client, "Hi.")
     with pytest.raises(openai.UnprocessableEntityError) as error:
         client.responses.retrieve(response.id, stream=True)

@@ -32,7 +32,7 @@ def heard(connection: Any, *kinds: str) -> list[Any]:
     return events
 
 
-def test_it_says_what_http_says(client: OpenAI, ws: Any) -> None:
+def test_the_socket_sends_the_same_events_as_http(client: OpenAI, ws: Any) -> None:
     whole = respond(client, "Tell me of it. " * 40, extra_body={})
     streamed = [event.type for event in respond(client, "Tell me of it. " * 40, extra_body={}, stream=True)]
     ws.response.create(input="Tell me of it. " * 40, **HOW)
@@ -47,7 +47,7 @@ def test_it_says_what_http_says(client: OpenAI, ws: Any) -> None:
     assert on.output_text == respond(client, "And?", previous_response_id=whole.id, extra_body={}).output_text
 
 
-def test_the_last_one_can_be_gone_on_from_though_it_is_not_stored(client: OpenAI, ws: Any) -> None:
+def test_the_last_response_can_be_continued_although_it_is_not_stored(client: OpenAI, ws: Any) -> None:
     ws.response.create(input="Tell me of it. " * 40, store=False, **HOW)
     first = heard(ws)[-1].response
     ws.response.create(input="And?", previous_response_id=first.id, store=False, **HOW)
@@ -78,7 +78,7 @@ def test_the_last_one_can_be_gone_on_from_though_it_is_not_stored(client: OpenAI
         ({"type": "response.create", "input": "x" * 20_001}, "too_large"),
     ],
 )
-def test_garbage_gets_an_error_and_the_socket_goes_on(ws: Any, frame: Any, code: str) -> None:
+def test_an_invalid_frame_gets_an_error_and_the_socket_stays_open(ws: Any, frame: Any, code: str) -> None:
     ws.send_raw(frame if isinstance(frame, str | bytes) else json.dumps(frame))
     error = heard(ws)[-1]
     assert (error.type, error.error.code) == ("error", code)
@@ -98,7 +98,7 @@ def test_one_at_a_time(ws: Any) -> None:
     assert heard(ws)[-1].type in END[:2]
 
 
-def test_a_client_that_leaves_stops_its_answer(client: OpenAI, server: Server) -> None:
+def test_a_disconnect_stops_the_answer(client: OpenAI, server: Server) -> None:
     before = set(server.redis.scan_iter("{everlong}:response:*"))
     with client.responses.connect() as connection:
         connection.response.create(
@@ -110,7 +110,7 @@ def test_a_client_that_leaves_stops_its_answer(client: OpenAI, server: Server) -
     assert len(after - before) <= 1, "at most one that had come to its end"
 
 
-def test_overload_says_when_to_come_again(new_server: Any) -> None:
+def test_overload_has_retry_after(new_server: Any) -> None:
     server = new_server(max_streams=1, max_queued=0).start()
     url = f"ws://127.0.0.1:{server.port}/v1/responses"
     with connect(url) as one, connect(url) as two:

@@ -25,7 +25,7 @@ SCHEMA["properties"]["years"] |= {"minItems": 1, "maxItems": 2}
 
 
 def test_a_schema(client: OpenAI) -> None:
-    """The end of the JSON is the end of the answer, also for one who ignores the model's own."""
+    """The answer ends with the JSON, also with `ignore_eos`."""
     format = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": SCHEMA}}
     completion = chat(client, user("Who?"), max_tokens=200, response_format=format)
     assert completion.choices[0].finish_reason == "stop"
@@ -66,8 +66,8 @@ def test_the_sdks_own_parsing(client: OpenAI) -> None:
     assert isinstance(response.output_parsed, Verdict)
 
 
-def test_beside_others_in_the_batch(client: OpenAI, server: Server) -> None:
-    """A background answer without a format says what it says alone."""
+def test_formats_do_not_affect_other_answers_of_the_batch(client: OpenAI, server: Server) -> None:
+    """A background answer without a format is the same as alone."""
     alone = respond(client, "Talk.", max_output_tokens=200).output_text
     beside = respond(client, "Talk.", max_output_tokens=200, background=True)
     while client.responses.retrieve(beside.id).status in ("queued", "in_progress"):
@@ -91,7 +91,7 @@ def test_a_native_message(server: Server) -> None:
         ("{}", ".schema", "dictionary"),
     ],
 )
-def test_schemas_that_cannot_be_followed(client: OpenAI, schema: Any, path: str, words: str) -> None:
+def test_schemas_that_are_not_supported(client: OpenAI, schema: Any, path: str, words: str) -> None:
     inner = {"name": "x", "schema": schema}
     for ask, name in (
         (
@@ -111,7 +111,7 @@ NESTED = "[" * 300 + "]" * 300
 
 @pytest.mark.parametrize("more", [r'"\ud800": "a"', '"default": NaN', '"title": 1e999', f'"x": {NESTED}'])
 @pytest.mark.parametrize("how", ["", '"background": true,', '"stream": true,'])
-def test_schemas_that_cannot_be_sent_again(server: Server, more: str, how: str) -> None:
+def test_schemas_that_json_cannot_represent(server: Server, more: str, how: str) -> None:
     schema = f'{{"type": "null", {more}}}'
     for path, field, body in (
         ("responses", "text.format.schema", f'"text": {{"format": {{"type": "json_schema", "name": "a", "schema": {schema}}}}}'),
@@ -135,7 +135,7 @@ def test_schemas_that_cannot_be_sent_again(server: Server, more: str, how: str) 
         ({"type": "json_schema", "sparkle": 1}, None, None),
     ],
 )
-def test_formats_that_are_none(client: OpenAI, format: Any, code: str | None, path: str | None) -> None:
+def test_invalid_formats(client: OpenAI, format: Any, code: str | None, path: str | None) -> None:
     for ask, name in (
         (lambda: chat(client, user("Hi."), response_format=format), "response_format"),
         (lambda: respond(client, "Hi.", text={"format": format}), "text.format"),

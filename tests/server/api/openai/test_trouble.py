@@ -1,4 +1,4 @@
-"""A server that is full, ending or without its store, as the SDK's own exceptions."""
+"""A server that is overloaded, shutting down or without Redis, as exceptions of OpenAI's SDK."""
 
 from __future__ import annotations
 

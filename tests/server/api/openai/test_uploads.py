@@ -1,4 +1,4 @@
-"""`/v1/uploads` through OpenAI's SDK: files that come in parts."""
+"""`/v1/uploads` through OpenAI's SDK: multipart uploads."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
 from openai import OpenAI
 from redis.exceptions import ConnectionError as ConnectionError_
 
-from everlong_server.api.openai import uploads
+from everlong_server.engine.documents.ingest import Ingest
+from everlong_server.engine.documents.multipart_uploads import MultipartUploads
 from everlong_server.store.documents import Documents
 from everlong_server.store.records import Document, new_id
 from everlong_server.store.redis.connection import connect
@@ -72,7 +73,7 @@ def test_the_sdks_own_parts(client: OpenAI, tmp_path: Path) -> None:
     client.files.delete(done.file.id)
 
 
-def test_what_does_not_fit_can_be_mended(client: OpenAI, server: Server) -> None:
+def test_a_refused_completion_can_be_corrected(client: OpenAI, server: Server) -> None:
     before = server.http.get("/v1/documents").json()
     upload, other = begin_upload(client, 10), begin_upload(client, 10)
     a, b, c = (add(client, upload.id, data) for data in (b"Once ", b"upon.", b"\xff\xff\xff\xff\xff"))
@@ -141,14 +142,12 @@ def test_completed_by_several_at_once_it_is_one_file(client: OpenAI, server: Ser
         ({"sparkle": 1}, 422, "unknown_parameter", "sparkle"),
     ],
 )
-def test_uploads_that_cannot_be(
-    client: OpenAI, server: Server, fields: dict, status: int, code: str, param: str
-) -> None:
+def test_invalid_uploads(client: OpenAI, server: Server, fields: dict, status: int, code: str, param: str) -> None:
     body = {"bytes": 10, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data", **fields}
     server.error(server.http.post("/v1/uploads", json=body), status, code, param)
 
 
-def test_parts_that_cannot_be(client: OpenAI, server: Server) -> None:
+def test_invalid_parts(client: OpenAI, server: Server) -> None:
     upload = begin_upload(client, 10)
     before, path = blobs(server), f"/v1/uploads/{upload.id}/parts"
     post = server.http.post
@@ -173,7 +172,7 @@ def test_parts_that_cannot_be(client: OpenAI, server: Server) -> None:
             assert answer.json()["error"]["code"].endswith("_not_found")
 
 
-def test_parts_that_come_at_once_have_room_together(client: OpenAI, server: Server) -> None:
+def test_concurrent_parts_share_the_size_limit(client: OpenAI, server: Server) -> None:
     """Each of them by itself would fit."""
     upload, before = begin_upload(client, 100_000), blobs(server)
 
@@ -189,15 +188,15 @@ def test_parts_that_come_at_once_have_room_together(client: OpenAI, server: Serv
     assert blobs(server) == before
 
 
-async def test_a_text_whose_document_may_be_there_stays(redis_url: str, tmp_path: Path) -> None:
-    """Redis has made the document of the parts, and its answer got lost; the caller asks again."""
+async def test_the_text_of_a_document_that_redis_may_have_created_is_kept(redis_url: str, tmp_path: Path) -> None:
+    """Redis created the document of the parts, but its reply was lost, and the caller retries."""
     redis = connect(redis_url)
     await redis.flushdb()
     tenant = Quota(redis, "ann", Limits(), StreamSlots(redis, "r1"))
     files, made = Documents(redis, "ann", tenant), []
 
     class Lost:
-        """Documents whose answer to `create` never comes."""
+        """Documents whose reply to `create` is lost."""
 
         exists, get = files.exists, files.get
 
@@ -206,21 +205,21 @@ async def test_a_text_whose_document_may_be_there_stays(redis_url: str, tmp_path
             made.append(document.id)
             raise ConnectionError_("lost")
 
-    services = SimpleNamespace(
-        engine=SimpleNamespace(draining=False), model=SimpleNamespace(fingerprint="f"), documents=Lost(),
-        settings=SimpleNamespace(max_document_bytes=1000, upload_seconds=60), blobs=Blobs(f"file://{tmp_path}"),
-        uploads=Uploads(redis, "ann"), quota=tenant,
-    )  # fmt: skip
-    upload = Upload(new_id("upload"), 5, "a.txt", "user_data", await services.uploads.moment(), time.time() + 60)
-    await services.uploads.create(upload)
+    engine: Any = SimpleNamespace(draining=False, model=SimpleNamespace(fingerprint="f"))
+    lost, unused = cast(Any, Lost()), cast(Any, None)
+    blobs = Blobs(f"file://{tmp_path}")
+    ingest = Ingest(engine, redis, blobs, lost, tenant, unused, unused, unused, 1000)
+    multipart = MultipartUploads(ingest, Uploads(redis, "ann"), 60)
+    upload = Upload(new_id("upload"), 5, "a.txt", "user_data", await multipart.uploads.moment(), time.time() + 60)
+    await multipart.uploads.create(upload)
     part = Part(new_id("part"), upload.id, 5, 0.0)
-    writer = await services.blobs.create(part.name)
+    writer = await blobs.create(part.name)
     await writer.write(b"Alice")
     await writer.commit()
-    await services.uploads.add(part, 10, 9)
+    await multipart.uploads.add(part, 10, 9)
     with pytest.raises(ConnectionError_):
-        await uploads.complete(upload.id, uploads.CompleteUpload(part_ids=[part.id]), services)
+        await multipart.complete(upload.id, [part.id], None)
     (document,) = made
-    assert services.blobs.open(document).read() == b"Alice"
-    assert (await services.uploads.get(upload.id)).file == document
+    assert blobs.open(document).read() == b"Alice"
+    assert (await multipart.uploads.get(upload.id)).file == document
     await redis.aclose()

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from everlong_server.api import schemas
 from everlong_server.api.errors import CLIENT_CLOSED
 from everlong_server.api.native import sessions
-from everlong_server.api.openai import chat, responses
+from everlong_server.api.openai import chat, responses_http
 from everlong_server.api.openai.chat import CreateChatCompletion
 from everlong_server.api.openai.response_schemas import CreateResponse
 from everlong_server.engine.answering.turn import Turn
@@ -56,12 +56,12 @@ async def test_a_message(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
 async def test_a_response(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     slow = Slow()
 
-    async def asked(*_: Any) -> str:
+    async def parse_request(*_: Any) -> str:
         return "response"
 
-    monkeypatch.setattr(responses, "asked", asked)
+    monkeypatch.setattr(responses_http, "parse_request", parse_request)
     services: Any = SimpleNamespace(response_turns=SimpleNamespace(begin=slow.begin, keep=None))
-    answer = await responses.create(CreateResponse(input="Who?", stream=stream), leaving(slow), services)
+    answer = await responses_http.create(CreateResponse(input="Who?", stream=stream), leaving(slow), services)
     assert (answer.status_code, slow.ended) == (CLIENT_CLOSED, 1)
 
 
@@ -86,11 +86,11 @@ class Chats:
 
 @pytest.fixture
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def dialogue(*_: Any) -> tuple[list[str], list[str]]:
+    async def parsed(*_: Any) -> tuple[list[str], list[str]]:
         return [], []
 
-    monkeypatch.setattr(chat, "_dialogue", dialogue)
-    for name in ("require_model", "recall"):
+    monkeypatch.setattr(chat, "_parse_messages", parsed)
+    for name in ("require_model", "answer_recall"):
         monkeypatch.setattr(chat, name, lambda *_: None)
 
 
@@ -103,7 +103,7 @@ def completion(stream: bool) -> CreateChatCompletion:
 async def test_several_answers_of_a_chat(stream: bool) -> None:
     slow = Slow()
     chats = Chats(slow.begin)
-    services: Any = SimpleNamespace(chat_turns=chats, model=None)
+    services: Any = SimpleNamespace(chat_turns=chats, shared=SimpleNamespace(model=None))
     answer = await chat.create(completion(stream), leaving(slow), services)
     assert (answer.status_code, slow.ended, chats.closed) == (CLIENT_CLOSED, 2, 1)
 
@@ -114,7 +114,7 @@ async def test_if_one_answer_is_refused_all_are_cancelled() -> None:
         raise Overloaded("full")
 
     chats, slow = Chats(refuse), Slow()
-    services: Any = SimpleNamespace(chat_turns=chats, model=None)
+    services: Any = SimpleNamespace(chat_turns=chats, shared=SimpleNamespace(model=None))
     with pytest.raises(Overloaded, match="full"):
         await chat.create(completion(False), leaving(slow), services)
     assert (chats.asked, chats.closed) == (3, 1)

@@ -9,9 +9,9 @@ import pytest
 
 from everlong_server.observability.metrics import Metrics
 from everlong_server.process.loading import load
-from everlong_server.services import Services, running
+from everlong_server.services import Services, run_services, tenant_services
 from everlong_server.settings import Settings
-from everlong_server.store.records import Document, new_id, now, reading_id
+from everlong_server.store.records import DEFAULT_TENANT, Document, new_id, now, reading_id
 from everlong_server.store.redis.connection import connect
 from everlong_server.store.texts.passages import Passages
 from tests.tinymodel import STORY
@@ -19,15 +19,15 @@ from tests.tinymodel import STORY
 
 async def upload(services: Services, text: str) -> Document:
     document = Document(new_id("doc"), None, len(text.encode()), 0, now())
-    writer = await services.blobs.create(document.id)
+    writer = await services.shared.stores.blobs.create(document.id)
     await writer.write(text.encode())
     await writer.commit()
-    await services.documents.create(document, services.model.fingerprint)
+    await services.documents.create(document, services.shared.model.fingerprint)
     return document
 
 
 async def status(services: Services, document: Document) -> str:
-    reading = await services.documents.readings.get(reading_id(services.model.fingerprint, [document.id]))
+    reading = await services.documents.reading(reading_id(services.shared.model.fingerprint, [document.id]))
     assert reading is not None
     return reading.status
 
@@ -58,7 +58,8 @@ async def test_a_slow_index_delays_its_own_document_only(
 
     monkeypatch.setattr(Passages, "ensure", waiting)
     model = load(settings, lambda message: None)
-    async with running(settings, model, redis_url, Metrics()) as services:
+    async with run_services(settings, model, redis_url, Metrics()) as shared:
+        services = tenant_services(shared, DEFAULT_TENANT)
         first = await upload(services, STORY.read_text()[:20_000])
         slow = first.id
         second = await upload(services, STORY.read_text()[:400])

@@ -101,7 +101,7 @@ def test_a_server_that_starts_before_its_redis_waits_for_it(new_server, own_redi
     own_redis.kill()
     server = new_server(redis_url=own_redis.url)
     server.launch()
-    wait_for(lambda: "redis is away" in server.log.read_text(), 60)
+    wait_for(lambda: "waiting for Redis" in server.log.read_text(), 60)
     server.error(server.http.get("/readyz"), 503, "loading")
     own_redis.start()
     server.wait_ready()
@@ -127,7 +127,7 @@ def test_an_embedded_redis_that_ends_by_itself_is_started_again(new_server) -> N
     session = server.session(document["id"])["id"]
     said = server.say(session, "Hello.", **GREEDY)
     psutil.Process(server.redis.info("server")["process_id"]).kill()
-    wait_for(lambda: "it is started again" in server.log.read_text())
+    wait_for(lambda: "died and was restarted" in server.log.read_text())
     wait_for(lambda: server.http.get("/readyz").status_code == 200)
     assert server.document(document["id"]) == document
     assert server.http.get(f"/v1/sessions/{session}/messages").json()["data"][1]["content"] == said["content"]
@@ -138,7 +138,7 @@ def test_an_embedded_redis_that_ends_by_itself_is_started_again(new_server) -> N
     assert server.document(document["id"]) == document
     # And restarts it like one of its own.
     psutil.Process(server.redis.info("server")["process_id"]).kill()
-    wait_for(lambda: server.log.read_text().count("it is started again") == 2)
+    wait_for(lambda: server.log.read_text().count("died and was restarted") == 2)
     wait_for(lambda: server.http.get("/readyz").status_code == 200)
     assert server.document(document["id"]) == document
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from everlong_server.api.native.documents import make
-from everlong_server.api.upload import Received, commit
 from everlong_server.engine.documents import formats
+from everlong_server.engine.documents.ingest import Ingest, ReceivedFile
 from everlong_server.errors import InvalidRequest, RateLimited
 from everlong_server.store.documents import Documents
 from everlong_server.store.idempotency import IdempotencyRecord, IdempotencyRecords
@@ -33,24 +32,22 @@ class Side:
 
     def __init__(self, redis: Client, folder: Path, replica: str, **limits: int) -> None:
         self.blobs = Blobs(f"file://{folder}/blobs")
-        documents = Documents(redis, "ann", Quota(redis, "ann", Limits(**limits), StreamSlots(redis, replica)))
+        quota = Quota(redis, "ann", Limits(**limits), StreamSlots(redis, replica))
+        documents = Documents(redis, "ann", quota)
         self.attempts = IdempotencyRecords(redis, "ann", replica, 60.0, [])
-        self.services: Any = SimpleNamespace(
-            blobs=self.blobs,
-            documents=documents,
-            settings=SimpleNamespace(max_document_bytes=1 << 20),
-            model=SimpleNamespace(fingerprint="model"),
-        )
+        engine: Any = SimpleNamespace(draining=False, model=SimpleNamespace(fingerprint="model"))
+        unused: Any = None
+        self.ingest = Ingest(engine, redis, self.blobs, documents, quota, unused, unused, unused, 1 << 20)
 
-    async def receive(self, document_id: str, format: str | None) -> Received:
-        received = Received(len(WORDS), 0, "", None, format)
+    async def receive(self, document_id: str, format: str | None) -> ReceivedFile:
+        received = ReceivedFile(len(WORDS), 0, "", None, format)
         writer = await self.blobs.create(document_id)
         await writer.write(WORDS)
-        await commit(writer, received)
+        await received.commit(writer)
         return received
 
     async def make(self, attempt: IdempotencyRecord | None, document_id: str, format: str | None = None) -> Any:
-        return await make(self.services, document_id, await self.receive(document_id, format), attempt)
+        return await self.ingest.create(document_id, await self.receive(document_id, format), attempt)
 
     def files(self) -> list[str]:
         return sorted(self.blobs.names())
@@ -94,7 +91,7 @@ async def test_what_one_server_is_refused_another_may_be_about_to_make(redis: Cl
     received = await second.receive(document_id := f"doc_{slow.id}", None)
     with pytest.raises(RateLimited):
         await first.make(slow, document_id)
-    assert await make(second.services, document_id, received, taken)
+    assert await second.ingest.create(document_id, received, taken)
     assert first.files() == [document_id]
 
 
@@ -105,7 +102,7 @@ async def test_a_document_that_is_refused_leaves_nothing(redis: Client, tmp_path
             await side.make(attempt, new_id("doc"))
     side = Side(redis, tmp_path, "r1")
     received = await side.receive(document_id := new_id("doc"), None)
-    made = await make(side.services, document_id, received, None, upload=new_id("upload"))
+    made = await side.ingest.create(document_id, received, None, upload=new_id("upload"))
     assert made is None, "there is no such upload"
     assert side.files() == []
 

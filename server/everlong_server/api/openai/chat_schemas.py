@@ -1,4 +1,4 @@
-"""OpenAI's objects, as far as there is something behind them: the source of the OpenAPI document."""
+"""The objects of OpenAI's chat completions that the server supports: a source of the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -14,58 +14,28 @@ MAX_MESSAGES = 2048
 MAX_CHOICES = 16
 
 
-class File(Wire):
-    """A document under OpenAI's names."""
-
-    id: str
-    object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    expires_at: None = None
-    filename: str
-    purpose: Literal["user_data"] = "user_data"
-    status: str = Field(description="uploaded: it is being read; processed; error")
-    status_details: str | None
-
-
-class FileList(Wire):
-    """Newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[File]
-    has_more: bool
-
-
-class FileDeleted(Wire):
-    """What was deleted."""
-
-    id: str
-    object: Literal["file"] = "file"
-    deleted: Literal[True] = True
-
-
 class TextPart(Nullable, Wire):
-    """Words."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
 
 
 class FileReference(Nullable, Wire):
-    """A file that was uploaded to `/v1/files`."""
+    """The id of a file that was uploaded to `/v1/files`."""
 
     file_id: str = Field(min_length=1, max_length=128)
 
 
 class FilePart(Nullable, Wire):
-    """A document that the chat is about."""
+    """A file part of a message: a document that the chat is about."""
 
     type: Literal["file"]
     file: FileReference
 
 
-def kind(value: object) -> str | None:
-    """Which of the two a content is."""
+def content_kind(value: object) -> str | None:
+    """Return the tag of a message's content, for the union of a string and a list of parts."""
     if isinstance(value, str):
         return "Text"
     return "Parts" if isinstance(value, list) else None
@@ -76,21 +46,21 @@ def _part(value: object) -> str | None:
     return {"text": "TextPart", "file": "FilePart"}.get(kind) if isinstance(kind, str) else None
 
 
-# The tags begin with capitals, so that an error's path is made of the request's own fields only.
+# Tags start with a capital, so that an error's path can leave them out.
 Part = Annotated[
     Annotated[TextPart, Tag("TextPart")] | Annotated[FilePart, Tag("FilePart")],
-    Discriminator(
-        _part, custom_error_type="part", custom_error_message="a part is of type 'text' or 'file'; others are not known"
-    ),
+    Discriminator(_part, custom_error_type="part", custom_error_message="type must be 'text' or 'file'"),
 ]
 Content = Annotated[
     Annotated[str, Tag("Text")] | Annotated[list[Part], Field(max_length=MAX_MESSAGES), Tag("Parts")],
-    Discriminator(kind, custom_error_type="content", custom_error_message="content is a string or a list of parts"),
+    Discriminator(
+        content_kind, custom_error_type="content", custom_error_message="content must be a string or a list of parts"
+    ),
 ]
 
 
 class ChatMessage(Nullable, Wire):
-    """A message of a dialogue. Answers can be sent back as they came: their `evidence` is not looked at."""
+    """A message of a chat. Answers can be sent back unchanged: their `evidence` is ignored."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
@@ -98,22 +68,22 @@ class ChatMessage(Nullable, Wire):
 
 
 class StreamOptions(Nullable, Wire):
-    """What is streamed beside the answer."""
+    """Options of a stream."""
 
-    include_usage: bool = Field(False, description="a last chunk without choices says what was used")
+    include_usage: bool = Field(False, description="send the usage in a last chunk without choices")
 
 
 class JsonSchema(Nullable, Wire):
-    """What the answer is."""
+    """A JSON Schema that the answer follows."""
 
     name: str = Field(max_length=64, description="ignored")
-    description: str | None = Field(None, max_length=10_000, description="ignored: say in the question what is wanted")
+    description: str | None = Field(None, max_length=10_000, description="ignored: describe the answer in the question")
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema", description="JSON Schema; {} is any JSON")
     strict: bool | None = Field(None, description="ignored: an answer always follows its schema")
 
 
-class JsonSchemaFormat(Nullable, Wire):
-    """JSON of a schema."""
+class ChatJsonSchemaFormat(Nullable, Wire):
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -122,28 +92,30 @@ class JsonSchemaFormat(Nullable, Wire):
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("TextFormat")]
     | Annotated[JsonObjectFormat, Tag("JsonObjectFormat")]
-    | Annotated[JsonSchemaFormat, Tag("JsonSchemaFormat")],
+    | Annotated[ChatJsonSchemaFormat, Tag("JsonSchemaFormat")],
     Discriminator(format_kind, custom_error_type="format", custom_error_message=FORMATS),
 ]
 
 
 class CreateChatCompletion(Nullable, SamplingParams):
-    """A dialogue, whose last message is to be answered. Beside OpenAI's fields it takes those of a native message."""
+    """A chat whose last message is answered. Takes OpenAI's fields and those of a native message."""
 
     model: str = Field(max_length=256)
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000, description="newer name of max_tokens")
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="answers; with a seed, the second is drawn with seed + 1, …")
+    n: int = Field(
+        1, ge=1, le=MAX_CHOICES, description="number of answers; with a seed, answer i is sampled with seed + i"
+    )
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
     response_format: ResponseFormat | None = None
-    store: Literal[False] = Field(False, description="a chat is not listed anywhere")
+    store: Literal[False] = Field(False, description="chats are not stored")
     user: str | None = Field(None, max_length=512, description="ignored")
     recall: Recall | Literal[False] = Field(default_factory=Recall, description="false: no passages")
 
 
 class ChatAnswer(Wire):
-    """What the model says, and the passages that it could rest on."""
+    """An answer and its evidence."""
 
     role: Literal["assistant"] = "assistant"
     content: str
@@ -152,7 +124,7 @@ class ChatAnswer(Wire):
 
 
 class ChatLogprobs(Wire):
-    """Of each token of the answer."""
+    """Log-probabilities of the answer's tokens."""
 
     content: list[dict[str, Any]]
     refusal: None = None
@@ -168,13 +140,13 @@ class ChatChoice(Wire):
 
 
 class CachedTokens(Wire):
-    """Of the prompt's tokens, those that were held in memory and not read again."""
+    """The prompt's tokens that were in memory and not prefilled again."""
 
     cached_tokens: int
 
 
 class ChatUsage(Wire):
-    """Tokens. Those of the documents count as the prompt's."""
+    """Token counts. Documents count as part of the prompt."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -183,7 +155,7 @@ class ChatUsage(Wire):
 
 
 class ChatCompletion(Wire):
-    """Answers."""
+    """The answers to a chat."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"

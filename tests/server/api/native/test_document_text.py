@@ -14,7 +14,7 @@ DATA = TEXT.encode()
 
 @pytest.fixture(scope="module")
 def document(shared_server: Server) -> str:
-    """Behind a byte-order mark, which does not count."""
+    """A document with a byte-order mark, which does not count."""
     return str(shared_server.upload(b"\xef\xbb\xbf" + DATA)["id"])
 
 
@@ -24,7 +24,7 @@ def part(server: Server, document: str, **query: int) -> dict[str, Any]:
     return answer.json()
 
 
-def test_parts_that_meet_have_every_character_once(server: Server, document: str) -> None:
+def test_adjacent_parts_contain_each_character_once(server: Server, document: str) -> None:
     parts = [part(server, document, start_byte=at, end_byte=at + 7) for at in range(0, len(DATA), 7)]
     assert "".join(p["text"] for p in parts) == TEXT
     for p in parts:
@@ -51,13 +51,13 @@ def test_without_an_end_it_is_a_part_and_beyond_the_end_nothing(server: Server, 
         ({"start_byte": "x"}, "start_byte"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(server: Server, document: str, query: dict[str, Any], param: str) -> None:
+def test_invalid_requests_name_the_field(server: Server, document: str, query: dict[str, Any], param: str) -> None:
     answer = server.http.get(f"/v1/documents/{document}/text", params=query)
     server.error(answer, 422, "invalid_value", param)
 
 
 @pytest.mark.parametrize("name", ["doc_" + "0" * 32, "ses_" + "0" * 32, "..%2f..%2fetc%2fpasswd", "x"])
-def test_no_text_of_what_is_no_document(server: Server, name: str) -> None:
+def test_no_text_of_an_unknown_document(server: Server, name: str) -> None:
     answer = server.http.get(f"/v1/documents/{name}/text")
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] in ("document_not_found", "path_not_found")

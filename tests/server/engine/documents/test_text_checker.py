@@ -1,4 +1,4 @@
-"""The check on uploaded text says the same however the bytes are cut."""
+"""The check of uploaded text does not depend on how the bytes are split."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from everlong_server.api.upload import Text
+from everlong_server.engine.documents.text_checker import TextChecker
 from everlong_server.errors import InvalidRequest, ServerError
 
 
 def verdict(data: bytes, cuts: list[int]) -> tuple[str, str] | int:
-    text, at = Text(limit=1 << 20), 0
+    text, at = TextChecker(limit=1 << 20), 0
     try:
         for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
             text.feed(data[at:cut])
@@ -45,8 +45,8 @@ def test_text_is_text(text: str) -> None:
     assert verdict(data, [1, 3, 5]) == (3 if data.startswith(b"\xef\xbb\xbf") else 0)
 
 
-def test_the_place_of_a_bad_byte_is_exact() -> None:
-    text = Text(limit=1 << 20)
+def test_the_offset_of_an_invalid_byte_is_exact() -> None:
+    text = TextChecker(limit=1 << 20)
     text.feed("é".encode()[:1])
     with pytest.raises(InvalidRequest, match="at byte 0"):
         text.feed(b"x")

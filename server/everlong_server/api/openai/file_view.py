@@ -1,0 +1,38 @@
+"""Documents in the format of OpenAI's files."""
+
+from __future__ import annotations
+
+from everlong_server.api import schemas
+from everlong_server.api.openai.file_schemas import File
+from everlong_server.api.views import document_view
+from everlong_server.errors import NotFound
+from everlong_server.services import Services
+from everlong_server.store.records import Document
+
+_STATUS = {"queued": "uploaded", "reading": "uploaded", "ready": "processed", "failed": "error"}
+
+
+async def find_file(services: Services, file_id: str) -> Document:
+    """Return the document of a file. Raises `NotFound`."""
+    try:
+        return await services.documents.get(file_id)
+    except NotFound:
+        raise no_file(file_id) from None
+
+
+async def view_file(services: Services, document: Document) -> File:
+    """Return a document in the format of OpenAI's files."""
+    view: schemas.Document = await document_view(services, document)
+    return File(
+        id=view.id,
+        bytes=document.text_offset + document.bytes,
+        created_at=int(view.created_at),
+        filename=view.filename or view.id,
+        status=_STATUS[view.status],
+        status_details=view.error.message if view.error else None,
+    )
+
+
+def no_file(file_id: str) -> NotFound:
+    """Return the error for a file that does not exist."""
+    return NotFound(f"no file {file_id[:64]!r}", param="file_id", code="file_not_found")

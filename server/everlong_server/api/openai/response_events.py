@@ -1,0 +1,114 @@
+"""A response and its events in the format of OpenAI's API, for HTTP and WebSocket."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from everlong_server.api.errors import as_server_error
+from everlong_server.engine.answering.responses import ResponseTurn
+from everlong_server.store import responses as store
+
+
+def response_view(response: store.Response) -> dict[str, Any]:
+    """Return a response in the format of OpenAI's API."""
+    request, message = response.request, response.message
+    params, usage = request["params"], None
+    if message is not None:
+        used = message["usage"]
+        usage = {
+            "input_tokens": used["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": used["reused_tokens"], "cache_write_tokens": 0},
+            "output_tokens": used["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": used["prompt_tokens"] + used["completion_tokens"],
+        }
+    return {
+        "id": response.id, "object": "response", "created_at": int(response.created_at),
+        "completed_at": None if response.completed_at is None else int(response.completed_at),
+        "status": response.status, "background": response.background, "error": response.error,
+        "incomplete_details": {"reason": "max_output_tokens"} if response.status == "incomplete" else None,
+        "instructions": request["instructions"], "max_output_tokens": params["max_tokens"],
+        "metadata": request["metadata"], "model": request["model"],
+        "output": [] if message is None else [_output(message, response.status)],
+        "parallel_tool_calls": False, "previous_response_id": response.previous, "store": request["store"],
+        "temperature": params["temperature"], "text": request["text"], "tool_choice": "none", "tools": [],
+        "top_logprobs": params["top_logprobs"], "top_p": params["top_p"], "truncation": request["truncation"],
+        "usage": usage,
+    }  # fmt: skip
+
+
+def _output(message: dict[str, Any], status: str) -> dict[str, Any]:
+    part = _text(message["content"], message.get("logprobs", []))
+    return _item(message["id"], status, [part], message["evidence"])
+
+
+def _item(id: str, status: str, content: list[dict[str, Any]], evidence: list[dict[str, Any]]) -> dict[str, Any]:
+    kind = {"type": "message", "role": "assistant"}
+    return {"id": id, **kind, "status": status, "content": content, "evidence": evidence}
+
+
+def _text(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+async def response_events(answering: ResponseTurn) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the events of a response in the format of OpenAI's API. The evidence comes with the output item, before the first
+    token. An answer that fails ends with `response.failed`."""
+    number = 0
+
+    def event(kind: str, **more: Any) -> dict[str, Any]:
+        nonlocal number
+        number += 1
+        return {"type": kind, "sequence_number": number - 1, **more}
+
+    initial = response_view(answering.response)
+    try:
+        async with contextlib.aclosing(_pieces(answering)) as pieces:
+            async for kind, more in pieces:
+                yield event(kind, **more)
+    except Exception as error:
+        known = as_server_error(error)
+        failure = {"code": known.code, "message": known.message}
+        yield event("response.failed", response=initial | {"status": "failed", "error": failure})
+
+
+async def _pieces(answering: ResponseTurn) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+    item, evidence = answering.turn.id, list[dict[str, Any]]()
+    at = {"item_id": item, "output_index": 0, "content_index": 0}
+    opened = False
+
+    def open_item() -> list[tuple[str, dict[str, Any]]]:
+        nonlocal opened
+        if opened:
+            return []
+        opened = True
+        added = {"output_index": 0, "item": _item(item, "in_progress", [], evidence)}
+        return [("response.output_item.added", added), ("response.content_part.added", at | {"part": _text("", [])})]
+
+    async with contextlib.aclosing(answering.events) as turn:
+        async for event in turn:
+            match event["type"]:
+                case "response.created":
+                    for name in ("created", "in_progress"):
+                        yield f"response.{name}", {"response": response_view(answering.response)}
+                case "response.evidence":
+                    evidence = event["evidence"]
+                    for piece in open_item():
+                        yield piece
+                case "response.output_text.delta":
+                    for piece in open_item():
+                        yield piece
+                    delta = {"delta": event["delta"], "logprobs": event.get("logprobs", [])}
+                    yield "response.output_text.delta", at | delta
+                case "response.completed":
+                    for piece in open_item():
+                        yield piece
+    response = response_view(answering.response)
+    (output,) = response["output"]
+    (part,) = output["content"]
+    yield "response.output_text.done", at | {"text": part["text"], "logprobs": part["logprobs"]}
+    yield "response.content_part.done", at | {"part": part}
+    yield "response.output_item.done", {"output_index": 0, "item": output}
+    yield f"response.{response['status']}", {"response": response}

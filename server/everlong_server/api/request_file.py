@@ -1,0 +1,89 @@
+"""`RequestFile`: the file in an HTTP request, as its body or as a part of a multipart form."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Protocol
+
+from python_multipart.multipart import parse_options_header
+
+from everlong_server.api.multipart import FormFields, FormParser
+from everlong_server.engine.documents import formats
+from everlong_server.engine.documents.text_checker import too_large
+from everlong_server.errors import UnsupportedMedia
+
+# `curl --data-binary` sends application/x-www-form-urlencoded by default.
+_RAW_TYPES = ("", "application/octet-stream", "application/x-www-form-urlencoded", *formats.MEDIA_TYPES)
+_FORM_OVERHEAD = 4096
+"""Bytes that a form may have around the file."""
+
+
+class HttpBody(Protocol):
+    """A body with its headers, such as a request."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers, of which `content-type` and `content-length` are read."""
+
+    @property
+    def query_params(self) -> Mapping[str, str]:
+        """Query parameters, of which `filename` is read."""
+
+    def stream(self) -> AsyncIterator[bytes]:
+        """Yield the content in chunks."""
+
+
+class RequestFile:
+    """A `FileSource` of a request. Accepts a plain body and a form, whose part `part` is the file.
+
+    `limit`: maximum number of bytes, checked early against `content-length`. `fields`: required fields of the form; if it is
+    given, a plain body is refused.
+    """
+
+    def __init__(
+        self, body: HttpBody, *, part: str = "file", fields: FormFields | None = None, limit: int | None = None
+    ) -> None:
+        self._body = body
+        self._part = part
+        self._fields = fields
+        self._limit = limit
+        self.filename: str | None = None
+
+    @property
+    def announced_bytes(self) -> int:
+        """The `content-length`; 0 if there is none."""
+        length = self._body.headers.get("content-length", "")
+        return int(length) if length.isdigit() else 0
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the content of the file. Raises `TooLarge`, `UnsupportedMedia` or `InvalidRequest`."""
+        header, options = parse_options_header(self._body.headers.get("content-type", ""))
+        kind, multipart = header.decode("latin-1"), header == b"multipart/form-data"
+        if self._limit is not None and self.announced_bytes > self._limit + (_FORM_OVERHEAD if multipart else 0):
+            raise too_large(self._limit)
+        filename = self._body.query_params.get("filename")
+        if multipart:
+            form = FormParser(options.get(b"boundary", b""), self._fields or {}, self._part)
+            async with contextlib.aclosing(form.chunks(self._body.stream())) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            self.filename = form.filename or filename
+            return
+        if self._fields is not None:
+            raise UnsupportedMedia(
+                f"content type {kind[:60]!r} is not supported: send multipart/form-data", param="content-type"
+            )
+        _check_type(kind, options.get(b"charset", b"utf-8").decode("latin-1"))
+        self.filename = filename
+        async for chunk in self._body.stream():
+            yield chunk
+
+
+def _check_type(kind: str, charset: str) -> None:
+    if not (kind in _RAW_TYPES or kind.startswith("text/")):
+        raise UnsupportedMedia(
+            f"content type {kind[:60]!r} is not supported: send text/plain or multipart/form-data", param="content-type"
+        )
+    if charset.lower().replace("_", "-") not in ("utf-8", "utf8", "us-ascii", "ascii"):
+        raise UnsupportedMedia(f"charset {charset[:60]!r} is not supported: send UTF-8", param="content-type")

@@ -1,0 +1,87 @@
+"""The parameters of an answer, from the fields of a request: sampling, recall, and JSON schema."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic_core import to_json
+
+from everlong_models import SamplingParams
+from everlong_server.api import schemas
+from everlong_server.engine.answering.grounding import Recall
+from everlong_server.errors import InvalidRequest
+from everlong_server.services import Services
+from everlong_server.store.records import RecallChoice, Session
+
+_MAX_LOGPROBS = 200_000
+"""Log-probabilities of one answer. They stay in memory until it is complete, about half a kilobyte each."""
+
+
+def turn_arguments(
+    services: Services, body: schemas.CreateMessage, session: Session
+) -> tuple[str, SamplingParams, Recall]:
+    """Return the text, the sampling parameters and the recall of a message's turn. Raises `InvalidRequest`."""
+    default = services.recall
+    if default.passages:  # if the server has recall off, the session cannot turn it on
+        default = _override(default, session.recall)
+    return body.content, sampling(body), answer_recall(services, body.recall, default)
+
+
+def sampling(body: SamplingParams, newer: str = "max_tokens", *, logprobs: bool = False) -> SamplingParams:
+    """Return the sampling parameters of a request. Raises `InvalidRequest`.
+
+    `newer`: a field that replaces `max_tokens` if it is given. `logprobs`: True if another field requests them.
+    """
+    require_json(body.json_schema, "json_schema")
+    limit = "max_tokens" if getattr(body, newer) is None else newer
+    given = body.model_dump(include=set(SamplingParams.model_fields))
+    params = SamplingParams(**given | {"max_tokens": getattr(body, limit), "logprobs": body.logprobs or logprobs})
+    per_token = 1 + params.top_logprobs
+    if params.logprobs and params.max_tokens * per_token > _MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"{limit}={params.max_tokens} with {per_token} log-probabilities each is more than the limit of {_MAX_LOGPROBS} "
+            "log-probabilities in an answer: request fewer tokens, or a lower top_logprobs", param=limit,
+        )  # fmt: skip
+    return params
+
+
+def require_json(schema: dict[str, Any] | None, name: str) -> None:
+    """Raise `InvalidRequest` if the schema in the field `name` cannot be encoded as JSON again, to be stored and sent."""
+    try:
+        json.dumps(schema, allow_nan=False, ensure_ascii=False).encode()
+        to_json([[[[schema]]]])  # pydantic limits the depth, and a response adds four levels
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{name}: the schema cannot be encoded as JSON again: {error}", param=name) from None
+
+
+def answer_recall(
+    services: Services, requested: schemas.Recall | Literal[False] | None, default: Recall | None = None
+) -> Recall:
+    """Return the recall of an answer: the requested fields, else those of `default`, by default the server's.
+
+    Raises `InvalidRequest` for more tokens than the model's context, and for passages on a server with recall off.
+    """
+    sight = services.shared.model.memory.sight
+    if requested and requested.passages and not services.recall.passages:
+        raise InvalidRequest(
+            f"recall.passages: {requested.passages} passages, but recall is off on this server (EVERLONG_RECALL_PASSAGES=0)",
+            param="recall.passages",
+        )
+    if requested and requested.tokens is not None and requested.tokens > sight:
+        raise InvalidRequest(
+            f"recall.tokens: {requested.tokens} tokens are more than the model's context of {sight}",
+            param="recall.tokens",
+        )
+    return _override(default or services.recall, stored_recall(requested))
+
+
+def stored_recall(requested: schemas.Recall | Literal[False] | None) -> RecallChoice:
+    """Return a recall as a session stores it."""
+    return requested.model_dump(exclude_none=True) if isinstance(requested, schemas.Recall) else requested
+
+
+def _override(default: Recall, requested: RecallChoice) -> Recall:
+    """Return `default` with the requested fields replaced."""
+    return replace(default, passages=0) if requested is False else replace(default, **(requested or {}))

@@ -1,0 +1,236 @@
+"""`Ingest`: adds and deletes documents. Receives a file, checks it, converts it to text, stores it and queues its reading.
+
+Uploads, downloads, OpenAI's files and multipart uploads all go through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from redis.exceptions import RedisError, ResponseError
+
+from everlong_server.engine.device.engine import Engine
+from everlong_server.engine.documents import formats
+from everlong_server.engine.documents.text_checker import TextChecker, clean_filename
+from everlong_server.engine.documents.token_offsets import TokenOffsets
+from everlong_server.errors import NotFound, ServerError, Unavailable
+from everlong_server.pools import Pool
+from everlong_server.store.chats import Chats
+from everlong_server.store.documents import Documents
+from everlong_server.store.idempotency import IdempotencyRecord
+from everlong_server.store.records import Document, is_id, now
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.tenants.quota import Quota
+from everlong_server.store.texts import outline
+from everlong_server.store.texts.blobs import Blobs, BlobWriter
+from everlong_server.store.texts.passages import Passages
+
+_CONVERTERS = Pool("everlong-convert", 2)
+"""Few threads, as a conversion may take gigabytes of memory and minutes."""
+
+
+class FileSource(Protocol):
+    """A file that is being received."""
+
+    @property
+    def announced_bytes(self) -> int:
+        """Size that the sender announced; 0 if unknown."""
+
+    @property
+    def filename(self) -> str | None:
+        """Name that the sender gave. Complete once `chunks` has ended."""
+
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the content. Raises `ServerError` if it cannot be received."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedFile:
+    """A received file: size of its text in bytes, offset of the text in the blob, SHA-256 of the blob, file name.
+
+    `format`: None for text; otherwise the format that its first bytes show, and after the conversion, the format it was
+    converted from. `suffix`: suffix of the blob's name until the conversion. It is unique, because a retry of the request
+    uses the same name.
+    """
+
+    bytes: int
+    text_offset: int
+    digest: str
+    filename: str | None
+    format: str | None
+    suffix: str = field(default_factory=lambda: f".{uuid.uuid4().hex}.upload", compare=False)
+
+    async def commit(self, writer: BlobWriter | DiscardingWriter) -> None:
+        """Make the written blob durable, under its own name if it is text, else under the name of a file to convert."""
+        await writer.commit(self.suffix if self.format else "")
+
+    def as_document(self, document_id: str) -> Document:
+        """Return the document record of this file."""
+        return Document(
+            document_id, self.filename, self.bytes, self.text_offset, now(), self.digest, self.format
+        )  # fmt: skip
+
+
+class DiscardingWriter:
+    """A writer that discards the data, for a document that is stored already."""
+
+    async def write(self, data: bytes) -> None:
+        """Discard `data`."""
+
+    async def commit(self, suffix: str = "") -> None:
+        """Do nothing."""
+
+    async def abort(self) -> None:
+        """Do nothing."""
+
+
+async def receive(source: FileSource, writer: BlobWriter | DiscardingWriter, limit: int) -> ReceivedFile:
+    """Stream a file of at most `limit` bytes to `writer` and check it. Does not commit it.
+
+    Raises `ServerError` if the file is too large, not text, and not in a format that can be converted to text.
+    """
+    checker = TextChecker(limit)
+    async with contextlib.aclosing(source.chunks()) as chunks:
+        async for chunk in chunks:
+            checker.feed(chunk)
+            await writer.write(chunk)
+    start = checker.finish()
+    filename = clean_filename(source.filename or "")
+    return ReceivedFile(checker.size - start, start, checker.digest.hexdigest(), filename, checker.foreign)
+
+
+@dataclass(frozen=True, slots=True)
+class Ingest:
+    """Adds and deletes the documents of one tenant. `max_bytes`: largest file, and largest text converted from one."""
+
+    engine: Engine
+    redis: Client
+    blobs: Blobs
+    documents: Documents
+    quota: Quota
+    chats: Chats
+    passages: Passages
+    token_offsets: TokenOffsets
+    max_bytes: int
+
+    async def add(
+        self, source: FileSource, record: IdempotencyRecord, endpoint: Literal["document", "file"]
+    ) -> Document:
+        """Receive and store a document, and queue its reading. Everything is durable on return.
+
+        For a retry of a completed request, only compares the content with the first request's.
+        """
+        self.require_running()
+        await self.redis.ping()  # fail before the upload, not after it
+        document_id = f"doc_{record.id}"
+        exists = record.answer is not None or (not record.first and await self.documents.exists(document_id))
+        if not exists:
+            await self.quota.require_room(source.announced_bytes, self.engine.model.fingerprint)
+        writer = DiscardingWriter() if exists else await self.blobs.create(document_id)
+        try:
+            received = await receive(source, writer, self.max_bytes)
+            await record.check_same_request("upload", endpoint, received.digest, received.filename or "")
+            await received.commit(writer)
+        except BaseException:
+            await writer.abort()
+            raise
+        if record.answer is not None:
+            return received.as_document(document_id)
+        if exists:
+            return await self.documents.get(document_id)
+        document = await self.create(document_id, received, record)
+        assert document is not None, "only a multipart upload can be cancelled or completed by another request"
+        return document
+
+    async def create(
+        self,
+        document_id: str,
+        received: ReceivedFile,
+        record: IdempotencyRecord | None,
+        *,
+        upload: str | None = None,
+        reserved: int = 0,
+    ) -> Document | None:
+        """Convert the received blob to text and create its document. Deletes the text if the document is refused.
+
+        Returns None if the multipart `upload` was cancelled or completed in the meantime. `upload` and `reserved` are passed to
+        `Documents.create`.
+        """
+        creating = False
+        try:
+            received = await self._converted(document_id, received)
+            document, creating = received.as_document(document_id), True
+            if await self.documents.create(document, self.engine.model.fingerprint, upload=upload, reserved=reserved):
+                return document
+        except BaseException as error:
+            # If Redis did not answer, it may still create the document. Then a later sweep deletes the text, if it is unused.
+            if not creating or isinstance(error, ServerError | ResponseError):
+                await self._drop_text(document_id, record)
+            raise
+        await self._drop_text(document_id, record)
+        return None
+
+    async def delete(self, document_id: str) -> None:
+        """Delete a document, its text and everything that was derived from it. Raises `NotFound`."""
+        missing: NotFound | None = None
+        try:
+            await self.documents.delete(document_id)
+        except NotFound as error:
+            # A deletion may have been interrupted. The text is deleted last, so it shows whether something is left.
+            missing = error
+            if not is_id("doc", document_id) or not await asyncio.to_thread(self.blobs.exists, document_id):
+                raise
+        if not await self.documents.exists(document_id):  # else it belongs to another tenant
+            await self.chats.forget(document_id)
+            await self.passages.delete(document_id)
+            await self.token_offsets.delete(document_id)
+            for blob in (outline.name(document_id), document_id):
+                await self.blobs.delete(blob)
+        if missing is not None:
+            raise missing
+
+    def require_running(self) -> None:
+        """Raise `Unavailable` while the server is shutting down."""
+        if self.engine.draining:
+            raise Unavailable("the server is shutting down", code="draining", retry_after=5)
+
+    async def _converted(self, name: str, received: ReceivedFile) -> ReceivedFile:
+        """Convert the received file to text in the blob `name`, and store its outline. Returns it unchanged if it is text.
+
+        Raises `ServerError` if the file cannot be converted. Does not delete the text then, as it may belong to another server
+        that handles a retry of the request.
+        """
+        kind, blobs = received.format, self.blobs
+        if kind is None:
+            return received
+
+        def convert() -> ReceivedFile:
+            with blobs.fill(name) as text, blobs.local(name + received.suffix) as uploaded:
+                source_format, headings = formats.convert(uploaded, kind, text, self.max_bytes)
+                outline.save(blobs, name, headings)
+                with text.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                size = text.stat().st_size
+                return replace(received, bytes=size, text_offset=0, digest=digest, format=source_format)
+
+        converting = asyncio.create_task(_CONVERTERS.run(convert))
+        try:
+            return await asyncio.shield(converting)
+        except BaseException:
+            await asyncio.wait([converting])  # a cancelled conversion writes on until it ends
+            raise
+        finally:
+            await blobs.delete(name + received.suffix)
+
+    async def _drop_text(self, document_id: str, record: IdempotencyRecord | None) -> None:
+        """Delete the text of a document that was not created. Keeps it if Redis cannot tell, or another server retries."""
+        with contextlib.suppress(RedisError):
+            if (record is None or await record.is_owner()) and not await self.documents.exists(document_id):
+                for blob in (document_id, outline.name(document_id)):
+                    await self.blobs.delete(blob)

@@ -1,0 +1,236 @@
+"""`MultipartUploads`: files that arrive in parts, in any order and over any number of connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from everlong_server.engine.documents.ingest import FileSource, Ingest, ReceivedFile
+from everlong_server.engine.documents.text_checker import TextChecker, clean_filename, too_large
+from everlong_server.errors import Conflict, InvalidRequest, NotFound, ServerError, TooLarge
+from everlong_server.store.records import new_id
+from everlong_server.store.uploads import Part, Upload, Uploads
+
+log = logging.getLogger(__name__)
+
+MAX_PARTS = 10_000
+_BLOCK = 1 << 20
+
+
+@dataclass(slots=True, weakref_slot=True)
+class _BytesInFlight:
+    """Number of bytes that this server is receiving for one multipart upload, in concurrent parts."""
+
+    bytes: int = 0
+
+
+_IN_FLIGHT: WeakValueDictionary[str, _BytesInFlight] = WeakValueDictionary()
+"""The bytes that this server is receiving, by upload."""
+
+
+@dataclass(slots=True)
+class _PartCounter:
+    """Counts the bytes of an upload's part. `limit`: maximum of this part; `room`: maximum of all parts `in_flight`.
+
+    Only the whole upload is checked to be text.
+    """
+
+    limit: int
+    room: int
+    in_flight: _BytesInFlight
+    size: int = 0
+
+    def feed(self, data: bytes) -> None:
+        """Count the next chunk. Raises `TooLarge` beyond the limits."""
+        self.size += len(data)
+        self.in_flight.bytes += len(data)
+        if self.size > self.limit or self.in_flight.bytes > self.room:
+            raise TooLarge(f"the part is larger than the {self.limit} bytes that are left in the upload", param="data")
+
+    def end(self) -> None:
+        """Stop counting the part as in flight."""
+        self.in_flight.bytes -= self.size
+
+
+@dataclass(frozen=True, slots=True)
+class MultipartUploads:
+    """The multipart uploads of one tenant. `seconds`: lifetime of an upload that is not completed."""
+
+    ingest: Ingest
+    uploads: Uploads
+    seconds: float
+
+    async def create(self, size: int, filename: str, purpose: str) -> Upload:
+        """Create an upload for a file of `size` bytes. Raises `TooLarge`, `InvalidRequest` or `RateLimited`."""
+        limit, quota = self.ingest.max_bytes, self.ingest.quota
+        if size > limit:
+            error = too_large(limit)
+            error.param = "bytes"
+            raise error
+        if (name := clean_filename(filename)) is None:
+            raise InvalidRequest(f"filename: {filename[:60]!r} is not a file name", param="filename")
+        await quota.require_room(0, self.ingest.engine.model.fingerprint)
+        moment = await self.uploads.moment()
+        upload = Upload(new_id("upload"), size, name, purpose, moment, moment + self.seconds)
+        await quota.reserve(upload.id, upload.bytes, self.seconds)
+        await self.uploads.create(upload)
+        return upload
+
+    async def add_part(self, upload_id: str, source: FileSource) -> Part:
+        """Receive and store a part. A part whose response was lost can be sent again.
+
+        Raises `Conflict` if the upload has ended, and `TooLarge` if the part does not fit.
+        """
+        self.ingest.require_running()
+        upload = _pending(await self.uploads.get(upload_id))
+        stored = await self.uploads.parts(upload.id)
+        if len(stored) >= MAX_PARTS:
+            raise InvalidRequest(f"the upload has {len(stored)} parts, the limit is {MAX_PARTS}", param="upload_id")
+        # Twice the size of the file, as parts may be sent again whose response was lost.
+        room = 2 * upload.bytes - sum(part.bytes for part in stored.values())
+        counter = _PartCounter(min(upload.bytes, room), room, _IN_FLIGHT.setdefault(upload.id, _BytesInFlight()))
+        part = Part(new_id("part"), upload.id, 0, await self.uploads.moment())
+        added = False
+        try:
+            await self._receive_part(part.name, source, counter)
+            part = Part(part.id, upload.id, counter.size, part.created_at)
+            size = part.bytes + sum(one.bytes for one in (await self.uploads.parts(upload.id)).values())
+            if size > upload.bytes:  # a part was sent twice
+                await self.ingest.quota.reserve(upload.id, size, upload.expires_at - part.created_at)
+            added = await self.uploads.add(part, 2 * upload.bytes, MAX_PARTS)
+        except FileNotFoundError:  # the upload was deleted in the meantime, with this part's data
+            log.info("the upload of part %s was deleted in the meantime", part.id)
+        finally:
+            counter.end()
+            if not added:
+                await self.ingest.blobs.delete(part.name)
+        if not added:
+            _pending(await self.uploads.get(upload_id))
+            raise Conflict("the part could not be added to the upload: send it again", param="upload_id")
+        return part
+
+    async def _receive_part(self, name: str, source: FileSource, counter: _PartCounter) -> None:
+        """Store a part as the blob `name`, durably."""
+        writer = await self.ingest.blobs.create(name)
+        try:
+            async with contextlib.aclosing(source.chunks()) as chunks:
+                async for chunk in chunks:
+                    counter.feed(chunk)
+                    await writer.write(chunk)
+            if not counter.size:
+                raise InvalidRequest("the part is empty", param="data")
+            await writer.commit()
+        except BaseException:
+            await writer.abort()
+            raise
+
+    async def complete(self, upload_id: str, part_ids: Sequence[str], md5: str | None) -> Upload:
+        """Join the parts to a document and queue its reading. A retry returns the same result."""
+        upload = await self.uploads.get(upload_id)
+        if upload.status != "completed":
+            refused: ServerError | None = None
+            try:
+                await self._create_document(_pending(upload), part_ids, md5)
+            except (Conflict, NotFound) as error:  # for example if another request completed it in the meantime
+                refused = error
+            upload = await self.uploads.get(upload_id)
+            if upload.status != "completed":
+                raise refused or _not_pending(upload)
+        await self._release(upload)
+        return upload
+
+    async def cancel(self, upload_id: str) -> Upload:
+        """Cancel an upload and delete its parts. Raises `Conflict` if it is completed."""
+        upload = await self.uploads.get(upload_id)
+        if upload.status == "pending":
+            await self.uploads.cancel(upload.id)
+            upload = await self.uploads.get(upload_id)
+        if upload.status == "completed":
+            _pending(upload)
+        await self._release(upload)
+        return upload
+
+    async def _release(self, upload: Upload) -> None:
+        """Delete the parts and release the quota of an upload that has ended."""
+        await self.ingest.blobs.delete_parts(upload.id)
+        await self.ingest.quota.release(upload.id)
+
+    async def _create_document(self, upload: Upload, part_ids: Sequence[str], md5: str | None) -> None:
+        """Create the document of the parts. Does nothing if the upload was cancelled or completed in the meantime."""
+        parts = await self._ordered_parts(upload, part_ids)
+        document_id = new_id("doc")
+        received = await self._join(upload, document_id, parts, md5)
+        await self.ingest.create(document_id, received, None, upload=upload.id, reserved=upload.bytes)
+
+    async def _ordered_parts(self, upload: Upload, ids: Sequence[str]) -> list[Part]:
+        """Return the parts in the order of `ids`. Raises `ServerError` for unknown or repeated ids, and for a wrong total
+        size."""
+        stored = await self.uploads.parts(upload.id)
+        seen = set[str]()
+        for index, id in enumerate(ids):
+            name = f"part_ids.{index}"
+            if id not in stored:
+                raise NotFound(f"{name}: no part {id!r} in this upload", param=name, code="part_not_found")
+            if id in seen:
+                raise InvalidRequest(f"{name}: part {id!r} is listed twice", param=name)
+            seen.add(id)
+        parts = [stored[id] for id in ids]
+        size = sum(part.bytes for part in parts)
+        if size != upload.bytes:
+            raise InvalidRequest(
+                f"part_ids: the parts have {size} bytes, but the upload was created with {upload.bytes}",
+                param="part_ids",
+                code="size_mismatch",
+            )
+        return parts
+
+    async def _join(self, upload: Upload, document_id: str, parts: Sequence[Part], md5: str | None) -> ReceivedFile:
+        """Join the parts in one blob and check the text. Raises `ServerError` if the file or its checksum is invalid."""
+        self.ingest.require_running()
+        blobs = self.ingest.blobs
+        checker, total = TextChecker(self.ingest.max_bytes), hashlib.md5(usedforsecurity=False)
+        writer = await blobs.create(document_id)
+        try:
+            for part in parts:
+                try:
+                    file = await asyncio.to_thread(blobs.open, part.name)
+                except FileNotFoundError:  # cancelled in the meantime, or completed by another request
+                    _pending(await self.uploads.get(upload.id))
+                    raise
+                with contextlib.closing(file):
+                    while block := await asyncio.to_thread(file.read, _BLOCK):
+                        checker.feed(block)
+                        total.update(block)
+                        await writer.write(block)
+            start = checker.finish()
+            if md5 is not None and total.hexdigest() != md5.lower():
+                raise InvalidRequest(
+                    f"md5: the MD5 of the parts is {total.hexdigest()}, got {md5.lower()}",
+                    param="md5",
+                    code="checksum_mismatch",
+                )
+            digest = checker.digest.hexdigest()
+            received = ReceivedFile(checker.size - start, start, digest, upload.filename, checker.foreign)
+            await received.commit(writer)
+        except BaseException:
+            await writer.abort()
+            raise
+        return received
+
+
+def _pending(upload: Upload) -> Upload:
+    """Return `upload`. Raises `Conflict` if it is completed or cancelled."""
+    if upload.status != "pending":
+        raise _not_pending(upload)
+    return upload
+
+
+def _not_pending(upload: Upload) -> Conflict:
+    return Conflict(
+        f"upload {upload.id!r} is {upload.status}: create a new one", param="upload_id", code=f"upload_{upload.status}"
+    )

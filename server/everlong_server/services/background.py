@@ -1,0 +1,110 @@
+"""The background tasks of a server: heartbeat, readers, background responses, deletion of expired uploads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from everlong_server.engine.answering.background import BackgroundResponses
+from everlong_server.engine.documents.reading import Reader
+from everlong_server.services.shared import Shared, Stores
+from everlong_server.services.tenant import tenant_services
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.texts.passages import Passages
+from everlong_server.store.texts.store_id import existing_owners, has_matching_store_id
+
+log = logging.getLogger(__name__)
+
+_LEAVE_TIMEOUT = 3.0
+_RESTART_DELAY = 1.0
+
+
+@asynccontextmanager
+async def background_tasks(shared: Shared) -> AsyncIterator[None]:
+    """Run the background tasks for the duration of the context, then leave the group of replicas."""
+    settings, engine = shared.settings, shared.engine
+    readers = settings.max_readers or (2 if engine.on_cpu else 64)
+    works: list[Callable[[], Coroutine[Any, Any, None]]] = [
+        lambda: _heartbeat(shared, settings.lease_seconds / 3),
+        *[lambda: _reader(shared).run()] * readers,
+        _background_responses(shared).run,
+        lambda: _expire_uploads(shared.redis, shared.stores, settings.upload_seconds),
+    ]
+    tasks = [asyncio.create_task(_run_forever(work)) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(RedisError, TimeoutError):  # the key expires by itself
+            async with asyncio.timeout(_LEAVE_TIMEOUT):
+                await shared.stores.reading_jobs.deregister()
+
+
+def _reader(shared: Shared) -> Reader:
+    settings, stores = shared.settings, shared.stores
+    passages = Passages(stores.blobs, stores.documents) if settings.recall_passages else None
+    return Reader(
+        shared.engine, stores.documents, stores.blobs, passages, shared.token_offsets, stores.reading_jobs, shared.metrics,
+        shared.tracing, settings.checkpoint_seconds, settings.turn_seconds,
+    )  # fmt: skip
+
+
+def _background_responses(shared: Shared) -> BackgroundResponses:
+    return BackgroundResponses(
+        shared.engine,
+        lambda tenant: tenant_services(shared, tenant).response_turns,
+        shared.stores.responses,
+        shared.stores.background_jobs,
+        shared.tracing,
+        shared.metrics,
+        shared.engine.max_streams,
+    )
+
+
+async def _run_forever(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `work` for as long as the server runs. Starts it again after an unexpected error."""
+    while True:
+        try:
+            await work()
+            return
+        except Exception:
+            log.exception("a background task failed and is restarted")
+            await asyncio.sleep(_RESTART_DELAY)
+
+
+async def _heartbeat(shared: Shared, seconds: float) -> None:
+    """Renew this replica's lease and report the queues, every `seconds`."""
+    stores, metrics = shared.stores, shared.metrics
+    while True:
+        with contextlib.suppress(RedisError):  # other replicas rightly treat a replica that cannot reach Redis as dead
+            await stores.reading_jobs.heartbeat()
+            with metrics.redis_seconds.time():
+                await shared.redis.ping()
+            metrics.queued.labels("readings").set(await stores.reading_jobs.length())
+            metrics.queued.labels("responses").set(await stores.background_jobs.length())
+            await stores.slots.release_pending()
+            await stores.idempotency.release_pending()
+        await asyncio.sleep(seconds)
+
+
+async def _expire_uploads(redis: Client, stores: Stores, seconds: float) -> None:
+    """Delete expired uploads, and blobs that a killed server left behind once they are as old."""
+    while True:
+        try:
+            for upload in await stores.uploads.expired():
+                await stores.blobs.delete_parts(upload)
+                await stores.uploads.remove(upload)
+            if await has_matching_store_id(redis, stores.blobs):
+                await stores.blobs.sweep(partial(existing_owners, redis), untouched=seconds)
+        except (RedisError, OSError) as error:
+            log.warning("could not delete expired uploads, will retry: %s: %s", type(error).__name__, error)
+        await asyncio.sleep(min(60.0, seconds))

@@ -1,0 +1,96 @@
+"""`Shared`: the parts of a server that all tenants use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from everlong_models import Model
+from everlong_server.engine.device.engine import Engine
+from everlong_server.engine.documents.token_offsets import TokenOffsets
+from everlong_server.observability.metrics import Metrics
+from everlong_server.observability.tracing import Tracing
+from everlong_server.settings import Settings
+from everlong_server.store.chats import Chats
+from everlong_server.store.documents import Documents
+from everlong_server.store.idempotency import IdempotencyRecords
+from everlong_server.store.jobs import Jobs
+from everlong_server.store.records import DEFAULT_TENANT
+from everlong_server.store.redis import keys
+from everlong_server.store.redis.connection import Client
+from everlong_server.store.responses import Responses
+from everlong_server.store.sessions import Sessions
+from everlong_server.store.tenants.credentials import Credentials
+from everlong_server.store.tenants.quota import Limits, Quota, StreamSlots
+from everlong_server.store.texts.blobs import Blobs
+from everlong_server.store.uploads import Uploads
+from everlong_server.store.vault import Vault
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """All stored data. The stores in Redis have a method `of(tenant)`.
+
+    `documents`, `uploads` and `responses` see all tenants; `quota`, `idempotency`, `sessions` and `chats` see the default one.
+    """
+
+    quota: Quota
+    idempotency: IdempotencyRecords
+    documents: Documents
+    sessions: Sessions
+    chats: Chats
+    uploads: Uploads
+    responses: Responses
+    blobs: Blobs
+    reading_jobs: Jobs
+    background_jobs: Jobs
+    """The queue of background responses."""
+    slots: StreamSlots
+
+    @classmethod
+    def open(cls, settings: Settings, redis: Client, fingerprint: str, replica: str) -> Stores:
+        """Open the stores. `fingerprint`: of the served model; `replica`: id of this server."""
+        vault = Vault.load(settings.encryption_key_file)
+        slots = StreamSlots(redis, replica)
+        quota = Quota(redis, DEFAULT_TENANT, tenant_limits(settings), slots)
+        return cls(
+            quota=quota,
+            idempotency=IdempotencyRecords(redis, DEFAULT_TENANT, replica, settings.idempotency_seconds, [], vault),
+            documents=Documents(redis, None, quota, vault),
+            sessions=Sessions(redis, DEFAULT_TENANT, quota, replica, settings.lease_seconds, vault),
+            chats=Chats(redis, DEFAULT_TENANT, settings.chat_seconds, vault),
+            uploads=Uploads(redis, None, vault),
+            responses=Responses(redis, None, settings.response_seconds, vault),
+            blobs=Blobs(settings.blobs, vault, settings.private_dir),
+            reading_jobs=Jobs(redis, fingerprint, replica, settings.lease_seconds),
+            background_jobs=Jobs(redis, fingerprint, replica, settings.lease_seconds, keys.responses),
+            slots=slots,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The parts of a running server that all tenants use, built once."""
+
+    settings: Settings
+    model: Model
+    redis: Client
+    credentials: Credentials
+    stores: Stores
+    engine: Engine
+    token_offsets: TokenOffsets
+    metrics: Metrics
+    tracing: Tracing
+    started_at: float
+    """Unix time in seconds."""
+
+
+def tenant_limits(settings: Settings) -> Limits:
+    """Return the quotas of every tenant."""
+    return Limits(
+        requests=settings.tenant_requests_per_minute,
+        streams=settings.tenant_streams,
+        queued=settings.tenant_queued,
+        bytes=settings.tenant_bytes,
+        sessions=settings.tenant_sessions,
+        tokens=settings.tenant_tokens_per_day,
+    )

@@ -1,0 +1,92 @@
+"""`Services`: everything that a request of one tenant needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from everlong_server.engine.answering.chats import ChatTurns
+from everlong_server.engine.answering.grounding import Recall
+from everlong_server.engine.answering.memory_view import MemoryViews
+from everlong_server.engine.answering.responses import ResponseTurns
+from everlong_server.engine.answering.sessions import SessionTurns
+from everlong_server.engine.answering.turn import TurnRunner
+from everlong_server.engine.documents.ingest import Ingest
+from everlong_server.engine.documents.multipart_uploads import MultipartUploads
+from everlong_server.services.shared import Shared
+from everlong_server.store.documents import Documents
+from everlong_server.store.idempotency import IdempotencyRecords
+from everlong_server.store.sessions import Sessions
+from everlong_server.store.tenants.quota import Quota
+from everlong_server.store.texts.passages import Passages
+
+_QUESTION_TOKENS = 256
+"""Tokens of the model's context that recall leaves free for the question and its answer (half of a short context)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything that a request of one tenant needs. Objects of other tenants cannot be reached through its stores."""
+
+    shared: Shared
+    tenant: str
+    quota: Quota
+    idempotency: IdempotencyRecords
+    documents: Documents
+    passages: Passages
+    sessions: Sessions
+    ingest: Ingest
+    multipart_uploads: MultipartUploads
+    session_turns: SessionTurns
+    chat_turns: ChatTurns
+    response_turns: ResponseTurns
+    memory_views: MemoryViews
+
+    @property
+    def recall(self) -> Recall:
+        """The server's default recall. Leaves part of the model's context free for the question and the answer."""
+        settings, sight = self.shared.settings, self.shared.model.memory.sight
+        tokens = min(settings.recall_tokens, max(sight // 2, sight - _QUESTION_TOKENS))
+        return Recall(settings.recall_passages, tokens)
+
+
+def tenant_services(shared: Shared, tenant: str) -> Services:
+    """Build the services of a tenant. Cheap: tenants share the engine and the connections."""
+    settings, stores, engine, token_offsets = shared.settings, shared.stores, shared.engine, shared.token_offsets
+    quota, documents, sessions = stores.quota.of(tenant), stores.documents.of(tenant), stores.sessions.of(tenant)
+    chats, passages = stores.chats.of(tenant), Passages(stores.blobs, documents)
+    turns = TurnRunner(
+        engine, passages, token_offsets, shared.metrics, shared.tracing, quota,
+        max_message_chars=settings.max_message_chars,
+    )  # fmt: skip
+    session_turns = SessionTurns(
+        turns, engine, sessions, documents, shared.metrics, lease_seconds=settings.lease_seconds
+    )
+    chat_turns = ChatTurns(turns, engine, chats, documents)
+    ingest = Ingest(
+        engine,
+        shared.redis,
+        stores.blobs,
+        documents,
+        quota,
+        chats,
+        passages,
+        token_offsets,
+        settings.max_document_bytes,
+    )
+    return Services(
+        shared=shared,
+        tenant=tenant,
+        quota=quota,
+        idempotency=stores.idempotency.of(tenant),
+        documents=documents,
+        passages=passages,
+        sessions=sessions,
+        ingest=ingest,
+        multipart_uploads=MultipartUploads(ingest, stores.uploads.of(tenant), settings.upload_seconds),
+        session_turns=session_turns,
+        chat_turns=chat_turns,
+        response_turns=ResponseTurns(
+            chat_turns, engine, stores.responses.of(tenant), chats, stores.background_jobs, quota
+        ),
+        memory_views=MemoryViews(engine, session_turns, sessions, documents, token_offsets, quota),
+    )
