@@ -15,7 +15,7 @@ from websockets.asyncio.client import connect
 
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
-from everlong_lab.harness.sse_timing import Streamed
+from everlong_lab.harness.sse_timing import StreamTimer
 from everlong_lab.harness.tiny import save_tiny
 
 _ROUNDS = 3
@@ -99,7 +99,7 @@ async def _answer(http: httpx.AsyncClient, written: int) -> float:
     """Milliseconds per token of an answer, after its first one."""
     session = (await http.post("/v1/sessions", json={})).raise_for_status().json()["id"]
     body = {"content": "Tell me a story.", "stream": True, "max_tokens": written, "ignore_eos": True, "temperature": 0}
-    streamed = Streamed()
+    streamed = StreamTimer()
     async with http.stream("POST", f"/v1/sessions/{session}/messages", json=body) as response:
         async for line in response.aiter_lines():
             streamed.feed(line)

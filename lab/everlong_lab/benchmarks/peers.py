@@ -28,7 +28,7 @@ from everlong_lab.corpora.text import packaged
 from everlong_lab.harness.generate import WRITTEN, asked, generate
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
-from everlong_lab.harness.sse_timing import Streamed, longest
+from everlong_lab.harness.sse_timing import StreamTimer, longest
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, find_packaged, load_tokenizer
 from everlong_server.settings import load_settings
 
@@ -43,7 +43,7 @@ class PeerMissing(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnswerTiming:
     """Seconds until the first token, for each further one, and of the longest pause between two."""
 
     first: float
@@ -65,7 +65,7 @@ class Peer(ABC):
         """Seconds until `text` can be asked about."""
 
     @abstractmethod
-    def ask(self, question: str) -> Answered:
+    def ask(self, question: str) -> AnswerTiming:
         """Answers greedily, in so many tokens that they tell what one costs."""
 
     @abstractmethod
@@ -102,13 +102,13 @@ class Everlong(Peer):
         self._session = self._server.http.post("/v1/sessions", json={"documents": [document["id"]]}).json()
         return time.perf_counter() - began
 
-    def ask(self, question: str) -> Answered:
+    def ask(self, question: str) -> AnswerTiming:
         body = {"content": question, "stream": True, "max_tokens": _SEGMENT, "ignore_eos": True, "temperature": 0}
-        began, streamed = time.perf_counter(), Streamed()
+        began, streamed = time.perf_counter(), StreamTimer()
         with self._server.http.stream("POST", f"/v1/sessions/{self._session['id']}/messages", json=body) as response:
             for line in response.iter_lines():
                 streamed.feed(line)
-        return Answered(streamed.stamps[0] - began, streamed.each, longest(streamed.stamps))
+        return AnswerTiming(streamed.stamps[0] - began, streamed.each, longest(streamed.stamps))
 
     def restart(self) -> bool:
         self._server.kill()
@@ -159,7 +159,7 @@ class LlamaCpp(Peer):
         self._tokens = response.json()["usage"]["prompt_tokens"]
         return time.perf_counter() - began
 
-    def ask(self, question: str) -> Answered:
+    def ask(self, question: str) -> AnswerTiming:
         body = {
             "prompt": self._text + asked(question),
             "max_tokens": WRITTEN,
@@ -174,7 +174,7 @@ class LlamaCpp(Peer):
                 for line in response.iter_lines()
                 if line.startswith("data: {") and json.loads(line.removeprefix("data: "))["choices"][0]["text"]
             ]
-        return Answered(stamps[0] - began, (stamps[-1] - stamps[0]) / (len(stamps) - 1), longest(stamps))
+        return AnswerTiming(stamps[0] - began, (stamps[-1] - stamps[0]) / (len(stamps) - 1), longest(stamps))
 
     def restart(self) -> bool:
         return False
@@ -226,8 +226,8 @@ class Transformers(Peer):
         self._tokens, seconds = self._call("read", text)
         return float(seconds)
 
-    def ask(self, question: str) -> Answered:
-        return Answered(*self._call("ask", question))
+    def ask(self, question: str) -> AnswerTiming:
+        return AnswerTiming(*self._call("ask", question))
 
     def restart(self) -> bool:
         return False

@@ -45,7 +45,7 @@ class LoadGeneratorMissing(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ServePlan:
     """What is measured: documents of `lengths` tokens, `streams` requests at a time (`rounds` times as many in each of
     `turns`, which the server and the engine alone take in turn), answers of `written` tokens. `first_ms`, `token_ms`: what
     an answer may take for its first token, and for each further one, to count as goodput. `recall`: passages go before the
@@ -64,7 +64,7 @@ class Plan:
     ab: str | None = None
 
 
-def run(plan: Plan, *, progress: Callable[[str], None]) -> Report:
+def run(plan: ServePlan, *, progress: Callable[[str], None]) -> Report:
     """Raises `LoadGeneratorMissing` before anything is measured if a load generator is not there."""
     if shutil.which(plan.guidellm) is None:
         raise LoadGeneratorMissing(
@@ -172,7 +172,7 @@ def _answered(server: Process, text: str) -> str:
         return str(response.json()["id"])
 
 
-def _read(plan: Plan, server: Process, answered: str, question: str) -> int:
+def _read(plan: ServePlan, server: Process, answered: str, question: str) -> int:
     """Tokens that are read for a request like those of the load: what the state of the answer before does not hold."""
     body = {"previous_response_id": answered, "store": False, "input": question, "max_output_tokens": 1}
     response = server.http.post("/v1/responses", json=body if plan.recall else body | {"recall": False})
@@ -181,7 +181,7 @@ def _read(plan: Plan, server: Process, answered: str, question: str) -> int:
     return int(usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"])
 
 
-def _load(plan: Plan, server: Process, answered: str, streams: int, tokenizer: Path, file: Path) -> dict[str, Any]:
+def _load(plan: ServePlan, server: Process, answered: str, streams: int, tokenizer: Path, file: Path) -> dict[str, Any]:
     """guidellm's figures for so many streams. Raises `LoadGeneratorMissing` with its last words."""
     body: dict[str, Any] = {"previous_response_id": answered, "store": False}
     if not plan.recall:
@@ -209,7 +209,7 @@ def _load(plan: Plan, server: Process, answered: str, streams: int, tokenizer: P
     return dict(found)
 
 
-def _plain(plan: Plan, ab: str, server: Process, answered: str, streams: int, question: str, folder: Path) -> float:
+def _plain(plan: ServePlan, ab: str, server: Process, answered: str, streams: int, question: str, folder: Path) -> float:
     """Seconds for the same requests by ab, streamed as guidellm's are. Raises `LoadGeneratorMissing` unless each was answered in full."""
     body = {
         "previous_response_id": answered, "store": False, "input": question, "max_output_tokens": plan.written, "ignore_eos": True,
@@ -267,7 +267,7 @@ def _engine(model: Model, settings: Settings) -> Iterator[Runner]:
         runner.stop()
 
 
-def _alone(plan: Plan, runner: Runner, answers: int, streams: int, state: MemoryState, prompt: list[int]) -> float:
+def _alone(plan: ServePlan, runner: Runner, answers: int, streams: int, state: MemoryState, prompt: list[int]) -> float:
     """Seconds for so many answers, `streams` at a time, without HTTP and Redis, each behind `state` and `prompt`."""
     params = SamplingParams(max_tokens=plan.written, ignore_eos=True)
     events: queue.SimpleQueue[Delta | Finished | Failed] = queue.SimpleQueue()
@@ -290,7 +290,7 @@ def _alone(plan: Plan, runner: Runner, answers: int, streams: int, state: Memory
     return time.perf_counter() - began
 
 
-def _notes(plan: Plan) -> list[str]:
+def _notes(plan: ServePlan) -> list[str]:
     return [
         f"load: guidellm, /v1/responses, streamed; {plan.turns} turns of {plan.rounds} requests a stream, the engine alone "
         f"after each; prompts of {_PROMPT} made-up tokens, "

@@ -4,8 +4,8 @@
 three and reports.
 """
 
-from everlong_lab.chaos.campaign import Plan, run
+from everlong_lab.chaos.campaign import CampaignPlan, run
 from everlong_lab.chaos.faults import FAULTS
-from everlong_lab.chaos.processes import Gone
+from everlong_lab.chaos.processes import ClusterError
 
-__all__ = ["FAULTS", "Gone", "Plan", "run"]
+__all__ = ["FAULTS", "ClusterError", "CampaignPlan", "run"]

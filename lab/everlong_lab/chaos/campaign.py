@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from everlong_lab.chaos import clock
-from everlong_lab.chaos.faults import FAULTS, Scene
+from everlong_lab.chaos.faults import FAULTS, FaultContext
 from everlong_lab.chaos.load import Load
-from everlong_lab.chaos.processes import Gone, World, until, world
-from everlong_lab.chaos.soak import Sample, Sampling
+from everlong_lab.chaos.processes import ClusterError, Cluster, until, start_cluster
+from everlong_lab.chaos.soak import ResourceSample, ResourceSampler
 from everlong_lab.harness.report import Report, Target
 from everlong_lab.harness.tiny import save_tiny
 from everlong_server.store.texts.blobs import Blobs
@@ -32,7 +32,7 @@ _SEGMENT = 64  # short, so that segments end while answers are generated
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CampaignPlan:
     """`points`: replicas killed in the middle of something, and every fault once. `minutes`: not longer than that. `faults`: None for all.
     `away`: the longest seconds that something is away. `burst`: so many replicas are killed in a row at most."""
 
@@ -52,7 +52,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Outcome:
+class CampaignResult:
     """What a campaign found. `recovery`: seconds by fault. `leaked`: keys and files that nobody needs any more."""
 
     recovery: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -64,7 +64,7 @@ class Outcome:
     """What of `done` was before anything was broken."""
     done: dict[str, int] = field(default_factory=dict)
     again: dict[str, int] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[ResourceSample] = field(default_factory=list)
     seconds: float = 0.0
     impossible: dict[str, str] = field(default_factory=dict)
     """Faults that could not be tried on this machine, and why."""
@@ -75,32 +75,32 @@ class Outcome:
         return sum(count for doing, count in self.killed.items() if doing != "nothing")
 
 
-def run(plan: Plan, progress: Callable[[str], None], plot: Path | None = None) -> Report:
+def run(plan: CampaignPlan, progress: Callable[[str], None], plot: Path | None = None) -> Report:
     """The campaign, as a report. `plot`: a picture of what was used over the time."""
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         model = plan.model or save_tiny(Path(folder), _SEGMENT)
         outcome = asyncio.run(_to_its_end(campaign(plan, model, progress)))
     if plot is not None:
-        Sampling.draw(outcome.samples, plot)
+        ResourceSampler.draw(outcome.samples, plot)
     return report(outcome, plan)
 
 
-async def _to_its_end(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def _to_its_end(work: Coroutine[Any, Any, CampaignResult]) -> CampaignResult:
     """At SIGTERM, too, everything that was started and mounted goes away."""
     task = asyncio.ensure_future(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
 
 
-async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> Outcome:
+async def campaign(plan: CampaignPlan, model: Path, progress: Callable[[str], None]) -> CampaignResult:
     """Breaks things until there were so many points, or the time is over."""
-    chance = random.Random(plan.seed)  # noqa: S311 - not for secrets
-    outcome = Outcome()
+    rng = random.Random(plan.seed)  # noqa: S311 - not for secrets
+    outcome = CampaignResult()
     wanted = list(plan.faults or FAULTS)
-    async with world(model, plan.replicas, program=plan.program, redis_clock=_REDIS_CLOCK in wanted) as here:
+    async with start_cluster(model, plan.replicas, program=plan.program, redis_clock=_REDIS_CLOCK in wanted) as here:
         outcome.impossible = {name: why for name, why in _impossible(here).items() if name in wanted}
         load = Load(here.replicas, plan.seed, plan.workers, scripts=6, keep_alive=plan.keep_alive)
-        scene = Scene(here, load, chance, plan.away, plan.burst)
+        context = FaultContext(here, load, rng, plan.away, plan.burst)
         names = [name for name in wanted if name not in outcome.impossible]
         before = await _keys(here)
         progress("acting everything out once, undisturbed")
@@ -108,18 +108,18 @@ async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> 
         outcome.rehearsed = dict(load.ledger.done)
         load.start()
         start = time.monotonic()
-        async with Sampling(here, outcome.samples):
+        async with ResourceSampler(here, outcome.samples):
             turn: list[str] = []
             said = 0
             while time.monotonic() - start < plan.minutes * 60:
                 untried = [name for name in names if name not in outcome.recovery]
                 if outcome.points >= plan.points and not untried:
                     break
-                name = _next(names if outcome.points < plan.points else untried, turn, chance)
+                name = _next(names if outcome.points < plan.points else untried, turn, rng)
                 load.fault = name
-                await asyncio.sleep(chance.uniform(0, 0.5))
-                moment = await FAULTS[name](scene)
-                outcome.killed = dict(scene.killed)
+                await asyncio.sleep(rng.uniform(0, 0.5))
+                moment = await FAULTS[name](context)
+                outcome.killed = dict(context.killed)
                 await load.settled()
                 outcome.recovery[name].append(time.monotonic() - moment)
                 load.fault = f"after: {name}"
@@ -141,7 +141,7 @@ async def campaign(plan: Plan, model: Path, progress: Callable[[str], None]) -> 
     return outcome
 
 
-def _impossible(here: World) -> dict[str, str]:
+def _impossible(here: Cluster) -> dict[str, str]:
     found = {}
     if not here.bounded:
         found["disk full"] = "this user cannot mount a small disk"
@@ -152,20 +152,20 @@ def _impossible(here: World) -> dict[str, str]:
     return found
 
 
-def _next(names: Sequence[str], turn: list[str], chance: random.Random) -> str:
+def _next(names: Sequence[str], turn: list[str], rng: random.Random) -> str:
     """Replicas are killed most of the time; the others take turns, so that each comes."""
     kills = [name for name in names if name in _KILLS]
     others = [name for name in names if name not in _KILLS]
-    if kills and (not others or chance.random() < _KILL_SHARE):
-        return chance.choice(kills)
+    if kills and (not others or rng.random() < _KILL_SHARE):
+        return rng.choice(kills)
     if not set(turn) & set(others):
-        turn[:] = chance.sample(others, len(others))
+        turn[:] = rng.sample(others, len(others))
     name = next(name for name in turn if name in others)
     turn.remove(name)
     return name
 
 
-async def _keys(here: World) -> dict[str, Any]:
+async def _keys(here: Cluster) -> dict[str, Any]:
     """Every key that does not end by itself, and what it holds if that is a count or a queue."""
     client, found = here.redis.client, {}
     async for key in client.scan_iter("*"):
@@ -177,7 +177,7 @@ async def _keys(here: World) -> dict[str, Any]:
     return found
 
 
-async def _leaked(here: World, before: dict[str, Any]) -> list[str]:
+async def _leaked(here: Cluster, before: dict[str, Any]) -> list[str]:
     """What is left when everything was deleted; readings that were under way may take a moment to see it."""
     found: list[str] = []
 
@@ -190,12 +190,12 @@ async def _leaked(here: World, before: dict[str, Any]) -> list[str]:
         found.extend(f"file {path.name}" for path in here.spool.iterdir() if path.name != Blobs.WORD)
         return not found
 
-    with contextlib.suppress(Gone):
+    with contextlib.suppress(ClusterError):
         await until(clean, _CALM_SECONDS, "a clean end")
     return found
 
 
-def report(outcome: Outcome, plan: Plan) -> Report:
+def report(outcome: CampaignResult, plan: CampaignPlan) -> Report:
     """For people and programs."""
     rows = []
     for name in FAULTS:
@@ -224,7 +224,7 @@ def report(outcome: Outcome, plan: Plan) -> Report:
         "tried again: " + (", ".join(f"{count} × {why}" for why, count in sorted(outcome.again.items())) or "nothing"),
         "recovery: from the kill, or from when what was away was back, until all that was under way was done and proved",
         *(f"not tried: {name}: {why}" for name, why in outcome.impossible.items()),
-        *Sampling.summary(outcome.samples),
+        *ResourceSampler.summary(outcome.samples),
         *outcome.lost, *outcome.stuck, *outcome.leaked,
     ]  # fmt: skip
     return Report("chaos", rows, targets, notes)

@@ -1,4 +1,4 @@
-"""`Nursery`: server processes for the price of one import.
+"""`ForkServer`: server processes for the price of one import.
 
 One process imports the server once and forks another for each line on its stdin: what is born is `everlong serve`, with
 a pid, memory and sockets of its own, a second after it was asked for instead of ten.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Nursery:
+class ForkServer:
     """Forks servers until it is closed, which ends them with -9."""
 
     def __init__(self, prefix: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ class Nursery:
             stdout=subprocess.PIPE,
         )
 
-    def bear(self, flags: list[str], log: Path, environment: Mapping[str, str]) -> int:
+    def fork(self, flags: list[str], log: Path, environment: Mapping[str, str]) -> int:
         """The pid of a new `everlong serve` with these flags. It says what it has to say in `log`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

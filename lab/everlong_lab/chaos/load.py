@@ -52,7 +52,7 @@ _WORDS = [
 ]
 
 
-class Lost(Exception):
+class DataLost(Exception):
     """Something that was promised is not there, or is not what it was."""
 
 
@@ -67,15 +67,15 @@ class Script:
     @staticmethod
     def of(seed: int) -> Script:
         """3 to 16 KB, and two to four questions."""
-        chance = random.Random(seed)  # noqa: S311 - not for secrets
-        words = [chance.choice(_WORDS) for _ in range(chance.randrange(600, 3_200))]
+        rng = random.Random(seed)  # noqa: S311 - not for secrets
+        words = [rng.choice(_WORDS) for _ in range(rng.randrange(600, 3_200))]
         text = " ".join(word + "." * (n % 11 == 10) for n, word in enumerate(words))
-        questions = tuple(f"Where is the {chance.choice(_WORDS)}, number {n}?" for n in range(chance.randrange(2, 5)))
+        questions = tuple(f"Where is the {rng.choice(_WORDS)}, number {n}?" for n in range(rng.randrange(2, 5)))
         return Script(seed, text.encode(), questions)
 
 
 @dataclass(slots=True)
-class Truth:
+class Reference:
     """What became of a script while nothing was broken: after the text, and after each answer."""
 
     tokens: int
@@ -105,7 +105,7 @@ class Caller:
 
     def __init__(self, replicas: Sequence[Replica], ledger: Ledger, seed: int, *, keep_alive: bool = True) -> None:
         self._replicas = replicas
-        self._chance = random.Random(seed)  # noqa: S311
+        self._rng = random.Random(seed)  # noqa: S311
         limits = httpx.Limits(max_connections=100, max_keepalive_connections=20 if keep_alive else 0)
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(20, connect=2), limits=limits)
         self.ledger = ledger
@@ -118,7 +118,7 @@ class Caller:
         await self._http.aclose()
 
     async def call(self, method: str, path: str, wanted: int, *, missing_is_done: bool = False, **body: Any) -> Any:
-        """The JSON of the answer with the `wanted` status. Raises `Lost` for one that says that something is wrong.
+        """The JSON of the answer with the `wanted` status. Raises `DataLost` for one that says that something is wrong.
 
         `missing_is_done`: what is deleted twice is not there the second time.
         """
@@ -126,12 +126,12 @@ class Caller:
         tries = 0
         while True:
             tries += 1
-            copies = self._chance.sample(self._replicas, 2 if self.twice and len(self._replicas) > 1 else 1)
+            copies = self._rng.sample(self._replicas, 2 if self.twice and len(self._replicas) > 1 else 1)
             answers = await asyncio.gather(*(self._once(replica, method, path, key, body) for replica in copies))
             good = [answer for answer in answers if isinstance(answer, httpx.Response) and answer.status_code == wanted]
             if good:
                 if method == "POST" and len({answer.json()["id"] for answer in good}) > 1:
-                    raise Lost(f"{method} {path}: sent twice, done twice")
+                    raise DataLost(f"{method} {path}: sent twice, done twice")
                 return good[0].json()
             final = [answer for answer in answers if isinstance(answer, httpx.Response) and not _later(answer)]
             if final:
@@ -139,7 +139,7 @@ class Caller:
                 # A try that broke off, earlier or at the same time, may have done it.
                 if missing_is_done and worst.status_code == 404 and (tries > 1 or len(final) < len(answers)):
                     return None
-                raise Lost(f"{method} {path}: {worst.status_code} {worst.text[:300]}")
+                raise DataLost(f"{method} {path}: {worst.status_code} {worst.text[:300]}")
             self.ledger.again[_why(answers[0])] += 1
             await asyncio.sleep(_AGAIN_SECONDS)
 
@@ -161,7 +161,7 @@ class Caller:
         key = {"Idempotency-Key": uuid.uuid4().hex}
         seen: list[str] = []
         while True:
-            replica = self._chance.choice(self._replicas)
+            replica = self._rng.choice(self._replicas)
             self.streaming[replica.number] += 1
             try:
                 if stream:
@@ -177,12 +177,12 @@ class Caller:
                 message = answer
             if message is not None:
                 if wrong := [text for text in seen if not message["content"].startswith(text)]:
-                    raise Lost(
+                    raise DataLost(
                         f"of a message to {session} {wrong[0]!r} was streamed, and {message['content']!r} was kept"
                     )
                 return message
             if isinstance(answer, httpx.Response) and not _later(answer):
-                raise Lost(f"message to {session}: {answer.status_code} {answer.text[:300]}")
+                raise DataLost(f"message to {session}: {answer.status_code} {answer.text[:300]}")
             self.ledger.again[_why(answer)] += 1
             await asyncio.sleep(_AGAIN_SECONDS)
 
@@ -238,20 +238,20 @@ def _why(answer: object) -> str:
 
 
 class Load:
-    """`workers` people at once, each with a script after the other. `truths` by seed, after `rehearse`."""
+    """`workers` people at once, each with a script after the other. `references` by seed, after `rehearse`."""
 
     def __init__(
         self, replicas: Sequence[Replica], seed: int, workers: int, scripts: int, *, keep_alive: bool = True
     ) -> None:
         self.ledger = Ledger()
         self.caller = Caller(replicas, self.ledger, seed, keep_alive=keep_alive)
-        self.truths: dict[int, Truth] = {}
+        self.references: dict[int, Reference] = {}
         self.fault = "no fault"
         """What is broken now."""
         self._scripts = [Script.of(seed + n) for n in range(scripts)]
         self._kept: list[tuple[Script, str, str]] = []
         self._workers = workers
-        self._chance = random.Random(seed)  # noqa: S311
+        self._rng = random.Random(seed)  # noqa: S311
         self._under_way: set[asyncio.Future[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = False
@@ -279,14 +279,14 @@ class Load:
         self.fault = "at the end"
         for script, document, session in self._kept:
             async with self._guarded():
-                truth = self.truths[script.seed]
+                reference = self.references[script.seed]
                 await self._read(script, document)
-                await self._heard(session, script, len(truth.answers))
+                await self._heard(session, script, len(reference.answers))
                 await self._forget(document, session)
 
     async def _work(self) -> None:
         while not self._ending:
-            script = self._chance.choice(self._scripts)
+            script = self._rng.choice(self._scripts)
             async with self._guarded():
                 _, document, session = await self._act(script)
                 await self._forget(document, session)
@@ -296,7 +296,7 @@ class Load:
         """Puts down what goes wrong in the block, under the fault that was at work."""
         try:
             yield
-        except Lost as error:
+        except DataLost as error:
             self.ledger.lost.append(f"{self.fault}: {error}")
         except TimeoutError as error:
             self.ledger.stuck.append(f"{self.fault}: {error}")
@@ -318,12 +318,12 @@ class Load:
 
     async def _act(self, script: Script) -> tuple[Script, str, str]:
         """Script, document and session, after the last answer."""
-        call, chance = self.caller.call, self._chance
+        call, rng = self.caller.call, self._rng
         async with self._step("upload"):
             made = await call("POST", "/v1/documents", 202, content=script.text)
             document = str(made["id"])
             await call("GET", f"/v1/documents/{document}", 200)
-        early = chance.random() < 0.3  # a session may be there before its document is read
+        early = rng.random() < 0.3  # a session may be there before its document is read
         session = await self._begin(document) if early else ""
         async with self._step("read"):
             await self._read(script, document)
@@ -334,7 +334,7 @@ class Load:
                     "content": question, "max_tokens": _ANSWER_TOKENS, "temperature": 1.0, "seed": script.seed,
                     "ignore_eos": True,
                 }  # fmt: skip
-                said = await self.caller.say(session, body, stream=chance.random() < 0.6)
+                said = await self.caller.say(session, body, stream=rng.random() < 0.6)
                 await self._heard(session, script, n + 1, said)
         return script, document, session
 
@@ -349,32 +349,32 @@ class Load:
         while True:
             now = await self.caller.call("GET", f"/v1/documents/{document}", 200)
             if now["status"] == "failed":
-                raise Lost(f"document {document} failed: {now['error']}")
+                raise DataLost(f"document {document} failed: {now['error']}")
             if now["status"] == "ready":
                 break
             await asyncio.sleep(_AGAIN_SECONDS)
-        truth = self.truths.setdefault(script.seed, Truth(now["tokens"], now["state_digest"]))
-        if (now["tokens"], now["state_digest"]) != (truth.tokens, truth.digest):
-            raise Lost(f"document {document}: {now['tokens']} tokens, state {now['state_digest']}; undisturbed {truth}")
+        reference = self.references.setdefault(script.seed, Reference(now["tokens"], now["state_digest"]))
+        if (now["tokens"], now["state_digest"]) != (reference.tokens, reference.digest):
+            raise DataLost(f"document {document}: {now['tokens']} tokens, state {now['state_digest']}; undisturbed {reference}")
 
     async def _heard(self, session: str, script: Script, answers: int, said: dict[str, Any] | None = None) -> None:
-        """Looks whether the dialogue has exactly so many answers, those of the truth, and left the same state behind."""
-        truth = self.truths[script.seed]
+        """Looks whether the dialogue has exactly so many answers, those of the reference, and left the same state behind."""
+        reference = self.references[script.seed]
         dialogue = (await self.caller.call("GET", f"/v1/sessions/{session}/messages", 200))["data"]
         now = await self.caller.call("GET", f"/v1/sessions/{session}", 200)
-        if len(truth.answers) < answers and said is not None:  # the rehearsal
-            truth.answers.append(said["content"])
-            truth.digests.append(now["state_digest"])
-        wanted = [part for pair in zip(script.questions, truth.answers, strict=False) for part in pair][: 2 * answers]
+        if len(reference.answers) < answers and said is not None:  # the rehearsal
+            reference.answers.append(said["content"])
+            reference.digests.append(now["state_digest"])
+        wanted = [part for pair in zip(script.questions, reference.answers, strict=False) for part in pair][: 2 * answers]
         found = [message["content"] for message in dialogue]
         if found != wanted:
-            raise Lost(f"session {session} holds {len(found)} messages {found}, and should hold {wanted}")
-        if said is not None and said["content"] != truth.answers[answers - 1]:
-            raise Lost(
-                f"session {session} was answered {said['content']!r}, undisturbed {truth.answers[answers - 1]!r}"
+            raise DataLost(f"session {session} holds {len(found)} messages {found}, and should hold {wanted}")
+        if said is not None and said["content"] != reference.answers[answers - 1]:
+            raise DataLost(
+                f"session {session} was answered {said['content']!r}, undisturbed {reference.answers[answers - 1]!r}"
             )
-        if now["state_digest"] != truth.digests[answers - 1]:
-            raise Lost(f"session {session} has another state after {answers} answers than undisturbed")
+        if now["state_digest"] != reference.digests[answers - 1]:
+            raise DataLost(f"session {session} has another state after {answers} answers than undisturbed")
 
     async def _forget(self, document: str, session: str) -> None:
         async with self._step("delete"):

@@ -1,4 +1,4 @@
-"""`World`: several replicas, one Redis, one blob store; real processes, which can be killed, stopped and cut off."""
+"""`Cluster`: several replicas, one Redis, one blob store; real processes, which can be killed, stopped and cut off."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from redis.exceptions import RedisError
 
 from everlong_lab.chaos import clock
 from everlong_lab.chaos.clock import Clock
-from everlong_lab.chaos.forkserver import Nursery
-from everlong_lab.chaos.link import Link
+from everlong_lab.chaos.forkserver import ForkServer
+from everlong_lab.chaos.faulty_proxy import FaultyProxy
 from everlong_lab.harness.ports import free_port
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.embedded import redis_server
@@ -37,19 +37,19 @@ _PROBE_SECONDS = 1000.0
 _PROBE_WAIT_SECONDS = 10.0
 
 
-class Gone(Exception):
+class ClusterError(Exception):
     """A process of this world did not start."""
 
 
 async def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """The first true value of the coroutine function `condition`. Raises `Gone` after `seconds`."""
+    """The first true value of the coroutine function `condition`. Raises `ClusterError` after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = await condition()
         if value:
             return value
         await asyncio.sleep(0.02)
-    raise Gone(f"waited {seconds:.0f} s in vain for {what}")
+    raise ClusterError(f"waited {seconds:.0f} s in vain for {what}")
 
 
 class RedisProcess:
@@ -64,7 +64,7 @@ class RedisProcess:
             "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction", "--daemonize", "no",
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
-        # Beside all links, and without retries: that nobody answers is an answer here.
+        # Beside all proxies, and without retries: that nobody answers is an answer here.
         self.client: Any = redis.asyncio.Redis(port=self.port, socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
 
     async def try_clock(self) -> None:
@@ -76,7 +76,7 @@ class RedisProcess:
         self.clock.jump(_PROBE_SECONDS)
         self._launch()
         self.clock_settable = False
-        with contextlib.suppress(Gone, RedisError):
+        with contextlib.suppress(ClusterError, RedisError):
             # One with jemalloc inside hangs.
             await until(self._answers_or_ended, _PROBE_WAIT_SECONDS, "Redis")
             if self._runs():
@@ -130,25 +130,25 @@ class Replica:
     """One `everlong serve`. `id`: what it calls itself in Redis."""
 
     def __init__(
-        self, number: int, link: Link, own_clock: Clock, flags: list[str], log: Path, nursery: Nursery
+        self, number: int, proxy: FaultyProxy, own_clock: Clock, flags: list[str], log: Path, fork_server: ForkServer
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.number, self.link, self.clock, self.log = number, link, own_clock, log
-        self._flags = [*flags, "--port", str(self.port), "--redis-url", f"redis://127.0.0.1:{link.port}/0"]
-        self._nursery = nursery
+        self.number, self.proxy, self.clock, self.log = number, proxy, own_clock, log
+        self._flags = [*flags, "--port", str(self.port), "--redis-url", f"redis://127.0.0.1:{proxy.port}/0"]
+        self._nursery = fork_server
         self.pid: int | None = None
         self.id = ""
 
     async def start(self, client: Any) -> None:
         """Starts it and waits until it is ready. One at a time, so that its name in Redis is known."""
         before = {key async for key in client.scan_iter(f"{keys.REPLICA}*")}
-        self.pid = self._nursery.bear(self._flags, self.log, self.clock.own)
+        self.pid = self._nursery.fork(self._flags, self.log, self.clock.own)
         async with httpx.AsyncClient(base_url=self.url, timeout=5) as http:
 
             async def ready() -> bool:
                 if not self.runs:
-                    raise Gone(f"a replica ended: {self.log.read_text(errors='replace')[-1000:]}")
+                    raise ClusterError(f"a replica ended: {self.log.read_text(errors='replace')[-1000:]}")
                 with contextlib.suppress(httpx.TransportError):
                     return (await http.get("/readyz")).status_code == 200
                 return False
@@ -182,7 +182,7 @@ class Replica:
         await self.gone()
 
 
-class World:
+class Cluster:
     """Made by `world`."""
 
     def __init__(self, folder: Path, redis_process: RedisProcess, replicas: list[Replica], *, bounded: bool) -> None:
@@ -208,16 +208,16 @@ class World:
 
 
 @asynccontextmanager
-async def world(
+async def start_cluster(
     model: Path | str, replicas: int, *, program: str | None = None, redis_clock: bool = False, **flags: object
-) -> AsyncIterator[World]:
+) -> AsyncIterator[Cluster]:
     """A world in a temporary folder, which is gone afterwards. `redis_clock`: Redis's can be set, if there is a way; to find out
     may take ten seconds. `flags`: more of `everlong serve`."""
     folder = Path(tempfile.mkdtemp(prefix="evl"))
     for name in ("redis", "spool", "data"):
         (folder / name).mkdir()
     bounded = _mount(folder / "spool")
-    nursery = Nursery(Clock(folder / "clock").prefix)
+    fork_server = ForkServer(Clock(folder / "clock").prefix)
     redis_process = RedisProcess(folder / "redis", program)
     usual = [
         "--model", str(model), "--blob-url", f"file://{folder / 'spool'}", "--threads", "1",
@@ -226,26 +226,26 @@ async def world(
         "--upload-seconds", "30",  # after which the leavings of the killed are removed
         *[part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))],
     ]  # fmt: skip
-    links: list[Link] = []
-    made = World(folder, redis_process, [], bounded=bounded)
+    proxies: list[FaultyProxy] = []
+    made = Cluster(folder, redis_process, [], bounded=bounded)
     try:
         if redis_clock:
             await redis_process.try_clock()
         await redis_process.start()
         for number in range(replicas):
-            link = Link(redis_process.port)
-            await link.start()
-            links.append(link)
+            proxy = FaultyProxy(redis_process.port)
+            await proxy.start()
+            proxies.append(proxy)
             flags_of = [*usual, "--data-dir", str(folder / "data" / str(number))]
             own = Clock(folder / f"clock{number}")
-            replica = Replica(number, link, own, flags_of, folder / f"replica{number}.log", nursery)
+            replica = Replica(number, proxy, own, flags_of, folder / f"replica{number}.log", fork_server)
             made.replicas.append(replica)
             await made.restart(replica)
         yield made
     finally:
-        nursery.close()
-        for link in links:
-            await link.stop()
+        fork_server.close()
+        for proxy in proxies:
+            await proxy.stop()
         await redis_process.client.aclose()
         redis_process.kill()
         if bounded:

@@ -13,13 +13,13 @@ from typing import Self
 import psutil
 from redis.exceptions import RedisError
 
-from everlong_lab.chaos.processes import World
+from everlong_lab.chaos.processes import Cluster
 
 _EVERY_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ResourceSample:
     """`seconds` since the beginning. `resident`, `files`: bytes and open files of a replica, on average of those that
     run. `redis`: bytes that Redis holds."""
 
@@ -29,10 +29,10 @@ class Sample:
     redis: float
 
 
-class Sampling:
+class ResourceSampler:
     """Puts a sample behind the others every two seconds, inside the context."""
 
-    def __init__(self, world: World, samples: list[Sample]) -> None:
+    def __init__(self, world: Cluster, samples: list[ResourceSample]) -> None:
         self._world, self._samples = world, samples
         self._task: asyncio.Task[None] | None = None
 
@@ -62,11 +62,11 @@ class Sampling:
                 if resident:
                     now = time.monotonic() - start
                     self._samples.append(
-                        Sample(now, sum(resident) / len(resident), sum(files) / len(files), float(held))
+                        ResourceSample(now, sum(resident) / len(resident), sum(files) / len(files), float(held))
                     )
 
     @staticmethod
-    def summary(samples: list[Sample]) -> list[str]:
+    def summary(samples: list[ResourceSample]) -> list[str]:
         """The second half of the time against its first."""
         if len(samples) < 4:
             return []
@@ -81,7 +81,7 @@ class Sampling:
         return [f"on average in the first and the second half of the time: {', '.join(parts)}"]
 
     @staticmethod
-    def draw(samples: list[Sample], path: Path) -> None:
+    def draw(samples: list[ResourceSample], path: Path) -> None:
         """A picture: three curves over the time."""
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 

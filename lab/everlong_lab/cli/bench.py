@@ -124,10 +124,10 @@ def serve(
     output: Output = None,
 ) -> None:
     """Many at once, by a load generator that is not ours: first tokens, tokens per second, goodput; beside the engine alone."""
-    from everlong_lab.benchmarks.serve import LoadGeneratorMissing, Plan, run
+    from everlong_lab.benchmarks.serve import LoadGeneratorMissing, ServePlan, run
 
     sizes, at_once = _numbers("--lengths", lengths, 500), _numbers("--streams", streams, 1)
-    plan = Plan(memory, sizes, at_once, rounds, turns, written, first_ms, token_ms, recall, guidellm, ab)
+    plan = ServePlan(memory, sizes, at_once, rounds, turns, written, first_ms, token_ms, recall, guidellm, ab)
     try:
         _report(lambda: run(plan, progress=_progress), output)
     except LoadGeneratorMissing as error:
@@ -212,7 +212,7 @@ def chaos(
     output: Output = None,
 ) -> None:
     """Break processes, connections and disks while they are used: nothing acknowledged may be lost."""
-    from everlong_lab.chaos import FAULTS, Gone, Plan, run
+    from everlong_lab.chaos import FAULTS, CampaignPlan, ClusterError, run
 
     if unknown := set(fault or ()) - set(FAULTS):
         raise fail(f"no fault {unknown.pop()!r}; there are: {'; '.join(FAULTS)}")
@@ -220,10 +220,10 @@ def chaos(
         raise fail(f"--redis-program {redis_program}: there is no such program")
     if model is not None and not model.is_dir():
         raise fail(f"--model {model}: there is no such folder")
-    plan = Plan(points, minutes, seed, replicas, workers, away, burst, model, fault or None, redis_program)
+    plan = CampaignPlan(points, minutes, seed, replicas, workers, away, burst, model, fault or None, redis_program)
     try:
         report = _report(lambda: run(plan, _progress, plot), output)
-    except Gone as error:  # a folder without a model, say; the end of its log comes last
+    except ClusterError as error:  # a folder without a model, say; the end of its log comes last
         raise fail(" ".join(str(error).split())) from None
     if not all(target.met for target in report.targets[1:]):  # what was lost; not whether there was time for all points
         raise typer.Exit(1)

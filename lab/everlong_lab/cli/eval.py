@@ -14,8 +14,8 @@ from everlong_lab.cli.common import DataDir, Output, Threads, command, load, nam
 from everlong_server.cli.common import ModelsDir, err, fail, out
 
 if TYPE_CHECKING:
-    from everlong_lab.eval.progress import Measured
-    from everlong_lab.eval.seeds import Seed
+    from everlong_lab.eval.progress import EvalResult
+    from everlong_lab.eval.seeds import SeededModel
     from everlong_models.model import Model
     from everlong_server.engine.answering.grounding import Recall
 
@@ -144,11 +144,11 @@ def _draw(plot: Path | None, draw: Callable[[Path], None]) -> None:
             raise fail(f"cannot write {plot}: {error}") from None
 
 
-def _seed(loaded: Model) -> Seed:
+def _seed(loaded: Model) -> SeededModel:
     """Named as the recipe's description says what it is, before the colon: seeds of one recipe have one name."""
-    from everlong_lab.eval.seeds import Seed
+    from everlong_lab.eval.seeds import SeededModel
 
-    return Seed(loaded.description.partition(":")[0] or loaded.name, loaded.memory, loaded.tokenizer)
+    return SeededModel(loaded.description.partition(":")[0] or loaded.name, loaded.memory, loaded.tokenizer)
 
 
 def _recall(given: str) -> Recall:
@@ -181,7 +181,7 @@ def grounded(
     ] = None,
 ) -> None:
     """Memory alone, recall alone, both, neither; beside the best and the worst that the backbone could do."""
-    from everlong_lab.eval.grounded.grounded import TEMPLATES, WAYS, Plan, evaluate
+    from everlong_lab.eval.grounded.grounded import TEMPLATES, WAYS, GroundedPlan, evaluate
     from everlong_lab.eval.grounded.questions import SETS
     from everlong_models import EverlongModelError
     from everlong_server.errors import ServerError
@@ -191,7 +191,7 @@ def grounded(
     try:
         settings = load_settings()
         given = {"model": model or settings.model, "memory": memory or settings.memory}
-        plan = Plan(
+        plan = GroundedPlan(
             sets=names_of(sets, SETS, "--sets"),
             lengths=sizes(lengths, "--lengths"),
             ways=names_of(ways, WAYS, "--ways", none=True),
@@ -331,7 +331,7 @@ def dialogue(
     _show_measured(measured, output)
 
 
-def _show_measured(measured: Measured, output: Path | None) -> None:
+def _show_measured(measured: EvalResult, output: Path | None) -> None:
     show(measured.title, measured.rows, output, **measured.figures)
     for note in measured.notes:
         out.print(f"[dim]{note}[/]")

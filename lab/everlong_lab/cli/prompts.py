@@ -30,14 +30,14 @@ def _prompts(
     """Write what a model is given with questions about training texts, for `everlong train` to learn from."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from everlong_lab.eval.grounded.prompts import Plan, write
-    from everlong_lab.eval.grounded.questions import LEARNT
+    from everlong_lab.eval.grounded.prompts import PromptsPlan, write
+    from everlong_lab.eval.grounded.questions import TRAINING_SETS
     from everlong_models import EverlongModelError
     from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
     from everlong_server.errors import ServerError
 
     tokens = sizes(room, "--room")
-    plan = Plan(names_of(sets, LEARNT, "--sets"), questions, impossible, without, tokens, turns, seed=seed)
+    plan = PromptsPlan(names_of(sets, TRAINING_SETS, "--sets"), questions, impossible, without, tokens, turns, seed=seed)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     try:
         tokenizer = load_tokenizer(

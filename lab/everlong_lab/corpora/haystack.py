@@ -14,7 +14,7 @@ _PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
+class Haystack:
     """`before`, then `room` tokens of `noise` from `start` on, with `told` at `places` (0 … room) in it, then `after`."""
 
     before: Sequence[int]
@@ -61,7 +61,7 @@ def hide(
     told: Sequence[Sequence[int]],
     after: Sequence[int],
     length: int | None,
-) -> Hidden:
+) -> Haystack:
     """`told` in noise that begins with a sentence; `length` tokens in all, None is without noise.
 
     Each text stands where a sentence ends, the one nearest to a point drawn uniformly; their order stays. Raises
@@ -74,7 +74,7 @@ def hide(
     start = noise.start(random)
     drawn = np.sort(random.integers(0, room + 1, len(told)))
     places = [_border(noise, start, room, int(place)) for place in drawn]
-    return Hidden(before, told, after, noise, start, room, places)
+    return Haystack(before, told, after, noise, start, room, places)
 
 
 def _border(noise: Noise, start: int, room: int, place: int) -> int:

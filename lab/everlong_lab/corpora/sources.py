@@ -1,4 +1,4 @@
-"""Texts with questions and answers, one reader for each data set, as `Source` and `Asked`.
+"""Texts with questions and answers, one reader for each data set, as `Source` and `SourceQuestion`.
 
 A source is what is held out: its questions are all learnt from or none. Data sets that were released in parts keep
 them; of the others one source in ten is for validation, by its name's hash. Nothing is chosen or learnt on what
@@ -17,7 +17,7 @@ from everlong_lab.corpora import text
 from everlong_lab.corpora.datasets import checked, csv_rows, files, json_file, json_lines
 from everlong_models.errors import DataError
 
-Part = Literal["train", "validation", "test"]
+DataSplit = Literal["train", "validation", "test"]
 
 _LONG = 200
 """Characters from which on a paragraph of a prompt is taken for its passage."""
@@ -46,7 +46,7 @@ _IN_BOTH = frozenset(
 """Articles that stand in XQuAD and in SQuAD 2.0's half."""
 
 
-class Asked(NamedTuple):
+class SourceQuestion(NamedTuple):
     """`answers`: references, each as good as the others; none if the text does not hold one. `parts`: those of the source
     that they follow from, in order; None: all."""
 
@@ -61,10 +61,10 @@ class Source(NamedTuple):
     name: str
     parts: tuple[str, ...]
     joint: str
-    asked: tuple[Asked, ...]
+    questions: tuple[SourceQuestion, ...]
 
 
-def fairytaleqa(folder: Path, part: Part) -> list[Source]:
+def fairytaleqa(folder: Path, part: DataSplit) -> list[Source]:
     """Stories of about 2,200 words, in sections; up to six answers to a question, and the sections that an annotator named."""
     named = {"train": "train", "validation": "val", "test": "test"}[part]
     sources = []
@@ -83,12 +83,12 @@ def fairytaleqa(folder: Path, part: Part) -> list[Source]:
                 raise DataError(f"{where}: section {unknown[0]!r} is not in {story.name}")
             answers = [row.get(f"answer{n}") or "" for n in range(1, 7)]
             at = sorted(numbers[section] for section in sections)
-            asked.append(Asked(row["question"].strip(), _different(answers), tuple(at)))
+            asked.append(SourceQuestion(row["question"].strip(), _different(answers), tuple(at)))
         sources.append(Source(name, tuple(parts), "\n\n", tuple(asked)))
     return sources
 
 
-def squality(folder: Path, part: Part) -> list[Source]:
+def squality(folder: Path, part: DataSplit) -> list[Source]:
     """Stories of about 5,000 words with four long answers to each question; the first question is for the plot."""
     named = {"train": "train", "validation": "dev", "test": "test"}[part]
     sources = []
@@ -96,7 +96,7 @@ def squality(folder: Path, part: Part) -> list[Source]:
         with checked(where):
             paragraphs = tuple(p.strip() for p in story["document"].split("\n\n") if p.strip())
             asked = [
-                Asked(
+                SourceQuestion(
                     str(question["question_text"]).strip(),
                     _different([str(response["response_text"]) for response in question["responses"]]),
                 )
@@ -106,7 +106,7 @@ def squality(folder: Path, part: Part) -> list[Source]:
     return sources
 
 
-def qmsum(folder: Path, part: Part) -> list[Source]:
+def qmsum(folder: Path, part: DataSplit) -> list[Source]:
     """Meetings of about 9,000 words with queries and the turns that these are about."""
     named = {"train": "train", "validation": "val", "test": "test"}[part]
     sources = []
@@ -114,34 +114,34 @@ def qmsum(folder: Path, part: Part) -> list[Source]:
         meeting = json_file(file)
         with checked(str(file)):
             turns = tuple(f"{turn['speaker']}: {turn['content']}" for turn in meeting["meeting_transcripts"])
-            asked = [Asked(str(one["query"]), (str(one["answer"]),)) for one in meeting["general_query_list"]]
+            asked = [SourceQuestion(str(one["query"]), (str(one["answer"]),)) for one in meeting["general_query_list"]]
             for one in meeting["specific_query_list"]:
                 spans = [(int(first), int(last)) for first, last in one["relevant_text_span"]]
                 start, end = min(first for first, _ in spans), min(max(last for _, last in spans) + 1, len(turns))
-                asked.append(Asked(str(one["query"]), (str(one["answer"]),), tuple(range(start, end))))
+                asked.append(SourceQuestion(str(one["query"]), (str(one["answer"]),), tuple(range(start, end))))
             sources.append(Source(file.stem, turns, "\n", tuple(asked)))
     return sources
 
 
-def squad(folder: Path, part: Part) -> list[Source]:
+def squad(folder: Path, part: DataSplit) -> list[Source]:
     """Paragraphs of SQuAD 2.0's half, every second article for the test, with the questions that they do not answer."""
     (file,) = files(folder, "dev-v2.0.json")
     return _squad(file, part, articles=slice(part == "test", None, 2), tested=part == "test")
 
 
-def xquad(folder: Path, part: Part) -> list[Source]:
+def xquad(folder: Path, part: DataSplit) -> list[Source]:
     """SQuAD's paragraphs in XQuAD, without the articles that stand in SQuAD 2.0's half."""
     (file,) = files(folder, "xquad.en.json")
     return _squad(file, part, without=_IN_BOTH)
 
 
-def policyqa(folder: Path, part: Part) -> list[Source]:
+def policyqa(folder: Path, part: DataSplit) -> list[Source]:
     """Parts of privacy policies."""
     (file,) = files(folder, "data/dev.json")
     return _squad(file, part)
 
 
-def t0_docqa(folder: Path, part: Part) -> list[Source]:
+def t0_docqa(folder: Path, part: DataSplit) -> list[Source]:
     """Prompts made from templates (P3): the longest paragraph is the text, if it is long, all else the question."""
     sources = []
     for file in files(folder, "data_per_template/*.jsonl"):
@@ -155,19 +155,19 @@ def t0_docqa(folder: Path, part: Part) -> list[Source]:
             passage = paragraphs.pop(longest) if len(paragraphs[longest]) >= _LONG else ""
             if paragraphs:
                 name = passage or paragraphs[0]
-                question = Asked("\n".join(paragraphs), (answer,))
+                question = SourceQuestion("\n".join(paragraphs), (answer,))
                 if _part(_body(name)) == part:
                     sources.append(Source(name[:60], (passage,) if passage else (), "", (question,)))
     return sources
 
 
-def instruct_rasbt(folder: Path, part: Part) -> list[Source]:
+def instruct_rasbt(folder: Path, part: DataSplit) -> list[Source]:
     """Short instructions."""
     (file,) = files(folder, "instruction-data.json")
     return _instructions(((f"{file}, entry {i}", row) for i, row in enumerate(json_file(file, list))), part)
 
 
-def instruct_small(folder: Path, part: Part) -> list[Source]:
+def instruct_small(folder: Path, part: DataSplit) -> list[Source]:
     """Instructions written by people for Self-Instruct."""
     rows = []
     for name in ("seed_tasks.jsonl", "user_oriented_instructions.jsonl"):
@@ -177,7 +177,7 @@ def instruct_small(folder: Path, part: Part) -> list[Source]:
     return _instructions(rows, part)
 
 
-SOURCES: dict[str, Callable[[Path, Part], list[Source]]] = {
+SOURCES: dict[str, Callable[[Path, DataSplit], list[Source]]] = {
     "fairytaleqa": fairytaleqa,
     "squality": squality,
     "qmsum": qmsum,
@@ -191,29 +191,29 @@ SOURCES: dict[str, Callable[[Path, Part], list[Source]]] = {
 """Readers by the data set's name. They take its folder and raise `DataError` naming file and line."""
 
 
-def read(data: Path, name: str, *parts: Part) -> list[Source]:
+def read(data: Path, name: str, *parts: DataSplit) -> list[Source]:
     """The sources of some parts of a data set that have questions. Raises `DataError`, also if there is none."""
     folder = text.find(data, name)
-    found = [source for part in parts for source in SOURCES[name](folder, part) if source.asked]
+    found = [source for part in parts for source in SOURCES[name](folder, part) if source.questions]
     if not found:
         raise DataError(f"{folder} holds nothing of the part {' or '.join(map(repr, parts))}")
     return found
 
 
-def _instructions(rows: Iterable[tuple[str, dict[str, Any]]], part: Part) -> list[Source]:
+def _instructions(rows: Iterable[tuple[str, dict[str, Any]]], part: DataSplit) -> list[Source]:
     sources = []
     for where, row in rows:
         with checked(where):
             asked, given, answer = (str(row[key]).strip() for key in ("instruction", "input", "output"))
         if asked and answer and _part(asked) == part:
             question = f"{asked}\n\n{given}" if given else asked
-            sources.append(Source(asked[:60], (), "", (Asked(question, (answer,)),)))
+            sources.append(Source(asked[:60], (), "", (SourceQuestion(question, (answer,)),)))
     return sources
 
 
 def _squad(
     file: Path,
-    part: Part,
+    part: DataSplit,
     *,
     articles: slice = slice(None),
     without: frozenset[str] = frozenset(),
@@ -230,7 +230,7 @@ def _squad(
             for number, paragraph in enumerate(article["paragraphs"]):
                 context = str(paragraph["context"])
                 asked = [
-                    Asked(
+                    SourceQuestion(
                         str(qa["question"]).strip(),
                         _different([_squad_answer(qa["id"], a, context) for a in qa["answers"]]),
                     )
@@ -256,5 +256,5 @@ def _body(passage: str) -> str:
     return max(re.split(r"(?<=[.!?])\s+", passage), key=len)
 
 
-def _part(name: str) -> Part:
+def _part(name: str) -> DataSplit:
     return "validation" if int(hashlib.sha256(name.encode()).hexdigest(), 16) % 10 == 0 else "train"

@@ -21,7 +21,7 @@ def squad(answer: str, references: Sequence[str]) -> tuple[float, float]:
     return float(found["f1"]) / 100, float(found["exact_match"]) / 100
 
 
-def wording(given: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+def overlap_scores(given: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Means over pairs, in percent.
 
     `f1`: as of `squad`. `rouge1`,

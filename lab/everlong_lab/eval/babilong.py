@@ -43,7 +43,7 @@ MEMORY_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class BabilongScores:
     """The samples of one task and length. `accuracy`, with its 95 % interval `low` … `high`, is a share of them;
     `tokens` are those read, all samples together. `answers`: what was asked, expected and said."""
 
@@ -59,7 +59,7 @@ class Cell:
     answers: list[dict[str, Any]]
 
 
-def tokens_of(length: str) -> int | None:
+def parse_length(length: str) -> int | None:
     """The number of tokens that a length's name stands for: "0k" none but the facts', "16k" 16·1024, "1M" 1024·1024.
 
     Raises `ConfigError`.
@@ -70,7 +70,7 @@ def tokens_of(length: str) -> int | None:
     return int(found[1]) * {"": 1, "k": 1 << 10, "M": 1 << 20}[found[2]] or None
 
 
-def limit(backbone: Backbone) -> int:
+def window_positions(backbone: Backbone) -> int:
     """The longest sample, in tokens with the answer, that the backbone's own window holds."""
     return backbone.max_positions
 
@@ -93,7 +93,7 @@ def babilong(
     rows: int | None = None,
     noise: str = "books-260",
     progress: Callable[[BabiTask, str], None] = lambda task, length: None,
-) -> Iterator[Cell]:
+) -> Iterator[BabilongScores]:
     """The table's cells, length by length.
 
     `model`: a memory, which reads whatever length; or a backbone, which sees the whole sample in its window: lengths
@@ -105,13 +105,13 @@ def babilong(
             raise ConfigError("tasks", task, f"must be of {', '.join(LABELS)}")
     # Nothing is learnt here, so the segment length does not matter.
     made = Babilong(BabilongConfig(noise=noise), Setting(tokenizer, 512, data, seed))
-    counted = {length: tokens_of(length) for length in lengths}
+    counted = {length: parse_length(length) for length in lengths}
     for length, most in counted.items():
-        if isinstance(model, Backbone) and (most or 0) > limit(model):
+        if isinstance(model, Backbone) and (most or 0) > window_positions(model):
             continue
         for task in tasks:
             chosen = made.samples(task, most, samples, seed=seed, prompt=prompt)
-            tokens = [len(sample.asked) for sample in chosen]
+            tokens = [len(sample.haystack) for sample in chosen]
             if not isinstance(model, Backbone):
                 reader, at_once = model, rows or MEMORY_ROWS
             else:
@@ -122,7 +122,7 @@ def babilong(
             seconds = time.monotonic() - began
             right = sum(answer.right for answer in answers)
             share = wilson(right, samples)
-            yield Cell(
+            yield BabilongScores(
                 task, length, samples, right, *share, tokens=sum(tokens), seconds=seconds,
                 answers=[
                     {
@@ -136,7 +136,7 @@ def babilong(
             )  # fmt: skip
 
 
-def table(name: str, cells: Sequence[Cell], lengths: Sequence[str]) -> list[dict[str, Any]]:
+def table(name: str, cells: Sequence[BabilongScores], lengths: Sequence[str]) -> list[dict[str, Any]]:
     """Rows for people: accuracy in percent with its interval, the published rows of the same tasks below."""
     found = {(cell.task, cell.length): cell for cell in cells}
     tasks = list(dict.fromkeys(cell.task for cell in cells))

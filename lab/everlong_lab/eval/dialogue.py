@@ -7,11 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from everlong_lab.eval.answer_scores import wording
-from everlong_lab.eval.babilong import in_window, limit
+from everlong_lab.eval.answer_scores import overlap_scores
+from everlong_lab.eval.babilong import in_window, window_positions
 from everlong_lab.tasks import greedy
-from everlong_lab.tasks.dialogue import Dialogue, perplexity, told
-from everlong_lab.tasks.exchange import Exchange
+from everlong_lab.tasks.dialogue import Dialogue, perplexity, encode_dialogue
+from everlong_lab.tasks.chat_encoder import ChatEncoder
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.errors import ConfigError
 from everlong_models.memories.base import MemoryModel
@@ -39,7 +39,7 @@ PUBLISHED: tuple[tuple[str, float, float, float, float, float], ...] = (
 """Perplexity, F1, ROUGE-1, ROUGE-L, METEOR of models fine-tuned on the task (Martins et al. 2022, Table 2)."""
 
 
-class Figures(NamedTuple):
+class DialogueScores(NamedTuple):
     """`perplexity`: of a token of all `responses`. The others, in percent: means over the `written` of them, see
     `wording`. `answers`: what was expected and what was written."""
 
@@ -52,14 +52,14 @@ class Figures(NamedTuple):
     answers: list[dict[str, str]]
 
 
-class Sampled(NamedTuple):
+class DialogueSample(NamedTuple):
     """`dialogues`, whole, and which of their responses, by (dialogue, response), are to be written."""
 
     dialogues: list[Dialogue]
     written: list[tuple[int, int]]
 
 
-def sample(found: Sequence[Dialogue], *, responses: int, written: int, seed: int) -> Sampled:
+def sample(found: Sequence[Dialogue], *, responses: int, written: int, seed: int) -> DialogueSample:
     """Dialogues drawn until they have so many `responses`, and `written` of these. Raises `ConfigError`."""
     random = np.random.default_rng(seed)
     chosen: list[Dialogue] = []
@@ -67,7 +67,7 @@ def sample(found: Sequence[Dialogue], *, responses: int, written: int, seed: int
     for index in random.permutation(len(found)):
         if len(places) >= responses:
             break
-        count = sum(turn.response for turn in found[index].turns[1:])
+        count = sum(turn.response for turn in found[index].utterances[1:])
         places += [(len(chosen), response) for response in range(count)]
         chosen.append(found[index])
     if len(places) < responses:
@@ -75,15 +75,15 @@ def sample(found: Sequence[Dialogue], *, responses: int, written: int, seed: int
     if not 1 <= written <= len(places):
         raise ConfigError("written", written, f"must be from 1 to {len(places)}")
     picked = random.permutation(len(places))[:written]
-    return Sampled(chosen, [places[i] for i in sorted(picked)])
+    return DialogueSample(chosen, [places[i] for i in sorted(picked)])
 
 
-def usual(backbone: Backbone | None, tokenizer: Tokenizer, sampled: Sampled, *, most: int = MOST) -> tuple[Way, ...]:
+def default_ways(backbone: Backbone | None, tokenizer: Tokenizer, sampled: DialogueSample, *, most: int = MOST) -> tuple[Way, ...]:
     """The ways that a model is asked in unless some are named: with and without the document, and in the window of its
     `backbone` where that holds the longest dialogue; a model from scratch has none that does."""
-    exchange = Exchange(tokenizer)
-    longest = max(len(told(exchange, one).ids) for one in sampled.dialogues) + most
-    held = backbone is not None and longest <= limit(backbone)
+    encoder = ChatEncoder(tokenizer)
+    longest = max(len(encode_dialogue(encoder, one).ids) for one in sampled.dialogues) + most
+    held = backbone is not None and longest <= window_positions(backbone)
     return ("none", "window", "memory") if held else ("dialogue", "memory")
 
 
@@ -92,20 +92,20 @@ def dialogue(
     backbone: Backbone | None,
     tokenizer: Tokenizer,
     *,
-    sampled: Sampled,
+    sampled: DialogueSample,
     ways: Sequence[Way],
     most: int = MOST,
     progress: Callable[[Way], None] = lambda way: None,
-) -> Iterator[Figures]:
+) -> Iterator[DialogueScores]:
     """One row of the table for each of the `ways`.
 
     `none` and `window` see all in the `backbone`'s own window, `dialogue` and `memory` read it segment by segment.
     Responses are written greedily, at most `most` tokens, each after the dialogue as it was. Raises `ConfigError` for a
     way that lacks its model, or a dialogue that the window does not hold.
     """
-    exchange = Exchange(tokenizer)
+    encoder = ChatEncoder(tokenizer)
     for way in ways:
-        lines = [told(exchange, one, document=way in DOCUMENTED) for one in sampled.dialogues]
+        lines = [encode_dialogue(encoder, one, document=way in DOCUMENTED) for one in sampled.dialogues]
         longest = max(len(line.ids) for line in lines) + most
         if way in READ:
             model: MemoryModel | None = memory
@@ -117,22 +117,22 @@ def dialogue(
         for one, response in sampled.written:
             start, end = lines[one].responses[response]
             state, rest = greedy.read_stream(model, [[lines[one].ids[:start]]])
-            (given,) = greedy.answer(model, state, rest, most=most, ends=exchange.ends)
+            (given,) = greedy.answer(model, state, rest, most=most, ends=encoder.ends)
             expected = tokenizer.decode(lines[one].ids[start:end].tolist())
             answers.append({"expected": expected.strip(), "written": tokenizer.decode(given).strip()})
             progress(way)
-        yield Figures(
+        yield DialogueScores(
             way,
             dialogues=len(lines),
             responses=sum(len(line.responses) for line in lines),
-            perplexity=perplexity(model, [line.line() for line in lines], rows=4 if way in READ else 1),
+            perplexity=perplexity(model, [line.example() for line in lines], rows=4 if way in READ else 1),
             written=len(answers),
-            wording=wording([a["written"] for a in answers], [a["expected"] for a in answers]),
+            wording=overlap_scores([a["written"] for a in answers], [a["expected"] for a in answers]),
             answers=answers,
         )
 
 
-def table(name: str, found: Sequence[Figures]) -> list[dict[str, Any]]:
+def table(name: str, found: Sequence[DialogueScores]) -> list[dict[str, Any]]:
     """Rows for people, the published ones below."""
     columns = ("perplexity", "f1", "rouge1", "rougeL", "meteor")
     rows: list[dict[str, Any]] = [

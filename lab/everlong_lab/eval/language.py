@@ -10,14 +10,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from everlong_lab.eval.plot import Line, draw
-from everlong_lab.eval.seeds import Seed, by_name, together
-from everlong_lab.tasks.language import encode, measure, measured, runs, shares
+from everlong_lab.eval.seeds import SeededModel, by_name, together
+from everlong_lab.tasks.language import encode, measure, held_out_texts, runs, middle_shares
 from everlong_models.errors import ConfigError
 from everlong_models.memories.base import SegmentReader
 
 
 def language(
-    models: Sequence[Seed],
+    models: Sequence[SeededModel],
     *,
     data: Path,
     texts: str,
@@ -34,7 +34,7 @@ def language(
     as trained. `forget`: tensors of the state that are emptied before every segment, to see what they are worth.
     `line_ends`: they count as words, as is usual of WikiText, whose lines are paragraphs. Raises `ConfigError`, `DataError`.
     """
-    pieces = measured(data, texts)
+    pieces = held_out_texts(data, texts)
     rows: list[dict[str, Any]] = []
     for name, group in by_name(models).items():
         for positions in memory_lengths or (None,):
@@ -42,7 +42,7 @@ def language(
             for _, memory, tokenizer in group:
                 length = segments * memory.segment_length
                 # More than is needed, as far as there is more: a token is seldom longer than eight characters.
-                tokens = runs(encode(shares(pieces, 8 * samples * length), tokenizer), samples, length, texts)
+                tokens = runs(encode(middle_shares(pieces, 8 * samples * length), tokenizer), samples, length, texts)
                 model = memory if positions is None else extended(memory, positions)
                 found.append(measure(model, tokenizer, tokens, forget=forget, line_ends=line_ends).figures())
             shown = {"model": name} if positions is None else {"model": name, "memory": positions}

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from everlong_lab.eval.answer_scores import wording
-from everlong_lab.eval.babilong import babilong, limit, table, tokens_of
-from everlong_lab.eval.dialogue import Way, dialogue, sample, usual
+from everlong_lab.eval.answer_scores import overlap_scores
+from everlong_lab.eval.babilong import babilong, window_positions, table, parse_length
+from everlong_lab.eval.dialogue import Way, dialogue, sample, default_ways
 from everlong_lab.eval.dialogue import table as of_dialogue
 from everlong_lab.tasks.babi import BabiTask
 from everlong_lab.tasks.dialogue import dialogues
@@ -21,7 +21,7 @@ from everlong_models.errors import ConfigError
 from everlong_models.model import Model
 
 
-class Measured(NamedTuple):
+class EvalResult(NamedTuple):
     """`rows`: the table. `notes`: what a reader must know. `figures`: all there is, for programs."""
 
     title: str
@@ -42,12 +42,12 @@ def measure_babilong(
     rows: int | None,
     data: Path,
     console: Console,
-) -> Measured:
+) -> EvalResult:
     """`plain`: the model's backbone alone. Raises what `babilong` does."""
     run, notes = list(lengths), []
     if plain:
-        holds = limit(backbone_of(model))
-        run = [length for length in lengths if (tokens_of(length) or 0) <= holds]
+        holds = window_positions(backbone_of(model))
+        run = [length for length in lengths if (parse_length(length) or 0) <= holds]
         if not run:
             raise ConfigError("lengths", ",".join(lengths), f"the backbone's window holds {holds:,} tokens")
         if left := [length for length in lengths if length not in run]:
@@ -76,7 +76,7 @@ def measure_babilong(
         "no other of the task's answers in the first sentence"
     )
     figures = {"model": name, "fingerprint": model.fingerprint, "prompt": used, "seed": seed}
-    return Measured(
+    return EvalResult(
         f"everlong eval babilong: {name}",
         table(name, cells, lengths),
         notes,
@@ -93,13 +93,13 @@ def measure_dialogue(
     seed: int,
     data: Path,
     console: Console,
-) -> Measured:
-    """`ways`: default the `usual` ones. Raises what `dialogue` does."""
-    wording(["a"], ["a"])  # what it needs is there, before an hour is spent
+) -> EvalResult:
+    """`ways`: default the `default_ways` ones. Raises what `dialogue` does."""
+    overlap_scores(["a"], ["a"])  # what it needs is there, before an hour is spent
     sampled = sample(dialogues(data, "test"), responses=samples, written=written, seed=seed)
     own = getattr(model.memory, "backbone", None)
     backbone = own if isinstance(own, Backbone) else None
-    ways = ways or usual(backbone, model.tokenizer, sampled)
+    ways = ways or default_ways(backbone, model.tokenizer, sampled)
     found = []
     with _bar(console) as bar:
         shown = bar.add_task("", total=len(ways) * len(sampled.written))
@@ -118,7 +118,7 @@ def measure_dialogue(
         f"seed {seed}; the rest over {found[0].written} of them, written greedily; METEOR without WordNet's synonyms"
     ]
     figures = {"model": name, "fingerprint": model.fingerprint, "seed": seed, "notes": notes}
-    return Measured(
+    return EvalResult(
         f"everlong eval dialogue: {name}",
         of_dialogue(model.name, found),
         notes,

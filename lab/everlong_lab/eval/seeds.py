@@ -10,7 +10,7 @@ from everlong_models.memories.base import SegmentReader
 from everlong_models.text.tokenizer import Tokenizer
 
 
-class Seed(NamedTuple):
+class SeededModel(NamedTuple):
     """One trained model; those of one `name` differ by their seed."""
 
     name: str
@@ -18,10 +18,10 @@ class Seed(NamedTuple):
     tokenizer: Tokenizer
 
 
-def by_name(models: Sequence[Seed]) -> dict[str, list[Seed]]:
+def by_name(models: Sequence[SeededModel]) -> dict[str, list[SeededModel]]:
     """The models under their names, in the order in which these first come. Raises `RunError` for two of one name that differ by
     more than their seed: their mean would be of nothing."""
-    found: dict[str, list[Seed]] = {}
+    found: dict[str, list[SeededModel]] = {}
     for model in models:
         found.setdefault(model.name, []).append(model)
     for name, group in found.items():
@@ -30,7 +30,7 @@ def by_name(models: Sequence[Seed]) -> dict[str, list[Seed]]:
     return found
 
 
-def _kind(model: Seed) -> tuple[str, int, str]:
+def _kind(model: SeededModel) -> tuple[str, int, str]:
     config = model.memory.config.model_dump_json(exclude={"seed"})  # type: ignore[union-attr, operator]
     return config, sum(parameter.numel() for parameter in model.memory.parameters()), model.tokenizer.digest()
 
@@ -46,4 +46,4 @@ def together(figures: Sequence[Mapping[str, float]], main: str) -> dict[str, Any
     return row
 
 
-__all__ = ["Seed", "by_name", "together"]
+__all__ = ["SeededModel", "by_name", "together"]

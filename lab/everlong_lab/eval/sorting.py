@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from everlong_lab.eval.plot import Line, draw
-from everlong_lab.eval.seeds import Seed, by_name, together
+from everlong_lab.eval.seeds import SeededModel, by_name, together
 from everlong_lab.tasks.sorting import Sorting, SortingConfig
 from everlong_lab.tasks.task import Setting
 from everlong_models.errors import ConfigError
 
 
 def sorting(
-    models: Sequence[Seed], *, lengths: Sequence[int], samples: int, windows: Sequence[int] = ()
+    models: Sequence[SeededModel], *, lengths: Sequence[int], samples: int, windows: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
     """One row a name and length, in symbols: accuracy (with the least and the most of its seeds) and loss, and the
     accuracy of counting the last of the symbols only.
@@ -51,7 +51,7 @@ def draw_sorting(rows: Sequence[dict[str, Any]], file: Path) -> None:
     draw(lines, file, x="symbols", y="accuracy")
 
 
-def _task(model: Seed, lengths: Sequence[int]) -> Sorting:
+def _task(model: SeededModel, lengths: Sequence[int]) -> Sorting:
     S, tokenizer = model.memory.segment_length, model.tokenizer
     symbols = tokenizer.vocab_size - 1
     if tokenizer.encode(f"{symbols - 1} <SEP>") != [symbols - 1, symbols]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 
 @dataclass(slots=True)
-class Streamed:
+class StreamTimer:
     """Fed with the lines of a message's stream, in the moment that each of them comes. `stamps`: seconds
     (`time.perf_counter`) of the pieces of text. `tokens`: of the whole answer, and `over`: when it ended, once it has."""
 

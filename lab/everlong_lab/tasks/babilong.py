@@ -19,10 +19,10 @@ from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import text, vocabulary
-from everlong_lab.corpora.haystack import Hidden, hide
+from everlong_lab.corpora.haystack import Haystack, hide
 from everlong_lab.tasks import babi, greedy
 from everlong_lab.tasks.babi import LABELS, BabiQuestion, BabiTask
-from everlong_lab.tasks.exchange import Exchange, stacked
+from everlong_lab.tasks.chat_encoder import ChatEncoder, pad_batch
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import TokenError
 from everlong_models.memories.base import MemoryModel
@@ -50,7 +50,7 @@ class Sample(NamedTuple):
 
     task: BabiTask
     question: BabiQuestion
-    asked: Hidden
+    haystack: Haystack
 
 
 class Answer(NamedTuple):
@@ -66,11 +66,11 @@ class Babilong(Task):
 
     def __init__(self, config: BabilongConfig, setting: Setting) -> None:
         self.config = config
-        self.exchange = Exchange(setting.tokenizer)
+        self.encoder = ChatEncoder(setting.tokenizer)
         self._seed = setting.seed
         self._S = setting.segment_length
         self._data = setting.data
-        self._encode = functools.lru_cache(50_000)(self.exchange.tokenizer.encode)  # facts are few, and come often
+        self._encode = functools.lru_cache(50_000)(self.encoder.tokenizer.encode)  # facts are few, and come often
 
     @classmethod
     def make_tokenizer(cls, config: BabilongConfig, data: Path) -> PreTrainedTokenizerBase:
@@ -87,17 +87,17 @@ class Babilong(Task):
 
     @property
     def vocab_size(self) -> int:
-        return self.exchange.tokenizer.vocab_size
+        return self.encoder.tokenizer.vocab_size
 
     @functools.cached_property
     def _noise(self) -> text.Noise:
         kept, _ = text.books(text.find(self._data, self.config.noise))
-        return text.Noise(text.middles(kept, self.config.noise_characters), self.exchange.tokenizer)
+        return text.Noise(text.middles(kept, self.config.noise_characters), self.encoder.tokenizer)
 
     @functools.cached_property
     def _held_out(self) -> text.Noise:
         _, held_out = text.books(text.find(self._data, self.config.noise))
-        return text.Noise(text.middles(held_out, self.config.noise_characters), self.exchange.tokenizer)
+        return text.Noise(text.middles(held_out, self.config.noise_characters), self.encoder.tokenizer)
 
     @functools.cached_property
     def _questions(self) -> dict[BabiTask, list[list[BabiQuestion]]]:
@@ -110,9 +110,9 @@ class Babilong(Task):
             task = self.config.tasks[random.integers(len(self.config.tasks))]
             sample, length = self._drawn(random, task, segments)
             lines.append(
-                self.exchange.line(self._hide(random, sample, self._noise, "bare", task, length).ids(), sample.answer)
+                self.encoder.example(self._hide(random, sample, self._noise, "bare", task, length).ids(), sample.answer)
             )
-        return stacked(lines)
+        return pad_batch(lines)
 
     def _drawn(self, random: np.random.Generator, task: BabiTask, segments: int) -> tuple[BabiQuestion, int]:
         """A question that fits into so many segments, and a length to hide it in, without its answer.
@@ -124,7 +124,7 @@ class Babilong(Task):
             file = files[random.integers(len(files))]
             question = file[random.integers(len(file))]
             least = self._least(question, "bare", task)
-            most = segments * self._S - len(self.exchange.answer(question.answer))
+            most = segments * self._S - len(self.encoder.answer(question.answer))
             if least <= most:
                 return question, int(random.integers(max(least, most - self._S + 1), most + 1))
         raise TokenError(f"{segments} segments of {self._S} tokens hold no question of {task}")
@@ -174,7 +174,7 @@ class Babilong(Task):
         scores: dict[str, float] = {}
         for task, share in zip(self.config.tasks, shares, strict=True):
             if share:
-                room = max(len(self.exchange.answer(label)) for label in LABELS[task])
+                room = max(len(self.encoder.answer(label)) for label in LABELS[task])
                 chosen = self.samples(task, segments * self._S, share, seed=0, room=room, fewer=True)
                 found = self.answers(model, chosen)
                 scores[task] = sum(answer.right for answer in found) / len(found)
@@ -186,8 +186,8 @@ class Babilong(Task):
 
     def _is_far(self, sample: Sample) -> bool:
         """Whether all supporting facts end before the segment in which the answer begins."""
-        ends = sample.asked.ends()
-        border = (len(sample.asked) - 1) // self._S * self._S
+        ends = sample.haystack.ends()
+        border = (len(sample.haystack) - 1) // self._S * self._S
         return all(ends[fact] <= border for fact in sample.question.support)
 
     def answers(
@@ -200,12 +200,12 @@ class Babilong(Task):
     ) -> list[Answer]:
         """The model's answers, greedy; up to `rows` samples of one length are read at once. `progress` is called after each."""
         found = []
-        decode = self.exchange.tokenizer.decode
-        for _, group in groupby(sorted(samples, key=lambda sample: len(sample.asked)), key=lambda s: len(s.asked)):
+        decode = self.encoder.tokenizer.decode
+        for _, group in groupby(sorted(samples, key=lambda sample: len(sample.haystack)), key=lambda s: len(s.haystack)):
             same = list(group)
             for some in (same[first : first + rows] for first in range(0, len(same), rows)):
-                state, tokens = greedy.read_stream(model, [sample.asked.pieces() for sample in some])
-                given = greedy.answer(model, state, tokens, most=ANSWER, ends=self.exchange.ends)
+                state, tokens = greedy.read_stream(model, [sample.haystack.pieces() for sample in some])
+                given = greedy.answer(model, state, tokens, most=ANSWER, ends=self.encoder.ends)
                 for sample, ids in zip(some, given, strict=True):
                     said = decode(ids)
                     found.append(Answer(sample, said, is_right(said, sample.question, LABELS[sample.task])))
@@ -221,11 +221,11 @@ class Babilong(Task):
     ) -> tuple[list[int], list[list[int]], list[int]]:
         told = [self._encode(f" {fact}") for fact in asked.facts]
         if prompt == "bare":
-            return self.exchange.head(), told, self.exchange.question(asked.question)
+            return self.encoder.head(), told, self.encoder.question(asked.question)
         return (
-            self.exchange.head(f"{_PROMPTS[task]}\n\nText:"),
+            self.encoder.head(f"{_PROMPTS[task]}\n\nText:"),
             told,
-            self.exchange.question(f"Question: {asked.question} Answer with one word."),
+            self.encoder.question(f"Question: {asked.question} Answer with one word."),
         )
 
     def _hide(
@@ -236,7 +236,7 @@ class Babilong(Task):
         prompt: Prompt,
         task: BabiTask,
         length: int | None,
-    ) -> Hidden:
+    ) -> Haystack:
         before, told, after = self._parts(asked, prompt, task)
         return hide(random, noise, before=before, told=told, after=after, length=length)
 

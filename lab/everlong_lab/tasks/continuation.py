@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from everlong_lab.corpora import text
 from everlong_lab.tasks import language
 from everlong_lab.tasks.dialogue import perplexity
-from everlong_lab.tasks.exchange import Line
+from everlong_lab.tasks.chat_encoder import Example
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.memories.base import MemoryModel
 
@@ -78,8 +78,8 @@ class Continuation(Task):
         random = self.random(0, segments, held_out=True)
         return {"perplexity": perplexity(model, self._lines(random, self._held_out, samples, segments))}
 
-    def _lines(self, random: np.random.Generator, stream: np.ndarray, rows: int, segments: int) -> list[Line]:
+    def _lines(self, random: np.random.Generator, stream: np.ndarray, rows: int, segments: int) -> list[Example]:
         length = segments * self._S
         targets = np.arange(length) >= length - self.config.targets
         starts = random.integers(len(stream), size=rows)
-        return [Line(stream[np.arange(start, start + length) % len(stream)], targets) for start in starts]
+        return [Example(stream[np.arange(start, start + length) % len(stream)], targets) for start in starts]

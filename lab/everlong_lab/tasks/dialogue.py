@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import text, vocabulary
 from everlong_lab.corpora.datasets import checked, files, json_file
-from everlong_lab.tasks.exchange import Exchange, Line, stacked
+from everlong_lab.tasks.chat_encoder import ChatEncoder, Example, pad_batch
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_lab.tasks.unroll import unroll
 from everlong_models.errors import DataError
@@ -42,7 +42,7 @@ class DialogueConfig(TaskConfig):
     vocabulary: int = Field(4096, ge=512)
 
 
-class Turn(NamedTuple):
+class Utterance(NamedTuple):
     """What one person writes. `response`: it is the one who answers. `section`: of the document that lay before them."""
 
     text: str
@@ -55,21 +55,21 @@ class Dialogue(NamedTuple):
 
     name: str
     document: tuple[str, ...]
-    turns: tuple[Turn, ...]
+    utterances: tuple[Utterance, ...]
 
 
-class Told(NamedTuple):
+class EncodedDialogue(NamedTuple):
     """A dialogue as token ids (N,); `responses`: the places [start, end) of the responses, their end tokens with them."""
 
     ids: np.ndarray
     responses: list[tuple[int, int]]
 
-    def line(self) -> Line:
+    def example(self) -> Example:
         """With the responses as targets."""
         targets = np.zeros(len(self.ids), dtype=bool)
         for start, end in self.responses:
             targets[start:end] = True
-        return Line(self.ids, targets)
+        return Example(self.ids, targets)
 
 
 class DialogueTask(Task):
@@ -77,23 +77,23 @@ class DialogueTask(Task):
 
     def __init__(self, config: DialogueConfig, setting: Setting) -> None:
         self.config = config
-        self.exchange = Exchange(setting.tokenizer)
+        self.encoder = ChatEncoder(setting.tokenizer)
         self._seed = setting.seed
         self._S = setting.segment_length
         self._data = setting.data
-        self._encode = functools.lru_cache(1000)(self.exchange.tokenizer.encode)
+        self._encode = functools.lru_cache(1000)(self.encoder.tokenizer.encode)
 
     @classmethod
     def make_tokenizer(cls, config: DialogueConfig, data: Path) -> PreTrainedTokenizerBase:
         """Byte-level, from the training dialogues and their documents."""
         found = dialogues(data, "train")
         documents = dict.fromkeys(section for dialogue in found for section in dialogue.document)
-        texts = (*documents, *(turn.text for dialogue in found for turn in dialogue.turns))
+        texts = (*documents, *(turn.text for dialogue in found for turn in dialogue.utterances))
         return vocabulary.byte_level(texts, config.vocabulary)
 
     @property
     def vocab_size(self) -> int:
-        return self.exchange.tokenizer.vocab_size
+        return self.encoder.tokenizer.vocab_size
 
     @functools.cached_property
     def _train(self) -> list[Dialogue]:
@@ -103,65 +103,65 @@ class DialogueTask(Task):
         """Dialogues of at most `segments` segments: with as many sections of the document as leave half of the room to
         the dialogue, which is cut where it goes on to a section that was not told."""
         random = self.random(self._seed, step)
-        lines: list[Line] = []
+        lines: list[Example] = []
         while len(lines) < rows:
             dialogue = self._train[random.integers(len(self._train))]
             documented = random.random() < self.config.documents
             told = self._shortened(dialogue, segments * self._S, documented=documented)
             if told.responses:
-                lines.append(told.line())
-        return stacked(lines)
+                lines.append(told.example())
+        return pad_batch(lines)
 
-    def _shortened(self, dialogue: Dialogue, most: int, *, documented: bool) -> Told:
+    def _shortened(self, dialogue: Dialogue, most: int, *, documented: bool) -> EncodedDialogue:
         sections = 0
         if documented:
             held = np.cumsum([len(self._encode(section)) for section in dialogue.document])
             sections = int((held <= most // 2).sum())
-        seen = [turn.section < sections for turn in dialogue.turns]
-        turns = dialogue.turns[: seen.index(False)] if sections and False in seen else dialogue.turns
-        return told(self.exchange, dialogue._replace(document=dialogue.document[:sections], turns=turns), most=most)
+        seen = [turn.section < sections for turn in dialogue.utterances]
+        turns = dialogue.utterances[: seen.index(False)] if sections and False in seen else dialogue.utterances
+        return encode_dialogue(self.encoder, dialogue._replace(document=dialogue.document[:sections], utterances=turns), most=most)
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
         """`perplexity` of a token of the responses of the first `samples` dialogues held out for it (`valid`), with
         their whole documents."""
         found = dialogues(self._data, "valid")[:samples]
-        return {"perplexity": perplexity(model, [told(self.exchange, dialogue).line() for dialogue in found])}
+        return {"perplexity": perplexity(model, [encode_dialogue(self.encoder, dialogue).example() for dialogue in found])}
 
 
-def told(exchange: Exchange, dialogue: Dialogue, *, document: bool = True, most: int | None = None) -> Told:
+def encode_dialogue(encoder: ChatEncoder, dialogue: Dialogue, *, document: bool = True, most: int | None = None) -> EncodedDialogue:
     """The dialogue as it is read; without its `document`, or cut before the response that ends behind `most` tokens."""
     sections = dialogue.document if document else ()
-    ids = exchange.head("\n\n".join(sections))
+    ids = encoder.head("\n\n".join(sections))
     asked, responses = bool(sections), []
-    for index, turn in enumerate(dialogue.turns):
+    for index, turn in enumerate(dialogue.utterances):
         if not turn.response:
-            if index and dialogue.turns[index - 1].response:
-                ids += exchange.turn
+            if index and dialogue.utterances[index - 1].response:
+                ids += encoder.turn
             elif asked:
-                ids += exchange.chat.separator
-            ids += exchange.question(turn.text, document=False)
+                ids += encoder.format.separator
+            ids += encoder.question(turn.text, document=False)
             continue
         if index == 0:  # nobody asked
-            ids += exchange.question("", document=False)
-        answer = exchange.answer(turn.text)
+            ids += encoder.question("", document=False)
+        answer = encoder.answer(turn.text)
         if most is not None and len(ids) + len(answer) > most:
             break
         if index:
             responses.append((len(ids), len(ids) + len(answer)))
         ids += answer
     end = responses[-1][1] if responses else len(ids)  # what nobody responded to is not read either
-    return Told(np.array(ids[:end], dtype=np.int64), responses)
+    return EncodedDialogue(np.array(ids[:end], dtype=np.int64), responses)
 
 
 @torch.no_grad()
-def perplexity(model: MemoryModel, lines: Sequence[Line], *, rows: int = 4) -> float:
+def perplexity(model: MemoryModel, lines: Sequence[Example], *, rows: int = 4) -> float:
     """exp of the mean negative log-likelihood of a target, each line read from an empty memory on."""
     device = next(iter(model.initial_state(1).tensors.values())).device
     nats, targets = 0.0, 0
     # Of one length, more or less: what stands behind a document's end is computed in vain.
     ordered = sorted(lines, key=lambda line: len(line.ids))
     for first in range(0, len(ordered), rows):
-        batch = stacked(ordered[first : first + rows])
+        batch = pad_batch(ordered[first : first + rows])
         parts = unroll(model, batch.tokens.to(device), lengths=batch.lengths, loss_mask=batch.targets.to(device))
         for part in parts:
             nats += float(part.loss.double().sum())
@@ -188,7 +188,7 @@ def dialogues(data: Path, split: Split) -> list[Dialogue]:
     return found
 
 
-def _turns(history: list[dict[str, Any]], saw: list[str]) -> tuple[Turn, ...]:
+def _turns(history: list[dict[str, Any]], saw: list[str]) -> tuple[Utterance, ...]:
     merged: list[tuple[str, list[str], int]] = []
     for message in history:
         who, said, section = str(message["uid"]), " ".join(str(message["text"]).split()), int(message["docIdx"])
@@ -201,7 +201,7 @@ def _turns(history: list[dict[str, Any]], saw: list[str]) -> tuple[Turn, ...]:
     if not saw:
         raise ValueError("nobody saw the document")
     responds = saw[0] if len(saw) == 1 else next((who for who, _, _ in merged if who != merged[0][0]), "")
-    return tuple(Turn(" ".join(said), who == responds, section) for who, said, section in merged)
+    return tuple(Utterance(" ".join(said), who == responds, section) for who, said, section in merged)
 
 
 def _documents(folder: Path) -> dict[int, tuple[str, ...]]:

@@ -63,7 +63,7 @@ class FactsConfig(TaskConfig):
     vocabulary: int = Field(1024, ge=512)
 
 
-class Documents(NamedTuple):
+class FactsBatch(NamedTuple):
     """`tokens` (B, N) that end with each row's ending and the answer. `endings`: the facts where they are recited, and
     the question. `recited` (B, N): whether a token is one of the words of a fact that is said again. `idle`: as in `Batch`."""
 
@@ -196,7 +196,7 @@ class Facts(Task):
 
     def _documents(
         self, random: np.random.Generator, rows: int, segments: int, noise: text.Noise, how: FactsConfig
-    ) -> Documents:
+    ) -> FactsBatch:
         """Full documents: facts, noise, question, answer, in exactly `segments` segments."""
         length = segments * self._S
         tokens = np.empty((rows, length), dtype=np.int64)
@@ -233,7 +233,7 @@ class Facts(Task):
             recited[row, start : start + len(again)] = np.isin(again, self._telling)
             idle[row, :-1] = free.reshape(segments, self._S)[:-1].all(1)
             endings.append(again + asked)
-        return Documents(torch.from_numpy(tokens), endings, torch.from_numpy(recited), torch.from_numpy(idle))
+        return FactsBatch(torch.from_numpy(tokens), endings, torch.from_numpy(recited), torch.from_numpy(idle))
 
     def _line(self, random: np.random.Generator, length: int, noise: text.Noise, how: FactsConfig) -> np.ndarray:
         """Noise of `length` tokens."""

@@ -36,7 +36,7 @@ _SHOWN, _SHOWN_IN_ALL = 100_000, 2_000_000
 class LanguageConfig(TaskConfig):
     """`texts`: the data set, or a file of it: NAME/PATH. `held_out`: what is measured instead of a part of `texts`, as WikiText
     has its own; likewise. `characters`: whole texts are taken until there are so many; of those that are held out,
-    equal shares are taken until there are as many.
+    equal middle_shares are taken until there are as many.
     `vocabulary`: tokens of the tokenizer that is made for a model from scratch; 257 are the bytes and an end mark,
     which makes a character-level model of English text."""
 
@@ -78,15 +78,15 @@ class Language(Task):
         self.config = config
         self.tokenizer = setting.tokenizer
         self._S = setting.segment_length
-        kept, held_out = _chosen(config, setting.data)
+        kept, held_out = _select_texts(config, setting.data)
         order = np.random.default_rng([setting.seed, 2]).permutation(len(kept))
         self._stream = encode(_until([kept[i] for i in order], config.characters), self.tokenizer)
-        self._held_out = encode(shares(held_out, config.characters), self.tokenizer)
+        self._held_out = encode(middle_shares(held_out, config.characters), self.tokenizer)
 
     @classmethod
     def make_tokenizer(cls, config: LanguageConfig, data: Path) -> PreTrainedTokenizerBase:
         """Byte-level, from the texts that are not held out."""
-        kept, _ = _chosen(config, data)
+        kept, _ = _select_texts(config, data)
         shown = max(_SHOWN, _SHOWN_IN_ALL // len(kept))
         return vocabulary.byte_level((piece.read()[:shown] for piece in kept), config.vocabulary)
 
@@ -113,8 +113,8 @@ class Language(Task):
         return runs(self._held_out, samples, segments * self._S, self.config.held_out or self.config.texts)
 
 
-class Text(NamedTuple):
-    """The characters `first` … `last` of a file, as shares of it."""
+class TextSlice(NamedTuple):
+    """The characters `first` … `last` of a file, as middle_shares of it."""
 
     file: Path
     first: float = 0.0
@@ -126,27 +126,27 @@ class Text(NamedTuple):
         return whole[int(self.first * len(whole)) : int(self.last * len(whole))]
 
 
-def found(data: Path, texts: str) -> tuple[Path, Path | None]:
+def locate(data: Path, texts: str) -> tuple[Path, Path | None]:
     """The folder of a data set, and the file of it if `texts` is NAME/PATH. Raises `DataError` if there is no such data set."""
     name, _, path = texts.partition("/")
     folder = text.find(data, name)
     return folder, folder / path if path else None
 
 
-def measured(data: Path, texts: str) -> list[Text]:
+def held_out_texts(data: Path, texts: str) -> list[TextSlice]:
     """What is held out of a data set; of NAME/PATH the whole file."""
-    folder, file = found(data, texts)
-    return split(folder)[1] if file is None else [Text(file)]
+    folder, file = locate(data, texts)
+    return split(folder)[1] if file is None else [TextSlice(file)]
 
 
-def _chosen(config: LanguageConfig, data: Path) -> tuple[list[Text], list[Text]]:
+def _select_texts(config: LanguageConfig, data: Path) -> tuple[list[TextSlice], list[TextSlice]]:
     """Texts to learn from, and texts that are held out. Raises `ConfigError` if these are all that there are."""
-    folder, file = found(data, config.texts)
+    folder, file = locate(data, config.texts)
     if config.held_out in (None, config.texts):
-        return split(folder) if file is None else ([Text(file, last=0.9)], [Text(file, first=0.9)])
-    held_out = measured(data, config.held_out)
+        return split(folder) if file is None else ([TextSlice(file, last=0.9)], [TextSlice(file, first=0.9)])
+    held_out = held_out_texts(data, config.held_out)
     aside = {piece.file.resolve() for piece in held_out}
-    kept = [Text(each) for each in (text.files(folder) if file is None else [file]) if each.resolve() not in aside]
+    kept = [TextSlice(each) for each in (text.files(folder) if file is None else [file]) if each.resolve() not in aside]
     if not kept:
         raise ConfigError(
             "task.held_out", config.held_out, f"holds all of {config.texts}: nothing is left to learn from"
@@ -154,16 +154,16 @@ def _chosen(config: LanguageConfig, data: Path) -> tuple[list[Text], list[Text]]
     return kept, held_out
 
 
-def split(folder: Path) -> tuple[list[Text], list[Text]]:
+def split(folder: Path) -> tuple[list[TextSlice], list[TextSlice]]:
     """Texts to learn from, and texts that are held out. Raises `DataError` if there is none."""
     files = text.files(folder)
     if len(files) == 1:
-        return [Text(files[0], last=0.9)], [Text(files[0], first=0.9)]
+        return [TextSlice(files[0], last=0.9)], [TextSlice(files[0], first=0.9)]
     kept, held_out = text.books(folder)
-    return [Text(file) for file in kept], [Text(file) for file in held_out]
+    return [TextSlice(file) for file in kept], [TextSlice(file) for file in held_out]
 
 
-def _until(pieces: Sequence[Text], characters: int) -> Iterator[str]:
+def _until(pieces: Sequence[TextSlice], characters: int) -> Iterator[str]:
     """Whole texts, until there are so many `characters`."""
     for piece in pieces:
         if characters <= 0:
@@ -173,7 +173,7 @@ def _until(pieces: Sequence[Text], characters: int) -> Iterator[str]:
         yield content
 
 
-def shares(pieces: Sequence[Text], characters: int) -> Iterator[str]:
+def middle_shares(pieces: Sequence[TextSlice], characters: int) -> Iterator[str]:
     """An equal share of about `characters` characters of each text, from its middle: few texts would say little, as
     one book is easier than the next."""
     share = -(-characters // len(pieces))

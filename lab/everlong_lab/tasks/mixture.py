@@ -40,7 +40,7 @@ PARTS: dict[str, type[Task]] = {
 """The tasks that can be mixed: those whose documents begin with an empty memory."""
 
 
-class Part(BaseModel):
+class MixturePart(BaseModel):
     """`weight`: how often documents are of this task, relative to the others."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,7 +54,7 @@ class MixtureConfig(TaskConfig):
     many short ones."""
 
     name: Literal["mixture"] = "mixture"
-    parts: tuple[Part, ...] = Field(min_length=1)
+    parts: tuple[MixturePart, ...] = Field(min_length=1)
     targets: int = Field(32, ge=1)
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from everlong_lab.corpora import vocabulary
 from everlong_lab.corpora.datasets import checked, json_lines
 from everlong_lab.tasks.dialogue import perplexity
-from everlong_lab.tasks.exchange import Exchange, Line, stacked
+from everlong_lab.tasks.chat_encoder import ChatEncoder, Example, pad_batch
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import DataError, TokenError
 from everlong_models.memories.base import MemoryModel
@@ -30,7 +30,7 @@ _HELD_OUT = 20
 _TRIES = 500
 
 
-class Turn(NamedTuple):
+class PromptTurn(NamedTuple):
     """`answers`: each as good as the others."""
 
     prompt: str
@@ -52,7 +52,7 @@ class Prompts(Task):
 
     def __init__(self, config: PromptsConfig, setting: Setting) -> None:
         self.config = config
-        self.exchange = Exchange(setting.tokenizer)
+        self.encoder = ChatEncoder(setting.tokenizer)
         self._seed = setting.seed
         self._S = setting.segment_length
         self._learnt, self._held_out = _read(setting.data, config.file)
@@ -65,50 +65,50 @@ class Prompts(Task):
 
     @property
     def vocab_size(self) -> int:
-        return self.exchange.tokenizer.vocab_size
+        return self.encoder.tokenizer.vocab_size
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         """In the order of their lengths, so that those computed together are alike."""
         random = self.random(self._seed, step)
         lines = [self._line(random, self._learnt, segments) for _ in range(rows)]
-        return stacked(sorted(lines, key=lambda line: len(line.ids)))
+        return pad_batch(sorted(lines, key=lambda line: len(line.ids)))
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
         """`perplexity` of a token of the answers to `samples` held-out prompts."""
         random = self.random(0, segments, held_out=True)
         return {"perplexity": perplexity(model, [self._line(random, self._held_out, segments) for _ in range(samples)])}
 
-    def _line(self, random: np.random.Generator, lines: list[tuple[Turn, ...]], segments: int) -> Line:
+    def _line(self, random: np.random.Generator, lines: list[tuple[PromptTurn, ...]], segments: int) -> Example:
         most = segments * self._S
         for _ in range(_TRIES):
             ids: list[int] = []
             targets: list[bool] = []
             for turn in lines[random.integers(len(lines))]:
-                before = self.exchange.turn if ids else self.exchange.head()
-                asked = [*before, *self._encode(turn.prompt), *self.exchange.question("", document=False)]
-                given = self.exchange.answer(turn.answers[random.integers(len(turn.answers))])
+                before = self.encoder.turn if ids else self.encoder.head()
+                asked = [*before, *self._encode(turn.prompt), *self.encoder.question("", document=False)]
+                given = self.encoder.answer(turn.answers[random.integers(len(turn.answers))])
                 if len(given) > self.config.answer or len(ids) + len(asked) + len(given) > most:
                     break
                 ids += asked + given
                 targets += [False] * len(asked) + [True] * len(given)
             if ids:
-                return Line(np.array(ids, dtype=np.int64), np.array(targets))
+                return Example(np.array(ids, dtype=np.int64), np.array(targets))
         raise TokenError(f"{segments} segments of {self._S} tokens hold no prompt of {self.config.file}")
 
     @functools.cached_property
     def _encode(self) -> functools._lru_cache_wrapper[list[int]]:
-        return functools.lru_cache(20_000)(self.exchange.tokenizer.encode)
+        return functools.lru_cache(20_000)(self.encoder.tokenizer.encode)
 
 
-def _read(data: Path, name: str) -> tuple[list[tuple[Turn, ...]], list[tuple[Turn, ...]]]:
+def _read(data: Path, name: str) -> tuple[list[tuple[PromptTurn, ...]], list[tuple[PromptTurn, ...]]]:
     """What is learnt, and what is held out."""
     file = Path(name) if Path(name).is_absolute() or Path(name).exists() else data / name
-    parts: tuple[list[tuple[Turn, ...]], list[tuple[Turn, ...]]] = ([], [])
+    parts: tuple[list[tuple[PromptTurn, ...]], list[tuple[PromptTurn, ...]]] = ([], [])
     for where, row in json_lines(file.parent, file.name):
         with checked(where):
             if wrong := [turn["answers"] for turn in row["turns"] if not isinstance(turn["answers"], list)]:
                 raise ValueError(f"answers must be a list, found {wrong[0]!r:.40}")
-            turns = tuple(Turn(str(turn["prompt"]), tuple(map(str, turn["answers"]))) for turn in row["turns"])
+            turns = tuple(PromptTurn(str(turn["prompt"]), tuple(map(str, turn["answers"]))) for turn in row["turns"])
             source = str(row["source"])
             if not turns or not all(turn.answers for turn in turns):
                 raise ValueError("a turn lacks answers" if turns else "no turns")

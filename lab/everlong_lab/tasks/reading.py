@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import text, vocabulary
 from everlong_lab.corpora.haystack import hide
-from everlong_lab.corpora.sources import SOURCES, Asked, Source, read
+from everlong_lab.corpora.sources import SOURCES, SourceQuestion, Source, read
 from everlong_lab.tasks.dialogue import perplexity
-from everlong_lab.tasks.exchange import Exchange, Line, stacked
+from everlong_lab.tasks.chat_encoder import ChatEncoder, Example, pad_batch
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import TokenError
 from everlong_models.memories.base import MemoryModel
@@ -62,13 +62,13 @@ class Reading(Task):
 
     def __init__(self, config: ReadingConfig, setting: Setting) -> None:
         self.config = config
-        self.exchange = Exchange(setting.tokenizer)
+        self.encoder = ChatEncoder(setting.tokenizer)
         self._seed = setting.seed
         self._S = setting.segment_length
         self._data = setting.data
         weights = np.array(list(config.sources.values()))
         self._weights = weights / weights.sum()
-        self._encode = functools.lru_cache(20_000)(self.exchange.tokenizer.encode)  # the same parts come again
+        self._encode = functools.lru_cache(20_000)(self.encoder.tokenizer.encode)  # the same parts come again
         for name in config.sources:
             text.find(self._data, name)
 
@@ -76,12 +76,12 @@ class Reading(Task):
     def make_tokenizer(cls, config: ReadingConfig, data: Path) -> PreTrainedTokenizerBase:
         """Byte-level, from the texts that are not held out, and their questions."""
         found = (source for name in config.sources for source in read(data, name, "train"))
-        texts = ("\n".join((*source.parts, *(asked.question for asked in source.asked[:5]))) for source in found)
+        texts = ("\n".join((*source.parts, *(asked.question for asked in source.questions[:5]))) for source in found)
         return vocabulary.byte_level(texts, config.vocabulary)
 
     @property
     def vocab_size(self) -> int:
-        return self.exchange.tokenizer.vocab_size
+        return self.encoder.tokenizer.vocab_size
 
     @functools.cached_property
     def _learnt(self) -> list[list[Source]]:
@@ -90,17 +90,17 @@ class Reading(Task):
     @functools.cached_property
     def _noise(self) -> text.Noise:
         kept, _ = text.books(text.find(self._data, self.config.noise))
-        return text.Noise(text.middles(kept, self.config.noise_characters), self.exchange.tokenizer)
+        return text.Noise(text.middles(kept, self.config.noise_characters), self.encoder.tokenizer)
 
     @functools.cached_property
     def _held_out(self) -> tuple[list[list[Source]], text.Noise]:
         _, books = text.books(text.find(self._data, self.config.noise))
-        noise = text.Noise(text.middles(books, min(self.config.noise_characters, 2_000_000)), self.exchange.tokenizer)
+        noise = text.Noise(text.middles(books, min(self.config.noise_characters, 2_000_000)), self.encoder.tokenizer)
         return [read(self._data, name, "validation") for name in self.config.sources], noise
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         random = self.random(self._seed, step)
-        return stacked([self._line(random, self._learnt, self._noise, segments) for _ in range(rows)])
+        return pad_batch([self._line(random, self._learnt, self._noise, segments) for _ in range(rows)])
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
         """`perplexity` of a token of the answers to `samples` held-out questions."""
@@ -109,42 +109,42 @@ class Reading(Task):
         lines = [self._line(random, sources, noise, segments) for _ in range(samples)]
         return {"perplexity": perplexity(model, lines)}
 
-    def _line(self, random: np.random.Generator, sources: list[list[Source]], noise: text.Noise, segments: int) -> Line:
+    def _line(self, random: np.random.Generator, sources: list[list[Source]], noise: text.Noise, segments: int) -> Example:
         most = segments * self._S
         for _ in range(_TRIES):
             found = sources[random.choice(len(sources), p=self._weights)]
             source = found[random.integers(len(found))]
-            asked = source.asked[random.integers(len(source.asked))]
+            asked = source.questions[random.integers(len(source.questions))]
             padded = bool(random.random() < self.config.padded)
             if source.parts and random.random() < self.config.elsewhere and len(found) > 1:
                 other = found[random.integers(len(found))]
                 if not other.parts or other.parts == source.parts:
                     continue
-                source, asked = other, Asked(asked.question, (), (0,))
+                source, asked = other, SourceQuestion(asked.question, (), (0,))
             answer = asked.answers[random.integers(len(asked.answers))] if asked.answers else REFUSAL
-            given = self.exchange.answer(answer)
-            after = self.exchange.question(asked.question, document=bool(source.parts) or padded)
+            given = self.encoder.answer(answer)
+            after = self.encoder.question(asked.question, document=bool(source.parts) or padded)
             # A blank line at both ends, where there is noise for it to be told from.
-            room = most - len(given) - len(self.exchange.head()) - len(after) - 4
+            room = most - len(given) - len(self.encoder.head()) - len(after) - 4
             if len(given) > self.config.answer or room < 0:
                 continue
             told = self._stretch(random, source, asked, room)
             if told is None:
                 continue
-            parts = [self.exchange.tokenizer.encode(f"\n\n{told}\n\n" if padded else told)] if told else []
-            least = len(self.exchange.head()) + sum(map(len, parts)) + len(after)
+            parts = [self.encoder.tokenizer.encode(f"\n\n{told}\n\n" if padded else told)] if told else []
+            least = len(self.encoder.head()) + sum(map(len, parts)) + len(after)
             if least + len(given) > most:
                 continue
             # Any length that ends in the last segment, so that questions stand everywhere in a segment.
             longest = most - len(given)
             length = int(random.integers(max(least, longest - self._S + 1), longest + 1)) if padded else None
-            hidden = hide(random, noise, before=self.exchange.head(), told=parts, after=after, length=length)
-            return self.exchange.line(hidden.ids(), answer)
+            hidden = hide(random, noise, before=self.encoder.head(), told=parts, after=after, length=length)
+            return self.encoder.example(hidden.ids(), answer)
         raise TokenError(
             f"{segments} segments of {self._S} tokens hold no question of {', '.join(self.config.sources)}"
         )
 
-    def _stretch(self, random: np.random.Generator, source: Source, asked: Asked, room: int) -> str | None:
+    def _stretch(self, random: np.random.Generator, source: Source, asked: SourceQuestion, room: int) -> str | None:
         """As much of the text as `room` tokens hold, with the parts that the answer follows from; None if they don't."""
         if not source.parts:
             return ""

@@ -28,7 +28,7 @@ from everlong_models.memories.state import MemoryState
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SegmentLoss:
     """What one segment of an unroll adds.
 
     `loss` (B,): negative log-likelihoods of the targets that each row predicts from this segment, summed; float32 or
@@ -76,7 +76,7 @@ def unroll(
     truncate: int | None = None,
     checkpointed: bool = False,
     between: Callable[[int, MemoryState], MemoryState] | None = None,
-) -> Iterator[Part]:
+) -> Iterator[SegmentLoss]:
     """The parts of documents `tokens` (B, N), segment by segment.
 
     `lengths` (B,): tokens in each row's document, default N; what stands behind them is never looked at.
@@ -110,7 +110,7 @@ def unroll(
     return _parts(model, batch, held, state, truncate=truncate, checkpointed=checkpointed, between=between)
 
 
-def _whole(model: MemoryModel, batch: _Batch, held: list[int], state: MemoryState, *, checkpointed: bool) -> Part:
+def _whole(model: MemoryModel, batch: _Batch, held: list[int], state: MemoryState, *, checkpointed: bool) -> SegmentLoss:
     """The one part of new documents that `model` predicts in one pass."""
     rows, positions = batch.wanted.nonzero(as_tuple=True)
     tokens, targets = batch.tokens[:, : max(held)], batch.following[rows, positions]
@@ -124,7 +124,7 @@ def _whole(model: MemoryModel, batch: _Batch, held: list[int], state: MemoryStat
         loss, correct = (x.new_zeros(len(held)).index_add(0, rows, x) for x in (losses, right))
     S = model.segment_length
     read = [model.read(tokens[row : row + 1, : held[row] // S * S], each) for row, each in enumerate(state.split())]
-    return Part(loss, auxiliary, batch.wanted.sum(1), correct, MemoryState.stack(read), border=True)
+    return SegmentLoss(loss, auxiliary, batch.wanted.sum(1), correct, MemoryState.stack(read), border=True)
 
 
 def _parts(
@@ -136,7 +136,7 @@ def _parts(
     truncate: int | None,
     checkpointed: bool,
     between: Callable[[int, MemoryState], MemoryState] | None,
-) -> Iterator[Part]:
+) -> Iterator[SegmentLoss]:
     S, rows = model.segment_length, len(held)
     segments = [-(-length // S) for length in held]
 
@@ -168,7 +168,7 @@ def _parts(
             auxiliary = auxiliary + result[1].new_zeros(rows).index_copy(0, of, result[1])
             correct = correct.index_copy(0, of, result[2])
             state = _put(state, of, result[3])
-        yield Part(
+        yield SegmentLoss(
             loss=loss,
             auxiliary=auxiliary,
             targets=batch.wanted[:, start:end].sum(1),

@@ -1,4 +1,4 @@
-"""`Drift`: memories moved on as far as they would drift in many more segments than a document has.
+"""`DriftAugmentation`: memories moved on as far as they would drift in many more segments than a document has.
 
 What a memory holds may outlast the few segments of training and still be gone after forty: every segment moves it a
 little, and no loss shows it. So what two segments in which there was nothing to remember have changed in a memory is
@@ -20,7 +20,7 @@ from everlong_models.memories.state import MemoryState
 _LAG = 2
 
 
-class Drift:
+class DriftAugmentation:
     """What `unroll` calls between the segments of documents, to go on with the memory that it returns.
 
     `idle` (B, segments): where nothing is said that must be remembered. `random`: what the rows, places and distances

@@ -18,11 +18,11 @@ from everlong_lab.tasks import TaskChoice
 from everlong_models.errors import ConfigError, RecipeError
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class ScratchBackbone(_Part):
+class ScratchBackbone(_Section):
     """A Llama with random weights: `initial_std`: their standard deviation; small widths want more than the usual."""
 
     width: int = Field(ge=2)
@@ -33,7 +33,7 @@ class ScratchBackbone(_Part):
     initial_std: float = Field(0.02, gt=0)
 
 
-class Adapters(_Part):
+class Adapters(_Section):
     """Low-rank updates of all linear layers of the backbone (Hu et al. 2021): W + (alpha/rank) B A."""
 
     rank: int = Field(16, ge=1)
@@ -41,7 +41,7 @@ class Adapters(_Part):
     dropout: float = Field(0.0, ge=0, lt=1)
 
 
-class LearnerRecipe(_Part):
+class LearnerRecipe(_Section):
     """What learns: a memory by name with its options; around a backbone by name, or one made here, or none.
 
     `learn`: "all" weights, or the "memory" alone, with `adapters` if there are any. `start`: a model's name or folder, made
@@ -56,7 +56,7 @@ class LearnerRecipe(_Part):
     start: str | None = None
 
 
-class Stage(_Part):
+class Stage(_Section):
     """A step of the curriculum: `steps` batches of documents of up to `segments` segments.
 
     `rows`: documents in a batch, where it is not the recipe's: longer ones leave room for fewer.
@@ -72,7 +72,7 @@ class Stage(_Part):
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class OptimizerRecipe(_Part):
+class OptimizerRecipe(_Section):
     """AdamW. `warmup`: steps until the learning rate `lr` is reached. `decay`: the share of the last stage's steps over
     which it falls linearly to `final` times `lr`. `clip`: the gradient's largest norm."""
 
@@ -85,7 +85,7 @@ class OptimizerRecipe(_Part):
     clip: float = Field(1.0, gt=0)
 
 
-class DriftRecipe(_Part):
+class DriftRecipe(_Section):
     """Memories moved on in training, for RMT: see `drift`. `segments`: up to how many further. `share`: of the documents
     with a place for it. `limit`: of the change, both measured as root mean squares, the memory's being 1."""
 
@@ -94,7 +94,7 @@ class DriftRecipe(_Part):
     limit: float = Field(0.5, gt=0)
 
 
-class Check(_Part):
+class Check(_Section):
     """How often and on how much the task's score is taken while training. `every`: steps; 0 is only at the end."""
 
     every: int = Field(0, ge=0)
@@ -102,7 +102,7 @@ class Check(_Part):
     segments: int | None = Field(None, ge=1, description="default: those of the last stage")
 
 
-class Recipe(_Part):
+class Recipe(_Section):
     """A training run.
 
     `rows`: documents in a batch, computed `rows_at_once` at a time (default all). `mixed`: the share of batches whose

@@ -23,7 +23,7 @@ from everlong_lab.tasks import Setting, Task, made_tokenizer, make_task
 from everlong_lab.tasks.task import Batch
 from everlong_lab.tasks.unroll import unroll
 from everlong_lab.train import checkpoint
-from everlong_lab.train.drift import Drift
+from everlong_lab.train.drift import DriftAugmentation
 from everlong_lab.train.journal import Journal
 from everlong_lab.train.learner import Learner, make_learner
 from everlong_lab.train.recipe import Recipe, ScratchBackbone, Stage
@@ -331,7 +331,7 @@ class Run:
                         checkpointed=recipe.checkpointed,
                         between=None
                         if batch.idle is None or not recipe.drift
-                        else Drift(recipe.drift, batch.idle[some], random),
+                        else DriftAugmentation(recipe.drift, batch.idle[some], random),
                     )
                     for part in parts:
                         term = part.loss.sum() / targets + recipe.auxiliary * part.auxiliary.sum() / rows

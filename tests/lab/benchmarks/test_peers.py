@@ -90,11 +90,11 @@ class FakePeer:
     def read(self, text: str) -> float:
         return 12.5
 
-    def ask(self, question: str) -> peers.Answered:
+    def ask(self, question: str) -> peers.AnswerTiming:
         self._asked += 1
         if self.name == "broken" and self._asked == 2:
             raise RuntimeError("out of room")
-        return peers.Answered(0.5, 0.01 * self._asked, 0.03 / self._asked)
+        return peers.AnswerTiming(0.5, 0.01 * self._asked, 0.03 / self._asked)
 
     def resident(self) -> float:
         return 1e6

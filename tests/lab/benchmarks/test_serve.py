@@ -97,7 +97,7 @@ def test_a_load_counts_only_if_each_request_was_answered_in_full(
     ab.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/given\n{says}\n')
     ab.chmod(0o755)
     monkeypatch.setattr(serve, "_generated", lambda server: next(told))
-    plan = serve.Plan("rmt", [1000], [2], 1, 1, 4, 1, 1, recall=False, guidellm="", ab=str(ab))
+    plan = serve.ServePlan("rmt", [1000], [2], 1, 1, 4, 1, 1, recall=False, guidellm="", ab=str(ab))
     server = Process(["never started"], ready="/", what="a server")
     asked = (plan, str(ab), server, "resp_1", 2, "Who?", tmp_path)
     if isinstance(found, float):
@@ -158,6 +158,6 @@ def test_the_engine_alone_has_no_more_answers_at_once_than_the_load() -> None:
                 while self.submitted == 10 and self.under_way:
                     self.under_way.pop(0).sink(Finished("length", "", None, [], 1, 1, 0.0))  # type: ignore[arg-type]
 
-    runner, plan = Counting(), serve.Plan("rmt", [1000], [3], 1, 1, 4, 1, 1, recall=False, guidellm="")
+    runner, plan = Counting(), serve.ServePlan("rmt", [1000], [3], 1, 1, 4, 1, 1, recall=False, guidellm="")
     assert serve._alone(plan, runner, 10, 3, None, [1]) > 0  # type: ignore[arg-type]
     assert (runner.submitted, runner.most) == (10, 3)

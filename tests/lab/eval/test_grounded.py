@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from everlong_lab.cli.eval import eval as command
 from everlong_lab.eval.answer_scores import squad
 from everlong_lab.eval.grounded import grounded, prompts
-from everlong_lab.eval.grounded.grounded import Cell
-from everlong_lab.eval.grounded.hiding import Asked, Hidden, Novels, books, documents, rank, stated
-from everlong_lab.eval.grounded.questions import Question, Text, texts
+from everlong_lab.eval.grounded.grounded import GroundedScores
+from everlong_lab.eval.grounded.hiding import DocumentQuestion, HaystackDocument, Novels, books, documents, rank, stated
+from everlong_lab.eval.grounded.questions import Question, SourceText, texts
 from everlong_lab.eval.grounded.scores import Mean, declines, holds, mean, ratio
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models import load_model
@@ -157,21 +157,21 @@ async def test_no_question_is_asked_twice(tmp_path: Path) -> None:
     (tmp_path / "novel.txt").write_text("\n\n".join(f"A paragraph of words, number {n}." for n in range(2000)))
     words = [f"text {n} has words of its own" for n in range(3)]
     texts = [
-        Text(f"t{n}", text, False, (Question(f"q{n}", ("words",), ((0, 4),), ()),) * 2) for n, text in enumerate(words)
+        SourceText(f"t{n}", text, False, (Question(f"q{n}", ("words",), ((0, 4),), ()),) * 2) for n, text in enumerate(words)
     ]
-    texts.append(Text("t3", "nothing", False, (Question("q?", (), ((0, 4),), ()),)))
+    texts.append(SourceText("t3", "nothing", False, (Question("q?", (), ((0, 4),), ()),)))
     novels = Novels([tmp_path / "novel.txt"], lambda text: len(text.split()))
     for answerable, wanted in ((True, ["q0", "q1", "q2"]), (False, ["q?"])):
-        made = grounded._new(texts, novels, Cell("x", 300), lambda text: len(text.split()), 0, answerable=answerable)
+        made = grounded._new(texts, novels, GroundedScores("x", 300), lambda text: len(text.split()), 0, answerable=answerable)
         assert sorted(asked.question for _, new in [item async for item in made] for asked in new) == wanted
 
 
 async def test_questions_that_no_document_holds_end(tmp_path: Path) -> None:
     (tmp_path / "novel.txt").write_text("A paragraph of words.\n\n" * 2000)
     long = "word " * 1000
-    text = Text("t", long, True, (Question("q", ("word",), ((0, 4), (4000, 4004)), ()),))
+    text = SourceText("t", long, True, (Question("q", ("word",), ((0, 4), (4000, 4004)), ()),))
     novels = Novels([tmp_path / "novel.txt"], lambda text: len(text.split()))
-    made = grounded._new([text], novels, Cell("x", 100), lambda text: len(text.split()), 0, answerable=True)
+    made = grounded._new([text], novels, GroundedScores("x", 100), lambda text: len(text.split()), 0, answerable=True)
     assert [item async for item in made] == []
 
 
@@ -179,18 +179,18 @@ def test_evidence_holds_an_answer_in_one_piece_within_the_right_part() -> None:
     text = "Paris. " * 20 + "Anna left Rome in May, and Paris saw her again in June."
     start = text.index("Anna")
     place = (text.index("Paris saw"), text.index("Paris saw") + 5)
-    hidden = Hidden(text, 0, ())
-    verbatim = Asked("", "", ("Paris",), ((start, len(text)),), (place,))
+    hidden = HaystackDocument(text, 0, ())
+    verbatim = DocumentQuestion("", "", ("Paris",), ((start, len(text)),), (place,))
     assert rank(hidden, verbatim, [(0, 100), (start, place[1])]) == 2
     assert rank(hidden, verbatim, [(0, 100)]) is None, "the same word elsewhere is another Paris"
     assert rank(hidden, verbatim, [(start, place[0] + 2), (place[0] + 2, len(text))]) is None
-    own_words = Asked("", "", ("She went away from Rome in spring, in May",), ((start, len(text)),), ())
+    own_words = DocumentQuestion("", "", ("She went away from Rome in spring, in May",), ((start, len(text)),), ())
     assert rank(hidden, own_words, [(0, 60), (start - 30, len(text))]) == 2
     assert rank(hidden, own_words, [(place[0], len(text))]) is None
-    felt = Asked("", "", ("Devastated.",), ((start, len(text)),), ())
+    felt = DocumentQuestion("", "", ("Devastated.",), ((start, len(text)),), ())
     assert rank(hidden, felt, [(start, len(text))]) is None, "no word of it says so"
     assert [stated(hidden, asked) for asked in (verbatim, own_words, felt)] == [True, True, False]
-    either = Asked("", "", ("Devastated.", "Sad to leave Rome."), ((start, len(text)),), ())
+    either = DocumentQuestion("", "", ("Devastated.", "Sad to leave Rome."), ((start, len(text)),), ())
     assert rank(hidden, either, [(start, len(text))]) == 1
     assert rank(hidden, either, [(place[0], len(text))]) is None
 
@@ -252,8 +252,8 @@ def test_what_is_asked_stands_in_the_document_and_its_length_is_near(data: Path,
     assert make(0) == made != make(1)
     for hidden in made:
         assert abs(hidden.tokens - length) < 0.1 * length + 80
-        assert len({asked.question for asked in hidden.asked}) == len(hidden.asked)
-        for asked in hidden.asked:
+        assert len({asked.question for asked in hidden.questions}) == len(hidden.questions)
+        for asked in hidden.questions:
             (fact,) = [fact for fact in FACTS if fact[2] == asked.question]
             assert hidden.passage(asked) == fact[1]
             assert [hidden.text[a:b] for a, b in asked.places] == [fact[3]]
@@ -265,7 +265,7 @@ def test_of_a_text_that_is_too_long_a_stretch_is_taken_that_holds_the_answer(tmp
     (hidden,) = islice(documents([source], Novels(books(data / "books"), words), 12, words, 0, answerable=True), 1)
     assert hidden.tokens <= 12
     assert hidden.text.strip() in source.text
-    for asked in hidden.asked:
+    for asked in hidden.questions:
         assert hidden.passage(asked) == "The cat stole his hat, and he wept for a week."
 
 
@@ -278,7 +278,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Settings, tiny_model: Path) -> None:
-    plan = grounded.Plan(
+    plan = grounded.GroundedPlan(
         sets=("squad",), lengths=(100,), samples=2, searches=3, max_tokens=2, floor=256, recall=grounded.Recall(2, 300)
     )
     from rich.console import Console
@@ -314,7 +314,7 @@ def test_prompts_are_what_the_server_would_ask_with_their_answers(data: Path, tm
 
     def make(seed: int) -> list[dict]:
         to, told = io.StringIO(), []
-        plan = prompts.Plan(questions=12, impossible=2, lengths=(300, 600), seed=seed)
+        plan = prompts.PromptsPlan(questions=12, impossible=2, lengths=(300, 600), seed=seed)
         told_of = lambda what, done: told.append((what, done))  # noqa: E731
         count = asyncio.run(prompts.write(plan, words, folder, to, told_of))
         lines = [json.loads(line) for line in to.getvalue().splitlines()]
@@ -351,7 +351,7 @@ def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(
         async with grounded._served(settings, model) as services:
             document = await SearchOnlyTexts(services.blobs).put("A miller had a blue cat. " * 30)
             await services.documents.create(document, model.fingerprint)
-            answers = grounded._Answers(services, grounded.Plan(max_tokens=1), grounded.Recall(1, 60))
+            answers = grounded._Answers(services, grounded.GroundedPlan(max_tokens=1), grounded.Recall(1, 60))
             await answers._read(document)
             found = []
             for remember in (True, False):

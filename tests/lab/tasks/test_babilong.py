@@ -9,7 +9,7 @@ import torch
 
 from everlong_lab.corpora import text
 from everlong_lab.corpora.haystack import hide
-from everlong_lab.eval.babilong import babilong, in_window, table, tokens_of
+from everlong_lab.eval.babilong import babilong, in_window, table, parse_length
 from everlong_lab.eval.interval import wilson
 from everlong_lab.tasks import Setting, babi, greedy
 from everlong_lab.tasks.babi import LABELS, PLACES, BabiQuestion
@@ -123,9 +123,9 @@ def test_documents_hold_the_facts_in_order_between_sentences_and_the_answer_is_t
         assert 2 * S < length <= 3 * S
         ends.add(length % S)
         assert targets[:length].sum() == targets.sum()
-        line = task.exchange.tokenizer.decode(ids[:length].tolist())
+        line = task.encoder.tokenizer.decode(ids[:length].tolist())
         told, answer = line.rsplit("Answer:", 1)
-        said = task.exchange.tokenizer.decode(ids[targets].tolist())
+        said = task.encoder.tokenizer.decode(ids[targets].tolist())
         assert answer == said
         assert said.strip() == latest(told)
         for fact in re.finditer(rf" (?:{'|'.join(PEOPLE)}) moved to the \w+\.", told):
@@ -156,13 +156,13 @@ def test_held_out_noise_and_questions_are_not_learnt_from(task):
 def test_samples_have_their_length_and_the_same_questions(task):
     alone, short, long = (task.samples("qa1", length, 20, seed=3, prompt="few-shot") for length in (None, 256, 1000))
     assert [s.question for s in alone] == [s.question for s in short] == [s.question for s in long]
-    assert {len(sample.asked) for sample in long} == {1000 - ANSWER}
-    assert all(len(sample.asked.ids()) == len(sample.asked) for sample in (*alone, *short))
-    assert max(len(sample.asked) for sample in alone) < 256
+    assert {len(sample.haystack) for sample in long} == {1000 - ANSWER}
+    assert all(len(sample.haystack.ids()) == len(sample.haystack) for sample in (*alone, *short))
+    assert max(len(sample.haystack) for sample in alone) < 256
     assert task.samples("qa1", 256, 20, seed=4) != short
-    line = task.exchange.tokenizer.decode(alone[0].asked.ids().tolist())
+    line = task.encoder.tokenizer.decode(alone[0].haystack.ids().tolist())
     assert line.index("Rose") < line.index(alone[0].question.facts[0])
-    assert "Rose" not in task.exchange.tokenizer.decode(task.samples("qa1", None, 1, seed=3)[0].asked.ids().tolist())
+    assert "Rose" not in task.encoder.tokenizer.decode(task.samples("qa1", None, 1, seed=3)[0].haystack.ids().tolist())
     assert 0 < len(task.samples("qa1", 60, 170, seed=0, fewer=True)) < 170
     with pytest.raises(TokenError, match="0 questions of qa1 fit into 40 tokens, 1 are wanted"):
         task.samples("qa1", 40, 1, seed=0)
@@ -247,8 +247,8 @@ def test_what_only_the_memory_knows_is_scored_by_itself(task, tokenizer):
     scores = task.evaluate(Oracle(tokenizer, forgetful, S), samples=60, segments=2)
     assert scores["remembered"] < 0.1 < scores["accuracy"] < 1
     for sample in task.samples("qa1", 2 * S, 20, seed=0):
-        ids = sample.asked.ids().tolist()
-        for fact, end in zip(sample.question.facts, sample.asked.ends(), strict=True):
+        ids = sample.haystack.ids().tolist()
+        for fact, end in zip(sample.question.facts, sample.haystack.ends(), strict=True):
             assert tokenizer.decode(ids[:end]).endswith(fact)
 
 
@@ -258,12 +258,12 @@ def test_a_stream_is_read_in_blocks_and_answered_across_segments(task, tokenizer
         oracle = Oracle(tokenizer, lambda told: "one two three four five six", segment_length)
         for length in (250, 256, 257):
             samples = task.samples("qa1", length + ANSWER, 2, seed=0)
-            rows = [sample.asked.pieces() for sample in samples]
+            rows = [sample.haystack.pieces() for sample in samples]
             state, rest = greedy.read_stream(oracle, rows)
             read = torch.cat([state["tokens"], rest], dim=1)
-            assert read.tolist() == [sample.asked.ids().tolist() for sample in samples]
+            assert read.tolist() == [sample.haystack.ids().tolist() for sample in samples]
             assert 1 <= rest.shape[1] <= segment_length
-            given = greedy.answer(oracle, state, rest, most=40, ends=oracle.exchange.ends)
+            given = greedy.answer(oracle, state, rest, most=40, ends=oracle.encoder.ends)
             assert [tokenizer.decode(ids) for ids in given] == [" one two three four five six"] * 2
             assert [len(ids) for ids in greedy.answer(oracle, state, rest, most=3, ends=())] == [3, 3]
         assert max(oracle.read_at_once) <= 64
@@ -289,10 +289,10 @@ def test_greedy_answers_are_those_of_whole_passes(data):
 
 
 def test_lengths_by_name():
-    assert [tokens_of(length) for length in ("0k", "4k", "1M", "300")] == [None, 4096, 1 << 20, 300]
+    assert [parse_length(length) for length in ("0k", "4k", "1M", "300")] == [None, 4096, 1 << 20, 300]
     for wrong in ("4K", "", "-1k", "1.5k", "many"):
         with pytest.raises(ConfigError, match="lengths="):
-            tokens_of(wrong)
+            parse_length(wrong)
 
 
 def test_wilsons_interval():

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from everlong_lab.eval.answer_scores import wording
+from everlong_lab.eval.answer_scores import overlap_scores
 from everlong_lab.eval.babilong import in_window
 from everlong_lab.eval.dialogue import dialogue, sample, table
 from everlong_lab.tasks import Setting
-from everlong_lab.tasks.dialogue import DialogueConfig, DialogueTask, Turn, dialogues, perplexity, told
-from everlong_lab.tasks.exchange import Exchange
+from everlong_lab.tasks.dialogue import DialogueConfig, DialogueTask, Utterance, dialogues, perplexity, encode_dialogue
+from everlong_lab.tasks.chat_encoder import ChatEncoder
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.errors import ConfigError, DataError
 from everlong_models.text.tokenizer import Tokenizer
@@ -76,11 +76,11 @@ def data(tmp_path_factory):
 def test_who_saw_the_document_responds_and_messages_in_a_row_are_one(tmp_path):
     (found,) = dialogues(store(tmp_path, [CHAT]), "test")
     assert found.turns == (
-        Turn("Hello! Seen it?", False, 0),
-        Turn("The Lamp, yes.", True, 0),
-        Turn("And how is it?", False, 1),
-        Turn("Carl is good. Eve too.", True, 1),
-        Turn("Bye", False, 3),
+        Utterance("Hello! Seen it?", False, 0),
+        Utterance("The Lamp, yes.", True, 0),
+        Utterance("And how is it?", False, 1),
+        Utterance("Carl is good. Eve too.", True, 1),
+        Utterance("Bye", False, 3),
     )
     first, *others = found.document
     assert others == ["Carl finds a lamp.", "Eve breaks it.", "They mend it."]
@@ -92,17 +92,17 @@ def test_who_saw_the_document_responds_and_messages_in_a_row_are_one(tmp_path):
 
 
 def test_a_dialogue_is_read_as_the_chat_template_has_it(data, tokenizer):
-    exchange, one = Exchange(tokenizer), dialogues(data, "test")[0]
-    line = told(exchange, one)
-    content = "\n\n".join([*one.document, one.turns[0].text])
+    encoder, one = ChatEncoder(tokenizer), dialogues(data, "test")[0]
+    line = encode_dialogue(encoder, one)
+    content = "\n\n".join([*one.document, one.utterances[0].text])
     messages = [{"role": "user", "content": content}] + [
-        {"role": "assistant" if turn.response else "user", "content": turn.text} for turn in one.turns[1:]
+        {"role": "assistant" if turn.response else "user", "content": turn.text} for turn in one.utterances[1:]
     ]
     rendered = tokenizer.render(messages, answer=False)
     assert tokenizer.decode(line.ids.tolist(), skip_special=False) == rendered.rstrip("\n")
     said = [tokenizer.decode(line.ids[start:end].tolist(), skip_special=False) for start, end in line.responses]
-    assert said == [f"{turn.text}<|im_end|>" for turn in one.turns if turn.response]
-    alone = told(exchange, one, document=False)
+    assert said == [f"{turn.text}<|im_end|>" for turn in one.utterances if turn.response]
+    alone = encode_dialogue(encoder, one, document=False)
     assert "lamp." not in tokenizer.decode(alone.ids.tolist())
     assert len(alone.responses) == 3
 
@@ -128,9 +128,9 @@ def test_training_dialogues_fit_and_know_their_sections(data, tokenizer):
 def test_perplexity_is_of_the_targets_alone(tokenizer, data):
     backbone, small = load_backbone(str(folders.backbone()), models_dir=data)
     window = in_window(backbone, 60)
-    exchange = Exchange(small)
+    encoder = ChatEncoder(small)
     lines = [
-        exchange.line(small.encode("the lamp is on the table"), answer) for answer in ("and so", "it is dark in here")
+        encoder.example(small.encode("the lamp is on the table"), answer) for answer in ("and so", "it is dark in here")
     ]
     nats, count = 0.0, 0
     for line in lines:
@@ -142,22 +142,22 @@ def test_perplexity_is_of_the_targets_alone(tokenizer, data):
 
 
 def test_scores_of_words():
-    same = wording(["Carl finds the lamp."], ["Carl finds a lamp"])
+    same = overlap_scores(["Carl finds the lamp."], ["Carl finds a lamp"])
     assert same["f1"] == 100  # articles and punctuation do not count
     assert same["rouge1"] == same["rougeL"] == 75
-    turned = wording(["lamp a finds Carl"], ["Carl finds a lamp"])
+    turned = overlap_scores(["lamp a finds Carl"], ["Carl finds a lamp"])
     assert (turned["rouge1"], turned["rougeL"]) == (100, 25)
-    assert wording(["lamps"], ["lamp"])["meteor"] == pytest.approx(
+    assert overlap_scores(["lamps"], ["lamp"])["meteor"] == pytest.approx(
         50
     )  # one stem; the penalty of a single chunk is half
-    assert wording(["light"], ["lamp"])["meteor"] == 0  # no synonyms
-    assert wording(["dark"], ["lamp"]) == {"f1": 0, "rouge1": 0, "rougeL": 0, "meteor": 0}
-    assert wording(["lamp", "dark"], ["lamp", "lamp"])["f1"] == 50
+    assert overlap_scores(["light"], ["lamp"])["meteor"] == 0  # no synonyms
+    assert overlap_scores(["dark"], ["lamp"]) == {"f1": 0, "rouge1": 0, "rougeL": 0, "meteor": 0}
+    assert overlap_scores(["lamp", "dark"], ["lamp", "lamp"])["f1"] == 50
 
 
 def test_who_has_read_the_document_writes_the_responses(data, tokenizer):
     one = dialogues(data, "test")[0]
-    asked = {turn.text: after.text for turn, after in zip(one.turns, one.turns[1:], strict=False) if after.response}
+    asked = {turn.text: after.text for turn, after in zip(one.utterances, one.utterances[1:], strict=False) if after.response}
 
     def knows(read):
         last = max(asked, key=read.rfind)
@@ -173,7 +173,7 @@ def test_who_has_read_the_document_writes_the_responses(data, tokenizer):
     assert [one["written"] for one in row.answers if one not in right] == ["what?"] * (6 - len(right))
     assert 2 <= len(right) < 6
     assert row.responses == 9
-    assert row.wording["f1"] == pytest.approx(100 * len(right) / 6)
+    assert row.overlap_scores["f1"] == pytest.approx(100 * len(right) / 6)
     shown = table("oracle", [row])
     assert shown[0]["model"] == "oracle: document and dialogue through the memory"
     assert shown[1] == {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everlong_lab.tasks.language import Language, LanguageConfig, Text, measure, shares, split
+from everlong_lab.tasks.language import Language, LanguageConfig, TextSlice, measure, middle_shares, split
 from everlong_lab.tasks.task import Setting
 from everlong_models.errors import ConfigError, DataError
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
@@ -96,9 +96,9 @@ def test_every_held_out_text_is_measured_from_its_middle(tmp_path: Path) -> None
     pieces = []
     for letter in "abc":
         (tmp_path / letter).write_text("-" * 100 + letter * 50 + "-" * 100)
-        pieces.append(Text(tmp_path / letter))
-    assert list(shares(pieces, 30)) == ["a" * 10, "b" * 10, "c" * 10]
-    assert [len(content) for content in shares(pieces, 10_000)] == [250] * 3
+        pieces.append(TextSlice(tmp_path / letter))
+    assert list(middle_shares(pieces, 30)) == ["a" * 10, "b" * 10, "c" * 10]
+    assert [len(content) for content in middle_shares(pieces, 10_000)] == [250] * 3
 
 
 def test_something_is_left_to_learn_from_whatever_texts_are_called(tmp_path: Path) -> None:

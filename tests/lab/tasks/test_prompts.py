@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from everlong_lab.tasks import Setting, make_task
-from everlong_lab.tasks.exchange import Exchange
+from everlong_lab.tasks.chat_encoder import ChatEncoder
 from everlong_lab.tasks.prompts import Prompts, PromptsConfig
 from everlong_models import load_model
 from everlong_models.errors import DataError, TokenError
@@ -49,16 +49,16 @@ def make(data: Path, tokenizer: Tokenizer, seed: int = 0, **config: object) -> P
 def test_answers_are_targets_and_all_else_is_the_servers_chat(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write(tmp_path, *(line(n, turns=1 + n % 2) for n in range(80)))
     batch = make(tmp_path, tokenizer).batch(0, 12, segments=8)
-    exchange, seen = Exchange(tokenizer), set()
+    encoder, seen = ChatEncoder(tokenizer), set()
     for ids, length, targets in zip(batch.tokens, batch.lengths, batch.targets, strict=True):
         text = tokenizer.decode(ids[:length].tolist(), skip_special=False)
         number = int(text.split("hen ")[1].split()[0])
         wanted: list[int] = []
         marks: list[bool] = []
         for turn in line(number, turns=1 + number % 2)["turns"]:
-            asked = [*(exchange.turn if wanted else exchange.head()), *tokenizer.encode(turn["prompt"])]
-            asked += exchange.question("", document=False)
-            given = exchange.answer(turn["answers"][0])
+            asked = [*(encoder.turn if wanted else encoder.head()), *tokenizer.encode(turn["prompt"])]
+            asked += encoder.question("", document=False)
+            given = encoder.answer(turn["answers"][0])
             wanted += asked + given
             marks += [False] * len(asked) + [True] * len(given)
         assert ids[:length].tolist() == wanted

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from everlong_lab.corpora import sources
-from everlong_lab.corpora.sources import Asked, Source
+from everlong_lab.corpora.sources import SourceQuestion, Source
 from everlong_lab.eval.babilong import in_window
 from everlong_lab.tasks import Setting, make_task
 from everlong_lab.tasks.continuation import Continuation, ContinuationConfig
@@ -196,7 +196,7 @@ def test_readers_of_other_formats(tmp_path):
         ),
     )
     (story,) = sources.read(tmp_path, "squality", "train")
-    assert story == Source("9", ("One.", "Two."), "\n\n", (Asked("What?", ("A.", "B.")),))
+    assert story == Source("9", ("One.", "Two."), "\n\n", (SourceQuestion("What?", ("A.", "B.")),))
     meeting = {
         "meeting_transcripts": [{"speaker": who, "content": f"Words of {who}."} for who in "ABCD"],
         "general_query_list": [{"query": "Summarize.", "answer": "They met."}],
@@ -207,7 +207,7 @@ def test_readers_of_other_formats(tmp_path):
     write(tmp_path / "qmsum" / "ALL" / "train" / "m.json", meeting)
     (met,) = sources.read(tmp_path, "qmsum", "train")
     assert met.parts[1] == "B: Words of B."
-    assert met.asked == (Asked("Summarize.", ("They met.",)), Asked("What of B?", ("It spoke.",), (1, 2)))
+    assert met.questions == (SourceQuestion("Summarize.", ("They met.",)), SourceQuestion("What of B?", ("It spoke.",), (1, 2)))
     around = "A tower stands in the north of the town. " * 4
     passages = [
         f"{around}Tower {n} is the one of all of them that a person sees first who comes by sea. {around}"
@@ -231,8 +231,8 @@ def test_readers_of_other_formats(tmp_path):
     assert [len(part) for part in told] == [len(kept) / 3, len(held) / 3]
     assert held
     assert kept[0].parts[0].startswith("A tower stands")
-    assert kept[0].asked[0].question.startswith("Read this:\nWhere is it")
-    assert kept[0].asked[0].answers == ("north",)
+    assert kept[0].questions[0].question.startswith("Read this:\nWhere is it")
+    assert kept[0].questions[0].answers == ("north",)
 
 
 def test_broken_lines_are_named(tmp_path, data):

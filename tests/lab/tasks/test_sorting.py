@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everlong_lab.eval.seeds import Seed
+from everlong_lab.eval.seeds import SeededModel
 from everlong_lab.eval.sorting import sorting
 from everlong_lab.tasks.sorting import Sorting, SortingConfig, by_frequency, drifting
 from everlong_lab.tasks.task import Setting
@@ -152,5 +152,5 @@ def test_a_trained_model_can_be_loaded(tmp_path: Path) -> None:
     )
     learner.save(tmp_path / "sorter", "")
     loaded = load_model(str(tmp_path / "sorter"), models_dir=tmp_path)
-    made = Seed("", loaded.memory, loaded.tokenizer)
+    made = SeededModel("", loaded.memory, loaded.tokenizer)
     assert sorting([made], lengths=[2 * S], samples=2)[0]["symbols"] == 2 * S

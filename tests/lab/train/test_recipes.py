@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from everlong_lab.eval.dialogue import dialogue, sample, usual
+from everlong_lab.eval.dialogue import dialogue, sample, default_ways
 from everlong_lab.tasks.dialogue import dialogues
 from everlong_lab.train.learner import make_learner
 from everlong_lab.train.recipe import load_recipe, recipe_names
@@ -56,7 +56,7 @@ def test_dialogue_from_scratch_is_trained_and_measured(name: str, films: Path, s
     assert model.trained
     sampled = sample(dialogues(films, "test"), responses=3, written=2, seed=0)
     backbone = model.memory.backbone if isinstance(getattr(model.memory, "backbone", None), Backbone) else None
-    ways = usual(backbone, model.tokenizer, sampled)
+    ways = default_ways(backbone, model.tokenizer, sampled)
     assert ways == ("dialogue", "memory"), "no window holds a document"
     without, with_it = dialogue(model.memory, backbone, model.tokenizer, sampled=sampled, ways=ways)
     assert (without.way, with_it.way) == ways

@@ -18,9 +18,9 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from everlong_lab.eval.answer_scores import squad
-from everlong_lab.eval.grounded.floor import Floor
-from everlong_lab.eval.grounded.hiding import Asked, Hidden, Novels, books, documents, rank, stated
-from everlong_lab.eval.grounded.questions import SETS, Span, Split, Text, texts
+from everlong_lab.eval.grounded.backbone_baseline import BackboneBaseline
+from everlong_lab.eval.grounded.hiding import DocumentQuestion, HaystackDocument, Novels, books, documents, rank, stated
+from everlong_lab.eval.grounded.questions import SETS, Span, Split, SourceText, texts
 from everlong_lab.eval.grounded.scores import Mean, declines, holds, mean, ratio
 from everlong_lab.harness.report import Report, Target
 from everlong_models import Model, SamplingParams
@@ -65,7 +65,7 @@ BRIEFLY = " Answer in a few words."
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GroundedPlan:
     """What is measured. `samples`: questions a set and length that are answered; `searches`: that are searched for
     (which needs no model). `recall`: None is what the server does by itself. `floor`: positions that the floor has."""
 
@@ -83,7 +83,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Cell:
+class GroundedScores:
     """What was found for one set and length. `scores`: by way, (F1, exact match, answer within, declined) of each question in
     the same order. `declined`: of answers to questions that the text does not answer, 1 where the model said so."""
 
@@ -109,7 +109,7 @@ class Cell:
     """Questions that were asked in every way."""
     answers: list[dict[str, Any]] = field(default_factory=list)
 
-    def keep(self, way: str, asked: Asked, answer: str, score: float) -> None:
+    def keep(self, way: str, asked: DocumentQuestion, answer: str, score: float) -> None:
         """For the file."""
         self.answers.append(
             {"set": self.name, "length": self.length, "way": way, "question": asked.question,
@@ -121,7 +121,7 @@ Tell = Callable[[str, float], None]
 """Told what is being measured, and which share of all is done."""
 
 
-def evaluate(settings: Settings, plan: Plan, data: Path, console: Console) -> tuple[Report, list[Cell]]:
+def evaluate(settings: Settings, plan: GroundedPlan, data: Path, console: Console) -> tuple[Report, list[GroundedScores]]:
     """The figures, and what they were made of. `data`: the folder of data sets; archives are unpacked to the user's cache.
 
     `console` shows how far it is. Raises `DataError`, and what a server raises that cannot start.
@@ -146,14 +146,14 @@ def evaluate(settings: Settings, plan: Plan, data: Path, console: Console) -> tu
 
 
 async def _evaluate(
-    settings: Settings, model: Model, plan: Plan, found: dict[str, list[Text]], novels: Novels, tell: Tell
-) -> tuple[Report, list[Cell]]:
+    settings: Settings, model: Model, plan: GroundedPlan, found: dict[str, list[SourceText]], novels: Novels, tell: Tell
+) -> tuple[Report, list[GroundedScores]]:
     began, cells = time.monotonic(), []
     async with _served(settings, model) as services:
         for at, (name, length) in enumerate((name, length) for name in plan.sets for length in plan.lengths):
-            cell = Cell(name, length)
+            cell = GroundedScores(name, length)
 
-            def progress(done: float, at: int = at, cell: Cell = cell) -> None:
+            def progress(done: float, at: int = at, cell: GroundedScores = cell) -> None:
                 tell(f"{cell.name} at {cell.length:,}", (at + done) / len(plan.sets) / len(plan.lengths))
 
             await _measure(services, plan, cell, found[name], novels, progress)
@@ -175,13 +175,13 @@ async def _served(settings: Settings, model: Model) -> AsyncIterator[Services]:
 
 
 async def _measure(
-    services: Services, plan: Plan, cell: Cell, of: Sequence[Text], novels: Novels, tell: Callable[[float], None]
+    services: Services, plan: GroundedPlan, cell: GroundedScores, of: Sequence[SourceText], novels: Novels, tell: Callable[[float], None]
 ) -> None:
     recall, shelf, template = plan.recall or services.recall, SearchOnlyTexts(services.blobs), TEMPLATES[plan.template]
     answers = _Answers(services, plan, recall)
     wanted = max(plan.samples if plan.ways else 0, plan.searches)
 
-    async def search(kind: str, document: Document, asked: Asked) -> list[Span]:
+    async def search(kind: str, document: Document, asked: DocumentQuestion) -> list[Span]:
         question, words = asked.question, words_of(asked.question, None)
         passages = await shelf.passages.search([document.id], words, recall.passages) if words else []
         evidence, _ = choose(passages, "", recall.tokens, answers.count, template)
@@ -190,7 +190,7 @@ async def _measure(
         cell.refused.setdefault(kind, []).append(float(not evidence and asks(question)))
         return [(passage.start, passage.end) for passage in evidence]
 
-    before: list[Asked] = []
+    before: list[DocumentQuestion] = []
     async for hidden, new in _new(of, novels, cell, answers.count, plan.seed, answerable=True):
         asked = new[: wanted - len(cell.ranks)]
         document = await shelf.put(hidden.text)
@@ -225,14 +225,14 @@ async def _measure(
 
 
 async def _new(
-    of: Sequence[Text], novels: Novels, cell: Cell, count: Callable[[str], int], seed: int, *, answerable: bool
-) -> AsyncIterator[tuple[Hidden, list[Asked]]]:
+    of: Sequence[SourceText], novels: Novels, cell: GroundedScores, count: Callable[[str], int], seed: int, *, answerable: bool
+) -> AsyncIterator[tuple[HaystackDocument, list[DocumentQuestion]]]:
     """Documents, each with those of its questions that none before had, until all were asked or no more are met."""
     left = {(text.name, q.text) for text in of for q in text.questions if bool(q.answers) == answerable}
     found, in_vain = documents(of, novels, cell.length, count, seed, answerable=answerable), 0
     while left and in_vain < _IN_VAIN:
         hidden = await asyncio.to_thread(next, found)
-        new = [asked for asked in hidden.asked if (asked.source, asked.question) in left]
+        new = [asked for asked in hidden.questions if (asked.source, asked.question) in left]
         left -= {(asked.source, asked.question) for asked in new}
         in_vain = 0 if new else in_vain + 1
         if new:
@@ -242,7 +242,7 @@ async def _new(
 class _Answers:
     """Asks a server's parts."""
 
-    def __init__(self, services: Services, plan: Plan, recall: Recall) -> None:
+    def __init__(self, services: Services, plan: GroundedPlan, recall: Recall) -> None:
         settings = services.settings
         self._services, self._plan, self._recall = services, plan, recall
         self._template = TEMPLATES[plan.template]
@@ -265,7 +265,7 @@ class _Answers:
     def _count(self, text: str) -> int:
         return len(self._services.model.tokenizer.encode(text))
 
-    async def add(self, cell: Cell, hidden: Hidden, document: Document, asked: Sequence[Asked]) -> None:
+    async def add(self, cell: GroundedScores, hidden: HaystackDocument, document: Document, asked: Sequence[DocumentQuestion]) -> None:
         """Answers the questions in every way that the plan names."""
         documents, model = self._services.documents, self._services.model
         await documents.create(document, model.fingerprint)
@@ -274,7 +274,7 @@ class _Answers:
         jobs = [(way, question) for way in self._plan.ways for question in asked if way != "floor"]
         contents = await asyncio.gather(*(self._say(way, hidden, document, question) for way, question in jobs))
         if "floor" in self._plan.ways:
-            floor = await asyncio.to_thread(Floor, model, hidden.text, self._plan.floor)
+            floor = await asyncio.to_thread(BackboneBaseline, model, hidden.text, self._plan.floor)
             jobs += [("floor", question) for question in asked]
             for question in asked:
                 contents.append(await asyncio.to_thread(floor.answer, question.question + BRIEFLY, self._sampling))
@@ -285,7 +285,7 @@ class _Answers:
         cell.answered += len(asked)
         await documents.delete(document.id)
 
-    async def decline(self, cell: Cell, hidden: Hidden, document: Document, asked: Sequence[Asked]) -> None:
+    async def decline(self, cell: GroundedScores, hidden: HaystackDocument, document: Document, asked: Sequence[DocumentQuestion]) -> None:
         """Asks what the text does not answer, with passages."""
         documents = self._services.documents
         await documents.create(document, self._services.model.fingerprint)
@@ -302,7 +302,7 @@ class _Answers:
                 raise DocumentFailed(f"a document could not be read: {(read.error or {}).get('message')}")
             await asyncio.sleep(0.05)
 
-    async def _say(self, way: str, hidden: Hidden, document: Document, asked: Asked) -> str:
+    async def _say(self, way: str, hidden: HaystackDocument, document: Document, asked: DocumentQuestion) -> str:
         services, content, recall = self._services, asked.question + BRIEFLY, Recall(0, 0)
         remember, read = way in ("memory", "both"), way in ("memory", "both", "recall")
         if way in ("recall", "both"):
@@ -325,7 +325,7 @@ class _Answers:
         return str(message["content"])
 
 
-def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> Report:
+def _report(plan: GroundedPlan, model: Model, cells: Sequence[GroundedScores], minutes: float) -> Report:
     rows: list[dict[str, Any]] = []
     targets: list[Target] = []
     for cell in cells:
@@ -352,7 +352,7 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
             rows.append(_row(cell, "both ÷ ceiling", f1=share))
             targets.append(Target(f"{where}: F1 with both ÷ ceiling", share.value, 0.9, at_most=False))
     if len(cells) > 1 and all({"both", "ceiling"} <= cell.scores.keys() for cell in cells):
-        every = Cell("all", 0)
+        every = GroundedScores("all", 0)
         rows.append(_row(every, "both ÷ ceiling", f1=_share(cells, plan.seed)))
     recall = plan.recall
     notes = [f"{way}: {what}" for way, what in WAYS.items() if way in plan.ways] + [
@@ -370,7 +370,7 @@ def _report(plan: Plan, model: Model, cells: Sequence[Cell], minutes: float) -> 
     return Report("grounded", rows, targets, notes, kind="eval")
 
 
-def _share(cells: Sequence[Cell], seed: int) -> Mean:
+def _share(cells: Sequence[GroundedScores], seed: int) -> Mean:
     """F1 with both ÷ ceiling, of the same questions."""
     both, ceiling = ([score[0] for cell in cells for score in cell.scores[way]] for way in ("both", "ceiling"))
     sources = [
@@ -379,7 +379,7 @@ def _share(cells: Sequence[Cell], seed: int) -> Mean:
     return ratio(both, ceiling, sources, seed)
 
 
-def _row(cell: Cell, way: str, **figures: Mean) -> dict[str, Any]:
+def _row(cell: GroundedScores, way: str, **figures: Mean) -> dict[str, Any]:
     shown = {name: f"{mean.value:.3f} ({mean.low:.2f}–{mean.high:.2f})" for name, mean in figures.items()}
     columns = dict.fromkeys(("f1", "exact", "within", "declined", "hit", "mrr", "refused"), "") | shown
     counts = {"n": next(iter(figures.values())).count, "documents": "", "left out": ""}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everlong_lab.corpora.text import read
-from everlong_lab.eval.grounded.questions import Question, Span, Text
+from everlong_lab.eval.grounded.questions import Question, Span, SourceText
 from everlong_lab.eval.grounded.scores import content_words
 from everlong_models.errors import DataError
 
@@ -19,7 +19,7 @@ _QUESTIONS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DocumentQuestion:
     """A question of a document. `source`: the text that it is about. `right` and `places` are as of `Question`, in characters of the document."""
 
     source: str
@@ -30,19 +30,19 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
+class HaystackDocument:
     """A document with what is asked about it. `tokens`: its length."""
 
     text: str
     tokens: int
-    asked: tuple[Asked, ...]
+    questions: tuple[DocumentQuestion, ...]
 
-    def passage(self, asked: Asked) -> str:
+    def passage(self, asked: DocumentQuestion) -> str:
         """The right parts, word for word."""
         return "\n\n".join(self.text[start:end].strip() for start, end in asked.right)
 
 
-def rank(document: Hidden, asked: Asked, evidence: Sequence[Span]) -> int | None:
+def rank(document: HaystackDocument, asked: DocumentQuestion, evidence: Sequence[Span]) -> int | None:
     """How many pieces of `evidence`, the best first, it takes until they hold the answer; None if all don't.
 
     They do if an answer that stands in the right parts word for word lies within one piece. Of an answer in other words
@@ -58,7 +58,7 @@ def rank(document: Hidden, asked: Asked, evidence: Sequence[Span]) -> int | None
     return None
 
 
-def stated(document: Hidden, asked: Asked) -> bool:
+def stated(document: HaystackDocument, asked: DocumentQuestion) -> bool:
     """Whether a right part has a word of an answer at all. Where none has ("Why did she cry?" "She was sad."), `rank` cannot
     tell whether evidence holds it."""
     parts = [content_words(document.text[start:end]) for start, end in asked.right]
@@ -82,7 +82,7 @@ def books(folder: Path) -> list[Path]:
 
 
 class Novels:
-    """Text to hide things in: books, each from a place drawn anew."""
+    """SourceText to hide things in: books, each from a place drawn anew."""
 
     def __init__(self, files: Sequence[Path], count: Callable[[str], int]) -> None:
         """`count`: tokens of a text. Raises `DataError`."""
@@ -105,7 +105,7 @@ class Novels:
 
 
 def documents(
-    texts: Sequence[Text],
+    texts: Sequence[SourceText],
     novels: Novels,
     tokens: int,
     count: Callable[[str], int],
@@ -113,7 +113,7 @@ def documents(
     *,
     answerable: bool,
     every: bool = False,
-) -> Iterator[Hidden]:
+) -> Iterator[HaystackDocument]:
     """Documents of about `tokens` tokens, without end; no text again until all were used.
 
     `answerable`: questions with an answer, else those without. `every`: all of a text's, not one of a short passage and ten of
@@ -144,7 +144,7 @@ Piece = tuple[str, str, list[Question]]
 """A source's name, its text or a stretch of it, and what is asked about that."""
 
 
-def _stretch(source: Text, asked: Sequence[Question], tokens: int, count: Callable[[str], int]) -> Piece:
+def _stretch(source: SourceText, asked: Sequence[Question], tokens: int, count: Callable[[str], int]) -> Piece:
     """The source, or so many tokens of it around what the first question is about; and the questions that it holds."""
     start, end = 0, len(source.text)
     if (all_of_it := count(source.text)) > tokens:
@@ -162,7 +162,7 @@ def _stretch(source: Text, asked: Sequence[Question], tokens: int, count: Callab
     return source.name, source.text[start:end], moved
 
 
-def _hide(pieces: list[Piece], novels: Novels, tokens: int, count: Callable[[str], int], draw: random.Random) -> Hidden:
+def _hide(pieces: list[Piece], novels: Novels, tokens: int, count: Callable[[str], int], draw: random.Random) -> HaystackDocument:
     around = novels.take(tokens - sum(count(text) for _, text, _ in pieces), draw)
     # Spread evenly: a place drawn from each piece's share of the paragraphs.
     places = [(n * len(around) + draw.randrange(len(around) + 1)) // len(pieces) for n in range(len(pieces))]
@@ -172,7 +172,7 @@ def _hide(pieces: list[Piece], novels: Novels, tokens: int, count: Callable[[str
         at = max(at, place)
         for q in questions:
             right, spots = (tuple((a + len(text), b + len(text)) for a, b in spans) for spans in (q.right, q.places))
-            asked.append(Asked(source, q.text, q.answers, right, spots))
+            asked.append(DocumentQuestion(source, q.text, q.answers, right, spots))
         text += piece + "\n\n"
     text += "\n\n".join(around[at:])
-    return Hidden(text, count(text), tuple(asked))
+    return HaystackDocument(text, count(text), tuple(asked))

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from everlong_lab.corpora import text
-from everlong_lab.eval.grounded.hiding import Asked, Hidden, Novels, books, documents, rank
-from everlong_lab.eval.grounded.questions import LEARNT, texts
+from everlong_lab.eval.grounded.hiding import DocumentQuestion, HaystackDocument, Novels, books, documents, rank
+from everlong_lab.eval.grounded.questions import TRAINING_SETS, texts
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models.errors import DataError
 from everlong_server.engine.answering.grounding import TEMPLATE, choose, words_of
@@ -35,12 +35,12 @@ _BRIEFLY = ("", "", " Answer in a few words.", " Answer in a few words.", " Answ
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """`sets`: of questions, some of `LEARNT`. `questions`: of each set that have an answer. `impossible`: of SQuAD that have none. `without`: the share of questions whose
+class PromptsPlan:
+    """`sets`: of questions, some of `TRAINING_SETS`. `questions`: of each set that have an answer. `impossible`: of SQuAD that have none. `without`: the share of questions whose
     right passages are left out. `room`: tokens for passages, drawn anew for each question. `turns`: questions of a chat at most:
     after the first, others that its passages answer. `lengths`: tokens of the texts, in turn."""
 
-    sets: tuple[str, ...] = tuple(LEARNT)
+    sets: tuple[str, ...] = tuple(TRAINING_SETS)
     questions: int = 1_000
     impossible: int = 300
     without: float = 0.1
@@ -51,7 +51,7 @@ class Plan:
 
 
 async def write(
-    plan: Plan, count: Callable[[str], int], data: Path, to: TextIO, tell: Callable[[str, float], None]
+    plan: PromptsPlan, count: Callable[[str], int], data: Path, to: TextIO, tell: Callable[[str, float], None]
 ) -> int:
     """Writes JSON lines as `everlong_lab.tasks.prompts` reads them; how many. `count`: tokens of a text. `tell`: of a
     set, and which share of it is done. Raises `DataError`."""
@@ -62,7 +62,7 @@ async def write(
     jobs += [("squad", False, plan.impossible)] if "squad" in plan.sets else []
     written = 0
     with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
-        maker = _Maker(plan, SearchOnlyTexts(Blobs(f"file://{folder}")), count, random.Random(plan.seed))  # noqa: S311 - for samples
+        maker = _PromptWriter(plan, SearchOnlyTexts(Blobs(f"file://{folder}")), count, random.Random(plan.seed))  # noqa: S311 - for samples
         for name, answerable, wanted in jobs:
             of, done, in_vain = texts(data, name, "train"), 0, 0
             of = [text for text in of if any(bool(asked.answers) == answerable for asked in text.questions)]
@@ -87,17 +87,17 @@ async def write(
     return written
 
 
-class _Maker:
+class _PromptWriter:
     """Makes lines of documents."""
 
-    def __init__(self, plan: Plan, shelf: SearchOnlyTexts, count: Callable[[str], int], draw: random.Random) -> None:
+    def __init__(self, plan: PromptsPlan, shelf: SearchOnlyTexts, count: Callable[[str], int], draw: random.Random) -> None:
         self._plan, self._shelf, self._count, self._draw = plan, shelf, count, draw
 
-    async def lines(self, name: str, hidden: Hidden) -> list[dict[str, Any]]:
+    async def lines(self, name: str, hidden: HaystackDocument) -> list[dict[str, Any]]:
         """What is asked about a document, as the file's lines."""
         document = await self._shelf.put(hidden.text)
         lines: list[dict[str, Any]] = []
-        waiting = list(hidden.asked)
+        waiting = list(hidden.questions)
         while waiting and len(lines) < _LINES:
             asked = waiting.pop(0)
             chat = await self._chat(
@@ -111,8 +111,8 @@ class _Maker:
         return lines
 
     async def _chat(
-        self, document: Document, hidden: Hidden, asked: Asked, others: list[Asked]
-    ) -> tuple[list[dict[str, Any]], list[Asked]] | None:
+        self, document: Document, hidden: HaystackDocument, asked: DocumentQuestion, others: list[DocumentQuestion]
+    ) -> tuple[list[dict[str, Any]], list[DocumentQuestion]] | None:
         """A question and those of `others` that are asked after it; None where the passages lack the answer by chance: whether
         they do is known only in part."""
         draw = self._draw

@@ -1,4 +1,4 @@
-"""Texts with questions about them, as `Text` and `Question`: where in a text a person would look an answer up."""
+"""Texts with questions about them, as `SourceText` and `Question`: where in a text a person would look an answer up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from everlong_lab.corpora.sources import Asked, Part, Source, read
+from everlong_lab.corpora.sources import SourceQuestion, DataSplit, Source, read
 from everlong_lab.eval.grounded.scores import content_words
 
 Span = tuple[int, int]
@@ -33,7 +33,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class SourceText:
     """A text and what is asked about it. `whole`: it is a document by itself, not one of many short passages."""
 
     name: str
@@ -44,26 +44,26 @@ class Text:
 
 SETS = {"squad": "squad2_dev_half", "fairytaleqa": "fairytaleqa", "squality": "squality"}
 """The data set of each name; what is measured."""
-LEARNT = {"squad": "squad2_dev_half", "xquad": "xquad_en", "fairytaleqa": "fairytaleqa"}
+TRAINING_SETS = {"squad": "squad2_dev_half", "xquad": "xquad_en", "fairytaleqa": "fairytaleqa"}
 """Those whose answers are short, to learn from."""
 _SHORT = {"squad", "xquad"}
-_PARTS: dict[Split, Part] = {"train": "train", "tune": "validation", "test": "test"}
+_PARTS: dict[Split, DataSplit] = {"train": "train", "tune": "validation", "test": "test"}
 
 
-def texts(data: Path, name: str, split: Split) -> list[Text]:
+def texts(data: Path, name: str, split: Split) -> list[SourceText]:
     """The texts of a set, from the folder of data sets. Raises `DataError`."""
     make = _summarised if name == "squality" else _looked_up
     found = []
-    for source in read(data, (SETS | LEARNT)[name], _PARTS[split]):
+    for source in read(data, (SETS | TRAINING_SETS)[name], _PARTS[split]):
         text = source.joint.join(source.parts)
-        found.append(Text(source.name, text, name not in _SHORT, tuple(make(source, text))))
+        found.append(SourceText(source.name, text, name not in _SHORT, tuple(make(source, text))))
     return found
 
 
 def _looked_up(source: Source, text: str) -> Iterator[Question]:
     """The right parts are those that the data names; else the whole of it."""
     starts = [0, *accumulate(len(part) + len(source.joint) for part in source.parts)]
-    for asked in source.asked:
+    for asked in source.questions:
         numbers = range(len(source.parts)) if asked.parts is None else asked.parts
         right: list[Span] = []
         for number in numbers:
@@ -81,12 +81,12 @@ def _summarised(source: Source, text: str) -> Iterator[Question]:
     stretches = [(words[at][0], words[min(at + 100, len(words)) - 1][1]) for at in range(0, len(words), 50)]
     held = [content_words(text[start:end]) for start, end in stretches]
     common = Counter(word for words in held for word in words)
-    for asked in source.asked[1:]:
+    for asked in source.questions[1:]:
         yield Question(asked.question, asked.answers, _most_of(asked, stretches, held, common), ())
 
 
 def _most_of(
-    asked: Asked, stretches: Sequence[Span], held: Sequence[set[str]], common: Counter[str]
+    asked: SourceQuestion, stretches: Sequence[Span], held: Sequence[set[str]], common: Counter[str]
 ) -> tuple[Span, ...]:
     wanted = Counter(word for answer in asked.answers for word in content_words(answer))
     scores = [sum(wanted[word] / common[word] for word in words) for words in held]

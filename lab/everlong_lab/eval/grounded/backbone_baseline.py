@@ -1,4 +1,4 @@
-"""`Floor`: what the backbone answers by itself, from as much of a document's end as its own positions hold."""
+"""`BackboneBaseline`: what the backbone answers by itself, from as much of a document's end as its own positions hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROOM = 256
 """Positions that are left for a question and its answer, or half of all if these are few."""
 
 
-class Floor:
+class BackboneBaseline:
     """A backbone that has read the end of one document. Its keys and values are computed once for all questions."""
 
     def __init__(self, model: Model, text: str, positions: int) -> None:

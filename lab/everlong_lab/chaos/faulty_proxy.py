@@ -1,4 +1,4 @@
-"""`Link`: the way from one replica to Redis, which can be cut, held and slowed down."""
+"""`FaultyProxy`: the way from one replica to Redis, which can be cut, held and slowed down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import contextlib
 _PIECE = 1 << 16
 
 
-class Link:
+class FaultyProxy:
     """A TCP proxy before a port of this machine."""
 
     def __init__(self, target: int) -> None:

@@ -13,14 +13,14 @@ from everlong_models.text.chat_format import ChatFormat
 from everlong_models.text.tokenizer import Tokenizer
 
 
-class Line(NamedTuple):
+class Example(NamedTuple):
     """One document to learn from: token ids (N,), and which of them are targets (N,)."""
 
     ids: np.ndarray
     targets: np.ndarray
 
 
-class Exchange:
+class ChatEncoder:
     """A chat format and the tokenizer it is of.
 
     `end`: the token that an answer ends with. `ends`: all tokens at which an answer is over.
@@ -28,8 +28,8 @@ class Exchange:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.chat = ChatFormat.of(tokenizer)
-        first = self.chat.turn[0]
+        self.format = ChatFormat.of(tokenizer)
+        first = self.format.turn[0]
         self._instruct = first in tokenizer.eos_ids
         # Chat templates end an answer with a token that ends generation; base models have but the end of text.
         self.end = first if self._instruct or not tokenizer.eos_ids else tokenizer.eos_ids[0]
@@ -37,11 +37,11 @@ class Exchange:
 
     def head(self, text: str = "") -> list[int]:
         """What a document or a question begins with; `text` goes before it."""
-        return [*self.chat.head, *self.tokenizer.encode(text)]
+        return [*self.format.head, *self.tokenizer.encode(text)]
 
     def question(self, text: str, *, document: bool = True) -> list[int]:
         """From the end of a document to the beginning of the answer; without a `document`, from the question on."""
-        return [*(self.chat.separator if document else ()), *self.tokenizer.encode(text), *self.chat.ask]
+        return [*(self.format.separator if document else ()), *self.tokenizer.encode(text), *self.format.ask]
 
     def answer(self, text: str) -> list[int]:
         """An answer and its end."""
@@ -50,15 +50,15 @@ class Exchange:
     @property
     def turn(self) -> list[int]:
         """From the end of an answer to the next question."""
-        return list(self.chat.turn[1:] if self.chat.turn[0] == self.end else self.chat.turn)
+        return list(self.format.turn[1:] if self.format.turn[0] == self.end else self.format.turn)
 
-    def line(self, asked: np.ndarray | Sequence[int], answer: str) -> Line:
+    def example(self, asked: np.ndarray | Sequence[int], answer: str) -> Example:
         """A document with its question, `asked`, and the answer, which is the target."""
         ids = np.concatenate([np.asarray(asked, dtype=np.int64), np.array(self.answer(answer), dtype=np.int64)])
-        return Line(ids, np.arange(len(ids)) >= len(asked))
+        return Example(ids, np.arange(len(ids)) >= len(asked))
 
 
-def stacked(lines: Sequence[Line]) -> Batch:
+def pad_batch(lines: Sequence[Example]) -> Batch:
     """A batch of documents, padded behind their ends."""
     lengths = [len(line.ids) for line in lines]
     tokens = torch.zeros(len(lines), max(lengths), dtype=torch.int64)
