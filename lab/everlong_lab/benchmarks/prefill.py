@@ -1,4 +1,4 @@
-"""`everlong bench read`: reading speed against what the machine's matrix units can do."""
+"""`everlong bench read`: prefill throughput as a share of the machine's matmul peak."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from everlong_server.settings import load_settings
 SEGMENT = 512
 MEMORY_TOKENS = 16
 _PEAK_SIZES = {"cpu": (1024, 2048), "cuda": (8192,)}
-"""Square matrices: the faster size counts. On a CPU larger ones leave the caches and are slower; small ones leave a GPU idle."""
+"""Sizes of square matrices, of which the faster counts. Larger ones exceed a CPU's caches; smaller ones leave a GPU idle."""
 
 
 def run(
@@ -101,7 +101,7 @@ def run(
 
 @torch.inference_mode()
 def _measure_counted(name: str, memory: SegmentReader, model: str, segments: int, rows: int) -> dict[str, Any]:
-    """Reading one segment of 512 of each document at a time; FLOPs as PyTorch's counter sees them executed."""
+    """Measure reading one segment of each document at a time; FLOPs are those that PyTorch's counter sees."""
     state = memory.initial_state(rows)
     device = next(iter(state.tensors.values())).device
     generator = torch.Generator().manual_seed(0)
@@ -139,12 +139,12 @@ def _measure_counted(name: str, memory: SegmentReader, model: str, segments: int
 
 @torch.inference_mode()
 def measure_reading(backbone: Backbone, *, segments: int = 8, rows: int = 1) -> dict[str, Any]:
-    """Reads `segments` segments of `rows` rows into an RMT (S = 512, m = 16) around `backbone`, as it is.
+    """Read `segments` segments of `rows` rows into an RMT (S = 512, m = 16) around `backbone`; return the figures.
 
-    `ratio` is what the matmuls of `needed_flops` would take at the matmul peak ÷ what reading takes. The peak is
-    measured between the segments, in the backbone's type and on its device: the faster of `torch.mm` and what the models
-    multiply with (`Linear`; `ratio_mm` is against `torch.mm` alone). All times are the best of the run, but
-    for `seconds_per_segment_median`.
+    `ratio`: time that the matmuls of `needed_flops` would take at the matmul peak ÷ time that reading takes. The peak is
+    measured between the segments, in the backbone's type and on its device, as the faster of `torch.mm` and the models'
+    own `Linear`; `ratio_mm` uses `torch.mm` alone. All times are the best of the run, except
+    `seconds_per_segment_median`.
     """
     model = RMT(RMTConfig(segment_length=SEGMENT, memory_tokens=MEMORY_TOKENS), backbone).eval().requires_grad_(False)
     tokens = torch.randint(backbone.vocab_size, (rows, SEGMENT), generator=torch.Generator().manual_seed(0))
@@ -184,19 +184,19 @@ def measure_reading(backbone: Backbone, *, segments: int = 8, rows: int = 1) -> 
 
 
 def _reading(memory: SegmentReader, device: torch.device) -> Callable[[torch.Tensor, MemoryState], MemoryState]:
-    """As the server has it: on a GPU, CUDA graphs."""
+    """Return the function that reads a segment as the server does; on a GPU, with CUDA graphs."""
     return ReadGraphs(memory, CUDAGraphs(device)) if device.type == "cuda" else memory.read
 
 
 def needed_flops(backbone: Backbone, positions: int, keep: int) -> float:
-    """Floating point operations in the matmuls that one row of T `positions` needs if the last m = `keep` are wanted.
+    """Return the FLOPs of the matmuls that a row of T `positions` needs if only the last m = `keep` outputs are wanted.
 
-    With L layers, P weights in a layer's matrices, of which P_kv make keys and values, and H heads of size d:
+    With L layers, P weights in the matrices of a layer, of which P_kv make keys and values, and H heads of size d:
 
         2 T P (L−1)  +  2 T P_kv  +  2 m (P − P_kv)      matrices; the last layer: keys and values of all, the rest of m
-        + 4 d H [(L−1) T (T+1) / 2  +  m (2T − m + 1) / 2]      scores and mixing, for pairs of query and key not masked
+        + 4 d H [(L−1) T (T+1) / 2  +  m (2T − m + 1) / 2]      scores and mixing, for unmasked pairs of query and key
 
-    No embedding, no head, no norms, no softmax.
+    Without embedding, head, norms and softmax.
     """
     T, m, L = positions, keep, backbone.layers
     layers = next(
@@ -212,13 +212,13 @@ _FUSED = [getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention") for k
 
 
 def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    """Scores and mixing of the shapes (B, heads, T, d). Before 2.13, PyTorch's own count refused fewer heads for keys than for queries."""
+    """Return the FLOPs of attention over shapes (B, heads, T, d). PyTorch before 2.13 could not count grouped queries."""
     B, heads, T, d = query
     return 2 * B * heads * T * key[2] * (d + value[3])
 
 
 def _matmuls(backbone: Backbone, size: int) -> dict[str, Callable[[], object]]:
-    """By name, the ways to multiply two square matrices."""
+    """Return the ways to multiply two square matrices, by name."""
     a, b = torch.randn(2, size, size, dtype=backbone.dtype, device=backbone.device)
     return {"mm": partial(torch.mm, a, b), "packed": partial(Linear(b), a)}
 

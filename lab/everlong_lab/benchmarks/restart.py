@@ -1,4 +1,4 @@
-"""`everlong bench restart`: a second question right after a full restart, against one without."""
+"""`everlong bench restart`: the time to an answer right after a restart, compared with that before it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _QUESTIONS = 5
 
 
 def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
-    """Reads a document, asks, kills the server with -9, starts it again, asks: no token is read twice."""
+    """Read a document, ask, kill the server with SIGKILL, restart it, and ask again: no token is read twice."""
     tokens = 10_000 if quick else 100_000
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
-        # A tiny model answers in milliseconds, which say more about a process that is still warming up.
+        # With a tiny model the times are milliseconds, most of which are the new process's warm-up.
         model = ["--model", str(save_tiny(Path(folder) / "model"))] if quick else ["--memory", "rmt"]
         server = Process.everlong(Path(folder) / "data", *model)
         try:
@@ -35,7 +35,7 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
                     server.kill()
                     progress(f"restarted in {server.start():.1f} s")
                 session = server.http.post("/v1/sessions", json={"documents": [read["id"]]}).json()["id"]
-                very_first = first_token(server, session)  # in the median's place it would be one of five
+                very_first = first_token(server, session)  # separate, so that it does not affect the median
                 seconds = [first_token(server, session) for _ in range(_QUESTIONS)]
                 first[phase] = statistics.median(seconds)
                 rows.append(
@@ -50,12 +50,12 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
             server.kill()
     ratio = first["after kill -9 and restart"] / first["before"]
     targets = [Target("first token after the restart ÷ without", ratio, 1.2, at_most=True)]
-    notes = [f"first token: median of {_QUESTIONS} questions, after one that is not counted, the very first"]
+    notes = [f"first token: median of {_QUESTIONS} questions, without the very first question after a start"]
     return Report("restart", rows, targets, notes)
 
 
 def first_token(server: Process, session: str) -> float:
-    """Seconds from the request to the first piece of the answer."""
+    """Return the seconds from the request to the first piece of the answer."""
     body = {
         "content": "And then?",
         "stream": True,

@@ -1,7 +1,7 @@
-"""What can break, by name. Each breaks something at a moment of its own and mends it again.
+"""Faults by name. Each breaks something at a random moment and repairs it.
 
-A fault returns the moment from which on recovery counts (monotonic seconds): when the process was killed, or when what
-had been away was back.
+A fault returns the moment (monotonic seconds) from which recovery is measured: when the process was killed, or when the
+outage ended.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 
 from everlong_lab.chaos.clock import Clock
 from everlong_lab.chaos.load import Load
-from everlong_lab.chaos.processes import LEASE_SECONDS, Replica, Cluster
+from everlong_lab.chaos.processes import LEASE_SECONDS, Cluster, Replica
 
 _WAIT_SECONDS = 5.0
 _CLOCK_SECONDS = 3600.0
-_REDIS_CLOCK_SECONDS = 60.0  # less than what a request sent again is remembered for, which is a promise by that clock
+_REDIS_CLOCK_SECONDS = 60.0  # less than the lifetime of idempotency records, which ends by this clock
 
 
 @dataclass(slots=True)
 class FaultContext:
-    """What a fault works with. `away`: the longest seconds that something is away. `burst`: so many replicas are killed
-    in a row at most. `killed`: what replicas were doing when they were killed."""
+    """What a fault works with. `away`: longest outage in seconds. `burst`: maximum number of replicas killed in a row.
+    `killed`: counts of what replicas were doing when they were killed."""
 
     cluster: Cluster
     load: Load
@@ -37,11 +37,11 @@ class FaultContext:
     killed: Counter[str] = field(default_factory=Counter)
 
     async def pause(self) -> None:
-        """As long as something is away."""
+        """Sleep for the length of an outage."""
         await asyncio.sleep(self.rng.uniform(0.2, self.away))
 
     def any(self) -> Replica:
-        """One of the replicas."""
+        """Return a random replica."""
         return self.rng.choice(self.cluster.replicas)
 
 
@@ -49,23 +49,23 @@ Fault = Callable[[FaultContext], Awaitable[float]]
 
 
 async def kill_reading(context: FaultContext) -> float:
-    """kill -9 of a replica that reads a document."""
+    """Kill a replica with SIGKILL while it reads a document."""
     return await _kill(context, "reading")
 
 
 async def kill_generating(context: FaultContext) -> float:
-    """kill -9 of a replica that generates an answer."""
+    """Kill a replica with SIGKILL while it generates an answer."""
     return await _kill(context, "generating")
 
 
 async def _doing(context: FaultContext, replica: Replica) -> set[str]:
     reading = (await context.cluster.reading()).get(replica.id, 0)
     generating = context.load.caller.streaming[replica.number]
-    return {name for name, there in (("reading", reading), ("generating", generating)) if there}
+    return {name for name, busy in (("reading", reading), ("generating", generating)) if busy}
 
 
 async def _kill(context: FaultContext, wanted: str) -> float:
-    """Some in a row, each at a moment of its own; nobody waits for what the one before has disturbed."""
+    """Kill some replicas in a row, each at a random moment, without waiting for recovery in between."""
     for _ in range(context.rng.randint(1, context.burst)):
         moment = await _kill_one(context, wanted)
     return moment
@@ -76,7 +76,7 @@ async def _kill_one(context: FaultContext, wanted: str) -> float:
     while True:
         replica = context.any()
         if wanted in await _doing(context, replica):
-            await asyncio.sleep(context.rng.expovariate(10))  # any moment of it
+            await asyncio.sleep(context.rng.expovariate(10))  # a random moment of the work
             if wanted in (doing := await _doing(context, replica)) or time.monotonic() > deadline:
                 break
         elif time.monotonic() > deadline:
@@ -86,13 +86,13 @@ async def _kill_one(context: FaultContext, wanted: str) -> float:
     replica.signal(signal.SIGKILL)
     moment = time.monotonic()
     context.killed[" and ".join(sorted(doing)) or "nothing"] += 1
-    await replica.gone()
+    await replica.wait_ended()
     await context.cluster.restart(replica)
     return moment
 
 
 async def kill_all(context: FaultContext) -> float:
-    """kill -9 of every replica."""
+    """Kill every replica with SIGKILL."""
     for replica in context.cluster.replicas:
         context.killed[" and ".join(sorted(await _doing(context, replica))) or "nothing"] += 1
         await replica.kill()
@@ -102,7 +102,7 @@ async def kill_all(context: FaultContext) -> float:
 
 
 async def redis_kill(context: FaultContext) -> float:
-    """kill -9 of Redis, which loads its append-only file."""
+    """Kill Redis with SIGKILL; it reloads its append-only file."""
     context.cluster.redis.kill()
     await context.pause()
     await context.cluster.redis.start()
@@ -110,7 +110,7 @@ async def redis_kill(context: FaultContext) -> float:
 
 
 async def redis_stops(context: FaultContext) -> float:
-    """Redis takes connections and does not answer."""
+    """Stop Redis: it accepts connections but does not answer."""
     context.cluster.redis.signal(signal.SIGSTOP)
     await context.pause()
     context.cluster.redis.signal(signal.SIGCONT)
@@ -118,7 +118,7 @@ async def redis_stops(context: FaultContext) -> float:
 
 
 async def redis_full(context: FaultContext) -> float:
-    """Redis has no memory left (`maxmemory`, noeviction)."""
+    """Leave Redis without memory (`maxmemory`, noeviction)."""
     client = context.cluster.redis.client
     await client.config_set("maxmemory", 1)
     await context.pause()
@@ -127,17 +127,17 @@ async def redis_full(context: FaultContext) -> float:
 
 
 async def link_cut(context: FaultContext) -> float:
-    """A replica's connections to Redis break, and new ones too."""
-    return await _link(context, lambda replica: replica.proxy.cut())
+    """Break a replica's connections to Redis, including new ones."""
+    return await _disturb_proxy(context, lambda replica: replica.proxy.cut())
 
 
 async def link_held(context: FaultContext) -> float:
-    """A replica's connections to Redis are half open: nothing comes through."""
-    return await _link(context, lambda replica: replica.proxy.hold())
+    """Make a replica's connections to Redis half open: no data passes."""
+    return await _disturb_proxy(context, lambda replica: replica.proxy.hold())
 
 
 async def link_slow(context: FaultContext) -> float:
-    """All that replicas and Redis say to each other is late."""
+    """Delay everything between replicas and Redis."""
     for replica in context.cluster.replicas:
         replica.proxy.delay = context.rng.uniform(0.01, 0.1)
     await context.pause()
@@ -146,16 +146,16 @@ async def link_slow(context: FaultContext) -> float:
     return time.monotonic()
 
 
-async def _link(context: FaultContext, break_it: Callable[[Replica], None]) -> float:
+async def _disturb_proxy(context: FaultContext, disturb: Callable[[Replica], None]) -> float:
     replica = context.any()
-    break_it(replica)
+    disturb(replica)
     await context.pause()
     replica.proxy.mend()
     return time.monotonic()
 
 
 async def stall(context: FaultContext) -> float:
-    """SIGSTOP of a replica until its leases are others', then SIGCONT."""
+    """Stop a replica (SIGSTOP) until others have taken over its leases, then continue it (SIGCONT)."""
     replica = context.any()
     replica.signal(signal.SIGSTOP)
     await asyncio.sleep(LEASE_SECONDS * context.rng.uniform(1.2, 2))
@@ -164,28 +164,28 @@ async def stall(context: FaultContext) -> float:
 
 
 async def clock_jumps(context: FaultContext) -> float:
-    """A replica's time of day is up to an hour ahead or behind, and then right again."""
+    """Set a replica's clock up to an hour ahead or behind, then right again."""
     return await _jump(context, context.any().clock, _CLOCK_SECONDS)
 
 
 async def redis_clock_jumps(context: FaultContext) -> float:
-    """The same with Redis, by whose clock leases and records of requests end: ahead or behind for longer than a lease."""
+    """Set the clock of Redis, by which leases and idempotency records expire, ahead or behind by more than a lease."""
     return await _jump(context, context.cluster.redis.clock, _REDIS_CLOCK_SECONDS)
 
 
 async def _jump(context: FaultContext, clock: Clock, most: float) -> float:
     clock.jump(context.rng.choice((-1, 1)) * context.rng.uniform(most / 10, most))
-    await asyncio.sleep(context.rng.uniform(1.5, 1.5 + context.away))  # a process sees it within a second
+    await asyncio.sleep(context.rng.uniform(1.5, 1.5 + context.away))  # a process notices within a second
     clock.jump(0)
     return time.monotonic()
 
 
 async def disk_full(context: FaultContext) -> float:
-    """The blob store's disk is full."""
+    """Fill the blob store's disk."""
     ballast = context.cluster.spool / "ballast"
     size = 1 << 20
     with ballast.open("wb", buffering=0) as file:
-        while size:  # in ever smaller pieces, until there is no room for a byte
+        while size:  # in ever smaller pieces, until not even a byte fits
             try:
                 file.write(bytes(size))
             except OSError:
@@ -196,7 +196,7 @@ async def disk_full(context: FaultContext) -> float:
 
 
 async def bad_callers(context: FaultContext) -> float:
-    """Half requests, and readers that do not read, on every replica."""
+    """Send incomplete requests, and requests whose answers are not read, to every replica."""
     writers = []
     for replica in context.cluster.replicas:
         for head in (
@@ -215,7 +215,7 @@ async def bad_callers(context: FaultContext) -> float:
 
 
 async def sent_twice(context: FaultContext) -> float:
-    """Every request goes to two replicas at once."""
+    """Send every request to two replicas at once."""
     context.load.caller.twice = True
     await context.pause()
     context.load.caller.twice = False
@@ -223,10 +223,10 @@ async def sent_twice(context: FaultContext) -> float:
 
 
 async def rolling_restart(context: FaultContext) -> float:
-    """SIGTERM of one replica after the other, each once the one before is back."""
+    """Restart the replicas with SIGTERM, one after the other."""
     for replica in context.cluster.replicas:
         replica.signal(signal.SIGTERM)
-        await replica.gone()
+        await replica.wait_ended()
         await context.cluster.restart(replica)
     return time.monotonic()
 

@@ -1,4 +1,4 @@
-"""What replicas and Redis use while a campaign goes on: memory, open files."""
+"""Sample the memory and open files of replicas and Redis during a campaign."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _EVERY_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ResourceSample:
-    """`seconds` since the beginning. `resident`, `files`: bytes and open files of a replica, on average of those that
-    run. `redis`: bytes that Redis holds."""
+    """`seconds`: since the start. `resident`, `files`: mean bytes of memory and open files of the running replicas. `redis`:
+    bytes used by Redis."""
 
     seconds: float
     resident: float
@@ -30,7 +30,7 @@ class ResourceSample:
 
 
 class ResourceSampler:
-    """Puts a sample behind the others every two seconds, inside the context."""
+    """Appends a sample to `samples` every two seconds, within the context."""
 
     def __init__(self, world: Cluster, samples: list[ResourceSample]) -> None:
         self._world, self._samples = world, samples
@@ -51,7 +51,7 @@ class ResourceSampler:
         start = time.monotonic()
         while True:
             await asyncio.sleep(_EVERY_SECONDS)
-            with contextlib.suppress(RedisError, OSError):  # away: what it holds is not known now
+            with contextlib.suppress(RedisError, OSError):  # during an outage of Redis
                 held = (await self._world.redis.client.info("memory"))["used_memory"]
                 resident, files = [], []
                 for replica in self._world.replicas:
@@ -67,7 +67,7 @@ class ResourceSampler:
 
     @staticmethod
     def summary(samples: list[ResourceSample]) -> list[str]:
-        """The second half of the time against its first."""
+        """Compare the second half of the time with the first."""
         if len(samples) < 4:
             return []
         middle = len(samples) // 2
@@ -78,11 +78,11 @@ class ResourceSampler:
                 for half in (samples[:middle], samples[middle:])
             ]
             parts.append(f"{name} {halves[0]:.1f} → {halves[1]:.1f} {unit}".rstrip())
-        return [f"on average in the first and the second half of the time: {', '.join(parts)}"]
+        return [f"means in the first → second half of the time: {', '.join(parts)}"]
 
     @staticmethod
     def draw(samples: list[ResourceSample], path: Path) -> None:
-        """A picture: three curves over the time."""
+        """Plot three curves over time."""
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
         figure = Figure(figsize=(8, 6), layout="constrained")

@@ -1,4 +1,4 @@
-"""`everlong eval`: how well models do what they are for."""
+"""`everlong eval`: quality of models and answers."""
 
 from __future__ import annotations
 
@@ -26,25 +26,29 @@ def _drawable(file: Path | None) -> Path | None:
     return writable(file)
 
 
-eval = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure how good models and answers are.")
+eval = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure the quality of models and answers.")
 
-ModelNames = Annotated[list[str], typer.Argument(help="models' names or folders; those of one recipe are its seeds")]
-Plot = Annotated[Path | None, typer.Option(help="write a plot here, as PNG", callback=_drawable)]
-ModelOption = Annotated[str | None, typer.Option(help="a model's name or folder; default the backbone of the package")]
-MemoryOption = Annotated[str | None, typer.Option(help="the memory around a backbone; default window")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, …")]
+ModelNames = Annotated[
+    list[str], typer.Argument(help="Measure these models, by name or folder; models of one recipe count as its seeds.")
+]
+Plot = Annotated[Path | None, typer.Option(help="Write a plot to this file, as PNG.", callback=_drawable)]
+ModelOption = Annotated[
+    str | None, typer.Option(help="Measure this model, by name or folder; default the packaged backbone.")
+]
+MemoryOption = Annotated[str | None, typer.Option(help="Use this memory around a backbone; default window.")]
+Device = Annotated[str, typer.Option(help="Run on cpu, cuda, ….")]
 
 
 @eval.command()
 def horizon(
-    updates: Annotated[int, typer.Option(help="segments read", min=1)] = 32,
-    basis: Annotated[int, typer.Option(help="N, basis functions", min=1)] = 512,
-    segment_length: Annotated[int, typer.Option(help="S, tokens of a segment", min=2)] = 512,
-    tau: Annotated[float, typer.Option(help="the share of the signal that the past keeps")] = 0.5,
+    updates: Annotated[int, typer.Option(help="Read so many segments.", min=1)] = 32,
+    basis: Annotated[int, typer.Option(help="Use so many basis functions, N.", min=1)] = 512,
+    segment_length: Annotated[int, typer.Option(help="Use segments of so many tokens, S.", min=2)] = 512,
+    tau: Annotated[float, typer.Option(help="Let the past keep this share of the signal.")] = 0.5,
     plot: Plot = None,
     output: Output = None,
 ) -> None:
-    """How much of the first segment an ∞-former's memory still holds."""
+    """Measure how much of the first segment an ∞-former's memory still holds."""
     from everlong_lab.eval.horizon import curves, draw_curves
     from everlong_models import EverlongModelError
     from everlong_models.memories.infinite.long_term import LongTermConfig
@@ -65,16 +69,20 @@ def horizon(
 @eval.command()
 def sorting(
     models: ModelNames,
-    lengths: Annotated[list[int] | None, typer.Option(help="symbols in a sequence; default 4096, 8192, 16384")] = None,
-    samples: Annotated[int, typer.Option(help="sequences of each length", min=1)] = 64,
-    windows: Annotated[list[int] | None, typer.Option(help="also count only so many of the last symbols")] = None,
+    lengths: Annotated[
+        list[int] | None, typer.Option(help="Sort sequences of so many symbols; default 4096, 8192, 16384.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Sort so many sequences of each length.", min=1)] = 64,
+    windows: Annotated[
+        list[int] | None, typer.Option(help="Compare with counting only so many of the last symbols.")
+    ] = None,
     plot: Plot = None,
     device: Device = "cpu",
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Sorting symbols by frequency: accuracy over growing sequences."""
+    """Measure accuracy of sorting symbols by frequency, over growing sequences."""
     from everlong_lab.eval.sorting import draw_sorting
     from everlong_lab.eval.sorting import sorting as measure
     from everlong_models import EverlongModelError
@@ -97,14 +105,16 @@ def language(
     models: ModelNames,
     data: DataDir = Path("data"),
     texts: Annotated[
-        str, typer.Option(help="a data set (what is held out of it), or a file of it: NAME/PATH")
+        str, typer.Option(help="Read a data set's held-out texts, or one file of it as NAME/PATH.")
     ] = "books-260",
-    samples: Annotated[int, typer.Option(help="runs of text", min=1)] = 16,
-    segments: Annotated[int, typer.Option(help="segments in a run", min=1)] = 128,
-    memory_lengths: Annotated[list[int] | None, typer.Option(help="positions of memory; default as trained")] = None,
-    forget: Annotated[list[str] | None, typer.Option(help="a part of the state to empty before every segment")] = None,
+    samples: Annotated[int, typer.Option(help="Read so many runs of text.", min=1)] = 16,
+    segments: Annotated[int, typer.Option(help="Read so many segments per run.", min=1)] = 128,
+    memory_lengths: Annotated[
+        list[int] | None, typer.Option(help="Use a memory of so many positions; default as trained.")
+    ] = None,
+    forget: Annotated[list[str] | None, typer.Option(help="Reset this state tensor before every segment.")] = None,
     line_ends: Annotated[
-        bool, typer.Option("--line-ends", help="count the end of a line as a word, as is usual of WikiText")
+        bool, typer.Option("--line-ends", help="Count the ends of lines as words, as usual for WikiText.")
     ] = False,
     plot: Plot = None,
     device: Device = "cpu",
@@ -112,13 +122,13 @@ def language(
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Language modelling: perplexity on held-out text, the memory carried."""
+    """Measure perplexity on held-out text, with the memory carried."""
     from everlong_lab.eval.language import draw_language
     from everlong_lab.eval.language import language as measure
     from everlong_models import EverlongModelError
 
     if plot is not None and not memory_lengths:
-        raise fail("--plot: a plot is of perplexity by memory length; name some with --memory-lengths")
+        raise fail("--plot shows perplexity by memory length: give some with --memory-lengths")
     try:
         rows = measure(
             [_seed(load(name, models_dir, threads, device=device)) for name in models],
@@ -145,7 +155,7 @@ def _draw(plot: Path | None, draw: Callable[[Path], None]) -> None:
 
 
 def _seed(loaded: Model) -> SeededModel:
-    """Named as the recipe's description says what it is, before the colon: seeds of one recipe have one name."""
+    """Name a model by its description up to the colon, so that all seeds of a recipe have the same name."""
     from everlong_lab.eval.seeds import SeededModel
 
     return SeededModel(loaded.description.partition(":")[0] or loaded.name, loaded.memory, loaded.tokenizer)
@@ -162,25 +172,29 @@ def _recall(given: str) -> Recall:
 
 @eval.command()
 def grounded(
-    data: Annotated[Path, typer.Option(help="folder of the data sets: NAME.tar.xz or NAME/, and books/")],
-    model: Annotated[str | None, typer.Option(help="as of everlong serve")] = None,
-    memory: Annotated[str | None, typer.Option(help="as of everlong serve")] = None,
-    sets: Annotated[str, typer.Option(help="of questions")] = "squad,fairytaleqa,squality",
-    lengths: Annotated[str, typer.Option(help="of documents, in tokens")] = "2000,8000,32000",
-    ways: Annotated[str, typer.Option(help="what answers rest on; empty: searches only")] = (
+    data: Annotated[Path, typer.Option(help="Find data sets in this folder: NAME.tar.xz or NAME/, and books/.")],
+    model: Annotated[str | None, typer.Option(help="Use this model, as in everlong serve.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Use this memory, as in everlong serve.")] = None,
+    sets: Annotated[str, typer.Option(help="Use these sets of questions.")] = "squad,fairytaleqa,squality",
+    lengths: Annotated[str, typer.Option(help="Use documents of so many tokens.")] = "2000,8000,32000",
+    ways: Annotated[str, typer.Option(help="Base answers on these; empty measures searches only.")] = (
         "neither,memory,recall,both,ceiling,floor"
     ),
-    samples: Annotated[int, typer.Option(min=1, help="questions answered for each set and length")] = 60,
-    searches: Annotated[int, typer.Option(min=1, help="questions searched for, at least")] = 300,
-    split: Annotated[Literal["test", "tune"], typer.Option(help="tune is what settings were chosen on")] = "test",
-    template: Annotated[str, typer.Option(help="how passages and question become text")] = "told",
-    recall: Annotated[str | None, typer.Option(help="PASSAGES,TOKENS at most; default as the server has it")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
+    samples: Annotated[int, typer.Option(min=1, help="Answer so many questions per set and length.")] = 60,
+    searches: Annotated[int, typer.Option(min=1, help="Search for at least so many questions.")] = 300,
+    split: Annotated[
+        Literal["test", "tune"], typer.Option(help="Use this split; settings were chosen on tune.")
+    ] = "test",
+    template: Annotated[str, typer.Option(help="Combine passages and question by this template.")] = "told",
+    recall: Annotated[
+        str | None, typer.Option(help="Use at most PASSAGES,TOKENS; default the server's setting.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Choose the sample by this seed.")] = 0,
     output: Annotated[
-        Path | None, typer.Option("--json", help="write figures, answers and scores here", callback=writable)
+        Path | None, typer.Option("--json", help="Write figures, answers and scores to this file.", callback=writable)
     ] = None,
 ) -> None:
-    """Memory alone, recall alone, both, neither; beside the best and the worst that the backbone could do."""
+    """Compare answers from memory, recall, both or neither with the backbone's best and worst case."""
     from everlong_lab.eval.grounded.grounded import TEMPLATES, WAYS, GroundedPlan, evaluate
     from everlong_lab.eval.grounded.questions import SETS
     from everlong_models import EverlongModelError
@@ -212,12 +226,12 @@ def grounded(
 @eval.command()
 def facts(
     models: ModelNames,
-    kind: Annotated[Literal["memorize", "detect", "reasoning"], typer.Option(help="the task")],
-    lengths: Annotated[str, typer.Option(help="of documents, in segments")] = "1,7,32,128,512,1024,2048,4096",
-    samples: Annotated[int, typer.Option(help="documents of each length for each model", min=1)] = 128,
+    kind: Annotated[Literal["memorize", "detect", "reasoning"], typer.Option(help="Measure this task.")],
+    lengths: Annotated[str, typer.Option(help="Use documents of so many segments.")] = "1,7,32,128,512,1024,2048,4096",
+    samples: Annotated[int, typer.Option(help="Use so many documents per length and model.", min=1)] = 128,
     recite: Annotated[
         bool,
-        typer.Option("--recite", help="the model says the facts again before it is asked, as `recited` trains it to"),
+        typer.Option("--recite", help="Let the model repeat the facts before the question, as trained with `recited`."),
     ] = False,
     plot: Plot = None,
     device: Device = "cpu",
@@ -225,7 +239,7 @@ def facts(
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Facts in noise: accuracy over growing documents, beside the paper's."""
+    """Measure accuracy on facts in noise over growing documents, with the paper's figures."""
     from everlong_lab.eval.facts import draw_facts
     from everlong_lab.eval.facts import facts as measure
     from everlong_models import EverlongModelError
@@ -250,23 +264,29 @@ def facts(
 def babilong(
     model: ModelOption = None,
     memory: MemoryOption = None,
-    plain: Annotated[bool, typer.Option("--plain", help="the model's backbone alone, in its own window")] = False,
-    tasks: Annotated[str, typer.Option(help="with commas between them")] = "qa1,qa2,qa3,qa4,qa5",
-    lengths: Annotated[str, typer.Option(help="1k is 1,024 tokens, 0k facts alone")] = "0k,1k,2k,4k,8k,16k,32k",
-    samples: Annotated[int, typer.Option(help="questions of each task and length", min=1)] = 100,
+    plain: Annotated[bool, typer.Option("--plain", help="Measure the backbone alone, in its own window.")] = False,
+    tasks: Annotated[str, typer.Option(help="Measure these tasks, separated by commas.")] = "qa1,qa2,qa3,qa4,qa5",
+    lengths: Annotated[
+        str, typer.Option(help="Use these lengths: 1k is 1,024 tokens, 0k facts without noise.")
+    ] = "0k,1k,2k,4k,8k,16k,32k",
+    samples: Annotated[int, typer.Option(help="Ask so many questions per task and length.", min=1)] = 100,
     prompt: Annotated[
         Literal["auto", "few-shot", "bare"],
-        typer.Option(help="with an instruction and examples, or without; auto: without for a trained memory"),
+        typer.Option(
+            help="Prompt with an instruction and examples, or without; auto: without if the memory is trained."
+        ),
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="of the sample", min=0)] = 0,
-    rows: Annotated[int | None, typer.Option(help="read at once; default 8, with --plain 1", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Choose the sample by this seed.", min=0)] = 0,
+    rows: Annotated[
+        int | None, typer.Option(help="Read so many samples at once; default 8, with --plain 1.", min=1)
+    ] = None,
     data: DataDir = Path("data"),
     device: Device = "cpu",
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """BABILong: questions about facts hidden in books, qa1 to qa5, beside published rows."""
+    """Measure BABILong (questions about facts hidden in books, qa1 to qa5), with published rows."""
     from everlong_lab.eval.progress import measure_babilong
     from everlong_lab.tasks.babi import LABELS
     from everlong_models import EverlongModelError
@@ -297,20 +317,20 @@ def dialogue(
     ways: Annotated[
         str | None,
         typer.Option(
-            help="of none, window (without and with the document, in the backbone's window), dialogue, memory (likewise, "
-            "through the memory); default none,window,memory, or dialogue,memory where no window holds it"
+            help="Measure these: none, window (without and with the document, in the backbone's window), dialogue, memory "
+            "(the same through the memory); default none,window,memory, or dialogue,memory if the window is too small."
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(help="responses, of whole dialogues, at least", min=1)] = 500,
-    written: Annotated[int, typer.Option(help="how many of them are written anew", min=1)] = 200,
-    seed: Annotated[int, typer.Option(help="of the sample", min=0)] = 0,
+    samples: Annotated[int, typer.Option(help="Use whole dialogues with at least so many responses.", min=1)] = 500,
+    written: Annotated[int, typer.Option(help="Generate so many of the responses.", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="Choose the sample by this seed.", min=0)] = 0,
     data: DataDir = Path("data"),
     device: Device = "cpu",
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """CMU-DoG: responses in a dialogue about a document that was read before it, beside published rows."""
+    """Measure CMU-DoG (responses in a dialogue about a document), with published rows."""
     from everlong_lab.eval.dialogue import WAYS
     from everlong_lab.eval.progress import measure_dialogue
     from everlong_models import EverlongModelError

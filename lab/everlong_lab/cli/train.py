@@ -1,4 +1,4 @@
-"""`everlong train`."""
+"""`everlong train`: train a memory."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ train = typer.Typer(add_completion=False)
 
 @train.command()
 def _train(
-    recipe: Annotated[str | None, typer.Argument(help="a recipe's name, or a YAML file; none lists them")] = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="the run's folder; default runs/RECIPE")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="Train this recipe, by name or YAML file; without it, list the recipes.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Write the run to this folder; default runs/RECIPE.")
+    ] = None,
     data: DataDir = Path("data"),
-    resume: Annotated[bool, typer.Option("--resume", help="go on at the folder's checkpoint")] = False,
-    max_minutes: Annotated[float | None, typer.Option(help="stop then, with a checkpoint")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the folder's checkpoint.")] = False,
+    max_minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes, with a checkpoint.")] = None,
+    device: Annotated[str, typer.Option(help="Run on cpu, cuda, ….")] = "cpu",
     bfloat16: Annotated[
         bool,
-        typer.Option("--bfloat16", help="multiply in it, as always on CUDA: for CPUs that have instructions for it"),
+        typer.Option("--bfloat16", help="Multiply in bfloat16, as always on CUDA; for CPUs with instructions for it."),
     ] = False,
     threads: Threads = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="change the recipe: KEY=VALUE, dotted")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change the recipe: KEY=VALUE, with dots in KEY; may be repeated.")
+    ] = None,
     models_dir: ModelsDir = None,
 ) -> None:
     """Train a memory by a recipe."""
@@ -42,7 +48,7 @@ def _train(
         out.print("\n".join(f"{name:{width}}  {load_recipe(name).description}" for name in names), soft_wrap=True)
         return
     if max_minutes is not None and not max_minutes > 0:
-        raise fail(f"--max-minutes={max_minutes:g} must be greater than 0")
+        raise fail(f"--max-minutes={max_minutes:g}: must be greater than 0")
     if threads is not None:
         torch.set_num_threads(threads)
     try:

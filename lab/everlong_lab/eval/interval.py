@@ -1,4 +1,4 @@
-"""How sure a share of a sample is."""
+"""Confidence intervals of proportions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Proportion(NamedTuple):
-    """A share and its interval."""
+    """A proportion with its confidence interval."""
 
     value: float
     low: float
@@ -16,7 +16,7 @@ class Proportion(NamedTuple):
 
 
 def wilson(right: int, samples: int, confidence: float = 0.95) -> Proportion:
-    """The share of `right` among `samples`, with Wilson's score interval (1927):
+    """Return the proportion of `right` among `samples` with Wilson's score interval (1927):
 
     (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)
     """

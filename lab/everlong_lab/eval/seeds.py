@@ -1,4 +1,4 @@
-"""Models that differ by their seed alone, measured together."""
+"""Measure models together that differ only by their seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from everlong_models.text.tokenizer import Tokenizer
 
 
 class SeededModel(NamedTuple):
-    """One trained model; those of one `name` differ by their seed."""
+    """A trained model; models of one `name` differ only by their seed."""
 
     name: str
     memory: SegmentReader
@@ -19,14 +19,14 @@ class SeededModel(NamedTuple):
 
 
 def by_name(models: Sequence[SeededModel]) -> dict[str, list[SeededModel]]:
-    """The models under their names, in the order in which these first come. Raises `RunError` for two of one name that differ by
-    more than their seed: their mean would be of nothing."""
+    """Group the models by name, in order of appearance. Raises `RunError` if models of one name differ by more than their
+    seed, because their mean would be meaningless."""
     found: dict[str, list[SeededModel]] = {}
     for model in models:
         found.setdefault(model.name, []).append(model)
     for name, group in found.items():
         if len({_kind(model) for model in group}) > 1:
-            raise RunError(f"{name!r} names models that differ by more than their seed: measure each by itself")
+            raise RunError(f"models named {name!r} differ by more than their seed: measure them separately")
     return found
 
 
@@ -36,7 +36,7 @@ def _kind(model: SeededModel) -> tuple[str, int, str]:
 
 
 def together(figures: Sequence[Mapping[str, float]], main: str) -> dict[str, Any]:
-    """The mean of each figure over the seeds, and beside that of `main` the `least` and the `most`."""
+    """Return the mean of each figure over the seeds, and the `least` and the `most` of the figure `main`."""
     row: dict[str, Any] = {}
     for key in figures[0]:
         values = [figure[key] for figure in figures]

@@ -1,4 +1,4 @@
-"""What runs in the process of `bench peers`' transformers: reading by its forward pass, answers by its own generate."""
+"""The process of the transformers peers of `bench peers`: prefill with the forward pass, answers with `generate`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ _PASSAGE_WORDS = 80
 _PASSAGES = 12
 _SAMPLES = 9
 _SAMPLED = 512
-"""Tokens of a sample."""
+"""Tokens of each sample."""
 
 
-def asked(question: str) -> str:
-    """The question as it goes behind a text."""
+def ask_prompt(question: str) -> str:
+    """Return the question as it follows a text."""
     return f"\n\nQuestion: {question}\nAnswer:"
 
 
-def _sampled(model: Any, tokens: torch.Tensor, cache: Any) -> float:
-    """Seconds that reading `tokens` (1, N) would take, from `_SAMPLES` pieces evenly over it, each behind a `cache` of
-    made-up keys and values, whose number alone counts. A piece takes as long as what lies before it is long, and something
-    besides, so the integral over straight lines between them is that of all. Leaves N positions in `cache`."""
+def _estimated_seconds(model: Any, tokens: torch.Tensor, cache: Any) -> float:
+    """Estimate the prefill time of `tokens` (1, N) from `_SAMPLES` pieces spread evenly over it.
+
+    Each piece follows a `cache` of random keys and values; only their number matters. The time of a piece grows linearly
+    with its position, so the integral over a linear interpolation estimates the total. Leaves N positions in `cache`.
+    """
     heads, width = model.config.num_key_value_heads, model.config.head_dim
 
     def fill(until: int) -> None:
@@ -96,7 +98,7 @@ def generate(pipe: Connection, folder: Path, way: str, threads: int) -> None:
             cache, read = DynamicCache(), tokenizer(text, return_tensors="pt").input_ids
             with torch.inference_mode():
                 if way == "sampled":
-                    seconds = _sampled(model, read, cache)
+                    seconds = _estimated_seconds(model, read, cache)
                 else:
                     model(read, past_key_values=cache, logits_to_keep=1)
                     seconds = time.perf_counter() - began
@@ -107,9 +109,11 @@ def generate(pipe: Connection, folder: Path, way: str, threads: int) -> None:
             found = index.execute(
                 "SELECT text FROM pieces WHERE pieces MATCH ? ORDER BY rank LIMIT ?", (query, _PASSAGES)
             ).fetchall()
-            prompt = tokenizer("\n\n".join(piece for (piece,) in found) + asked(text), return_tensors="pt").input_ids
+            prompt = tokenizer(
+                "\n\n".join(piece for (piece,) in found) + ask_prompt(text), return_tensors="pt"
+            ).input_ids
         else:
-            prompt = torch.cat([read, tokenizer(asked(text), return_tensors="pt").input_ids], dim=1)
+            prompt = torch.cat([read, tokenizer(ask_prompt(text), return_tensors="pt").input_ids], dim=1)
         stamps = Stamps()
         with torch.inference_mode():
             model.generate(

@@ -1,4 +1,4 @@
-"""What memories are trained and measured on: one task a file, each with its data, its batches and its metric."""
+"""Tasks that memories are trained and evaluated on: one a file, each with its data, its batches and its metric."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ TaskChoice = (
     | ReadingConfig
     | SortingConfig
 )
-"""The config of any task; a recipe tells by `name` which it is."""
+"""The config of any task; its `name` tells which one."""
 
 TASKS: dict[str, type[Task]] = {
     "babilong": Babilong,
@@ -39,16 +39,16 @@ TASKS: dict[str, type[Task]] = {
     "reading": Reading,
     "sorting": Sorting,
 }
-"""Every task by name."""
+"""All tasks by name."""
 
 
 def make_task(config: TaskChoice, setting: Setting) -> Task:
-    """The task of a config."""
+    """Build the task of a config."""
     return TASKS[config.name](config, setting)
 
 
 def made_tokenizer(config: TaskChoice, data: Path) -> PreTrainedTokenizerBase:
-    """A tokenizer made for the task, for models from scratch."""
+    """Build a tokenizer from the task's data, for models from scratch."""
     return TASKS[config.name].make_tokenizer(config, data)
 
 

@@ -1,4 +1,4 @@
-"""Questions and answers about documents as token ids, in the chat format of a tokenizer; batches of such documents."""
+"""Encode documents, questions and answers as token ids in a tokenizer's chat format, and batch them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from everlong_models.text.tokenizer import Tokenizer
 
 
 class Example(NamedTuple):
-    """One document to learn from: token ids (N,), and which of them are targets (N,)."""
+    """One document to learn from: token ids (N,), and a mask of the targets (N,)."""
 
     ids: np.ndarray
     targets: np.ndarray
 
 
 class ChatEncoder:
-    """A chat format and the tokenizer it is of.
+    """Encodes the parts of a chat for one tokenizer.
 
-    `end`: the token that an answer ends with. `ends`: all tokens at which an answer is over.
+    `end`: the token that ends an answer. `ends`: all tokens that end generation.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -31,39 +31,39 @@ class ChatEncoder:
         self.format = ChatFormat.of(tokenizer)
         first = self.format.turn[0]
         self._instruct = first in tokenizer.eos_ids
-        # Chat templates end an answer with a token that ends generation; base models have but the end of text.
+        # A chat template ends an answer with a token that ends generation; base models have only the end of text.
         self.end = first if self._instruct or not tokenizer.eos_ids else tokenizer.eos_ids[0]
         self.ends = frozenset((*tokenizer.eos_ids, self.end))
 
     def head(self, text: str = "") -> list[int]:
-        """What a document or a question begins with; `text` goes before it."""
+        """Return the tokens that start a document or a question, followed by `text`."""
         return [*self.format.head, *self.tokenizer.encode(text)]
 
     def question(self, text: str, *, document: bool = True) -> list[int]:
-        """From the end of a document to the beginning of the answer; without a `document`, from the question on."""
+        """Return a question, up to the start of its answer, preceded by the separator if it follows a `document`."""
         return [*(self.format.separator if document else ()), *self.tokenizer.encode(text), *self.format.ask]
 
     def answer(self, text: str) -> list[int]:
-        """An answer and its end."""
+        """Return an answer with its end token."""
         return [*self.tokenizer.encode(text if self._instruct else f" {text}"), self.end]
 
     @property
     def turn(self) -> list[int]:
-        """From the end of an answer to the next question."""
+        """The tokens between the end of an answer and the next question."""
         return list(self.format.turn[1:] if self.format.turn[0] == self.end else self.format.turn)
 
-    def example(self, asked: np.ndarray | Sequence[int], answer: str) -> Example:
-        """A document with its question, `asked`, and the answer, which is the target."""
-        ids = np.concatenate([np.asarray(asked, dtype=np.int64), np.array(self.answer(answer), dtype=np.int64)])
-        return Example(ids, np.arange(len(ids)) >= len(asked))
+    def example(self, context: np.ndarray | Sequence[int], answer: str) -> Example:
+        """Return an example: `context`, a document with its question, and the answer as the target."""
+        ids = np.concatenate([np.asarray(context, dtype=np.int64), np.array(self.answer(answer), dtype=np.int64)])
+        return Example(ids, np.arange(len(ids)) >= len(context))
 
 
-def pad_batch(lines: Sequence[Example]) -> Batch:
-    """A batch of documents, padded behind their ends."""
-    lengths = [len(line.ids) for line in lines]
-    tokens = torch.zeros(len(lines), max(lengths), dtype=torch.int64)
+def pad_batch(examples: Sequence[Example]) -> Batch:
+    """Return a batch of the examples, padded at their ends."""
+    lengths = [len(example.ids) for example in examples]
+    tokens = torch.zeros(len(examples), max(lengths), dtype=torch.int64)
     targets = torch.zeros(tokens.shape, dtype=torch.bool)
-    for row, line in enumerate(lines):
-        tokens[row, : lengths[row]] = torch.from_numpy(line.ids)
-        targets[row, : lengths[row]] = torch.from_numpy(line.targets)
+    for row, example in enumerate(examples):
+        tokens[row, : lengths[row]] = torch.from_numpy(example.ids)
+        targets[row, : lengths[row]] = torch.from_numpy(example.targets)
     return Batch(tokens, torch.tensor(lengths), targets)

@@ -1,7 +1,7 @@
-"""Continuation of books, so that a model that learns to remember does not unlearn the language.
+"""Continue books, so that a model that learns to remember keeps its language.
 
-A document is a run of a book from anywhere; its last tokens are the targets, as many as the config says: with all of
-them, one document would weigh as much as hundreds of questions.
+A document is a random run of a book. Only its last tokens, `targets` of them, are predicted: with all tokens as targets,
+one document would weigh as much as hundreds of questions.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import text
 from everlong_lab.tasks import language
-from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.chat_encoder import Example
+from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.memories.base import MemoryModel
 
 
 class ContinuationConfig(TaskConfig):
-    """`texts`: the data set of books, of which `characters` are kept in memory. `targets`: the last so many tokens of a
-    document. `vocabulary`: tokens of the tokenizer that is made for a model from scratch."""
+    """`texts`: data set of books, of which `characters` are kept in memory. `targets`: number of tokens at the end of a
+    document that are predicted. `vocabulary`: size of the tokenizer made for a model from scratch."""
 
     name: Literal["continuation"] = "continuation"
     texts: str = "books-260"
@@ -35,7 +35,7 @@ class ContinuationConfig(TaskConfig):
 
 
 class Continuation(Task):
-    """Books to go on with. Raises `DataError`."""
+    """Continuation of books. Raises `DataError`."""
 
     def __init__(self, config: ContinuationConfig, setting: Setting) -> None:
         self.config = config
@@ -46,7 +46,7 @@ class Continuation(Task):
 
     @classmethod
     def make_tokenizer(cls, config: ContinuationConfig, data: Path) -> PreTrainedTokenizerBase:
-        """As for `language`."""
+        """Return the same tokenizer as `language`."""
         return language.Language.make_tokenizer(
             language.LanguageConfig(texts=config.texts, vocabulary=config.vocabulary), data
         )
@@ -74,7 +74,7 @@ class Continuation(Task):
         )
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
-        """`perplexity` of the targets of held-out books."""
+        """Return the `perplexity` of the targets in held-out books."""
         random = self.random(0, segments, held_out=True)
         return {"perplexity": perplexity(model, self._lines(random, self._held_out, samples, segments))}
 

@@ -1,4 +1,4 @@
-"""`everlong train`: a recipe's run, watched."""
+"""Run a recipe for `everlong train`, with a progress bar."""
 
 from __future__ import annotations
 

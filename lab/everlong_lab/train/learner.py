@@ -1,4 +1,4 @@
-"""`Learner`: what a recipe trains: a memory, its backbone, the weights that learn, and the model folder they become."""
+"""`Learner`: the model that a recipe trains: a memory, its backbone, the weights that learn, and how they are saved."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _BACKBONE = "backbone"
 
 @dataclass(slots=True)
 class Learner:
-    """`memory`: the module that is trained, on its device. `tokenizer`: of what it reads, with its files' source.
+    """`memory`: the module to train, on its device. `hf_tokenizer`: the tokenizer of its inputs.
 
-    `parameters`: by name, those that learn, in float32; all others are frozen.
+    `parameters`: the weights that learn, by name, in float32; all others are frozen.
     """
 
     recipe: LearnerRecipe
@@ -39,31 +39,31 @@ class Learner:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """As the library uses it."""
+        """The tokenizer, wrapped as the models use it."""
         return Tokenizer(self.hf_tokenizer)
 
     @property
     def backbone(self) -> Backbone | None:
-        """None for a memory from scratch."""
-        found = getattr(self.memory, "backbone", None)
-        return found if isinstance(found, Backbone) else None
+        """The backbone; None for a memory from scratch."""
+        backbone = getattr(self.memory, "backbone", None)
+        return backbone if isinstance(backbone, Backbone) else None
 
     def save(self, folder: Path, description: str) -> None:
-        """Writes a model folder that `load_model` takes. Complete before it gets its name. Raises `RunError`; what was there then stays."""
+        """Write a model folder for `load_model`, atomically. Raises `RunError`; the previous folder then stays."""
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as scratch:
-                made, old = Path(scratch) / "model", Path(scratch) / "old"
-                self._write(made, description)
+                new, old = Path(scratch) / "model", Path(scratch) / "old"
+                self._write(new, description)
                 if folder.exists():
                     folder.rename(old)
                 try:
-                    made.rename(folder)
+                    new.rename(folder)
                 except OSError:
                     if old.exists():
                         old.rename(folder)
                     raise
-        except Exception as error:  # for a full disk safetensors and tokenizers raise errors of their own
+        except Exception as error:  # on a full disk safetensors and tokenizers raise errors of their own
             raise RunError(f"cannot write the model to {folder}: {error}") from error
 
     def _write(self, folder: Path, description: str) -> None:
@@ -85,7 +85,7 @@ class Learner:
             lora_scale=adapters.alpha / adapters.rank if adapters else 1.0,
             description=description,
         )
-        # What is published beside a backbone is as small as its low-rank updates are.
+        # A model published around a backbone holds little more than low-rank updates: bfloat16 halves it.
         lora: dict[str, Tensor] | None = None
         if adapters and backbone:
             lora = {name: parameter.to(torch.bfloat16) for name, parameter in _updates(backbone).items()}

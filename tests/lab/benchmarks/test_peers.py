@@ -70,7 +70,7 @@ def test_sampled_reading_is_the_integral_over_its_pieces(monkeypatch):
                 past_key_values.update(more, more, layer)
 
     cache, length = DynamicCache(), 10_000
-    seconds = generate._sampled(Model(), torch.zeros(1, length, dtype=torch.int64), cache)
+    seconds = generate._estimated_seconds(Model(), torch.zeros(1, length, dtype=torch.int64), cache)
     pieces = length / 512
     assert seconds == pytest.approx(pieces * (1 + (length - 512) / 2 / 1000), rel=1e-3)
     assert cache.get_seq_length() == length

@@ -101,10 +101,10 @@ def test_a_load_counts_only_if_each_request_was_answered_in_full(
     server = Process(["never started"], ready="/", what="a server")
     asked = (plan, str(ab), server, "resp_1", 2, "Who?", tmp_path)
     if isinstance(found, float):
-        assert serve._plain(*asked) == found
+        assert serve._run_ab(*asked) == found
     else:
         with pytest.raises(serve.LoadGeneratorMissing, match=found):
-            serve._plain(*asked)
+            serve._run_ab(*asked)
     given = (tmp_path / "given").read_text().split()
     assert given[-1] == f"{str(server.http.base_url).rstrip('/')}/v1/responses"
     assert (given[given.index("-n") + 1], given[given.index("-c") + 1]) == ("2", "2")
@@ -159,5 +159,5 @@ def test_the_engine_alone_has_no_more_answers_at_once_than_the_load() -> None:
                     self.under_way.pop(0).sink(Finished("length", "", None, [], 1, 1, 0.0))  # type: ignore[arg-type]
 
     runner, plan = Counting(), serve.ServePlan("rmt", [1000], [3], 1, 1, 4, 1, 1, recall=False, guidellm="")
-    assert serve._alone(plan, runner, 10, 3, None, [1]) > 0  # type: ignore[arg-type]
+    assert serve._run_engine(plan, runner, 10, 3, None, [1]) > 0  # type: ignore[arg-type]
     assert (runner.submitted, runner.most) == (10, 3)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from everlong_lab.chaos import clock
-from everlong_lab.chaos.campaign import CampaignResult, CampaignPlan, campaign, report
+from everlong_lab.chaos.campaign import CampaignPlan, CampaignResult, campaign, report
 from everlong_lab.chaos.faults import FAULTS
 from everlong_lab.chaos.load import PASSING
 from everlong_lab.chaos.processes import RedisProcess
@@ -27,7 +27,9 @@ async def tried(plan: CampaignPlan, model: Path) -> CampaignResult:
 
 @pytest.mark.timeout(1200)
 async def test_a_replica_is_killed_while_it_generates(tiny_model: Path) -> None:
-    plan = CampaignPlan(points=1, minutes=12, replicas=2, workers=2, burst=1, faults=["replica killed while generating"])
+    plan = CampaignPlan(
+        points=1, minutes=12, replicas=2, workers=2, burst=1, faults=["replica killed while generating"]
+    )
     outcome = await tried(plan, tiny_model)
     assert outcome.points >= 1
     # Each worker has acted out a script, of two messages at least.
@@ -49,7 +51,9 @@ async def test_every_fault(tiny_model: Path) -> None:
 async def test_faults_of_other_redis_programs(tiny_model: Path, program: str) -> None:
     """The wheels' Redis 6.2, where Redis 7 is on the machine, and Valkey, whose clock can be set."""
     faults = [name for name in FAULTS if "Redis" in name]
-    outcome = await tried(CampaignPlan(points=0, minutes=12, away=2.0, program=program, seed=1, faults=faults), tiny_model)
+    outcome = await tried(
+        CampaignPlan(points=0, minutes=12, away=2.0, program=program, seed=1, faults=faults), tiny_model
+    )
     assert set(faults) == set(outcome.recovery) | set(outcome.impossible)
     assert "valkey" not in program or "clock of Redis jumps" not in outcome.impossible or not clock.settable()
 

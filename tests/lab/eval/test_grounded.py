@@ -157,12 +157,15 @@ async def test_no_question_is_asked_twice(tmp_path: Path) -> None:
     (tmp_path / "novel.txt").write_text("\n\n".join(f"A paragraph of words, number {n}." for n in range(2000)))
     words = [f"text {n} has words of its own" for n in range(3)]
     texts = [
-        SourceText(f"t{n}", text, False, (Question(f"q{n}", ("words",), ((0, 4),), ()),) * 2) for n, text in enumerate(words)
+        SourceText(f"t{n}", text, False, (Question(f"q{n}", ("words",), ((0, 4),), ()),) * 2)
+        for n, text in enumerate(words)
     ]
     texts.append(SourceText("t3", "nothing", False, (Question("q?", (), ((0, 4),), ()),)))
     novels = Novels([tmp_path / "novel.txt"], lambda text: len(text.split()))
     for answerable, wanted in ((True, ["q0", "q1", "q2"]), (False, ["q?"])):
-        made = grounded._new(texts, novels, GroundedScores("x", 300), lambda text: len(text.split()), 0, answerable=answerable)
+        made = grounded._new(
+            texts, novels, GroundedScores("x", 300), lambda text: len(text.split()), 0, answerable=answerable
+        )
         assert sorted(asked.question for _, new in [item async for item in made] for asked in new) == wanted
 
 

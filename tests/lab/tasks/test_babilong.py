@@ -9,7 +9,7 @@ import torch
 
 from everlong_lab.corpora import text
 from everlong_lab.corpora.haystack import hide
-from everlong_lab.eval.babilong import babilong, in_window, table, parse_length
+from everlong_lab.eval.babilong import babilong, in_window, parse_length, table
 from everlong_lab.eval.interval import wilson
 from everlong_lab.tasks import Setting, babi, greedy
 from everlong_lab.tasks.babi import LABELS, PLACES, BabiQuestion
@@ -180,12 +180,12 @@ def test_noise_is_cut_at_sentences_also_where_it_begins_anew(tokenizer):
         )
     for seed in range(50):
         random = np.random.default_rng(seed)
-        hidden = hide(random, noise, before=[1], told=[[2], [3, 3]], after=[4], length=30)
+        hidden = hide(random, noise, before=[1], needles=[[2], [3, 3]], after=[4], length=30)
         ids = hidden.ids().tolist()
         assert (len(ids), ids[0], ids[-1]) == (30, 1, 4)
         assert list(hidden.places) == sorted(hidden.places)
     with pytest.raises(TokenError, match="4 tokens do not hold what is told in 5"):
-        hide(random, noise, before=[1], told=[[2], [3, 3]], after=[4], length=4)
+        hide(random, noise, before=[1], needles=[[2], [3, 3]], after=[4], length=4)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from everlong_lab.eval.answer_scores import overlap_scores
 from everlong_lab.eval.babilong import in_window
 from everlong_lab.eval.dialogue import dialogue, sample, table
 from everlong_lab.tasks import Setting
-from everlong_lab.tasks.dialogue import DialogueConfig, DialogueTask, Utterance, dialogues, perplexity, encode_dialogue
 from everlong_lab.tasks.chat_encoder import ChatEncoder
+from everlong_lab.tasks.dialogue import DialogueConfig, DialogueTask, Utterance, dialogues, encode_dialogue, perplexity
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.errors import ConfigError, DataError
 from everlong_models.text.tokenizer import Tokenizer
@@ -157,7 +157,9 @@ def test_scores_of_words():
 
 def test_who_has_read_the_document_writes_the_responses(data, tokenizer):
     one = dialogues(data, "test")[0]
-    asked = {turn.text: after.text for turn, after in zip(one.utterances, one.utterances[1:], strict=False) if after.response}
+    asked = {
+        turn.text: after.text for turn, after in zip(one.utterances, one.utterances[1:], strict=False) if after.response
+    }
 
     def knows(read):
         last = max(asked, key=read.rfind)

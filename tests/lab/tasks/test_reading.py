@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from everlong_lab.corpora import sources
-from everlong_lab.corpora.sources import SourceQuestion, Source
+from everlong_lab.corpora.sources import Source, SourceQuestion
 from everlong_lab.eval.babilong import in_window
 from everlong_lab.tasks import Setting, make_task
 from everlong_lab.tasks.continuation import Continuation, ContinuationConfig
@@ -207,7 +207,10 @@ def test_readers_of_other_formats(tmp_path):
     write(tmp_path / "qmsum" / "ALL" / "train" / "m.json", meeting)
     (met,) = sources.read(tmp_path, "qmsum", "train")
     assert met.parts[1] == "B: Words of B."
-    assert met.questions == (SourceQuestion("Summarize.", ("They met.",)), SourceQuestion("What of B?", ("It spoke.",), (1, 2)))
+    assert met.questions == (
+        SourceQuestion("Summarize.", ("They met.",)),
+        SourceQuestion("What of B?", ("It spoke.",), (1, 2)),
+    )
     around = "A tower stands in the north of the town. " * 4
     passages = [
         f"{around}Tower {n} is the one of all of them that a person sees first who comes by sea. {around}"

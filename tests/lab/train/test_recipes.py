@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from everlong_lab.eval.dialogue import dialogue, sample, default_ways
+from everlong_lab.eval.dialogue import default_ways, dialogue, sample
 from everlong_lab.tasks.dialogue import dialogues
 from everlong_lab.train.learner import make_learner
 from everlong_lab.train.recipe import load_recipe, recipe_names
