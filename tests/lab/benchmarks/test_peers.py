@@ -130,12 +130,12 @@ def test_a_peer_that_breaks_is_named_with_what_it_had_done_and_the_others_go_on(
     [
         (
             ["peers", "--peers", "window,vllm"],
-            "no peer 'vllm'; there are window, rmt, transformers, llama.cpp, transformers-sampled, recall",
+            "--peers: no 'vllm'; must be of window, rmt, transformers, llama.cpp, transformers-sampled, recall",
         ),
-        (["peers", "--lengths", "2000,x"], "--lengths 2000,x: numbers with commas"),
+        (["peers", "--lengths", "2000,x"], "--lengths 2000,x: must be numbers separated by commas"),
         (["peers", "--lengths", "20"], "--lengths 20: must be from 500 to 10,000,000"),
-        (["flat", "--memories", "rmt,lstm"], "--memories: no 'lstm'; there are rmt, "),
-        (["flat", "--memories", "rmt,lamemo", "--backbone", "a"], "--memories: lamemo is not around a backbone"),
+        (["flat", "--memories", "rmt,lstm"], "--memories: no 'lstm'; must be of rmt, "),
+        (["flat", "--memories", "rmt,lamemo", "--backbone", "a"], "--memories: lamemo does not use a backbone"),
         (["flat", "--memories", "rmt", "--backbone", "no.gguf"], "no GGUF file no.gguf"),
     ],
 )
@@ -205,4 +205,4 @@ def test_a_crowd_hangs_on_to_a_server_while_it_answers(tmp_path: Path) -> None:
     assert target["comparison"] == "<="
     nobody = everlong("bench", "crowd", "--sockets", "0", "--uploads", "0")
     assert nobody.returncode != 0
-    assert "0 of both are no crowd" in " ".join(nobody.stderr.split())
+    assert "are both 0" in " ".join(nobody.stderr.split())

@@ -54,7 +54,7 @@ def test_texts_that_are_too_short_are_named(texts: Path, tmp_path: Path) -> None
     (tmp_path / "numbers").mkdir()
     (tmp_path / "numbers" / "a.txt").write_text("1 2 3 " * 40_000)
     for folder, megabytes, words in (
-        (texts, "1", "--megabytes asks for 1,000,000"),
+        (texts, "1", "--megabytes needs 1,000,000"),
         (tmp_path / "numbers", "0.2", "no sentences"),
     ):
         how = ["--megabytes", megabytes, "--texts", str(folder), "--models-dir", str(tmp_path)]

@@ -52,7 +52,7 @@ def test_babilong_and_dialogue_of_a_tiny_model(tiny_model: Path, tmp_path: Path)
     assert "not run: 1k; the backbone's window holds 256 tokens" in " ".join(alone.output.split())
     none = CliRunner().invoke(eval_, ["babilong", *of, *asked, "--lengths", "1k,4k", "--plain"])
     assert none.exit_code == 1
-    assert "lengths='1k,4k': the backbone's window holds 256 tokens" in " ".join(none.output.split())
+    assert "lengths='1k,4k': must be at most 256 tokens, the backbone's window" in " ".join(none.output.split())
     store(tmp_path, [[("a", 0, "Hello?"), ("b", 0, "Yes.")]], saw=("b",))
     spoken = CliRunner().invoke(
         eval_, ["dialogue", *of, "--samples", "1", "--written", "1", "--json", str(figures), "--ways", "none,memory"]
@@ -98,7 +98,7 @@ def test_babilong_and_dialogue_of_a_model_from_scratch(memory: str, tmp_path: Pa
     assert "Traceback" not in window.output
     plain = CliRunner().invoke(eval_, [*asked, "--lengths", "1k", "--plain"])
     assert plain.exit_code == 1
-    assert ("the backbone's window holds 48 tokens" if memory == "rmt" else "has no backbone") in " ".join(
+    assert ("must be at most 48 tokens, the backbone's window" if memory == "rmt" else "has no backbone") in " ".join(
         plain.output.split()
     )
 

@@ -127,7 +127,7 @@ def test_told_to_stop_then_killed_then_resumed(train, invoke, data, tmp_path):
 def test_a_time_that_is_none(invoke, minutes):
     done = invoke("--max-minutes", minutes)
     assert done.exit_code == 1
-    assert f"--max-minutes={minutes} must be greater than 0" in done.stderr
+    assert f"--max-minutes={minutes}: must be greater than 0" in done.stderr
 
 
 def test_the_data_folder_may_be_a_variable(invoke, data):

@@ -355,12 +355,12 @@ def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(
             document = await SearchOnlyTexts(services.blobs).put("A miller had a blue cat. " * 30)
             await services.documents.create(document, model.fingerprint)
             answers = grounded._Answers(services, grounded.GroundedPlan(max_tokens=1), grounded.Recall(1, 60))
-            await answers._read(document)
+            await answers._wait_read(document)
             found = []
             for remember in (True, False):
                 session = await services.sessions.create(model.fingerprint, "m", [document.id], remember=remember)
                 assert session.started
-                turn = await answers._conversations.send(
+                turn = await answers._session_turns.send(
                     session.id, "Which cat?", grounded.SamplingParams(max_tokens=1), grounded.Recall(1, 60)
                 )
                 message = [event async for event in turn.events][-1]["message"]
@@ -382,7 +382,7 @@ def test_on_the_command_line_what_is_wrong_is_one_line(data: Path, tmp_path: Pat
     assert "no data set 'squad2_dev_half'" in error(
         "--data", str(tmp_path), "--sets", "squad", "--model", "nowhere.gguf"
     )
-    assert "--ways: no 'best'; there are neither, memory" in error("--data", str(data), "--ways", "both,best")
+    assert "--ways: no 'best'; must be of neither, memory" in error("--data", str(data), "--ways", "both,best")
     assert "--sets: no 'bard'" in error("--data", str(data), "--sets", "bard")
     assert "--lengths: '2k'; must be numbers" in error("--data", str(data), "--lengths", "2k")
     assert "--recall: '8'; must be two positive numbers" in error("--data", str(data), "--recall", "8")

@@ -57,7 +57,7 @@ def test_seeds_of_one_name_are_one_row_and_a_plot_shows_them(tmp_path: Path) -> 
     assert [(row["model"], row["symbols"]) for row in rows] == [("one", 16), ("one", 64), ("two", 16), ("two", 64)]
     assert rows[1] == alone[0]
     wider = TransformerXL(TransformerXLConfig(vocab_size=5, memory_length=16, **SIZES)).eval()
-    with pytest.raises(RunError, match="'two' names models that differ by more than their seed"):
+    with pytest.raises(RunError, match="models named 'two' differ by more than their seed"):
         sorting([*made, SeededModel("two", wider, symbols(4))], **how)
     values = [row["accuracy"] for row in alone[1:]]
     assert values[0] != values[1]
@@ -69,10 +69,10 @@ def test_seeds_of_one_name_are_one_row_and_a_plot_shows_them(tmp_path: Path) -> 
 
 def test_sorting_refuses_other_lengths_and_other_models(texts: Path) -> None:
     model = TransformerXL(TransformerXLConfig(vocab_size=5, memory_length=8, **SIZES)).eval()
-    with pytest.raises(ConfigError, match="lengths=20: must be a multiple of the model's segments, 8 symbols"):
+    with pytest.raises(ConfigError, match="lengths=20: must be a multiple of the model's segment length, 8 symbols"):
         sorting([SeededModel("", model, symbols(4))], lengths=[20], samples=2)
     english = Tokenizer(Language.make_tokenizer(LanguageConfig(texts="texts", vocabulary=257), texts))
-    with pytest.raises(ConfigError, match="has not learnt to sort"):
+    with pytest.raises(ConfigError, match="was not trained to sort"):
         sorting([SeededModel("", model, english)], lengths=[16], samples=2)
 
 
@@ -111,7 +111,7 @@ def test_language_measures_files_and_longer_memories(texts: Path) -> None:
     assert plain["least"] == plain["perplexity"] == plain["most"]
     draw_language([short, long], texts / "memory.png")
     assert (texts / "memory.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ConfigError, match="memory_lengths=None: name some"):
+    with pytest.raises(ConfigError, match="memory_lengths=None: must be given"):
         draw_language([plain], texts / "none.png")
     assert long["perplexity"] != short["perplexity"]
     assert rows(texts="texts/0.txt") != rows(texts="texts/1.txt")

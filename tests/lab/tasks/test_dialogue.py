@@ -75,7 +75,7 @@ def data(tmp_path_factory):
 
 def test_who_saw_the_document_responds_and_messages_in_a_row_are_one(tmp_path):
     (found,) = dialogues(store(tmp_path, [CHAT]), "test")
-    assert found.turns == (
+    assert found.utterances == (
         Utterance("Hello! Seen it?", False, 0),
         Utterance("The Lamp, yes.", True, 0),
         Utterance("And how is it?", False, 1),
@@ -86,9 +86,9 @@ def test_who_saw_the_document_responds_and_messages_in_a_row_are_one(tmp_path):
     assert others == ["Carl finds a lamp.", "Eve breaks it.", "They mend it."]
     assert "The Lamp (1931)\nDirector: A. Smith\nGenre: Drama, Crime\nCast: B. Jones as Carl, D. Brown as Eve" in first
     both = dialogues(store(tmp_path, [CHAT], saw=("user2", "user1")), "test")[0]
-    assert [turn.response for turn in both.turns] == [False, True, False, True, False]
+    assert [turn.response for turn in both.utterances] == [False, True, False, True, False]
     opener = dialogues(store(tmp_path, [CHAT], saw=("user2",)), "test")[0]
-    assert [turn.response for turn in opener.turns] == [True, False, True, False, True]
+    assert [turn.response for turn in opener.utterances] == [True, False, True, False, True]
 
 
 def test_a_dialogue_is_read_as_the_chat_template_has_it(data, tokenizer):
@@ -175,7 +175,7 @@ def test_who_has_read_the_document_writes_the_responses(data, tokenizer):
     assert [one["written"] for one in row.answers if one not in right] == ["what?"] * (6 - len(right))
     assert 2 <= len(right) < 6
     assert row.responses == 9
-    assert row.overlap_scores["f1"] == pytest.approx(100 * len(right) / 6)
+    assert row.wording["f1"] == pytest.approx(100 * len(right) / 6)
     shown = table("oracle", [row])
     assert shown[0]["model"] == "oracle: document and dialogue through the memory"
     assert shown[1] == {
@@ -184,7 +184,7 @@ def test_who_has_read_the_document_writes_the_responses(data, tokenizer):
     }  # fmt: skip
     with pytest.raises(ConfigError, match="ways='window'"):
         list(dialogue(oracle, None, tokenizer, sampled=sampled, ways=["window"]))
-    with pytest.raises(ConfigError, match="samples=99: the data set has 36 responses"):
+    with pytest.raises(ConfigError, match="samples=99: must be at most 36"):
         sample(dialogues(data, "test"), responses=99, written=1, seed=0)
 
 
@@ -207,7 +207,7 @@ def test_broken_files_are_named(tmp_path):
     with pytest.raises(DataError, match="no data set 'cmu_dog'"):
         dialogues(tmp_path, "test")
     store(tmp_path, [CHAT])
-    with pytest.raises(DataError, match=r"holds no Conversations/train"):
+    with pytest.raises(DataError, match=r"has no Conversations/train"):
         dialogues(tmp_path, "train")
     root = tmp_path / "cmu_dog" / "cmu_dog"
     file = root / "Conversations" / "test" / "0000.json"
@@ -218,14 +218,14 @@ def test_broken_files_are_named(tmp_path):
         ("[]", "must be an object, found list"),
         ("{}", "no 'wikiDocumentIdx'"),
         (whole.replace('"docIdx"', '"doc"'), "no 'docIdx'"),
-        (whole.replace(": 7", ": 8"), "no document 8 in WikiData"),
-        (whole.replace('["user1"]', "[]"), "nobody saw the document"),
+        (whole.replace(": 7", ": 8"), "WikiData has no document 8"),
+        (whole.replace('["user1"]', "[]"), "whoSawDoc is empty"),
     ):
         file.write_text(content)
         with pytest.raises(DataError, match=rf"0000\.json.*{said}"):
             dialogues(tmp_path, "test")
     file.write_text(json.dumps(json.loads(whole) | {"history": []}))
-    with pytest.raises(DataError, match="holds no dialogue with a response"):
+    with pytest.raises(DataError, match="has no dialogue with a response"):
         dialogues(tmp_path, "test")
     (root / "WikiData" / "lamp.json").write_text('{"0": {}}')
     with pytest.raises(DataError, match=r"lamp\.json: no 'movieName'"):

@@ -358,7 +358,7 @@ def test_what_does_not_fit_is_named(make, tmp_path, tokenizer):
     books = tmp_path / "books-260"
     books.mkdir()
     (books / "one.txt").write_text("Once upon a time. It rained. It ended.")
-    with pytest.raises(DataError, match="holds 1 texts"):
+    with pytest.raises(DataError, match="has 1 texts"):
         learn()
     (books / "one.txt").write_bytes(b"\xff\xfe\x00")
     (books / "two.txt").write_bytes(b"\xff\xfe\x00")

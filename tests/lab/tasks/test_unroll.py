@@ -247,7 +247,7 @@ def test_bad_input_is_refused_at_the_call(model):
         unroll(model, text, lengths=torch.tensor([3, 17]))
     with pytest.raises(TokenError, match=r"got \[3\]"):
         unroll(model, text, lengths=torch.tensor([3]))
-    with pytest.raises(TokenError, match=r"loss_mask has the shape \(2, 15\), the tokens \(2, 16\)"):
+    with pytest.raises(TokenError, match=r"loss_mask has the shape \(2, 15\), must be \(2, 16\)"):
         unroll(model, text, loss_mask=torch.ones(2, 15))
     with pytest.raises(TokenError, match="shape"):
         unroll(model, text[0])

@@ -70,14 +70,14 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(start, tmp_path):
 
 def test_a_checkpoint_that_was_never_written_is_not_said_to_be_kept(start, tmp_path, monkeypatch):
     run = start(recipe())
-    with full_disk(1000), pytest.raises(RunError, match=r"cannot write a checkpoint.*none was written yet"):
+    with full_disk(1000), pytest.raises(RunError, match=r"cannot write a checkpoint.*there is no earlier one"):
         take(run, 1)
 
     def broken(*_, **__):
         raise StateNotFinite("memory holds NaN")
 
     monkeypatch.setattr(running, "unroll", broken)
-    with pytest.raises(RunError, match=r"step 1: memory holds NaN; the last good checkpoint: none was written yet"):
+    with pytest.raises(RunError, match=r"step 1: memory holds NaN; last good checkpoint: none was written yet"):
         take(run, 1)
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_of_another_architecture(start, tmp_path):
     take(run, 1)
     name, parameter = next(iter(run.learner.parameters.items()))
     other = {**run.learner.parameters, name: torch.nn.Parameter(parameter.data[:1])}
-    with pytest.raises(RunError, match=f"of another architecture: {re.escape(name)} is"):
+    with pytest.raises(RunError, match=f"has another architecture: {re.escape(name)} has"):
         checkpoint.restore(
             tmp_path / "run",
             recipe=recipe().digest(),
@@ -133,7 +133,7 @@ def test_a_run_goes_on_with_the_data_that_it_was_begun_with(start, data, tmp_pat
     other.mkdir(parents=True)
     (other / "book.txt").write_text(STORY.read_text().upper())
     (other / "another.txt").write_text(STORY.read_text()[:3000])
-    with pytest.raises(RunError, match=r"was begun with other data: the tokenizer made of it was [0-9a-f]{12}…"):
+    with pytest.raises(RunError, match=r"was started with other data: its tokenizer is [0-9a-f]{12}…"):
         start(recipe(), resume=True, data=other.parent)
     assert start(recipe(), resume=True).position.step == 1
 

@@ -144,7 +144,7 @@ def test_drift_is_refused_where_it_cannot_be(start):
         start(DROPPING.model_copy(update={"drift": LASTING.drift}))
     language = {"name": "language", "vocabulary": 300}
     run = start(recipe(task=language, drift={"segments": 9}, mixed=0, stages=[{"segments": 4, "steps": 1}]), "l")
-    with pytest.raises(ConfigError, match=r"drift=9\.0: language does not say where there is nothing to remember"):
+    with pytest.raises(ConfigError, match=r"drift=9\.0: language does not mark segments without facts"):
         take(run, 1)
 
 
@@ -168,10 +168,10 @@ def test_no_room_for_the_rows_names_what_to_change(start, monkeypatch):
         raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(running, "unroll", full)
-    with pytest.raises(RunError, match=r"step 1: rows_at_once=3 rows of \d+ tokens.*2\.00 GiB.*that of step 1 is kept"):
+    with pytest.raises(RunError, match=r"step 1: rows_at_once=3 rows of \d+ tokens.*2\.00 GiB.*last good checkpoint: step 1"):
         take(run, 1)
     monkeypatch.setattr(run.task, "evaluate", full)
-    with pytest.raises(RunError, match="step 1: no room to score documents of 2 segments"):
+    with pytest.raises(RunError, match="step 1: out of memory scoring documents of 2 segments"):
         run.score()
     assert start(recipe(rows_at_once=1, checkpointed=True), resume=True).position.step == 1
 
@@ -225,10 +225,10 @@ def test_a_line_that_was_cut_off_is_no_obstacle(start, tmp_path):
     [
         ("{", "line 2: Expecting property name"),
         ("\xff", "line 2: Expecting value"),
-        ("[2]", "line 2: no entry of a run, which has a step"),
-        ('{"loss": 1}', "line 2: no entry of a run, which has a step"),
-        ('{"step": "2"}', "line 2: no entry of a run, which has a step"),
-        ('{"step": 2, "loss": 1, "correct": 0}', "line 2: a step without segments"),
+        ("[2]", "line 2: must be an object with an integer `step`"),
+        ('{"loss": 1}', "line 2: must be an object with an integer `step`"),
+        ('{"step": "2"}', "line 2: must be an object with an integer `step`"),
+        ('{"step": 2, "loss": 1, "correct": 0}', "line 2: a training step lacks segments"),
     ],
 )
 def test_a_journal_that_is_broken_is_named_with_its_line(start, tmp_path, line, complaint):
