@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,18 +53,6 @@ class _Batch(NamedTuple):
     following: Tensor
     wanted: Tensor
     inside: Tensor
-
-
-def document_loss(model: MemoryModel, tokens: Tensor, **how: Any) -> Tensor:
-    """Mean negative log-likelihood of all targets in the batch, a scalar; `how` as in `unroll`.
-
-    Raises `TokenError` if there is no target.
-    """
-    parts = list(unroll(model, tokens, **how))
-    targets = sum(int(part.targets.sum()) for part in parts)
-    if not targets:
-        raise TokenError("no token of the batch is a target")
-    return torch.stack([part.loss.sum() for part in parts]).sum() / targets
 
 
 def unroll(
