@@ -92,8 +92,7 @@ def start(
 def peers(
     lengths: Annotated[str, typer.Option(help="Use documents of so many tokens, separated by commas.")] = "2000,8000",
     peers: Annotated[
-        str,
-        typer.Option(help="Compare these: everlong's memories window and rmt, transformers, llama.cpp, recall."),
+        str, typer.Option(help="Compare these: everlong's memories window and rmt, transformers, llama.cpp, recall.")
     ] = "window,rmt,transformers,llama.cpp,recall",
     output: Output = None,
 ) -> None:
@@ -127,8 +126,7 @@ def serve(
     recall: Annotated[bool, typer.Option(help="Put passages before the questions.")] = False,
     guidellm: Annotated[str, typer.Option(help="Use this program as the load generator.")] = "guidellm",
     ab: Annotated[
-        str | None,
-        typer.Option(help="Also send the same requests with Apache's ab, which uses little CPU time."),
+        str | None, typer.Option(help="Also send the same requests with Apache's ab, which uses little CPU time.")
     ] = None,
     output: Output = None,
 ) -> None:

@@ -87,14 +87,7 @@ def measure_babilong(
 
 
 def measure_dialogue(
-    model: Model,
-    *,
-    ways: Sequence[Way] | None,
-    samples: int,
-    written: int,
-    seed: int,
-    data: Path,
-    console: Console,
+    model: Model, *, ways: Sequence[Way] | None, samples: int, written: int, seed: int, data: Path, console: Console
 ) -> EvalResult:
     """Measure dialogue. `ways`: default `default_ways`. Raises what `dialogue` raises."""
     overlap_scores(["a"], ["a"])  # fail now, not after an hour, if a library is missing

@@ -1,6 +1,8 @@
 """`Recipe`: everything that describes a training run, read from a YAML file. Unknown keys are errors.
 
-everlong train facts-detect --set optimizer.lr=3e-4
+    everlong train facts-detect --set optimizer.lr=3e-4
+
+A file may extend another recipe, `extends: NAME`, and then has only the keys that differ.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -141,8 +144,7 @@ class Recipe(_Section):
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes in the package."""
-    folder = resources.files("everlong_lab") / "recipes"
-    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+    return sorted(name for name in _packaged() if not name.startswith("_"))
 
 
 def load_recipe(name: str, changes: Sequence[str] = ()) -> Recipe:
@@ -150,22 +152,7 @@ def load_recipe(name: str, changes: Sequence[str] = ()) -> Recipe:
 
     Raises `RecipeError` naming the file, the key, its value and the limit.
     """
-    path = Path(name)
-    if path.suffix in {".yaml", ".yml"}:
-        try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"cannot read the recipe {path}: {error}") from error
-    elif name in recipe_names():
-        source = (resources.files("everlong_lab") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
-    else:
-        raise RecipeError(f"no recipe {name!r}: must be a file ending in .yaml, or one of {', '.join(recipe_names())}")
-    try:
-        tree = yaml.safe_load(source)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, dict):
-        raise RecipeError(f"{name}: must be a mapping of keys, found {type(tree).__name__}")
+    tree = _tree(name)
     for change in changes:
         _apply(tree, change)
     try:
@@ -175,6 +162,44 @@ def load_recipe(name: str, changes: Sequence[str] = ()) -> Recipe:
         first = max(error.errors(), key=lambda each: len(each["loc"]))
         key = ".".join(str(part) for part in first["loc"] if part not in _UNION_TAGS) or "the recipe"
         raise RecipeError(f"{name}: {key}={first['input']!r}: {first['msg']}") from error
+
+
+def _packaged() -> dict[str, Traversable]:
+    """Return the recipe files of the package by name; those that only serve to be extended begin with an underscore."""
+    folders = (resources.files("everlong_lab") / "recipes").iterdir()
+    files = (file for entry in folders for file in (entry.iterdir() if entry.is_dir() else (entry,)))
+    return {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
+
+
+def _tree(name: str, extending: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return a recipe's keys, merged into those of the recipe that it extends. Raises `RecipeError`."""
+    path = Path(name)
+    if path.suffix in {".yaml", ".yml"}:
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"cannot read the recipe {path}: {error}") from error
+    elif name in _packaged():
+        source = _packaged()[name].read_text(encoding="utf-8")
+    else:
+        raise RecipeError(f"no recipe {name!r}: must be a file ending in .yaml, or one of {', '.join(recipe_names())}")
+    try:
+        tree = yaml.safe_load(source)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise RecipeError(f"{name}: must be a mapping of keys, found {type(tree).__name__}")
+    if (extended := tree.pop("extends", None)) is None:
+        return tree
+    if not isinstance(extended, str) or extended in (*extending, name):
+        raise RecipeError(f"{name}: extends={extended!r}: must be the name or file of another recipe")
+    return _merged(_tree(extended, (*extending, name)), tree)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return `below` with the values of `above`; mappings in both are merged."""
+    both = {key for key in above if isinstance(above[key], dict) and isinstance(below.get(key), dict)}
+    return below | above | {key: _merged(below[key], above[key]) for key in both}
 
 
 _UNION_TAGS = {"str", ScratchBackbone.__name__}

@@ -65,6 +65,22 @@ def test_files(tmp_path):
             load_recipe("facts-detect", [nowhere])
 
 
+def test_a_recipe_extends_another_one(tmp_path):
+    """Mappings are merged, all other values replaced."""
+    ours = tmp_path / "ours.yaml"
+    ours.write_text("extends: sorting-sticky\nlearner: {options: {tau: 0.5}}\nstages: [{segments: 1, steps: 2}]\n")
+    found, base = load_recipe(str(ours), ["rows=5"]), load_recipe("sorting-sticky")
+    assert found.learner.options == base.learner.options | {"tau": 0.5}
+    assert (len(found.stages), found.rows, found.task) == (1, 5, base.task)
+    for extended in (str(ours), "[1]"):
+        ours.write_text(f"extends: {extended}")
+        with pytest.raises(RecipeError, match=r"ours\.yaml: extends=.*: must be the name or file of another recipe"):
+            load_recipe(str(ours))
+    ours.write_text("extends: nonsense")
+    with pytest.raises(RecipeError, match="no recipe 'nonsense'"):
+        load_recipe(str(ours))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", ["rmt", "armt", "infinite"])
 def test_what_the_default_recipes_train_is_small_enough_to_publish(memory, tmp_path):

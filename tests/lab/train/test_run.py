@@ -168,7 +168,9 @@ def test_no_room_for_the_rows_names_what_to_change(start, monkeypatch):
         raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(running, "unroll", full)
-    with pytest.raises(RunError, match=r"step 1: rows_at_once=3 rows of \d+ tokens.*2\.00 GiB.*last good checkpoint: step 1"):
+    with pytest.raises(
+        RunError, match=r"step 1: rows_at_once=3 rows of \d+ tokens.*2\.00 GiB.*last good checkpoint: step 1"
+    ):
         take(run, 1)
     monkeypatch.setattr(run.task, "evaluate", full)
     with pytest.raises(RunError, match="step 1: out of memory scoring documents of 2 segments"):
