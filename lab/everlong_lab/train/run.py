@@ -7,8 +7,7 @@ the same result as one that was not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from everlong_lab.train import checkpoint
 from everlong_lab.train.drift import DriftAugmentation
 from everlong_lab.train.journal import Journal
 from everlong_lab.train.learner import Learner, make_learner
+from everlong_lab.train.prefetch import AHEAD, Prefetch
 from everlong_lab.train.recipe import Recipe, ScratchBackbone, Stage
 from everlong_models.backbone.loading import Progress, usable
 from everlong_models.errors import ConfigError, RunError, StateNotFinite
@@ -34,8 +34,6 @@ from everlong_models.memories.state import MemoryState
 MODEL = "model"
 """Name of the trained model's folder within the run's folder."""
 _RECENT = 50
-_AHEAD = 4
-"""Batches prepared while a GPU computes, one per thread: tokenizing a batch may take longer than a step on the GPU."""
 
 
 @dataclass(slots=True)
@@ -86,7 +84,7 @@ class Run:
         progress: Progress = lambda message: None,
     ) -> None:
         if not resume and (held := [name for name in (checkpoint.FILE, MODEL) if (folder / name).exists()]):
-            raise RunError(f"{folder} holds a run ({held[0]}): resume it, or choose another folder")
+            raise RunError(f"{folder} contains a run ({held[0]}): resume it, or choose another folder")
         self.recipe = recipe
         self.folder = folder
         self.device = usable(device)
@@ -107,43 +105,35 @@ class Run:
         self.task: Task = make_task(
             recipe.task, Setting(self.learner.tokenizer, memory.segment_length, data, recipe.seed)
         )
-        if self.task.continues and (recipe.mixed or len({(stage.segments, stage.rows) for stage in recipe.stages}) > 1):
-            limit = f"must be 0, and all stages alike: the batches of {recipe.task.name} go on where others ended"
-            raise ConfigError("mixed", recipe.mixed, limit)
-        if recipe.drift and recipe.learner.memory != "rmt":
-            raise ConfigError("drift", recipe.drift.segments, f"is for rmt, not {recipe.learner.memory}")
-        options = recipe.optimizer
+        self._require_fitting()
+        options, weights = recipe.optimizer, list(self.learner.parameters.values())
         self._optimizer = torch.optim.AdamW(
-            list(self.learner.parameters.values()),
-            lr=options.lr,
-            betas=options.betas,
-            weight_decay=options.weight_decay,
-            fused=True,
+            weights, lr=options.lr, betas=options.betas, weight_decay=options.weight_decay, fused=True
         )
         averaged = self.learner.parameters if recipe.average else {}
         self._average = {name: parameter.detach().clone() for name, parameter in averaged.items()}
         self.position = Position()
         self._carried: list[MemoryState] = []
-        self._makers = ThreadPoolExecutor(_AHEAD, "batch")
-        self._ahead: dict[tuple[int, int, int], Future[Batch]] = {}
-        """What is made for the next steps, by what `Task.batch` is asked for; a stage that ends asks for something else."""
+        self._prefetch = Prefetch(self.task)
         torch.manual_seed(recipe.seed)
         if resume:
-            restored = checkpoint.restore(
-                folder,
-                recipe=recipe.digest(),
-                tokenizer=self._tokenizer,
-                parameters=self.learner.parameters,
-                optimizer=self._optimizer,
-                average=self._average,
-            )
+            restored = checkpoint.restore(folder, **self._checkpointed())
             self.position, self._carried = Position(**restored.position), restored.carried
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot make the run's folder {folder}: {error}") from error
+            raise RunError(f"cannot create the run's folder {folder}: {error}") from error
         self.journal = Journal(folder, self.position.step)
         self._saved_at = self.position.step if resume else None
+
+    def _require_fitting(self) -> None:
+        """Raise `ConfigError` for settings that do not fit the recipe's task or memory."""
+        recipe = self.recipe
+        if self.task.continues and (recipe.mixed or len({(stage.segments, stage.rows) for stage in recipe.stages}) > 1):
+            limit = f"must be 0, and all stages alike: the batches of {recipe.task.name} continue from each other"
+            raise ConfigError("mixed", recipe.mixed, limit)
+        if recipe.drift and recipe.learner.memory != "rmt":
+            raise ConfigError("drift", recipe.drift.segments, f"needs the memory rmt, not {recipe.learner.memory}")
 
     @property
     def total_steps(self) -> int:
@@ -175,7 +165,7 @@ class Run:
                     self.save()
                     saved = time.monotonic()
         finally:
-            self._drop(self._ahead)
+            self._prefetch.keep([])
         self.save()
 
     def _due(self) -> bool:
@@ -187,17 +177,15 @@ class Run:
         """Write a checkpoint, unless the last one is of this step."""
         if self._saved_at == self.position.step:
             return
-        checkpoint.save(
-            self.folder,
-            recipe=self.recipe.digest(),
-            tokenizer=self._tokenizer,
-            position=asdict(self.position),
-            parameters=self.learner.parameters,
-            optimizer=self._optimizer,
-            average=self._average,
-            carried=self._carried,
-        )
+        checkpoint.save(self.folder, position=asdict(self.position), carried=self._carried, **self._checkpointed())
         self._saved_at = self.position.step
+
+    def _checkpointed(self) -> dict[str, Any]:
+        """Return what a checkpoint saves and restores in place."""
+        return {
+            "recipe": self.recipe.digest(), "tokenizer": self._tokenizer, "parameters": self.learner.parameters,
+            "optimizer": self._optimizer, "average": self._average,
+        }  # fmt: skip
 
     def save_model(self) -> None:
         """Write the trained model to `folder`/model. Raises `RunError`."""
@@ -284,28 +272,11 @@ class Run:
     def _batch(self, stage: Stage) -> tuple[Batch, int]:
         """Return this step's batch and its number of segments. For a GPU, prepare the next batches in the background."""
         step = self.position.step
-        key = self._batch_key(step, stage)
-        if self.device.type == "cpu":
-            return self.task.batch(*key), key[-1]
-        prepared = self._ahead.pop(key, None)
-        # The first batch is made on this thread, so that the task loads its data once.
-        batch = self.task.batch(*key) if prepared is None else prepared.result()
-        left = min(_AHEAD, stage.steps - self.position.step_in_stage - 1)
-        upcoming = [self._batch_key(step + n, stage) for n in range(1, left + 1)]
-        self._drop(self._ahead.keys() - upcoming)
-        for each in upcoming:
-            if each not in self._ahead:
-                self._ahead[each] = self._makers.submit(self.task.batch, *each)
-        return batch, key[-1]
-
-    def _drop(self, batches: Iterable[tuple[int, int, int]]) -> None:
-        """Cancel prepared batches that are no longer needed."""
-        for each in tuple(batches):
-            self._ahead.pop(each).cancel()
-
-    def _batch_key(self, step: int, stage: Stage) -> tuple[int, int, int]:
-        """Return the arguments of `Task.batch` for a step: step, rows, segments."""
-        return step, stage.rows or self.recipe.rows, self._segments(step, stage)
+        left = min(AHEAD, stage.steps - self.position.step_in_stage - 1) if self.device.type != "cpu" else 0
+        key, *upcoming = (
+            (step + n, stage.rows or self.recipe.rows, self._segments(step + n, stage)) for n in range(left + 1)
+        )
+        return self._prefetch.take(key, upcoming), key[-1]
 
     def _gradients(self, batch: Batch, targets: int) -> tuple[float, float, float]:
         """Accumulate the batch's gradient. Return mean loss, mean auxiliary loss, and share of correct predictions."""

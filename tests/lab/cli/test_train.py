@@ -108,7 +108,7 @@ def test_told_to_stop_then_killed_then_resumed(train, invoke, data, tmp_path):
     process.send_signal(signal.SIGTERM)
     said = finish(process)
     assert process.returncode == 0
-    assert "go on with --resume" in said
+    assert "continue with --resume" in said
     stopped = len(steps(folder))
     assert 2 < stopped < many
     process = train("--resume", steps=many)

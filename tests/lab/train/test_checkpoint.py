@@ -100,7 +100,7 @@ def test_what_cannot_be_resumed(start, tmp_path):
     with pytest.raises(RunError, match=r"nothing to resume: no .*checkpoint\.safetensors"):
         start(recipe(), resume=True)
     take(start(recipe()), 1)
-    with pytest.raises(RunError, match="holds a run"):
+    with pytest.raises(RunError, match="contains a run"):
         start(recipe())
     with pytest.raises(RunError, match="belongs to another recipe"):
         start(recipe(seed=1), resume=True)

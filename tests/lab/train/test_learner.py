@@ -128,7 +128,7 @@ def test_adapters_alone_learn_and_are_what_is_served(start, tmp_path, pretrained
     for name, begun in weights(start(recipe(learner=learner), "second")).items():
         torch.testing.assert_close(begun, weights(run)[name].bfloat16().float(), rtol=0, atol=0)
     other = learner.model_copy(update={"adapters": learner.adapters.model_copy(update={"alpha": 4})})
-    with pytest.raises(ConfigError, match=r"its adapters \(scale 4;.* are others than the recipe's"):
+    with pytest.raises(ConfigError, match=r"its adapters \(scale 4;.* differ from the recipe's"):
         start(recipe(learner=other), "third")
 
 

@@ -88,7 +88,7 @@ def test_a_curve_that_cannot_be_written(start, tmp_path):
 def test_a_folder_that_cannot_be_made_or_written_to(start, tmp_path):
     (tmp_path / "file").write_text("")
     for name in ("file", "file/run"):
-        with pytest.raises(RunError, match=f"cannot make the run's folder {tmp_path / name}: ."):
+        with pytest.raises(RunError, match=f"cannot create the run's folder {tmp_path / name}: ."):
             start(recipe(), name)
     (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(RunError, match=r"cannot write .*run/metrics\.jsonl: "):
@@ -140,7 +140,7 @@ def test_drift_is_part_of_what_is_learnt(start):
 
 
 def test_drift_is_refused_where_it_cannot_be(start):
-    with pytest.raises(ConfigError, match=r"drift=9\.0: is for rmt, not lamemo"):
+    with pytest.raises(ConfigError, match=r"drift=9\.0: needs the memory rmt, not lamemo"):
         start(DROPPING.model_copy(update={"drift": LASTING.drift}))
     language = {"name": "language", "vocabulary": 300}
     run = start(recipe(task=language, drift={"segments": 9}, mixed=0, stages=[{"segments": 4, "steps": 1}]), "l")
@@ -154,7 +154,7 @@ def test_a_folder_with_a_model_is_not_begun_anew(start, tmp_path):
     run.learner.save(tmp_path / "run" / MODEL, "of a test")
     (tmp_path / "run" / checkpoint.FILE).unlink()
     written = (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(RunError, match=r"holds a run \(model\)"):
+    with pytest.raises(RunError, match=r"contains a run \(model\)"):
         start(recipe())
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == written
 
