@@ -24,7 +24,7 @@ _LONG = 200
 
 
 _IN_BOTH = frozenset(
-    {
+    [
         "Warsaw",
         "Normans",
         "Computational_complexity_theory",
@@ -41,7 +41,7 @@ _IN_BOTH = frozenset(
         "Imperialism",
         "French_and_Indian_War",
         "Force",
-    }
+    ]
 )
 """Articles that are both in XQuAD and in our half of SQuAD 2.0."""
 

@@ -88,6 +88,11 @@ def middles(files: Sequence[Path], characters: int) -> list[str]:
     return parts
 
 
+def noise(data: Path, name: str, characters: int, tokenizer: Tokenizer, *, held_out: bool = False) -> Noise:
+    """Return noise from the books of a data set, those to learn from or those held out. Raises `DataError`."""
+    return Noise(middles(books(find(data, name))[held_out], characters), tokenizer)
+
+
 def packaged() -> str:
     """Return a text of the package that is never trained on: the first half of Bram Stoker's "Dracula", 1897."""
     return lzma.decompress((resources.files("everlong_lab.corpora") / "dracula.txt.xz").read_bytes()).decode()

@@ -4,41 +4,15 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from everlong_lab.tasks.babilong import Babilong, BabilongConfig
-from everlong_lab.tasks.continuation import Continuation, ContinuationConfig
-from everlong_lab.tasks.dialogue import DialogueConfig, DialogueTask
-from everlong_lab.tasks.facts import Facts, FactsConfig
 from everlong_lab.tasks.language import Language, LanguageConfig
-from everlong_lab.tasks.mixture import Mixture, MixtureConfig
-from everlong_lab.tasks.prompts import Prompts, PromptsConfig
-from everlong_lab.tasks.reading import Reading, ReadingConfig
+from everlong_lab.tasks.mixture import PARTS, Mixture, MixtureConfig, PartChoice
 from everlong_lab.tasks.sorting import Sorting, SortingConfig
 from everlong_lab.tasks.task import Batch, Setting, Task
 
-TaskChoice = (
-    BabilongConfig
-    | ContinuationConfig
-    | DialogueConfig
-    | FactsConfig
-    | LanguageConfig
-    | MixtureConfig
-    | PromptsConfig
-    | ReadingConfig
-    | SortingConfig
-)
+TaskChoice = PartChoice | LanguageConfig | MixtureConfig | SortingConfig
 """The config of any task; its `name` tells which one."""
 
-TASKS: dict[str, type[Task]] = {
-    "babilong": Babilong,
-    "continuation": Continuation,
-    "dialogue": DialogueTask,
-    "facts": Facts,
-    "language": Language,
-    "mixture": Mixture,
-    "prompts": Prompts,
-    "reading": Reading,
-    "sorting": Sorting,
-}
+TASKS: dict[str, type[Task]] = PARTS | {"language": Language, "mixture": Mixture, "sorting": Sorting}
 """All tasks by name."""
 
 

@@ -64,13 +64,12 @@ class Answer(NamedTuple):
 class Babilong(Task):
     """BABILong with the bare prompt for training, and its held-out samples for evaluation. Raises `DataError`."""
 
+    config: BabilongConfig
+
     def __init__(self, config: BabilongConfig, setting: Setting) -> None:
-        self.config = config
+        super().__init__(config, setting)
         self.encoder = ChatEncoder(setting.tokenizer)
-        self._seed = setting.seed
-        self._S = setting.segment_length
-        self._data = setting.data
-        self._encode = functools.lru_cache(50_000)(self.encoder.tokenizer.encode)  # few facts, repeated often
+        self._encode = functools.lru_cache(50_000)(self.tokenizer.encode)  # few facts, repeated often
 
     @classmethod
     def make_tokenizer(cls, config: BabilongConfig, data: Path) -> PreTrainedTokenizerBase:
@@ -85,19 +84,13 @@ class Babilong(Task):
 
         return vocabulary.byte_level(texts(), config.vocabulary)
 
-    @property
-    def vocab_size(self) -> int:
-        return self.encoder.tokenizer.vocab_size
-
     @functools.cached_property
     def _noise(self) -> text.Noise:
-        kept, _ = text.books(text.find(self._data, self.config.noise))
-        return text.Noise(text.middles(kept, self.config.noise_characters), self.encoder.tokenizer)
+        return text.noise(self._data, self.config.noise, self.config.noise_characters, self.tokenizer)
 
     @functools.cached_property
     def _held_out(self) -> text.Noise:
-        _, held_out = text.books(text.find(self._data, self.config.noise))
-        return text.Noise(text.middles(held_out, self.config.noise_characters), self.encoder.tokenizer)
+        return text.noise(self._data, self.config.noise, self.config.noise_characters, self.tokenizer, held_out=True)
 
     @functools.cached_property
     def _questions(self) -> dict[BabiTask, list[list[BabiQuestion]]]:
@@ -197,7 +190,7 @@ class Babilong(Task):
     ) -> list[Answer]:
         """Return the model's greedy answers. Up to `rows` samples of one length are read at once. `progress` is called after each."""
         found = []
-        decode = self.encoder.tokenizer.decode
+        decode = self.tokenizer.decode
         for _, group in groupby(
             sorted(samples, key=lambda sample: len(sample.haystack)), key=lambda s: len(s.haystack)
         ):

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import text
 from everlong_lab.tasks import language
-from everlong_lab.tasks.chat_encoder import Example
+from everlong_lab.tasks.chat_encoder import Example, pad_batch
 from everlong_lab.tasks.dialogue import perplexity
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.memories.base import MemoryModel
@@ -37,11 +36,10 @@ class ContinuationConfig(TaskConfig):
 class Continuation(Task):
     """Continuation of books. Raises `DataError`."""
 
+    config: ContinuationConfig
+
     def __init__(self, config: ContinuationConfig, setting: Setting) -> None:
-        self.config = config
-        self.tokenizer = setting.tokenizer
-        self._seed = setting.seed
-        self._S = setting.segment_length
+        super().__init__(config, setting)
         self._folder = text.find(setting.data, config.texts)
 
     @classmethod
@@ -50,10 +48,6 @@ class Continuation(Task):
         return language.Language.make_tokenizer(
             language.LanguageConfig(texts=config.texts, vocabulary=config.vocabulary), data
         )
-
-    @property
-    def vocab_size(self) -> int:
-        return self.tokenizer.vocab_size
 
     @functools.cached_property
     def _stream(self) -> np.ndarray:
@@ -66,19 +60,14 @@ class Continuation(Task):
         return language.encode(iter(text.middles(held_out, min(self.config.characters, 2_000_000))), self.tokenizer)
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
-        lines = self._lines(self.random(self._seed, step), self._stream, rows, segments)
-        return Batch(
-            torch.from_numpy(np.stack([line.ids for line in lines])),
-            torch.full((rows,), segments * self._S),
-            torch.from_numpy(np.stack([line.targets for line in lines])),
-        )
+        return pad_batch(self._examples(self.random(self._seed, step), self._stream, rows, segments))
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
         """Return the `perplexity` of the targets in held-out books."""
         random = self.random(0, segments, held_out=True)
-        return {"perplexity": perplexity(model, self._lines(random, self._held_out, samples, segments))}
+        return {"perplexity": perplexity(model, self._examples(random, self._held_out, samples, segments))}
 
-    def _lines(self, random: np.random.Generator, stream: np.ndarray, rows: int, segments: int) -> list[Example]:
+    def _examples(self, random: np.random.Generator, stream: np.ndarray, rows: int, segments: int) -> list[Example]:
         length = segments * self._S
         targets = np.arange(length) >= length - self.config.targets
         starts = random.integers(len(stream), size=rows)

@@ -77,13 +77,12 @@ class EncodedDialogue(NamedTuple):
 class DialogueTask(Task):
     """Training dialogues and held-out dialogues. Raises `DataError`."""
 
+    config: DialogueConfig
+
     def __init__(self, config: DialogueConfig, setting: Setting) -> None:
-        self.config = config
+        super().__init__(config, setting)
         self.encoder = ChatEncoder(setting.tokenizer)
-        self._seed = setting.seed
-        self._S = setting.segment_length
-        self._data = setting.data
-        self._encode = functools.lru_cache(1000)(self.encoder.tokenizer.encode)
+        self._encode = functools.lru_cache(1000)(self.tokenizer.encode)
 
     @classmethod
     def make_tokenizer(cls, config: DialogueConfig, data: Path) -> PreTrainedTokenizerBase:
@@ -92,10 +91,6 @@ class DialogueTask(Task):
         documents = dict.fromkeys(section for dialogue in found for section in dialogue.document)
         texts = (*documents, *(utterance.text for dialogue in found for utterance in dialogue.utterances))
         return vocabulary.byte_level(texts, config.vocabulary)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.encoder.tokenizer.vocab_size
 
     @functools.cached_property
     def _train(self) -> list[Dialogue]:

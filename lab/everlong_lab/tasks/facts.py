@@ -75,12 +75,10 @@ class FactsBatch(NamedTuple):
 class Facts(Task):
     """Facts in noise. Raises `ConfigError` if the end of a document does not fit into a segment."""
 
+    config: FactsConfig
+
     def __init__(self, config: FactsConfig, setting: Setting) -> None:
-        self.config = config
-        self._seed = setting.seed
-        self._S = setting.segment_length
-        self.tokenizer = setting.tokenizer
-        self._data = setting.data
+        super().__init__(config, setting)
         self._answers = {place: self._word(place) for place in PLACES}
         self._fact_words = sorted({self.tokenizer.encode(f" {word}")[0] for word in (*PLACES, *PEOPLE, *OPPOSITE)})
         self._words = sorted({self.tokenizer.encode(f" {word}")[0] for word in (*PLACES, *PEOPLE)})
@@ -123,10 +121,6 @@ class Facts(Task):
         kept, _ = text.books(text.find(data, config.noise))
         noise = (" ".join(text.read(file)[:100_000].split()) for file in kept)
         return vocabulary.byte_level(itertools.chain(sentences, noise), config.vocabulary)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.tokenizer.vocab_size
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         random = self.random(self._seed, step)

@@ -73,10 +73,10 @@ class Language(Task):
 
     continues = True
 
+    config: LanguageConfig
+
     def __init__(self, config: LanguageConfig, setting: Setting) -> None:
-        self.config = config
-        self.tokenizer = setting.tokenizer
-        self._S = setting.segment_length
+        super().__init__(config, setting)
         kept, held_out = _select_texts(config, setting.data)
         order = np.random.default_rng([setting.seed, 2]).permutation(len(kept))
         self._stream = encode(_until([kept[i] for i in order], config.characters), self.tokenizer)
@@ -88,10 +88,6 @@ class Language(Task):
         kept, _ = _select_texts(config, data)
         shown = max(_SHOWN, _SHOWN_IN_ALL // len(kept))
         return vocabulary.byte_level((piece.read()[:shown] for piece in kept), config.vocabulary)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.tokenizer.vocab_size
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         length = segments * self._S

@@ -61,9 +61,10 @@ class MixtureConfig(TaskConfig):
 class Mixture(Task):
     """A weighted mixture of tasks. Raises what its parts raise."""
 
+    config: MixtureConfig
+
     def __init__(self, config: MixtureConfig, setting: Setting) -> None:
-        self.config = config
-        self._seed = setting.seed
+        super().__init__(config, setting)
         self._parts = [PARTS[part.task.name](part.task, setting) for part in config.parts]
         weights = np.array([part.weight for part in config.parts])
         self._weights = weights / weights.sum()

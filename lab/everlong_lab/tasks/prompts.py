@@ -50,22 +50,19 @@ class PromptsConfig(TaskConfig):
 class Prompts(Task):
     """Prompts of a file. Raises `DataError`, and `TokenError` if none fits."""
 
+    config: PromptsConfig
+
     def __init__(self, config: PromptsConfig, setting: Setting) -> None:
-        self.config = config
+        super().__init__(config, setting)
         self.encoder = ChatEncoder(setting.tokenizer)
-        self._seed = setting.seed
-        self._S = setting.segment_length
         self._learnt, self._held_out = _read(setting.data, config.file)
+        self._encode = functools.lru_cache(20_000)(self.tokenizer.encode)
 
     @classmethod
     def make_tokenizer(cls, config: PromptsConfig, data: Path) -> PreTrainedTokenizerBase:
         """Return a byte-level tokenizer made from the prompts that are not held out."""
         learnt, _ = _read(data, config.file)
         return vocabulary.byte_level(("\n".join(turn.prompt for turn in turns) for turns in learnt), config.vocabulary)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.encoder.tokenizer.vocab_size
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         """Return prompts ordered by length, so that rows computed together have similar lengths."""
@@ -95,10 +92,6 @@ class Prompts(Task):
             if ids:
                 return Example(np.array(ids, dtype=np.int64), np.array(targets))
         raise TokenError(f"no prompt of {self.config.file} fits into {segments} segments of {self._S} tokens")
-
-    @functools.cached_property
-    def _encode(self) -> functools._lru_cache_wrapper[list[int]]:
-        return functools.lru_cache(20_000)(self.encoder.tokenizer.encode)
 
 
 def _read(data: Path, name: str) -> tuple[list[tuple[PromptTurn, ...]], list[tuple[PromptTurn, ...]]]:

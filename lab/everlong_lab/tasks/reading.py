@@ -60,15 +60,14 @@ class ReadingConfig(TaskConfig):
 class Reading(Task):
     """Questions about documents. Raises `DataError`, and `TokenError` if no question fits."""
 
+    config: ReadingConfig
+
     def __init__(self, config: ReadingConfig, setting: Setting) -> None:
-        self.config = config
+        super().__init__(config, setting)
         self.encoder = ChatEncoder(setting.tokenizer)
-        self._seed = setting.seed
-        self._S = setting.segment_length
-        self._data = setting.data
         weights = np.array(list(config.sources.values()))
         self._weights = weights / weights.sum()
-        self._encode = functools.lru_cache(20_000)(self.encoder.tokenizer.encode)  # the same parts are used again
+        self._encode = functools.lru_cache(20_000)(self.tokenizer.encode)  # the same parts are used again
         for name in config.sources:
             text.find(self._data, name)
 
@@ -79,23 +78,18 @@ class Reading(Task):
         texts = ("\n".join((*source.parts, *(each.question for each in source.questions[:5]))) for source in found)
         return vocabulary.byte_level(texts, config.vocabulary)
 
-    @property
-    def vocab_size(self) -> int:
-        return self.encoder.tokenizer.vocab_size
-
     @functools.cached_property
     def _learnt(self) -> list[list[Source]]:
         return [read(self._data, name, "train") for name in self.config.sources]
 
     @functools.cached_property
     def _noise(self) -> text.Noise:
-        kept, _ = text.books(text.find(self._data, self.config.noise))
-        return text.Noise(text.middles(kept, self.config.noise_characters), self.encoder.tokenizer)
+        return text.noise(self._data, self.config.noise, self.config.noise_characters, self.tokenizer)
 
     @functools.cached_property
     def _held_out(self) -> tuple[list[list[Source]], text.Noise]:
-        _, books = text.books(text.find(self._data, self.config.noise))
-        noise = text.Noise(text.middles(books, min(self.config.noise_characters, 2_000_000)), self.encoder.tokenizer)
+        characters = min(self.config.noise_characters, 2_000_000)
+        noise = text.noise(self._data, self.config.noise, characters, self.tokenizer, held_out=True)
         return [read(self._data, name, "validation") for name in self.config.sources], noise
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
@@ -133,7 +127,7 @@ class Reading(Task):
             stretch = self._stretch(random, source, question, room)
             if stretch is None:
                 continue
-            needles = [self.encoder.tokenizer.encode(f"\n\n{stretch}\n\n" if padded else stretch)] if stretch else []
+            needles = [self.tokenizer.encode(f"\n\n{stretch}\n\n" if padded else stretch)] if stretch else []
             least = len(self.encoder.head()) + sum(map(len, needles)) + len(after)
             if least + len(target) > most:
                 continue

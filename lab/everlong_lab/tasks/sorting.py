@@ -45,13 +45,13 @@ class SortingConfig(TaskConfig):
 class Sorting(Task):
     """Sorting by frequency. Raises `ConfigError` if separator and answer do not fit into a segment."""
 
+    config: SortingConfig
+
     def __init__(self, config: SortingConfig, setting: Setting) -> None:
         if setting.segment_length < config.symbols + 1:
             limit = f"must hold the separator and {config.symbols} symbols, {config.symbols + 1} tokens"
             raise ConfigError("segment_length", setting.segment_length, limit)
-        self.config = config
-        self._seed = setting.seed
-        self._S = setting.segment_length
+        super().__init__(config, setting)
 
     @classmethod
     def make_tokenizer(cls, config: SortingConfig, data: Path) -> PreTrainedTokenizerBase:

@@ -55,9 +55,10 @@ class Task(ABC):
     continues: bool = False
     """Whether batches continue the previous ones; all batches must then have the same rows and segments."""
 
-    @abstractmethod
     def __init__(self, config: Any, setting: Setting) -> None:
         """Raises `DataError` if data is missing, and `ConfigError` if the task does not fit the setting."""
+        self.config = config
+        self.tokenizer, self._S, self._data, self._seed = setting
 
     @classmethod
     @abstractmethod
@@ -65,9 +66,9 @@ class Task(ABC):
         """Return a tokenizer for models from scratch, the same one at every call."""
 
     @property
-    @abstractmethod
     def vocab_size(self) -> int:
         """V: token ids are 0 … V-1."""
+        return self.tokenizer.vocab_size
 
     @abstractmethod
     def batch(self, step: int, rows: int, segments: int) -> Batch:

@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_left_out_from_its_turn_on(tmp_path: Path, tokenize
     task = make(tmp_path, tokenizer)
     whole, some = task.batch(0, 4, 20), task.batch(0, 4, 2)
     assert int(some.lengths.max()) <= 2 * S < int(whole.lengths.max())
-    with pytest.raises(TokenError, match="no prompt of .* fits into"):
+    with pytest.raises(TokenError, match=r"no prompt of .* fits into"):
         make(tmp_path, tokenizer, answer=2).batch(0, 1, 20)
 
 
