@@ -8,28 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option, Typer
 
-from everlong_lab.cli.common import Output, command, names_of, writable, write
-from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail, out
+from everlong_lab.cli.common import Device, Output, command, names_of, progress, reported, writable, write
+from everlong_server.cli.common import ModelsDir, chosen_models_dir, fail, out
 
 if TYPE_CHECKING:
     from everlong_lab.harness.report import Report
 
-bench = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure performance and compare it with targets.")
+bench = Typer(add_completion=False, no_args_is_help=True, help="Measure performance and compare it with targets.")
 
-Device = Annotated[str, typer.Option(help="Run on cpu, cuda, ….")]
-Quick = Annotated[bool, typer.Option(help="Use smaller sizes, to try it out.")]
+Quick = Annotated[bool, Option(help="Use smaller sizes, to try it out.")]
 
 
 @bench.command()
 def flat(
-    streams: Annotated[
-        str, typer.Option(help="Generate so many answers at a time: numbers separated by commas.")
-    ] = "1",
-    memories: Annotated[
-        str | None, typer.Option(help="Measure these memories, separated by commas; default all.")
-    ] = None,
-    backbone: Annotated[str | None, typer.Option(help="Use this backbone; default a tiny random one.")] = None,
+    streams: Annotated[str, Option(help="Generate so many answers at a time, separated by commas.")] = "1",
+    memories: Annotated[str | None, Option(help="Measure these memories, separated by commas.")] = None,
+    backbone: Annotated[str | None, Option(help="Use this backbone; default a tiny random one.")] = None,
     device: Device = "cpu",
     output: Output = None,
     quick: Quick = False,
@@ -45,7 +41,7 @@ def flat(
     _on(device)
     _report(
         lambda: flat.run(
-            quick=quick, progress=_progress, streams=numbers, device=device, memories=chosen, backbone=backbone
+            quick=quick, progress=progress, streams=numbers, device=device, memories=chosen, backbone=backbone
         ),
         output,
     )
@@ -53,9 +49,7 @@ def flat(
 
 @bench.command()
 def read(
-    documents: Annotated[
-        str, typer.Option(help="Read so many documents at a time: numbers separated by commas.")
-    ] = "1",
+    documents: Annotated[str, Option(help="Read so many documents at a time, separated by commas.")] = "1",
     device: Device = "cpu",
     output: Output = None,
     quick: Quick = False,
@@ -65,7 +59,7 @@ def read(
 
     numbers = _numbers("--documents", documents, 1)
     _on(device)
-    _report(lambda: read.run(quick=quick, progress=_progress, documents=numbers, device=device), output)
+    _report(lambda: read.run(quick=quick, progress=progress, documents=numbers, device=device), output)
 
 
 @bench.command()
@@ -73,26 +67,26 @@ def restart(output: Output = None, quick: Quick = False) -> None:
     """Compare the time to an answer right after a restart with that before it."""
     from everlong_lab.benchmarks import restart
 
-    _report(lambda: restart.run(quick=quick, progress=_progress), output)
+    _report(lambda: restart.run(quick=quick, progress=progress), output)
 
 
 @bench.command()
 def start(
-    starts: Annotated[int, typer.Option(help="Count so many starts, after one that is not counted.", min=1)] = 5,
+    starts: Annotated[int, Option(help="Count so many starts, after one that is not counted.", min=1)] = 5,
     output: Output = None,
     quick: Quick = False,
 ) -> None:
     """Measure the time from the command to the first token, with a model served before."""
     from everlong_lab.benchmarks import start
 
-    _report(lambda: start.run(starts=starts, quick=quick, progress=_progress), output)
+    _report(lambda: start.run(starts=starts, quick=quick, progress=progress), output)
 
 
 @bench.command()
 def peers(
-    lengths: Annotated[str, typer.Option(help="Use documents of so many tokens, separated by commas.")] = "2000,8000",
+    lengths: Annotated[str, Option(help="Use documents of so many tokens, separated by commas.")] = "2000,8000",
     peers: Annotated[
-        str, typer.Option(help="Compare these: everlong's memories window and rmt, transformers, llama.cpp, recall.")
+        str, Option(help="Compare these: everlong's memories window and rmt, transformers, llama.cpp, recall.")
     ] = "window,rmt,transformers,llama.cpp,recall",
     output: Output = None,
 ) -> None:
@@ -103,31 +97,23 @@ def peers(
     if unknown := [name for name in chosen if name not in PEERS]:
         raise fail(f"--peers: no {unknown[0]!r}; must be of {', '.join(PEERS)}")
     sizes = _numbers("--lengths", lengths, 500)
-    try:
-        _report(lambda: run(lengths=sizes, peers=chosen, progress=_progress), output)
-    except PeerMissing as error:
-        raise fail(str(error)) from None
+    with reported(PeerMissing):
+        _report(lambda: run(lengths=sizes, peers=chosen, progress=progress), output)
 
 
 @bench.command()
 def serve(
-    memory: Annotated[str, typer.Option(help="Use this memory around the default backbone.")] = "rmt",
-    lengths: Annotated[
-        str, typer.Option(help="Ask about documents of so many tokens, separated by commas.")
-    ] = "1000,10000,100000",
-    streams: Annotated[
-        str, typer.Option(help="Send so many requests at a time, separated by commas.")
-    ] = "1,4,16,32,64",
-    rounds: Annotated[int, typer.Option(help="Send so many requests per stream in each turn.", min=1)] = 2,
-    turns: Annotated[int, typer.Option(help="Alternate so often between the server and the engine alone.", min=1)] = 2,
-    written: Annotated[int, typer.Option(help="Generate so many tokens per answer.", min=2)] = 32,
-    first_ms: Annotated[float, typer.Option(help="Set goodput's limit for the first token.", min=0)] = 5000.0,
-    token_ms: Annotated[float, typer.Option(help="Set goodput's limit for each further token.", min=0)] = 200.0,
-    recall: Annotated[bool, typer.Option(help="Put passages before the questions.")] = False,
-    guidellm: Annotated[str, typer.Option(help="Use this program as the load generator.")] = "guidellm",
-    ab: Annotated[
-        str | None, typer.Option(help="Also send the same requests with Apache's ab, which uses little CPU time.")
-    ] = None,
+    memory: Annotated[str, Option(help="Use this memory around the default backbone.")] = "rmt",
+    lengths: Annotated[str, Option(help="Use documents of so many tokens, separated by commas.")] = "1000,10000,100000",
+    streams: Annotated[str, Option(help="Send so many requests at a time, separated by commas.")] = "1,4,16,32,64",
+    rounds: Annotated[int, Option(help="Send so many requests per stream in each turn.", min=1)] = 2,
+    turns: Annotated[int, Option(help="Alternate so often between the server and the engine alone.", min=1)] = 2,
+    written: Annotated[int, Option(help="Generate so many tokens per answer.", min=2)] = 32,
+    first_ms: Annotated[float, Option(help="Set goodput's limit for the first token.", min=0)] = 5000.0,
+    token_ms: Annotated[float, Option(help="Set goodput's limit for each further token.", min=0)] = 200.0,
+    recall: Annotated[bool, Option(help="Put passages before the questions.")] = False,
+    guidellm: Annotated[str, Option(help="Use this program as the load generator.")] = "guidellm",
+    ab: Annotated[str | None, Option(help="Also measure with Apache's ab, which needs little CPU time.")] = None,
     output: Output = None,
 ) -> None:
     """Measure throughput with many concurrent requests, and that of the engine alone, with guidellm's load."""
@@ -135,30 +121,28 @@ def serve(
 
     sizes, at_once = _numbers("--lengths", lengths, 500), _numbers("--streams", streams, 1)
     plan = ServePlan(memory, sizes, at_once, rounds, turns, written, first_ms, token_ms, recall, guidellm, ab)
-    try:
-        _report(lambda: run(plan, progress=_progress), output)
-    except LoadGeneratorMissing as error:
-        raise fail(str(error)) from None
+    with reported(LoadGeneratorMissing):
+        _report(lambda: run(plan, progress=progress), output)
 
 
 @bench.command()
 def sessions(
-    sessions: Annotated[int, typer.Option(help="Create so many sessions.", min=2)] = 200,
-    tokens: Annotated[int, typer.Option(help="Give each session a document of so many tokens.", min=1000)] = 100_000,
+    sessions: Annotated[int, Option(help="Create so many sessions.", min=2)] = 200,
+    tokens: Annotated[int, Option(help="Give each session a document of so many tokens.", min=1000)] = 100_000,
     output: Output = None,
     quick: Quick = False,
 ) -> None:
     """Measure how many sessions with a long document fit into a gigabyte of Redis, and how fast they resume."""
     from everlong_lab.benchmarks import sessions as measured
 
-    _report(lambda: measured.run(count=sessions, tokens=tokens, quick=quick, progress=_progress), output)
+    _report(lambda: measured.run(count=sessions, tokens=tokens, quick=quick, progress=progress), output)
 
 
 @bench.command()
 def crowd(
-    sockets: Annotated[int, typer.Option(help="Open so many idle WebSockets.", min=0)] = 200,
-    uploads: Annotated[int, typer.Option(help="Run so many endless uploads.", min=0)] = 64,
-    written: Annotated[int, typer.Option(help="Generate so many tokens per answer.", min=32)] = 128,
+    sockets: Annotated[int, Option(help="Open so many idle WebSockets.", min=0)] = 200,
+    uploads: Annotated[int, Option(help="Run so many endless uploads.", min=0)] = 64,
+    written: Annotated[int, Option(help="Generate so many tokens per answer.", min=32)] = 128,
     output: Output = None,
     quick: Quick = False,
 ) -> None:
@@ -168,19 +152,19 @@ def crowd(
     if not sockets + uploads:
         raise fail("--sockets and --uploads are both 0: at least one must be greater")
     _report(
-        lambda: crowd.run(sockets=sockets, uploads=uploads, written=written, quick=quick, progress=_progress), output
+        lambda: crowd.run(sockets=sockets, uploads=uploads, written=written, quick=quick, progress=progress), output
     )
 
 
 @bench.command()
 def recall(
-    megabytes: Annotated[float, typer.Option(help="Index so much text.", min=0.1)] = 10.0,
+    megabytes: Annotated[float, Option(help="Index so much text.", min=0.1)] = 10.0,
     texts: Annotated[
         Path | None,
-        typer.Option(help="Use the texts (.md, .txt) in this folder; default a novel, repeated.", file_okay=False),
+        Option(help="Use the texts (.md, .txt) in this folder; default a novel, repeated.", file_okay=False),
     ] = None,
-    questions: Annotated[int, typer.Option(help="Search for so many questions.", min=1)] = 200,
-    rounds: Annotated[int, typer.Option(help="Alternate so often between reading and indexing.", min=1)] = 3,
+    questions: Annotated[int, Option(help="Search for so many questions.", min=1)] = 200,
+    rounds: Annotated[int, Option(help="Alternate so often between reading and indexing.", min=1)] = 3,
     models_dir: ModelsDir = None,
     output: Output = None,
 ) -> None:
@@ -190,7 +174,7 @@ def recall(
     folder = chosen_models_dir(models_dir)
     _report(
         lambda: recall.run(
-            megabytes=megabytes, texts=texts, questions=questions, rounds=rounds, models_dir=folder, progress=_progress
+            megabytes=megabytes, texts=texts, questions=questions, rounds=rounds, models_dir=folder, progress=progress
         ),
         output,
     )
@@ -198,28 +182,19 @@ def recall(
 
 @bench.command()
 def chaos(
-    points: Annotated[int, typer.Option(help="Kill so many replicas while they are busy.", min=0)] = 300,
-    minutes: Annotated[float, typer.Option(help="Stop after so many minutes.", min=0)] = 60.0,
-    seed: Annotated[int, typer.Option(help="Choose requests, faults and their times by this seed.", min=0)] = 0,
-    replicas: Annotated[int, typer.Option(help="Run so many server processes on one Redis.", min=1, max=64)] = 3,
-    workers: Annotated[int, typer.Option(help="Run so many concurrent callers.", min=1, max=256)] = 4,
-    away: Annotated[float, typer.Option(help="End each outage after at most so many seconds.", min=0.2)] = 6.0,
-    burst: Annotated[
-        int, typer.Option(help="Kill at most so many replicas in a row, without waiting for recovery.", min=1)
-    ] = 8,
-    model: Annotated[
-        Path | None, typer.Option(help="Serve this model folder; default a tiny model with random weights.")
-    ] = None,
-    fault: Annotated[
-        list[str] | None, typer.Option(help="Inject only this fault, by its name in the report; may be repeated.")
-    ] = None,
+    points: Annotated[int, Option(help="Kill so many replicas while they are busy.", min=0)] = 300,
+    minutes: Annotated[float, Option(help="Stop after so many minutes.", min=0)] = 60.0,
+    seed: Annotated[int, Option(help="Choose requests, faults and their times by this seed.", min=0)] = 0,
+    replicas: Annotated[int, Option(help="Run so many server processes on one Redis.", min=1, max=64)] = 3,
+    workers: Annotated[int, Option(help="Run so many concurrent callers.", min=1, max=256)] = 4,
+    away: Annotated[float, Option(help="End each outage after at most so many seconds.", min=0.2)] = 6.0,
+    burst: Annotated[int, Option(help="Kill at most so many replicas without recovery in between.", min=1)] = 8,
+    model: Annotated[Path | None, Option(help="Serve this model folder; default a tiny random model.")] = None,
+    fault: Annotated[list[str] | None, Option(help="Inject only this fault of the report; may be repeated.")] = None,
     redis_program: Annotated[
-        str | None,
-        typer.Option(help="Use this redis-server or valkey-server; default the one that the server would start."),
+        str | None, Option(help="Use this redis-server or valkey-server; default the server's.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Plot memory and open files over time as PNG.", callback=writable)
-    ] = None,
+    plot: Annotated[Path | None, Option(help="Plot memory and open files over time as PNG.", callback=writable)] = None,
     output: Output = None,
 ) -> None:
     """Break processes, connections and disks during use: nothing acknowledged may be lost."""
@@ -233,7 +208,7 @@ def chaos(
         raise fail(f"--model {model}: no such folder")
     plan = CampaignPlan(points, minutes, seed, replicas, workers, away, burst, model, fault or None, redis_program)
     try:
-        report = _report(lambda: run(plan, _progress, plot), output)
+        report = _report(lambda: run(plan, progress, plot), output)
     except ClusterError as error:  # for example a folder without a model; the message ends with the server's log
         raise fail(" ".join(str(error).split())) from None
     if not all(target.met for target in report.targets[1:]):  # all but the number of points, which depends on time
@@ -262,16 +237,8 @@ def _numbers(name: str, given: str, least: int) -> list[int]:
 
 def _report(measure: Callable[[], Report], output: Path | None) -> Report:
     """Measure, show and write a report. An `EverlongModelError` becomes an error message."""
-    from everlong_models.errors import EverlongModelError
-
-    try:
+    with reported():
         report = measure()
-    except EverlongModelError as error:
-        raise fail(str(error)) from None
     report.show(out)
     write(report.document(command=command()), output)
     return report
-
-
-def _progress(message: str) -> None:
-    err.print(f"[dim]{message}[/]")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Option
 
 from everlong_server.cli.common import chosen_models_dir, err, fail, out
 
@@ -31,9 +32,28 @@ def writable(file: Path | None) -> Path | None:
     return file
 
 
-DataDir = Annotated[Path, typer.Option(envvar="EVERLONG_DATA", help="Find data sets in this folder, packed or not.")]
-Output = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.", callback=writable)]
-Threads = Annotated[int | None, typer.Option(help="Use so many CPU threads.", min=1)]
+DataDir = Annotated[Path, Option(envvar="EVERLONG_DATA", help="Find data sets in this folder, packed or not.")]
+Output = Annotated[Path | None, Option("--json", help="Write the figures to this file.", callback=writable)]
+Device = Annotated[str, Option(help="Run on cpu, cuda, ….")]
+Seed = Annotated[int, Option(help="Choose the sample by this seed.", min=0)]
+Threads = Annotated[int | None, Option(help="Use so many CPU threads.", min=1)]
+
+
+@contextmanager
+def reported(*kinds: type[Exception]) -> Iterator[None]:
+    """End the command with a message for an `EverlongModelError` or an error of `kinds` in the block."""
+    from everlong_models.errors import EverlongModelError
+
+    shown: tuple[type[Exception], ...] = (EverlongModelError, *kinds)
+    try:
+        yield
+    except shown as error:
+        raise fail(str(error)) from None
+
+
+def progress(message: str) -> None:
+    """Show a line of progress."""
+    err.print(f"[dim]{message}[/]")
 
 
 def load(

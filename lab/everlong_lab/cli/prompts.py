@@ -6,27 +6,25 @@ import asyncio
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option, Typer
 
-from everlong_lab.cli.common import DataDir, names_of, sizes
-from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail
+from everlong_lab.cli.common import DataDir, Seed, names_of, reported, sizes
+from everlong_server.cli.common import ModelsDir, chosen_models_dir, err
 
-prompts = typer.Typer(add_completion=False)
+prompts = Typer(add_completion=False)
 
 
 @prompts.command()
 def _prompts(
-    to: Annotated[Path, typer.Option("--out", help="Write JSON lines to this file.")],
+    to: Annotated[Path, Option("--out", help="Write JSON lines to this file.")],
     data: DataDir = Path("data"),
-    sets: Annotated[str, typer.Option(help="Use these sets of questions.")] = "squad,xquad,fairytaleqa",
-    questions: Annotated[int, typer.Option(min=1, help="Use so many answerable questions per set.")] = 1_000,
-    impossible: Annotated[int, typer.Option(min=1, help="Use so many unanswerable questions of SQuAD.")] = 300,
-    without: Annotated[
-        float, typer.Option(min=0, max=1, help="Leave out the right passages of this share of questions.")
-    ] = 0.1,
-    room: Annotated[str, typer.Option(help="Use one of these numbers of tokens for passages.")] = "130,250,400",
-    turns: Annotated[int, typer.Option(min=1, help="Ask at most so many questions about the same passages.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Choose the sample by this seed.")] = 0,
+    sets: Annotated[str, Option(help="Use these sets of questions.")] = "squad,xquad,fairytaleqa",
+    questions: Annotated[int, Option(min=1, help="Use so many answerable questions per set.")] = 1_000,
+    impossible: Annotated[int, Option(min=1, help="Use so many unanswerable questions of SQuAD.")] = 300,
+    without: Annotated[float, Option(min=0, max=1, help="Hide the right passages of this share of questions.")] = 0.1,
+    room: Annotated[str, Option(help="Use one of these numbers of tokens for passages.")] = "130,250,400",
+    turns: Annotated[int, Option(min=1, help="Ask at most so many questions about the same passages.")] = 3,
+    seed: Seed = 0,
     models_dir: ModelsDir = None,
 ) -> None:
     """Write the prompts that the server would build for questions about training texts, for `everlong train`."""
@@ -34,7 +32,6 @@ def _prompts(
 
     from everlong_lab.eval.grounded.prompts import PromptsPlan, write
     from everlong_lab.eval.grounded.questions import TRAINING_SETS
-    from everlong_models import EverlongModelError
     from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
     from everlong_server.errors import ServerError
 
@@ -43,7 +40,7 @@ def _prompts(
         names_of(sets, TRAINING_SETS, "--sets"), questions, impossible, without, tokens, turns, seed=seed
     )
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    try:
+    with reported(ServerError, OSError):
         tokenizer = load_tokenizer(
             find_backbone(DEFAULT_BACKBONE, models_dir=chosen_models_dir(models_dir), progress=err.print)
         )
@@ -62,6 +59,4 @@ def _prompts(
                 )
             )
         part.replace(to)
-    except (EverlongModelError, ServerError, OSError) as error:
-        raise fail(str(error)) from None
     err.print(f"{written:,} prompts in {to}")
