@@ -70,11 +70,6 @@ def parse_length(length: str) -> int | None:
     return int(found[1]) * {"": 1, "k": 1 << 10, "M": 1 << 20}[found[2]] or None
 
 
-def window_positions(backbone: Backbone) -> int:
-    """Return the length of the longest sample, with its answer, that fits into the backbone's own window, in tokens."""
-    return backbone.max_positions
-
-
 def in_window(backbone: Backbone, tokens: int) -> Window:
     """Return a reader for the backbone alone that sees all of up to `tokens` tokens, including the answer."""
     return Window(WindowConfig(segment_length=tokens - 1, sinks=0, window=1), backbone)
@@ -107,7 +102,7 @@ def babilong(
     benchmark = Babilong(BabilongConfig(noise=noise), Setting(tokenizer, 512, data, seed))
     counted = {length: parse_length(length) for length in lengths}
     for length, most in counted.items():
-        if isinstance(model, Backbone) and (most or 0) > window_positions(model):
+        if isinstance(model, Backbone) and (most or 0) > model.max_positions:
             continue
         for task in tasks:
             chosen = benchmark.samples(task, most, samples, seed=seed, prompt=prompt)

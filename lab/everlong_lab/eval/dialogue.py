@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from everlong_lab.eval.answer_scores import overlap_scores
-from everlong_lab.eval.babilong import in_window, window_positions
+from everlong_lab.eval.babilong import in_window
 from everlong_lab.tasks import greedy
 from everlong_lab.tasks.chat_encoder import ChatEncoder
 from everlong_lab.tasks.dialogue import Dialogue, encode_dialogue, perplexity
@@ -85,7 +85,7 @@ def default_ways(
     dialogue fits, otherwise through the memory."""
     encoder = ChatEncoder(tokenizer)
     longest = max(len(encode_dialogue(encoder, one).ids) for one in sampled.dialogues) + most
-    fits = backbone is not None and longest <= window_positions(backbone)
+    fits = backbone is not None and longest <= backbone.max_positions
     return ("none", "window", "memory") if fits else ("dialogue", "memory")
 
 

@@ -72,6 +72,3 @@ def extended(memory: SegmentReader, length: int) -> SegmentReader:
     longer = type(memory)(config.model_copy(update={"memory_length": length}))
     longer.load_state_dict(memory.state_dict())
     return longer.to(weight.device, weight.dtype).eval().requires_grad_(False)
-
-
-__all__ = ["draw_language", "extended", "language"]

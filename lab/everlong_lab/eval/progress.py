@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from everlong_lab.eval.answer_scores import overlap_scores
-from everlong_lab.eval.babilong import babilong, parse_length, table, window_positions
+from everlong_lab.eval.babilong import babilong, parse_length, table
 from everlong_lab.eval.dialogue import Way, default_ways, dialogue, sample
 from everlong_lab.eval.dialogue import table as of_dialogue
 from everlong_lab.tasks.babi import BabiTask
@@ -46,7 +46,7 @@ def measure_babilong(
     """Measure BABILong. `plain`: use only the model's backbone. Raises what `babilong` raises."""
     run, notes = list(lengths), []
     if plain:
-        positions = window_positions(backbone_of(model))
+        positions = backbone_of(model).max_positions
         run = [length for length in lengths if (parse_length(length) or 0) <= positions]
         if not run:
             raise ConfigError(

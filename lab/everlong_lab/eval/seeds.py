@@ -44,6 +44,3 @@ def together(figures: Sequence[Mapping[str, float]], main: str) -> dict[str, Any
         if key == main:
             row |= {"least": min(values), "most": max(values)}
     return row
-
-
-__all__ = ["SeededModel", "by_name", "together"]

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from everlong_lab.cli.eval import eval as command
 from everlong_lab.eval.answer_scores import squad
 from everlong_lab.eval.grounded import grounded, prompts
-from everlong_lab.eval.grounded.grounded import GroundedScores
 from everlong_lab.eval.grounded.hiding import DocumentQuestion, HaystackDocument, Novels, books, documents, rank, stated
 from everlong_lab.eval.grounded.questions import Question, SourceText, texts
+from everlong_lab.eval.grounded.report import WAYS, GroundedPlan, GroundedScores
 from everlong_lab.eval.grounded.scores import Mean, declines, holds, mean, ratio
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models import load_model
@@ -281,7 +281,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Settings, tiny_model: Path) -> None:
-    plan = grounded.GroundedPlan(
+    plan = GroundedPlan(
         sets=("squad",), lengths=(100,), samples=2, searches=3, max_tokens=2, floor=256, recall=grounded.Recall(2, 300)
     )
     from rich.console import Console
@@ -291,14 +291,14 @@ def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Setti
     )
     rows = {row["way"]: row for row in report.rows}
     refusals = ["refuses wrongly", "refuses what is not in it", "refuses what it nearly holds"]
-    assert list(rows) == ["evidence", *grounded.WAYS, "recall, no answer", *refusals, "both ÷ ceiling"]
+    assert list(rows) == ["evidence", *WAYS, "recall, no answer", *refusals, "both ÷ ceiling"]
     assert rows["evidence"]["documents"] > 1
     assert rows["recall, no answer"]["n"] == len(cell.declined) == 2
     assert rows["refuses wrongly"]["refused"].startswith("0.000")
     assert rows["evidence"]["n"] == 2, "each of those there are, once"
     assert rows["evidence"]["hit"].startswith("1.000")
-    assert {rows[way]["n"] for way in grounded.WAYS} == {2}
-    asked = {way: [a["question"] for a in cell.answers if a["way"] == way] for way in grounded.WAYS}
+    assert {rows[way]["n"] for way in WAYS} == {2}
+    asked = {way: [a["question"] for a in cell.answers if a["way"] == way] for way in WAYS}
     assert all(questions == asked["both"] for questions in asked.values())
     assert [target.name for target in report.targets] == [
         "squad at 100: evidence holds the answer", "squad at 100: F1 with both ÷ ceiling",
@@ -354,7 +354,7 @@ def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(
         async with grounded._served(settings, model) as services:
             document = await SearchOnlyTexts(services.blobs).put("A miller had a blue cat. " * 30)
             await services.documents.create(document, model.fingerprint)
-            answers = grounded._Answers(services, grounded.GroundedPlan(max_tokens=1), grounded.Recall(1, 60))
+            answers = grounded._Answers(services, GroundedPlan(max_tokens=1), grounded.Recall(1, 60))
             await answers._wait_read(document)
             found = []
             for remember in (True, False):
