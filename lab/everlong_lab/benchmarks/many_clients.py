@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import statistics
-import tempfile
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +14,6 @@ from websockets.asyncio.client import connect
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
 from everlong_lab.harness.sse_timing import StreamTimer
-from everlong_lab.harness.tiny import save_tiny
 
 _ROUNDS = 3
 _PIECE = b"All in the golden afternoon full leisurely we glide. " * 300
@@ -30,15 +27,9 @@ def run(*, sockets: int, uploads: int, written: int, quick: bool, progress: Call
     """Measure with `sockets` idle WebSockets and `uploads` endless uploads of about 60 kB a second each.
 
     `written`: tokens of an answer. `quick`: use a tiny random model instead of the default one."""
-    with tempfile.TemporaryDirectory(prefix="evl") as folder:
-        model = ["--model", str(save_tiny(Path(folder) / "model"))] if quick else []
-        server = Process.everlong(Path(folder) / "data", *model)
-        try:
-            progress("starting a server")
-            server.start()
-            rows = asyncio.run(_measure(str(server.http.base_url), sockets, uploads, written, progress))
-        finally:
-            server.kill()
+    progress("starting a server")
+    with Process.served(tiny=quick) as server:
+        rows = asyncio.run(_measure(str(server.http.base_url), sockets, uploads, written, progress))
     alone, crowded = (
         statistics.median(row["ms_per_token"] for row in rows if bool(row["sockets"]) == c) for c in (0, 1)
     )

@@ -85,16 +85,31 @@ class Peer(ABC):
         """End the process."""
 
 
-class Everlong(Peer):
+class _Server(Peer):
+    """A peer that is a server with an HTTP port."""
+
+    _server: Process
+
+    def start(self) -> None:
+        self._server.start()
+
+    def restart(self) -> bool:
+        return False
+
+    def resident(self) -> int:
+        return self._server.resident()
+
+    def stop(self) -> None:
+        self._server.kill()
+
+
+class Everlong(_Server):
     """`everlong serve` over HTTP."""
 
     def __init__(self, folder: Path, memory: str) -> None:
         self.name = f"everlong, {memory}"
         self._server = Process.everlong(folder, "--memory", memory, "--device", "cpu")  # as the other peers
         self._session: dict[str, Any] = {}
-
-    def start(self) -> None:
-        self._server.start()
 
     def read(self, text: str) -> float:
         began = time.perf_counter()
@@ -115,17 +130,11 @@ class Everlong(Peer):
         self._server.start()
         return True
 
-    def resident(self) -> int:
-        return self._server.resident()
-
     def kept(self) -> int:
         return int(self._server.http.get(f"/v1/sessions/{self._session['id']}").json()["state_bytes"])
 
-    def stop(self) -> None:
-        self._server.kill()
 
-
-class LlamaCpp(Peer):
+class LlamaCpp(_Server):
     """llama.cpp's server, with the same GGUF file."""
 
     name = "llama.cpp server"
@@ -146,9 +155,6 @@ class LlamaCpp(Peer):
         )
         self._text = ""
         self._tokens = 0
-
-    def start(self) -> None:
-        self._server.start()
 
     def read(self, text: str) -> float:
         began = time.perf_counter()
@@ -176,17 +182,8 @@ class LlamaCpp(Peer):
             ]
         return AnswerTiming(stamps[0] - began, (stamps[-1] - stamps[0]) / (len(stamps) - 1), longest(stamps))
 
-    def restart(self) -> bool:
-        return False
-
-    def resident(self) -> int:
-        return self._server.resident()
-
     def kept(self) -> int:
         return self._tokens * _position_bytes()
-
-    def stop(self) -> None:
-        self._server.kill()
 
 
 _TRANSFORMERS = {

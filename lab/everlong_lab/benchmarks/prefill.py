@@ -63,6 +63,25 @@ def run(
             best[number] = found = measure_reading(backbone, segments=segments, rows=number)
             flops = found["needed_gflops_per_segment"]
             rows.append({**found, "memory": "rmt", "model": model, "gflops_per_segment": flops, "documents": number})
+    return Report(
+        "read", [{column: row[column] for column in _COLUMNS} for row in rows], _targets(best, model, device), _NOTES
+    )
+
+
+_COLUMNS = (
+    "memory", "model", "documents", "tokens_per_second", "gflops_per_segment", "seconds_per_segment", "peak_gflops", "ratio",
+    "ratio_mm",
+)  # fmt: skip
+_NOTES = [
+    "rmt: FLOPs are those needed (causal half of attention, the last layer only where it is wanted); for the others, those "
+    "executed, including masked halves, and their backbones run with transformers' own modules",
+    "from scratch: 4 layers of width 256, 257 tokens of vocabulary. window reads without a matmul",
+    "peaks are of the weights' type on the device: torch.mm, and the models' own matmul; a segment is one of each document",
+]
+
+
+def _targets(best: dict[int, dict[str, Any]], model: str, device: str) -> list[Target]:
+    """Return the targets for RMT around `model`, from its figures by number of documents."""
     targets = []
     for number, found in best.items():
         what = f"rmt around {model}, {number} documents" if number > 1 else f"rmt around {model}"
@@ -74,29 +93,7 @@ def run(
         if device != "cpu" and number == 1:
             seconds = 1_000_000 / found["tokens_per_second"]
             targets.append(Target(f"{what}: seconds for 1,000,000 tokens", seconds, 10, at_most=True))
-    columns = (
-        "memory",
-        "model",
-        "documents",
-        "tokens_per_second",
-        "gflops_per_segment",
-        "seconds_per_segment",
-        "peak_gflops",
-        "ratio",
-        "ratio_mm",
-    )
-    return Report(
-        "read",
-        [{column: row[column] for column in columns} for row in rows],
-        targets,
-        [
-            "rmt: FLOPs are those needed (causal half of attention, the last layer only where it is wanted); the others': as "
-            "executed, masked halves included, and their backbones run through transformers' own modules",
-            "from scratch: 4 layers of width 256, 257 tokens of vocabulary. window reads without a matmul",
-            "peaks are of the weights' type on the device: torch.mm, and what the models multiply with; a segment is "
-            "one of each document",
-        ],
-    )
+    return targets
 
 
 @torch.inference_mode()
@@ -109,21 +106,9 @@ def _measure_counted(name: str, memory: SegmentReader, model: str, segments: int
     state = memory.read(tokens, state)
     with FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops)) as counter:
         state = memory.read(tokens, state)
-    flops, seconds, peak = counter.get_total_flops(), [], {"mm": 0.0, "packed": 0.0}
-    size = _PEAK_SIZES[device.type][0]
-    read = _reading(memory, device)
-    state = read(tokens, state)
-    a, b = torch.randn(2, size, size, device=device, dtype=_dtype(memory))
-    ways: dict[str, Callable[[], object]] = {"mm": partial(torch.mm, a, b), "packed": partial(Linear(b), a)}
-    for _ in range(segments):
-        start = _now(device)
-        state = read(tokens, state)
-        seconds.append(_now(device) - start)
-        for way, run in ways.items():
-            start = _now(device)
-            run()
-            peak[way] = max(peak[way], 2 * size**3 / (_now(device) - start))
-    best = min(seconds)
+    dtype = next(parameter.dtype for parameter in memory.parameters() if parameter.is_floating_point())
+    seconds, peak = _timed(memory, tokens, state, segments, _PEAK_SIZES[device.type][:1], dtype)
+    best, flops = min(seconds), counter.get_total_flops()
     return {
         "memory": name,
         "model": model,
@@ -149,23 +134,8 @@ def measure_reading(backbone: Backbone, *, segments: int = 8, rows: int = 1) -> 
     model = RMT(RMTConfig(segment_length=SEGMENT, memory_tokens=MEMORY_TOKENS), backbone).eval().requires_grad_(False)
     tokens = torch.randint(backbone.vocab_size, (rows, SEGMENT), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(backbone.device)
-    matmuls = [
-        (name, size, run)
-        for size in _PEAK_SIZES[backbone.device.type]
-        for name, run in _matmuls(backbone, size).items()
-    ]
-    read = _reading(model, backbone.device)
-    state = read(tokens, model.initial_state(rows))  # warm up
-    reading: list[float] = []
-    peak = {"mm": 0.0, "packed": 0.0}
-    for _ in range(segments):
-        start = _now(backbone.device)
-        state = read(tokens, state)
-        reading.append(_now(backbone.device) - start)
-        for name, size, run in matmuls:
-            start = _now(backbone.device)
-            run()
-            peak[name] = max(peak[name], 2 * size**3 / (_now(backbone.device) - start))
+    sizes = _PEAK_SIZES[backbone.device.type]
+    reading, peak = _timed(model, tokens, model.initial_state(rows), segments, sizes, backbone.dtype)
     seconds, needed = min(reading), rows * needed_flops(backbone, SEGMENT + 2 * MEMORY_TOKENS, MEMORY_TOKENS)
     return {
         "model": Path(backbone.model.name_or_path).name,
@@ -183,9 +153,35 @@ def measure_reading(backbone: Backbone, *, segments: int = 8, rows: int = 1) -> 
     }
 
 
-def _reading(memory: SegmentReader, device: torch.device) -> Callable[[torch.Tensor, MemoryState], MemoryState]:
-    """Return the function that reads a segment as the server does; on a GPU, with CUDA graphs."""
-    return ReadGraphs(memory, CUDAGraphs(device)) if device.type == "cuda" else memory.read
+def _timed(
+    memory: SegmentReader,
+    tokens: torch.Tensor,
+    state: MemoryState,
+    segments: int,
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+) -> tuple[list[float], dict[str, float]]:
+    """Read `segments` segments as the server does (on a GPU, with CUDA graphs), with matmuls of all `sizes` in between.
+
+    Returns the seconds of each segment, and the peak FLOP/s of `torch.mm` and of the models' own matmul.
+    """
+    device = tokens.device
+    read = ReadGraphs(memory, CUDAGraphs(device)) if device.type == "cuda" else memory.read
+    state = read(tokens, state)  # warm up
+    matmuls: list[tuple[str, int, Callable[[], object]]] = []
+    for size in sizes:
+        a, b = torch.randn(2, size, size, dtype=dtype, device=device)
+        matmuls += [("mm", size, partial(torch.mm, a, b)), ("packed", size, partial(Linear(b), a))]
+    seconds, peak = [], {"mm": 0.0, "packed": 0.0}
+    for _ in range(segments):
+        start = _now(device)
+        state = read(tokens, state)
+        seconds.append(_now(device) - start)
+        for name, size, multiply in matmuls:
+            start = _now(device)
+            multiply()
+            peak[name] = max(peak[name], 2 * size**3 / (_now(device) - start))
+    return seconds, peak
 
 
 def needed_flops(backbone: Backbone, positions: int, keep: int) -> float:
@@ -215,16 +211,6 @@ def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[i
     """Return the FLOPs of attention over shapes (B, heads, T, d). PyTorch before 2.13 could not count grouped queries."""
     B, heads, T, d = query
     return 2 * B * heads * T * key[2] * (d + value[3])
-
-
-def _matmuls(backbone: Backbone, size: int) -> dict[str, Callable[[], object]]:
-    """Return the ways to multiply two square matrices, by name."""
-    a, b = torch.randn(2, size, size, dtype=backbone.dtype, device=backbone.device)
-    return {"mm": partial(torch.mm, a, b), "packed": partial(Linear(b), a)}
-
-
-def _dtype(memory: SegmentReader) -> torch.dtype:
-    return next(parameter.dtype for parameter in memory.parameters() if parameter.is_floating_point())
 
 
 def _now(device: torch.device) -> float:

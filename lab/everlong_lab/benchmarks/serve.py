@@ -204,10 +204,7 @@ def _run_guidellm(
     command = [plan.guidellm, "run", "--disable-console"]
     for name, value in options.items():
         command += [f"--{name}", json.dumps(value)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode or not file.is_file():
-        words = (done.stderr or done.stdout).strip().splitlines()
-        raise LoadGeneratorMissing(f"guidellm ended with {done.returncode}: {words[-1] if words else 'without a word'}")
+    _output_of("guidellm", command, lambda output: file.is_file())
     (found,) = json.loads(file.read_text())["benchmarks"]
     file.unlink()
     return dict(found)
@@ -227,30 +224,22 @@ def _run_ab(
     requests, before = plan.rounds * streams, _generated(server)
     url = str(server.http.base_url.join("/v1/responses"))
     # -l: answers may differ in length, because they contain numbers.
-    command = [
-        ab,
-        "-q",
-        "-l",
-        "-s",
-        "3600",
-        "-n",
-        str(requests),
-        "-c",
-        str(streams),
-        "-T",
-        "application/json",
-        "-p",
-        str(file),
-        url,
-    ]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    took = re.search(r"^Time taken for tests: +([0-9.]+) seconds$", done.stdout, re.MULTILINE)
-    if done.returncode or took is None:
-        words = (done.stderr or done.stdout).strip().splitlines()
-        raise LoadGeneratorMissing(f"ab ended with {done.returncode}: {words[-1] if words else 'without a word'}")
+    command = [ab, "-q", "-l", "-s", "3600", "-n", str(requests), "-c", str(streams)]
+    command += ["-T", "application/json", "-p", str(file), url]
+    taken = re.compile(r"^Time taken for tests: +([0-9.]+) seconds$", re.MULTILINE)
+    (seconds,) = taken.findall(_output_of("ab", command, taken.search))
     if (written := _generated(server) - before) != requests * plan.written:
         raise LoadGeneratorMissing(f"ab's {requests} requests got {written} tokens, not {plan.written} each")
-    return float(took[1])
+    return float(seconds)
+
+
+def _output_of(name: str, command: list[str], complete: Callable[[str], object]) -> str:
+    """Run a load generator; return its output. Raises `LoadGeneratorMissing` if it fails or the output is not `complete`."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode or not complete(done.stdout):
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise LoadGeneratorMissing(f"{name} ended with {done.returncode}: {lines[-1] if lines else 'no output'}")
+    return done.stdout
 
 
 def _generated(server: Process) -> int:

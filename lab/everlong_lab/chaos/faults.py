@@ -36,9 +36,12 @@ class FaultContext:
     burst: int
     killed: Counter[str] = field(default_factory=Counter)
 
-    async def pause(self) -> None:
-        """Sleep for the length of an outage."""
+    async def outage(self, end: Callable[[], object]) -> float:
+        """Sleep for the length of an outage and `end` it; return the moment."""
         await asyncio.sleep(self.rng.uniform(0.2, self.away))
+        if isinstance(result := end(), Awaitable):
+            await result
+        return time.monotonic()
 
     def any(self) -> Replica:
         """Return a random replica."""
@@ -104,26 +107,20 @@ async def kill_all(context: FaultContext) -> float:
 async def redis_kill(context: FaultContext) -> float:
     """Kill Redis with SIGKILL; it reloads its append-only file."""
     context.cluster.redis.kill()
-    await context.pause()
-    await context.cluster.redis.start()
-    return time.monotonic()
+    return await context.outage(context.cluster.redis.start)
 
 
 async def redis_stops(context: FaultContext) -> float:
     """Stop Redis: it accepts connections but does not answer."""
     context.cluster.redis.signal(signal.SIGSTOP)
-    await context.pause()
-    context.cluster.redis.signal(signal.SIGCONT)
-    return time.monotonic()
+    return await context.outage(lambda: context.cluster.redis.signal(signal.SIGCONT))
 
 
 async def redis_full(context: FaultContext) -> float:
     """Leave Redis without memory (`maxmemory`, noeviction)."""
     client = context.cluster.redis.client
     await client.config_set("maxmemory", 1)
-    await context.pause()
-    await client.config_set("maxmemory", 0)
-    return time.monotonic()
+    return await context.outage(lambda: client.config_set("maxmemory", 0))
 
 
 async def link_cut(context: FaultContext) -> float:
@@ -140,18 +137,18 @@ async def link_slow(context: FaultContext) -> float:
     """Delay everything between replicas and Redis."""
     for replica in context.cluster.replicas:
         replica.proxy.delay = context.rng.uniform(0.01, 0.1)
-    await context.pause()
-    for replica in context.cluster.replicas:
-        replica.proxy.mend()
-    return time.monotonic()
+
+    def mend() -> None:
+        for replica in context.cluster.replicas:
+            replica.proxy.mend()
+
+    return await context.outage(mend)
 
 
 async def _disturb_proxy(context: FaultContext, disturb: Callable[[Replica], None]) -> float:
     replica = context.any()
     disturb(replica)
-    await context.pause()
-    replica.proxy.mend()
-    return time.monotonic()
+    return await context.outage(replica.proxy.mend)
 
 
 async def stall(context: FaultContext) -> float:
@@ -190,9 +187,7 @@ async def disk_full(context: FaultContext) -> float:
                 file.write(bytes(size))
             except OSError:
                 size //= 2
-    await context.pause()
-    ballast.unlink()
-    return time.monotonic()
+    return await context.outage(ballast.unlink)
 
 
 async def bad_callers(context: FaultContext) -> float:
@@ -208,18 +203,18 @@ async def bad_callers(context: FaultContext) -> float:
                 _, writer = await asyncio.open_connection("127.0.0.1", replica.port, limit=1)
                 writer.write(head)
                 writers.append(writer)
-    await context.pause()
-    for writer in writers:
-        writer.transport.abort()
-    return time.monotonic()
+
+    def abort() -> None:
+        for writer in writers:
+            writer.transport.abort()
+
+    return await context.outage(abort)
 
 
 async def sent_twice(context: FaultContext) -> float:
     """Send every request to two replicas at once."""
     context.load.caller.twice = True
-    await context.pause()
-    context.load.caller.twice = False
-    return time.monotonic()
+    return await context.outage(lambda: setattr(context.load.caller, "twice", False))
 
 
 async def rolling_restart(context: FaultContext) -> float:

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+
+from everlong_lab.harness.tiny import save_tiny
 
 
 class Process:
@@ -68,6 +70,19 @@ class Process:
             time.sleep(max(0.005, (time.perf_counter() - began) / 100))
             document = self.http.get(f"/v1/documents/{document['id']}").json()
         return document
+
+    @classmethod
+    @contextlib.contextmanager
+    def served(cls, *arguments: str, tiny: bool = False) -> Iterator[Process]:
+        """Run `everlong serve` with an empty data folder for the duration of the block. `tiny`: serve a tiny random model."""
+        with tempfile.TemporaryDirectory(prefix="evl") as folder:
+            model = ["--model", str(save_tiny(Path(folder) / "model"))] if tiny else []
+            server = cls.everlong(Path(folder) / "data", *model, *arguments)
+            try:
+                server.start()
+                yield server
+            finally:
+                server.kill()
 
     def kill(self) -> None:
         """Kill the program with SIGKILL."""

@@ -87,7 +87,7 @@ def test_the_second_load_is_held_against_the_engine_by_itself() -> None:
             [0, 0],
             r"ab ended with 111: apr_socket_recv",
         ),
-        ("true", [0, 0], "ab ended with 0: without a word"),
+        ("true", [0, 0], "ab ended with 0: no output"),
     ],
 )
 def test_a_load_counts_only_if_each_request_was_answered_in_full(
