@@ -1,4 +1,4 @@
-"""`everlong bench peers`, `sessions` and `crowd`: what is compared with what, and what is said when something is missing."""
+"""`everlong bench peers`, `sessions` and `crowd`: comparisons, and errors if something is missing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_peer_that_is_not_installed_says_how_to_install_it(monkeypatch):
 
 
 def test_sampled_reading_is_the_integral_over_its_pieces(monkeypatch):
-    """Of a model that takes a second for a piece, and one more for each thousand tokens before it."""
+    """The model takes a second per piece, and one more for each thousand tokens before it."""
     from transformers import DynamicCache
 
     now = [0.0]
@@ -77,7 +77,7 @@ def test_sampled_reading_is_the_integral_over_its_pieces(monkeypatch):
 
 
 class FakePeer:
-    """Answers once, and a second time if it is not `broken`."""
+    """Answers once, and a second time unless it is `broken`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -163,7 +163,7 @@ def test_a_process_is_started_measured_and_killed():
 
 
 def test_llama_cpp_is_given_weights_that_know_enough_positions(tmp_path: Path) -> None:
-    """Its server refuses, with 400, what is longer than the model was trained on."""
+    """llama.cpp's server refuses texts longer than the model's training positions with 400."""
     file = tmp_path / "a.gguf"
     writer = GGUFWriter(file, "llama")
     writer.add_context_length(8192)
@@ -191,7 +191,7 @@ def test_starts_are_counted_behind_one_that_is_not(tmp_path: Path) -> None:
 
 
 def test_a_crowd_hangs_on_to_a_server_while_it_answers(tmp_path: Path) -> None:
-    """Small: whether all of them are there, and what is said of it; not how fast it is."""
+    """A small run: checks connections and the report, not the speed."""
     report = tmp_path / "crowd.json"
     done = everlong(
         "bench", "crowd", "--quick", "--sockets", "3", "--uploads", "2", "--written", "64", "--json", str(report)

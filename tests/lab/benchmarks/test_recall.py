@@ -1,4 +1,4 @@
-"""`everlong bench recall`: what it makes of a text, and what it says of one that is too short."""
+"""`everlong bench recall`: its report, and the error for a text that is too short."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tinymodel import NOVEL, make_tokenizer
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No model has to be converted for its tokenizer."""
+    """Use a tiny tokenizer, so that no model must be converted."""
     monkeypatch.setattr(recall, "find_backbone", lambda *_, **__: None)
     monkeypatch.setattr(recall, "load_tokenizer", lambda _: Tokenizer(make_tokenizer()))
 

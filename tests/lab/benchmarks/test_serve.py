@@ -1,4 +1,4 @@
-"""`everlong bench serve`: what is made of the load generator's figures, and the engine that they are held against."""
+"""`everlong bench serve`: the load generator's figures, and the engine alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.process import Server
 
 
 def found(*requests: tuple[float | None, float | None], errors: int = 0) -> dict:
-    """A benchmark of guidellm's document: 2 s, requests of 32 tokens with first token and time between tokens in ms."""
+    """Return a guidellm document: 2 s, requests of 32 tokens with times to the first and between tokens in ms."""
     return {
         "duration": 2.0,
         "requests": {
@@ -143,7 +143,7 @@ def test_numbers_that_are_none_are_named(arguments: list[str]) -> None:
 
 def test_the_engine_alone_has_no_more_answers_at_once_than_the_load() -> None:
     class Counting:
-        """A runner that ends the oldest answer when as many as it was told are under way, or all are there."""
+        """A runner that finishes the oldest answer once enough are running, or all are submitted."""
 
         def __init__(self) -> None:
             self.under_way: list[Any] = []

@@ -1,4 +1,4 @@
-"""The campaign of `everlong bench chaos`, bounded: every fault at least once, and nothing acknowledged is lost."""
+"""A short campaign of `everlong bench chaos`: every fault occurs, and nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_every_fault(tiny_model: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("program", redis_servers()[1:], ids=lambda path: Path(path).name)
 async def test_faults_of_other_redis_programs(tiny_model: Path, program: str) -> None:
-    """The wheels' Redis 6.2, where Redis 7 is on the machine, and Valkey, whose clock can be set."""
+    """Redis 6.2 from the wheel (if the machine has Redis 7), and Valkey, whose clock can be set."""
     faults = [name for name in FAULTS if "Redis" in name]
     outcome = await tried(
         CampaignPlan(points=0, minutes=12, away=2.0, program=program, seed=1, faults=faults), tiny_model
@@ -61,7 +61,7 @@ async def test_faults_of_other_redis_programs(tiny_model: Path, program: str) ->
 @pytest.mark.chaos
 @pytest.mark.timeout(1200)
 async def test_a_rolling_restart_fails_no_request(tiny_model: Path) -> None:
-    """Connections are not used twice: one that is ended just as the next request comes is no server's fault."""
+    """Each request has its own connection: a server may close an idle one just as it is used again."""
     outcome = await tried(CampaignPlan(points=0, minutes=12, faults=["rolling restart"], keep_alive=False), tiny_model)
     refused = {why for why in outcome.again if not why.startswith(("503 ", "409 "))}
     # No connection; or one that the system had made when the server stopped taking them.
@@ -73,7 +73,7 @@ async def test_a_rolling_restart_fails_no_request(tiny_model: Path) -> None:
 
 @pytest.mark.chaos
 def test_what_is_lost_is_seen(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks themselves: a Redis that forgets is found out."""
+    """The campaign reports a Redis that loses data."""
 
     async def forget(context) -> float:
         await context.cluster.redis.client.flushall()

@@ -35,7 +35,7 @@ def test_horizon_prints_writes_and_draws(tmp_path: Path) -> None:
 
 
 def test_babilong_and_dialogue_of_a_tiny_model(tiny_model: Path, tmp_path: Path) -> None:
-    """Random weights: the figures mean nothing, but they are all there."""
+    """With random weights the figures mean nothing, but all of them exist."""
     story_file(tmp_path / "babi" / "en-10k" / "qa1_one_test.txt", 1, stories=3)
     for file in (NOVEL, STORY):
         (tmp_path / "books-260").mkdir(exist_ok=True)
@@ -66,7 +66,7 @@ def test_babilong_and_dialogue_of_a_tiny_model(tiny_model: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("memory", ["rmt", "transformer_xl"])
 def test_babilong_and_dialogue_of_a_model_from_scratch(memory: str, tmp_path: Path) -> None:
-    """Made by a recipe, saved, and asked through its memory: it has no window that would hold a document."""
+    """The model is built by a recipe and saved. It uses its memory, because no window holds a document."""
     sizes: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "feed_forward": 16}
     if memory == "rmt":
         options = {"segment_length": 32, "memory_tokens": 2}

@@ -1,4 +1,4 @@
-"""`everlong eval grounded`: what is read from the data, how documents are made of it, what is counted, and a run."""
+"""`everlong eval grounded`: reading data, building documents, scoring, and a run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_squad(folder: Path) -> None:
 
 
 def make_xquad(folder: Path) -> None:
-    """Articles of their own, ten of them, of which some are held out."""
+    """Return ten articles, of which some are held out."""
     data = []
     for n in range(10):
         text = f"The keeper of mill {n} was Tilde Varga {n}, who counted sacks at night."
@@ -153,7 +153,7 @@ def test_a_ratio_is_of_sums_and_what_is_alike_in_both_cancels() -> None:
 
 
 async def test_no_question_is_asked_twice(tmp_path: Path) -> None:
-    """Texts run out before documents do."""
+    """All questions are used before the documents end."""
     (tmp_path / "novel.txt").write_text("\n\n".join(f"A paragraph of words, number {n}." for n in range(2000)))
     words = [f"text {n} has words of its own" for n in range(3)]
     texts = [

@@ -78,7 +78,7 @@ def test_sorting_refuses_other_lengths_and_other_models(texts: Path) -> None:
 
 @pytest.mark.parametrize("kind", [(TransformerXL, TransformerXLConfig), (LaMemo, LaMemoConfig)])
 def test_a_longer_memory_has_the_same_weights(kind: tuple[type, type]) -> None:
-    """Within what the short one holds, both say the same; behind it only the longer one still knows."""
+    """Both agree within the shorter memory's reach; beyond it only the longer one still predicts well."""
     torch.manual_seed(0)
     model = kind[0](kind[1](vocab_size=11, memory_length=8, **SIZES)).eval()
     longer = extended(model, 24)

@@ -1,4 +1,4 @@
-"""A memory that keeps all it has read as text, and answers with what a function makes of it."""
+"""A memory that keeps the whole text, and answers with a function of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from everlong_models.text.tokenizer import Tokenizer
 
 
 class Oracle:
-    """`answer`: from the text read so far to the answer. It is given token by token, each the likeliest by far."""
+    """`answer` maps the text read so far to the answer, whose tokens then are the likeliest by far, one by one."""
 
     def __init__(self, tokenizer: Tokenizer, answer: Callable[[str], str], segment_length: int = 16) -> None:
         self.encoder = ChatEncoder(tokenizer)
@@ -46,7 +46,7 @@ class Oracle:
         return MemoryState({"tokens": cache["tokens"]})
 
     def _scores(self, tokens: Tensor) -> Tensor:
-        """The token that comes next: of the answer, so far as it has not been given behind the last `ask`."""
+        """Return the next token of the answer, after those already generated since the last `ask`."""
         scores = torch.zeros(len(tokens), self.vocab_size)
         ask = list(self.encoder.format.ask)
         for row, ids in enumerate(tokens.tolist()):

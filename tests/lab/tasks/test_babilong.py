@@ -26,7 +26,7 @@ PEOPLE = ("Anna", "Boris", "Clara")  # not bAbI's: nothing of it is stored here
 
 
 def story_file(file, seed, stories=60):
-    """qa1 in bAbI's format: each question about all facts before it."""
+    """Return qa1 in bAbI's format; a question is about all facts before it."""
     random, lines = np.random.default_rng(seed), []
     for _ in range(stories):
         where, said, number = {}, {}, 0
@@ -66,7 +66,7 @@ def task(data, tokenizer):
 
 
 def latest(told):
-    """The place of the person in the last question, by the last fact about them."""
+    """Return where the person of the last question is, by the last fact about them."""
     person = re.findall(r"Where is (\w+)\?", told)[-1]
     places = re.findall(rf" {person} moved to the (\w+)\.", told)
     return places[-1] if places else "nowhere"
@@ -274,7 +274,7 @@ def test_a_stream_is_read_in_blocks_and_answered_across_segments(task, tokenizer
 
 
 def test_greedy_answers_are_those_of_whole_passes(data):
-    """The likeliest token of `forward` over all that stands before it, in a backbone's own window."""
+    """Generate with `forward` over all previous tokens, in the backbone's own window."""
     backbone, tokenizer = load_backbone(str(folders.backbone()), models_dir=data)
     window = in_window(backbone, 40)
     tokens = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])

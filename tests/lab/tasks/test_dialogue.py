@@ -189,7 +189,7 @@ def test_who_has_read_the_document_writes_the_responses(data, tokenizer):
 
 
 def oracle_with_scores(oracle):
-    """Lets perplexity be taken, too: every token is as likely as any other."""
+    """Also predicts in training: all tokens are equally likely."""
 
     def forward(tokens, state):
         return torch.zeros(*tokens.shape, oracle.vocab_size)

@@ -1,4 +1,4 @@
-"""Language modelling: streams, what is held out, and the score."""
+"""Language modelling: streams, held-out texts, and scores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ S = 8
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Eleven texts, each of words of its own."""
+    """Eleven texts without common words."""
     folder = tmp_path / "texts"
     folder.mkdir()
     for index in range(11):
@@ -37,7 +37,7 @@ def task(data: Path, seed: int = 0, **changes: object) -> Language:
 
 
 class Uniform:
-    """A model that knows nothing: every token is as likely. Remembers how it was called."""
+    """A model for which all tokens are equally likely. Records its calls."""
 
     segment_length = S
 
@@ -102,7 +102,7 @@ def test_every_held_out_text_is_measured_from_its_middle(tmp_path: Path) -> None
 
 
 def test_something_is_left_to_learn_from_whatever_texts_are_called(tmp_path: Path) -> None:
-    """The names' hashes would hold out both."""
+    """By the hashes of their names, both would be held out."""
     for name in ("part15.txt", "part22.txt"):
         (tmp_path / name).write_text("a" * 100)
     (kept,), (held_out,) = split(tmp_path)
@@ -156,7 +156,7 @@ def test_the_ends_of_lines_are_words_where_wikitext_is_measured(data: Path) -> N
 
 
 def test_one_file_is_learnt_from_and_another_one_measured(data: Path) -> None:
-    """As with WikiText, whose parts are files."""
+    """As with WikiText, whose splits are files."""
     parts = data / "wiki" / "deep"
     parts.mkdir(parents=True)
     (parts / "train.tokens").write_text("x" * 9000 + "y" * 1000)

@@ -1,4 +1,4 @@
-"""Prompts that a server's search was asked for: read, drawn, cut into answers and what goes before them."""
+"""Prompts written by `everlong prompts`: reading, sampling, targets."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_held_out_answers_are_scored(tmp_path: Path, tokenizer: Tokenizer, tiny_
 
 
 def test_the_file_that_is_named_is_read(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Not one of its name elsewhere; and whatever separators its words hold."""
+    """A path is not replaced by a file of the same name elsewhere; texts may contain line separators."""
     (tmp_path / "an-archive").mkdir()
     (tmp_path / "an-archive" / "prompts.jsonl").write_text("{")
     lines = [line(n) for n in range(40)]

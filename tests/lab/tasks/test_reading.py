@@ -106,7 +106,7 @@ def make(data, tokenizer):
 
 
 def lines(batch, tokenizer):
-    """Each document's text before the answer, and the answer."""
+    """Return each document's text before the answer, and the answer."""
     for ids, length, targets in zip(batch.tokens, batch.lengths.tolist(), batch.targets, strict=True):
         begin = int(targets.nonzero()[0])
         assert targets[begin:length].all()

@@ -1,4 +1,4 @@
-"""Unrolls: each row's loss and gradient are those that it has alone, however they are computed."""
+"""Unrolls: each row's loss and gradient are the same as if it were alone, however they are computed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def model(request) -> SegmentReader:
 
 
 def by_hand(model: MemoryModel, row: Tensor, wanted: Tensor, truncate: int = 99) -> tuple[Tensor, Tensor]:
-    """Summed loss and final memory of one document (N,), read with nothing but `forward` and `read`."""
+    """Return summed loss and final memory of one document (N,), using only `forward` and `read`."""
     state, loss = model.initial_state(), torch.zeros((), dtype=torch.float64)
     segments = row.split(S)
     for index, segment in enumerate(segments):
@@ -116,7 +116,7 @@ def test_truncation_beyond_the_document_is_no_truncation(model):
 
 @pytest.mark.parametrize(("truncate", "reached"), [(1, [3]), (2, [2, 3]), (3, [1, 2, 3]), (4, [0, 1, 2, 3])])
 def test_gradients_stop_exactly_at_the_border(truncate, reached):
-    """Each segment is written in tokens of its own, so that the embedding table shows whom the gradient reaches."""
+    """Each segment has tokens of its own, so that the embedding table's gradient shows which segments it reaches."""
     model = rmt()
     text = torch.arange(4 * S)[None]
     answer = torch.arange(4 * S)[None] == 4 * S - 1

@@ -1,4 +1,4 @@
-"""Checkpoints: a run that was stopped and resumed is the run that was not."""
+"""Checkpoints: a run that was stopped and resumed gives the same result as one that was not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.tinymodel import STORY
 @pytest.mark.parametrize("of", [recipe(), DROPPING, recipe(rows_at_once=3, checkpointed=True), LASTING])
 @pytest.mark.parametrize("cut", [1, 2, 5])
 def test_resumed_is_uninterrupted(start, of, cut):
-    """Figures and weights, bit for bit, wherever it was cut: in a stage, and between two."""
+    """Figures and weights are equal bit for bit, wherever the run was stopped: within a stage and between two."""
     whole = start(of, "whole")
     expected = take(whole, 99)
     first = start(of, "cut")
@@ -82,7 +82,7 @@ def test_a_checkpoint_that_was_never_written_is_not_said_to_be_kept(start, tmp_p
 
 
 def test_random_numbers_of_every_cuda_device_are_kept(start, tmp_path, monkeypatch):
-    """Two devices that are not there: only their random states are asked for."""
+    """Two fake devices, of which only the random states are used."""
     states = [torch.full((16,), device, dtype=torch.uint8) for device in (3, 4)]
     restored = {}
     run = start(recipe())
@@ -127,7 +127,7 @@ def test_a_checkpoint_of_another_architecture(start, tmp_path):
 
 
 def test_a_run_goes_on_with_the_data_that_it_was_begun_with(start, data, tmp_path):
-    """A tokenizer made of other texts has other words at the same numbers."""
+    """A tokenizer made from other texts has other words under the same ids."""
     take(start(recipe()), 1)
     other = tmp_path / "other" / "books-260"
     other.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Memories moved on along their drift, against the definition."""
+"""Drift augmentation, compared with its definition."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SEGMENTS = 7
 
 
 def memories(rows: int) -> list[torch.Tensor]:
-    """A line of memories that move by about a tenth of their size at every segment."""
+    """Return a sequence of memories that change by about a tenth of their size at every segment."""
     generator = torch.Generator().manual_seed(0)
     first = torch.randn(rows, 2, 8, generator=generator)
     return [first + 0.1 * torch.randn(first.shape, generator=generator) for _ in range(SEGMENTS)]
 
 
 def moved(how: DriftRecipe, idle: torch.Tensor, seed: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Memories after every segment, and what is added to them."""
+    """Return the memories after every segment, and what was added to them."""
     line = memories(len(idle))
     drift = DriftAugmentation(how, idle, np.random.default_rng(seed))
     return line, [drift(index, MemoryState({"memory": memory}))["memory"] - memory for index, memory in enumerate(line)]

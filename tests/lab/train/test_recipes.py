@@ -1,4 +1,4 @@
-"""The papers' recipes on CMU-DoG and facts, as they come with the package, for two steps of toy size."""
+"""The package's recipes on CMU-DoG and facts, for two steps at toy size."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ TOY = {
 
 @pytest.mark.parametrize("name", FROM_SCRATCH + SMALL)
 def test_all_that_a_recipe_has_learns(name: str, films: Path, start) -> None:
-    """Also the gate of an ∞-former, whose work only later segments see."""
+    """This includes the gate of an ∞-former, which affects only later segments."""
     recipe = load_recipe(name)
     few = ["stages=[{segments: 4, steps: 4}]", "mixed=0", "rows=2", "check={samples: 2}"]
     if name in SMALL:
@@ -150,7 +150,7 @@ def test_memorize_is_trained_by_itself(start) -> None:
 
 
 def test_reasoning_starts_from_a_model_of_the_package(tmp_path: Path) -> None:
-    """Of the same sizes as the recipe's, around the tokenizer that the books of its data give."""
+    """The starting model has the recipe's sizes and the tokenizer made from its data."""
     recipe = load_recipe("facts-reasoning").learner
     assert recipe.start is not None
     binding = load_model(recipe.start, models_dir=tmp_path)

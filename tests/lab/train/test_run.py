@@ -1,4 +1,4 @@
-"""Runs: what a step does, what is scored, written and refused."""
+"""Runs: steps, scores, files, and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_rows_at_once_changes_nothing_but_memory(start):
 
 
 def test_it_learns(start):
-    """Fifty steps on four documents, over and over: it must know them by heart."""
+    """After fifty steps on the same four documents, the loss must be small."""
     run = start(recipe(stages=[{"segments": 2, "steps": 60}], mixed=0, optimizer={"lr": 1e-2, "warmup": 5}))
     batch = run.task.batch(0, 4, 2)
     run.task.batch = lambda step, rows, segments: batch
@@ -129,7 +129,7 @@ def test_the_average_of_the_weights_is_what_is_scored_and_saved(start, tmp_path,
 
 
 def test_drift_is_part_of_what_is_learnt(start):
-    """Same documents, other memories between their segments: another loss, from the first step on."""
+    """The augmentation changes memories between segments, and so the loss, from the first step on."""
     stages = [{"segments": 6, "steps": 1}]
     still, moved = (
         take(start(recipe(stages=stages, mixed=0, rows=16, drift=drift), name), 1)[0]["loss"]

@@ -1,4 +1,4 @@
-"""The FLOPs that are said to be needed are those that torch counts, but for attention and memory tokens."""
+"""The estimated FLOPs equal those that torch counts, except for attention and memory tokens."""
 
 from __future__ import annotations
 
