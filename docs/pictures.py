@@ -1,4 +1,4 @@
-"""Draws the pictures of concepts.md: `python docs/pictures.py`. A test compares what it draws with what is there."""
+"""Draw the pictures of concepts.md: `python docs/pictures.py`. A test compares them with the committed files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ FOLDER = Path(__file__).parent / "pictures"
 INK, PALE, DEEP, WARM = "#37474f", "#eceff1", "#5c6bc0", "#ffb74d"
 
 KV_BYTES_PER_TOKEN = 2 * 30 * 3 * 64 * 4
-"""The default backbone: keys and values, layers, heads, width of a head, float32."""
+"""Of the default backbone: keys and values × layers × heads × width of a head × 4 bytes."""
 STATES = {"infinite": 35_389_448, "armt": 2_995_200, "rmt": 36_864, "window": 8_456}
-"""Bytes of a session's state around it; operations.md has the same, checked against the code."""
+"""Bytes of a session's state with each memory; operations.md has the same figures, checked against the code."""
 
 
 def svg(width: int, height: int, parts: Iterator[str]) -> str:
@@ -34,12 +34,12 @@ def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
     return f'<path d="M{x1:g} {y1:g}L{x2:g} {y2:g}" stroke="{INK}" marker-end="url(#head)"/>'
 
 
-def say(x: float, y: float, label: str, anchor: str = "start", size: int = 14) -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}">{label}</text>'
+def label(x: float, y: float, text: str, anchor: str = "start", size: int = 14) -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}">{text}</text>'
 
 
 def reading() -> Iterator[str]:
-    """Segments go into a state of fixed size, one after the other; the last, open one does not yet."""
+    """Segments are read into a state of fixed size, one after the other, except the last, open one."""
     for n in range(4):
         x = 20 + n * 170
         yield box(x, 20, 130, 40, f"segment {n + 1}" if n < 3 else "open segment", PALE if n < 3 else WARM)
@@ -51,26 +51,24 @@ def reading() -> Iterator[str]:
     yield arrow(475, 132, 545, 132)
     yield arrow(595, 60, 595, 108)
     yield box(548, 112, 100, 40, "answer")
-    yield say(
-        20, 190, "Each state is as large as the first. The open segment is kept as token ids, at most S − 1 of them."
-    )
+    yield label(20, 190, "All states have the same size. The open segment is kept as at most S − 1 token ids.")
 
 
 def fork() -> Iterator[str]:
-    """A document is read once; sessions are copies of what was read, and go on by themselves."""
+    """A document is read once; each session starts from a copy of its state."""
     yield box(20, 90, 130, 40, "document", PALE)
     yield arrow(150, 110, 218, 110)
     yield box(222, 90, 120, 40, "its state", DEEP, "white")
     for n, y in enumerate((20, 90, 160)):
         yield arrow(342, 110, 428, y + 20)
         yield box(432, y, 120, 40, f"session {n + 1}", DEEP, "white")
-        yield box(570, y, 110, 40, "its dialogue", WARM)
-    yield say(178, 102, "read", "middle", 12)
-    yield say(386, 62, "copied", "middle", 12)
+        yield box(570, y, 110, 40, "its messages", WARM)
+    yield label(178, 102, "read", "middle", 12)
+    yield label(386, 62, "copied", "middle", 12)
 
 
 def cost() -> Iterator[str]:
-    """Bytes of a session against tokens read, both on logarithmic scales."""
+    """Bytes of a session by tokens read, on logarithmic scales."""
     left, right, top, bottom = 80, 560, 20, 300
 
     def at(tokens: float, size: float) -> tuple[float, float]:
@@ -79,14 +77,16 @@ def cost() -> Iterator[str]:
 
     for power, name in ((3, "1 KB"), (6, "1 MB"), (9, "1 GB")):
         y = at(100, 10.0**power)[1]
-        yield f'<path d="M{left} {y:g}H{right}" stroke="{PALE}"/>' + say(left - 8, y + 5, name, "end", 12)
+        yield f'<path d="M{left} {y:g}H{right}" stroke="{PALE}"/>' + label(left - 8, y + 5, name, "end", 12)
     for tokens, name in ((100, "100"), (1e4, "10,000"), (1e6, "1,000,000 tokens")):
-        yield say(at(tokens, 1e3)[0], bottom + 20, name, "middle", 12)
+        yield label(at(tokens, 1e3)[0], bottom + 20, name, "middle", 12)
     (x1, y1), (x2, y2) = at(100, 100 * KV_BYTES_PER_TOKEN), at(1e6, 1e6 * KV_BYTES_PER_TOKEN)
-    yield f'<path d="M{x1:g} {y1:g}L{x2:g} {y2:g}" stroke="{WARM}" stroke-width="3"/>' + say(x2 + 8, y2 + 5, "KV cache")
+    yield f'<path d="M{x1:g} {y1:g}L{x2:g} {y2:g}" stroke="{WARM}" stroke-width="3"/>' + label(
+        x2 + 8, y2 + 5, "KV cache"
+    )
     for name, size in STATES.items():
         y = at(100, size)[1]
-        yield f'<path d="M{left} {y:g}H{right}" stroke="{DEEP}" stroke-width="3"/>' + say(right + 8, y + 5, name)
+        yield f'<path d="M{left} {y:g}H{right}" stroke="{DEEP}" stroke-width="3"/>' + label(right + 8, y + 5, name)
 
 
 PICTURES = {"reading": (700, 210, reading), "fork": (700, 220, fork), "cost": (700, 340, cost)}
