@@ -67,8 +67,8 @@ def run(
         figures, ratios = _measure(name, memory, lengths, streams, progress)
         rows += figures
         for number, ratio in ratios.items():
-            beside = "" if number == 1 else f", {number} streams"
-            what = f"{name}: time per output token at {lengths[-1]:,} ÷ at {lengths[0]:,}{beside}"
+            suffix = "" if number == 1 else f", {number} streams"
+            what = f"{name}: time per output token at {lengths[-1]:,} ÷ at {lengths[0]:,}{suffix}"
             targets.append(Target(what, ratio, 1.02, at_most=True))
         if device != "cpu" and {1, _MANY} <= set(streams):
             speed = {

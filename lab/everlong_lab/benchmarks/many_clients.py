@@ -52,7 +52,7 @@ async def _measure(
         for _ in range(_ROUNDS):
             progress("alone")
             rows.append({"sockets": 0, "uploads": 0, "ms_per_token": await _answer(http, written)})
-            progress(f"beside {sockets} WebSockets and {uploads} uploads")
+            progress(f"with {sockets} WebSockets and {uploads} uploads")
             async with _crowd(http, url, sockets, uploads):
                 rows.append({"sockets": sockets, "uploads": uploads, "ms_per_token": await _answer(http, written)})
     return rows

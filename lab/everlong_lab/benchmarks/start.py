@@ -37,8 +37,8 @@ def _rows(starts: int, model: list[str], progress: Callable[[str], None]) -> lis
             try:
                 ready = server.start()
                 session = server.http.post("/v1/sessions", json={}).json()["id"]
-                asked = time.perf_counter() - began
-                first = asked + first_token(server, session)
+                created = time.perf_counter() - began
+                first = created + first_token(server, session)
             finally:
                 server.kill()
         progress(f"ready after {ready:.1f} s, first token after {first:.1f} s{'' if number else ' (not counted)'}")

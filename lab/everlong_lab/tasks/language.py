@@ -30,7 +30,7 @@ from everlong_models.memories.state import MemoryState
 from everlong_models.text.tokenizer import Tokenizer
 
 _SHOWN, _SHOWN_IN_ALL = 100_000, 2_000_000
-"""Characters that a tokenizer is made from: of each text at least the first; if there are few texts, the second in all."""
+"""A tokenizer is made from the first `_SHOWN` characters of each text; from more of each, `_SHOWN_IN_ALL` in all, if there are few."""
 
 
 class LanguageConfig(TaskConfig):
