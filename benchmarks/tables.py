@@ -1,4 +1,4 @@
-"""Tables of what `everlong bench … --json FILE` wrote, as Markdown: python benchmarks/tables.py FILE …"""
+"""Print the figures of `everlong bench … --json FILE` as Markdown tables: python benchmarks/tables.py FILE …"""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from everlong_lab.harness.report import shown
 
 
-def tables(found: dict[str, Any]) -> list[str]:
-    """Its figures, and its targets if it has any."""
-    rows = [[shown(value) for value in row.values()] for row in found["rows"]]
+def tables(document: dict[str, Any]) -> list[str]:
+    """Return the table of a document's rows, and that of its targets if it has any."""
+    rows = [[shown(value) for value in row.values()] for row in document["rows"]]
     targets = [
         [
             target["name"],
@@ -21,10 +21,10 @@ def tables(found: dict[str, Any]) -> list[str]:
             f"{target['comparison']} {shown(target['target'])}",
             str(target["met"]),
         ]
-        for target in found["targets"]
+        for target in document["targets"]
     ]
     return [
-        _table([name.replace("_", " ") for name in found["rows"][0]], rows),
+        _table([name.replace("_", " ") for name in document["rows"][0]], rows),
         *([_table(["target", "value", "should be", "met"], targets)] if targets else []),
     ]
 

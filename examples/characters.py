@@ -1,6 +1,6 @@
-"""Who is in a text, as JSON, through OpenAI's SDK: python characters.py FILE
+"""List the characters of a text as JSON, with OpenAI's SDK: python characters.py FILE
 
-The schema is exact: nothing else can be written. A small model has the form right, and often not the facts.
+The answer always matches the schema. A small model gets the form right, but often not the facts.
 """
 
 import os

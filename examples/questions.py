@@ -1,6 +1,6 @@
-"""Answers many questions about one file at once, as JSON lines: python questions.py FILE < questions.txt > answers.jsonl
+"""Answer many questions about one file, as JSON lines: python questions.py FILE < questions.txt > answers.jsonl
 
-The file is read once, however many questions there are: each gets a session of its own, which begins with what was read.
+The server reads the file once. Each question gets a session of its own, which starts from the document's state.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from everlong_client import AsyncEverlong
 
-AT_ONCE = 8
+CONCURRENT = 8
 
 
 async def main(path: str, questions: list[str]) -> None:
@@ -19,15 +19,19 @@ async def main(path: str, questions: list[str]) -> None:
     async with AsyncEverlong(url, api_key=key) as client:
         document = await client.documents.upload(path)
         await client.documents.wait(document.id)
-        turns = asyncio.Semaphore(AT_ONCE)
+        slots = asyncio.Semaphore(CONCURRENT)
 
         async def answer(question: str) -> None:
-            async with turns:
+            async with slots:
                 session = await client.sessions.create([document.id])
                 message = await client.sessions.send(session.id, question, temperature=0)
                 await client.sessions.delete(session.id)
-            found = {"question": question, "answer": message.content, "evidence": [asdict(e) for e in message.evidence]}
-            print(json.dumps(found, ensure_ascii=False), flush=True)
+            answered = {
+                "question": question,
+                "answer": message.content,
+                "evidence": [asdict(e) for e in message.evidence],
+            }
+            print(json.dumps(answered, ensure_ascii=False), flush=True)
 
         await asyncio.gather(*map(answer, questions))
 

@@ -1,4 +1,4 @@
-"""Answers a question about a file, and shows what the answer rests on: python quote.py FILE QUESTION"""
+"""Answer a question about a file, and show the passages it is based on: python quote.py FILE QUESTION"""
 
 import os
 import sys
@@ -20,7 +20,7 @@ def main(path: Path, question: str) -> None:
         evidence = ()
         with client.sessions.stream(session.id, question) as stream:
             for event in stream:
-                if isinstance(event, ResponseEvidence):  # before the first word
+                if isinstance(event, ResponseEvidence):  # arrives before the first text
                     evidence = event.evidence
                 elif isinstance(event, TextDelta):
                     print(event.delta, end="", flush=True)

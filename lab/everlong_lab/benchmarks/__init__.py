@@ -1,1 +1,1 @@
-"""`everlong bench NAME`: measurements that are held against their targets. Ratios, each measured in one run."""
+"""`everlong bench`: measurements compared with their targets. Ratios are measured within one run."""

@@ -1,4 +1,4 @@
-"""`everlong bench flat`: neither time per token nor memory depends on how much was read."""
+"""`everlong bench flat`: time per token and memory must not depend on how many tokens were read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ROUND = 64
 _ROUNDS = 24
 _FEWEST = 5
 _MANY = 64
-"""Streams of which a GPU is asked how many times as much they make as one does."""
+"""Number of streams for which a GPU's throughput is compared with that of one stream."""
 
 
 def run(
@@ -46,8 +46,9 @@ def run(
     memories: Sequence[str] = (),
     backbone: str | None = None,
 ) -> Report:
-    """Reads 1k … 1M tokens into a memory of each kind, or of `memories` (`quick`: 30k, RMT only), then generates behind each length in turn,
-    so many `streams` side by side. They are tiny, or around `backbone`, by name."""
+    """Read 1k … 1M tokens (`quick`: 30k) into each memory, then generate after each length with each number of `streams`.
+
+    `memories`: default all (`quick`: RMT only). They are tiny, or around the backbone named `backbone`."""
     chosen = memories or ("rmt", *(name for name in MEMORIES if name != "rmt" and not quick))
 
     def around() -> Backbone:
@@ -66,8 +67,8 @@ def run(
         figures, ratios = _measure(name, memory, lengths, streams, progress)
         rows += figures
         for number, ratio in ratios.items():
-            beside = "" if number == 1 else f", {number} streams"
-            what = f"{name}: time per output token at {lengths[-1]:,} ÷ at {lengths[0]:,}{beside}"
+            suffix = "" if number == 1 else f", {number} streams"
+            what = f"{name}: time per output token at {lengths[-1]:,} ÷ at {lengths[0]:,}{suffix}"
             targets.append(Target(what, ratio, 1.02, at_most=True))
         if device != "cpu" and {1, _MANY} <= set(streams):
             speed = {
@@ -98,7 +99,7 @@ def run(
 
 
 def _built(name: str, around: Callable[[], Backbone], device: str) -> SegmentReader:
-    """As `load_model` has it, but for the weights' bits."""
+    """Build a memory as `load_model` does, but with random weights."""
     kind = MEMORIES[name]
     backbone = around() if kind.around else None
     memory = tiny_memory(name, backbone).to(device)
@@ -111,7 +112,7 @@ def _built(name: str, around: Callable[[], Backbone], device: str) -> SegmentRea
 def _measure(
     name: str, memory: SegmentReader, lengths: tuple[int, ...], streams: Sequence[int], progress: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], dict[int, float]]:
-    """Figures for each length and number of streams; by the latter, time per token at the last length ÷ at the first."""
+    """Return rows per length and number of streams; and per number of streams, time per token at the last length ÷ the first."""
     process, generator = psutil.Process(), torch.Generator().manual_seed(0)
     states: dict[int, MemoryState] = {}
     resident: dict[int, int] = {}
@@ -135,7 +136,7 @@ def _measure(
             side_by_side = {length: MemoryState.stack([state] * number) for length, state in states.items()}
             generate = _Generation(memory, device)
             generate(side_by_side[lengths[-1]])  # warm up
-            # The lengths take turns, so that what else the machine does meets all of them alike.
+            # The lengths take turns, so that other load on the machine affects them equally.
             times: dict[int, list[float]] = {length: [] for length in lengths}
             for turn in range(max(_FEWEST, _ROUNDS // number)):
                 for length in lengths if turn % 2 else reversed(lengths):
@@ -159,28 +160,28 @@ def _measure(
 
 
 class _Generation:
-    """Steps as the server has them: on a GPU, CUDA graphs."""
+    """Decodes as the server does; on a GPU, with CUDA graphs."""
 
     def __init__(self, memory: SegmentReader, device: torch.device) -> None:
         self._memory, self._device = memory, device
         self._graphs = StepGraphs(memory.step, CUDAGraphs(device)) if device.type == "cuda" else None
-        self._draw = (
-            GraphedFunction(sample_from_logits, CUDAGraphs(device), "sampling") if device.type == "cuda" else None
+        self._sampling = (
+            GraphedFunction(sample_from_logits, CUDAGraphs(device), "a draw") if device.type == "cuda" else None
         )
         self._slots = CacheSlots(kept=True)
 
     def __call__(self, state: MemoryState) -> float:
-        """Seconds per token of one turn, in which every row gets one at each step."""
+        """Generate one round, a token per row and step; return the seconds per step."""
         samplers = [Sampler(SamplingParams(), row, [], self._memory.vocab_size) for row in range(state.rows)]
         tokens = torch.zeros(state.rows, 8, dtype=torch.int64, device=self._device)
         cache, logits = self._memory.open(state, tokens)
         self._slots.add(cache)
         start = time.perf_counter()
         for _ in range(_ROUND):
-            drawn = sample_tokens(samplers, logits.float(), self._draw)
-            for sampler, token in zip(samplers, drawn, strict=True):
+            chosen = sample_tokens(samplers, logits.float(), self._sampling)
+            for sampler, token in zip(samplers, chosen, strict=True):
                 sampler.accept(token)
-            logits = self._step(torch.tensor(drawn))
+            logits = self._step(torch.tensor(chosen))
         seconds = (time.perf_counter() - start) / _ROUND
         while len(self._slots):
             self._slots.remove(len(self._slots) - 1)

@@ -1,4 +1,4 @@
-"""A GGUF that says that its weights know more positions than they were trained on."""
+"""Raise the number of positions that a GGUF file declares above that of its training."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ _TRAINED = "llama.context_length"
 
 
 def with_positions(file: Path, positions: int, folder: Path) -> Path:
-    """`file`, or a copy in `folder` with so many `positions` if it has fewer: llama.cpp's server refuses what is longer, and
-    takes no option for it. As gguf's own `gguf_set_metadata` script does it."""
+    """Return `file`, or a copy in `folder` that declares `positions` positions if it has fewer.
+
+    llama.cpp's server refuses longer texts and has no option to allow them. gguf's `gguf_set_metadata` does the same."""
     if _trained(GGUFReader(file))[0] >= positions:
         return file
     folder.mkdir(parents=True, exist_ok=True)
@@ -26,6 +27,6 @@ def with_positions(file: Path, positions: int, folder: Path) -> Path:
 
 
 def _trained(reader: GGUFReader) -> Any:
-    """A view of one number in the file."""
+    """Return a view of the number in the file."""
     field = reader.fields[_TRAINED]
     return field.parts[field.data[0]]

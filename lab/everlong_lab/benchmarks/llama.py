@@ -1,4 +1,4 @@
-"""`python -m everlong_lab.benchmarks.llama FILE PORT POSITIONS THREADS`: llama.cpp's own server, as xllamacpp carries it."""
+"""Run llama.cpp's server from xllamacpp: `python -m everlong_lab.benchmarks.llama FILE PORT POSITIONS THREADS`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main(file: str, port: str, positions: str, threads: str) -> None:
     params.n_ctx = int(positions)
     params.n_parallel = 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(threads)
-    server = xllamacpp.Server(params)  # its threads serve for as long as it lives
+    server = xllamacpp.Server(params)  # serves on threads of its own until it is deleted
     signal.pause()
     del server
 

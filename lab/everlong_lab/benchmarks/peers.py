@@ -1,7 +1,7 @@
-"""`everlong bench peers`: the same weights, document and questions, with what people would use instead.
+"""`everlong bench peers`: the same weights, document and questions with alternatives to everlong.
 
-Everything runs alone, one after the other, on the same cores. A peer whose memory is a key/value cache reads the whole
-document again after a restart; that is what its first question cost in the new process, and is not measured twice.
+The peers run one after the other on the same cores. A peer with a key/value cache must read the whole document again after
+a restart. That takes as long as its first question in a new process, and is not measured twice.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ import torch
 
 from everlong_lab.benchmarks.gguf_positions import with_positions
 from everlong_lab.corpora.text import packaged
-from everlong_lab.harness.generate import WRITTEN, asked, generate
+from everlong_lab.harness.generate import WRITTEN, ask_prompt, generate
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
-from everlong_lab.harness.sse_timing import Streamed, longest
+from everlong_lab.harness.sse_timing import StreamTimer, longest
 from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, find_packaged, load_tokenizer
 from everlong_server.settings import load_settings
 
 QUESTIONS = ("Who is the Count?", "What happened at the castle?")
 _SEGMENT = 512
-"""Tokens of an answer of everlong's: as many as the longest segment of what is compared, so that every answer comes to its
-border, and a token costs on the average what it costs in the long run."""
+"""Tokens of everlong's answers: as many as the longest segment compared, so that every answer crosses the border of a
+segment and its mean time per token includes that cost."""
 
 
 class PeerMissing(Exception):
-    """A peer is not installed; the message says how to get it."""
+    """A peer is not installed; the message says how to install it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """Seconds until the first token, for each further one, and of the longest pause between two."""
+class AnswerTiming:
+    """Seconds until the first token, seconds per further token, and the longest pause between two tokens."""
 
     first: float
     each: float
@@ -52,49 +52,64 @@ class Answered:
 
 
 class Peer(ABC):
-    """One way to ask questions about a document, in a process of its own."""
+    """A way to ask questions about a document, in a process of its own."""
 
     name: str
 
     @abstractmethod
     def start(self) -> None:
-        """Starts the process, and waits until it can be used."""
+        """Start the process, and wait until it is ready."""
 
     @abstractmethod
     def read(self, text: str) -> float:
-        """Seconds until `text` can be asked about."""
+        """Read `text`; return the seconds until it can be asked about."""
 
     @abstractmethod
-    def ask(self, question: str) -> Answered:
-        """Answers greedily, in so many tokens that they tell what one costs."""
+    def ask(self, question: str) -> AnswerTiming:
+        """Answer greedily, with enough tokens to measure the time per token."""
 
     @abstractmethod
     def restart(self) -> bool:
-        """Kills the process and starts it again, if what was read outlives it; whether it does."""
+        """Kill and restart the process if it keeps what was read; return whether it does."""
 
     @abstractmethod
     def resident(self) -> int:
-        """Bytes of memory of its processes."""
+        """Return the resident memory of its processes, in bytes."""
 
     @abstractmethod
     def kept(self) -> int:
-        """Bytes that are kept for a session, weights and text aside."""
+        """Return the bytes kept for a session, without weights and text."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends the process."""
+        """End the process."""
 
 
-class Everlong(Peer):
+class _Server(Peer):
+    """A peer that is a server with an HTTP port."""
+
+    _server: Process
+
+    def start(self) -> None:
+        self._server.start()
+
+    def restart(self) -> bool:
+        return False
+
+    def resident(self) -> int:
+        return self._server.resident()
+
+    def stop(self) -> None:
+        self._server.kill()
+
+
+class Everlong(_Server):
     """`everlong serve` over HTTP."""
 
     def __init__(self, folder: Path, memory: str) -> None:
         self.name = f"everlong, {memory}"
-        self._server = Process.everlong(folder, "--memory", memory, "--device", "cpu")  # where the others are
+        self._server = Process.everlong(folder, "--memory", memory, "--device", "cpu")  # as the other peers
         self._session: dict[str, Any] = {}
-
-    def start(self) -> None:
-        self._server.start()
 
     def read(self, text: str) -> float:
         began = time.perf_counter()
@@ -102,31 +117,25 @@ class Everlong(Peer):
         self._session = self._server.http.post("/v1/sessions", json={"documents": [document["id"]]}).json()
         return time.perf_counter() - began
 
-    def ask(self, question: str) -> Answered:
+    def ask(self, question: str) -> AnswerTiming:
         body = {"content": question, "stream": True, "max_tokens": _SEGMENT, "ignore_eos": True, "temperature": 0}
-        began, streamed = time.perf_counter(), Streamed()
+        began, streamed = time.perf_counter(), StreamTimer()
         with self._server.http.stream("POST", f"/v1/sessions/{self._session['id']}/messages", json=body) as response:
             for line in response.iter_lines():
                 streamed.feed(line)
-        return Answered(streamed.stamps[0] - began, streamed.each, longest(streamed.stamps))
+        return AnswerTiming(streamed.stamps[0] - began, streamed.each, longest(streamed.stamps))
 
     def restart(self) -> bool:
         self._server.kill()
         self._server.start()
         return True
 
-    def resident(self) -> int:
-        return self._server.resident()
-
     def kept(self) -> int:
         return int(self._server.http.get(f"/v1/sessions/{self._session['id']}").json()["state_bytes"])
 
-    def stop(self) -> None:
-        self._server.kill()
 
-
-class LlamaCpp(Peer):
-    """llama.cpp's own server, with the same GGUF."""
+class LlamaCpp(_Server):
+    """llama.cpp's server, with the same GGUF file."""
 
     name = "llama.cpp server"
 
@@ -142,13 +151,10 @@ class LlamaCpp(Peer):
             [*program, str(file), "{port}", str(positions), str(torch.get_num_threads())],
             ready="/health",
             what="llama.cpp's server",
-            fresh=True,  # it ends a connection that has been idle for seconds just as it is used again
+            fresh=True,  # it may close an idle connection just as it is used again
         )
         self._text = ""
         self._tokens = 0
-
-    def start(self) -> None:
-        self._server.start()
 
     def read(self, text: str) -> float:
         began = time.perf_counter()
@@ -159,9 +165,9 @@ class LlamaCpp(Peer):
         self._tokens = response.json()["usage"]["prompt_tokens"]
         return time.perf_counter() - began
 
-    def ask(self, question: str) -> Answered:
+    def ask(self, question: str) -> AnswerTiming:
         body = {
-            "prompt": self._text + asked(question),
+            "prompt": self._text + ask_prompt(question),
             "max_tokens": WRITTEN,
             "temperature": 0,
             "ignore_eos": True,
@@ -174,19 +180,10 @@ class LlamaCpp(Peer):
                 for line in response.iter_lines()
                 if line.startswith("data: {") and json.loads(line.removeprefix("data: "))["choices"][0]["text"]
             ]
-        return Answered(stamps[0] - began, (stamps[-1] - stamps[0]) / (len(stamps) - 1), longest(stamps))
-
-    def restart(self) -> bool:
-        return False
-
-    def resident(self) -> int:
-        return self._server.resident()
+        return AnswerTiming(stamps[0] - began, (stamps[-1] - stamps[0]) / (len(stamps) - 1), longest(stamps))
 
     def kept(self) -> int:
         return self._tokens * _position_bytes()
-
-    def stop(self) -> None:
-        self._server.kill()
 
 
 _TRANSFORMERS = {
@@ -197,8 +194,8 @@ _TRANSFORMERS = {
 
 
 class Transformers(Peer):
-    """transformers' own generate, with a cache of all that was read. "passages": with those that BM25 finds instead.
-    "sampled": what reading would take is told from parts of it (see `_sampled`)."""
+    """transformers' `generate` with a cache of everything that was read. "passages": with the passages that BM25 finds
+    instead. "sampled": the prefill time is estimated from samples, see `generate._estimated_seconds`."""
 
     def __init__(self, way: Literal["whole", "sampled", "passages"] = "whole") -> None:
         self.name = _TRANSFORMERS[way]
@@ -226,8 +223,8 @@ class Transformers(Peer):
         self._tokens, seconds = self._call("read", text)
         return float(seconds)
 
-    def ask(self, question: str) -> Answered:
-        return Answered(*self._call("ask", question))
+    def ask(self, question: str) -> AnswerTiming:
+        return AnswerTiming(*self._call("ask", question))
 
     def restart(self) -> bool:
         return False
@@ -244,7 +241,7 @@ class Transformers(Peer):
 
 
 def _position_bytes() -> int:
-    """Of the default backbone's keys and values, in 16 bits, for one position."""
+    """Return the bytes of the default backbone's keys and values for one position, in 16 bits."""
     config = json.loads((find_backbone(DEFAULT_BACKBONE, models_dir=_models_dir()) / "config.json").read_text())
     head = config["hidden_size"] // config["num_attention_heads"]
     return int(config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head * 2)
@@ -262,11 +259,11 @@ PEERS: dict[str, Callable[[Path, int], Peer]] = {
     "transformers-sampled": lambda folder, length: Transformers("sampled"),
     "recall": lambda folder, length: Transformers("passages"),
 }
-"""By name, of a folder for its data and the document's length in tokens."""
+"""Constructors of peers by name; their arguments are a folder for data and the document's length in tokens."""
 
 
 def run(*, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str], None]) -> Report:
-    """Every one of `peers` at every one of `lengths`, in tokens. Raises `PeerMissing` before anything is measured."""
+    """Measure all `peers` at all `lengths`, in tokens. Raises `PeerMissing` before anything is measured."""
     rows: list[dict[str, Any]] = []
     broken: list[str] = []
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
@@ -284,7 +281,7 @@ def run(*, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str
                 httpx.HTTPError,
                 RuntimeError,
                 EOFError,
-            ) as error:  # what it broke at is a finding; the others go on
+            ) as error:  # a failure is a result; continue with the others
                 broken.append(f"{peer.name} broke at {length:,} tokens: {type(error).__name__}: {error}")
                 progress(broken[-1])
     if not rows:
@@ -294,16 +291,16 @@ def run(*, lengths: Sequence[int], peers: Sequence[str], progress: Callable[[str
 
 _NOTES = [
     "read: seconds until the document can be asked about; first token 1 and 2: of two questions; after restart: of the "
-    "second question, in a new process that was ready to be asked",
-    f"ms per token: of both answers, on the average; longest pause: between two tokens. everlong's answers are of {_SEGMENT} tokens, "
-    f"so that each has what a segment's border costs; the others' of {WRITTEN}, all of which cost them the same",
-    "a key/value cache is gone after a restart: its figure is reading again and the first question, as they were",
-    "kept: for a session, beside weights and text; for a key/value cache as it would be in 16 bits. window keeps no memory "
-    "of the text but its passages' index, and what it sees of the text's end",
-    "sampled: reading is nine pieces of 512 tokens, each behind a cache of its place's length, and the integral over them; "
-    "what is generated is behind a made-up cache of the whole length",
-    "SmolLM2's positions end at 8,192: what a cache says beyond is no language, only its time counts",
-    "everlong puts passages before a question, up to 1,000 tokens, and its first token waits for them; a cache has read all",
+    "second question, in a new process that was ready",
+    f"ms per token: mean of both answers; longest pause: between two tokens. everlong's answers have {_SEGMENT} tokens, "
+    f"so that each includes the cost of a segment's border; the others have {WRITTEN}, whose costs are all the same",
+    "a key/value cache is lost at a restart: its figure is the time to read again plus the first question, as measured",
+    "kept: bytes per session, without weights and text; for a key/value cache, in 16 bits. window keeps only an index of the "
+    "text's passages, and the end of the text that it sees",
+    "sampled: reading is estimated from nine pieces of 512 tokens, each after a cache as long as its position; "
+    "answers are generated after a random cache of the whole length",
+    "SmolLM2's positions end at 8,192: beyond that a cache's answers are meaningless, only their time counts",
+    "everlong puts up to 1,000 tokens of passages before a question, and its first token waits for them; a cache has read everything",
 ]
 
 
@@ -318,14 +315,14 @@ def _measure(peer: Peer, text: str, progress: Callable[[str], None]) -> dict[str
             first, each, pause = answers[-1].first, answers[-1].each * 1e3, answers[-1].pause * 1e3
             progress(f"{peer.name}: first token after {first:.4g} s, then {each:.4g} ms each, {pause:.4g} ms at most")
         resident, kept = peer.resident(), peer.kept()
-        again = peer.ask(QUESTIONS[1]).first if peer.restart() else read + answers[0].first
+        after_restart = peer.ask(QUESTIONS[1]).first if peer.restart() else read + answers[0].first
     finally:
         peer.stop()
     return {
         "read_s": read,
         "first_token_1_s": answers[0].first,
         "first_token_2_s": answers[1].first,
-        "after_restart_s": again,
+        "after_restart_s": after_restart,
         "ms_per_token": statistics.mean(answer.each for answer in answers) * 1e3,
         "longest_pause_ms": max(answer.pause for answer in answers) * 1e3,
         "resident_mb": resident / 1e6,
@@ -334,11 +331,11 @@ def _measure(peer: Peer, text: str, progress: Callable[[str], None]) -> dict[str
 
 
 def _targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
-    """Those of which both sides were measured."""
+    """Return the targets for which both sides were measured."""
     found = {(row["peer"], row["tokens"]): row for row in rows}
     cached, sampled, llama = _TRANSFORMERS["whole"], _TRANSFORMERS["sampled"], LlamaCpp.name
-    asked = [
-        # (what, theirs, ours, column, length, at least)
+    comparisons = [
+        # (name, their peer, our peer, column, length, at least)
         ("reading 32k, rmt: times as fast as transformers", cached, "everlong, rmt", "read_s", 32_000, 5),
         ("reading 128k, rmt: times as fast as transformers", cached, "everlong, rmt", "read_s", 128_000, 15),
         ("reading 128k, rmt: times as fast as transformers (sampled)", sampled, "everlong, rmt", "read_s", 128_000, 15),
@@ -350,7 +347,7 @@ def _targets(rows: Sequence[dict[str, Any]]) -> list[Target]:
     ]  # fmt: skip
     targets = [
         Target(what, found[theirs, length][column] / found[ours, length][column], least, at_most=False)
-        for what, theirs, ours, column, length, least in asked
+        for what, theirs, ours, column, length, least in comparisons
         if (theirs, length) in found and (ours, length) in found
     ]
     targets += [

@@ -1,4 +1,4 @@
-"""`everlong bench read`: reading speed against what the machine's matrix units can do."""
+"""`everlong bench read`: prefill throughput as a share of the machine's matmul peak."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from everlong_server.settings import load_settings
 SEGMENT = 512
 MEMORY_TOKENS = 16
 _PEAK_SIZES = {"cpu": (1024, 2048), "cuda": (8192,)}
-"""Square matrices: the faster size counts. On a CPU larger ones leave the caches and are slower; small ones leave a GPU idle."""
+"""Sizes of square matrices, of which the faster counts. Larger ones exceed a CPU's caches; smaller ones leave a GPU idle."""
 
 
 def run(
@@ -63,6 +63,25 @@ def run(
             best[number] = found = measure_reading(backbone, segments=segments, rows=number)
             flops = found["needed_gflops_per_segment"]
             rows.append({**found, "memory": "rmt", "model": model, "gflops_per_segment": flops, "documents": number})
+    return Report(
+        "read", [{column: row[column] for column in _COLUMNS} for row in rows], _targets(best, model, device), _NOTES
+    )
+
+
+_COLUMNS = (
+    "memory", "model", "documents", "tokens_per_second", "gflops_per_segment", "seconds_per_segment", "peak_gflops", "ratio",
+    "ratio_mm",
+)  # fmt: skip
+_NOTES = [
+    "rmt: FLOPs are those needed (causal half of attention, the last layer only where it is wanted); for the others, those "
+    "executed, including masked halves, and their backbones run with transformers' own modules",
+    "from scratch: 4 layers of width 256, 257 tokens of vocabulary. window reads without a matmul",
+    "peaks are of the weights' type on the device: torch.mm, and the models' own matmul; a segment is one of each document",
+]
+
+
+def _targets(best: dict[int, dict[str, Any]], model: str, device: str) -> list[Target]:
+    """Return the targets for RMT around `model`, from its figures by number of documents."""
     targets = []
     for number, found in best.items():
         what = f"rmt around {model}, {number} documents" if number > 1 else f"rmt around {model}"
@@ -74,34 +93,12 @@ def run(
         if device != "cpu" and number == 1:
             seconds = 1_000_000 / found["tokens_per_second"]
             targets.append(Target(f"{what}: seconds for 1,000,000 tokens", seconds, 10, at_most=True))
-    columns = (
-        "memory",
-        "model",
-        "documents",
-        "tokens_per_second",
-        "gflops_per_segment",
-        "seconds_per_segment",
-        "peak_gflops",
-        "ratio",
-        "ratio_mm",
-    )
-    return Report(
-        "read",
-        [{column: row[column] for column in columns} for row in rows],
-        targets,
-        [
-            "rmt: FLOPs are those needed (causal half of attention, the last layer only where it is wanted); the others': as "
-            "executed, masked halves included, and their backbones run through transformers' own modules",
-            "from scratch: 4 layers of width 256, 257 tokens of vocabulary. window reads without a matmul",
-            "peaks are of the weights' type on the device: torch.mm, and what the models multiply with; a segment is "
-            "one of each document",
-        ],
-    )
+    return targets
 
 
 @torch.inference_mode()
 def _measure_counted(name: str, memory: SegmentReader, model: str, segments: int, rows: int) -> dict[str, Any]:
-    """Reading one segment of 512 of each document at a time; FLOPs as PyTorch's counter sees them executed."""
+    """Measure reading one segment of each document at a time; FLOPs are those that PyTorch's counter sees."""
     state = memory.initial_state(rows)
     device = next(iter(state.tensors.values())).device
     generator = torch.Generator().manual_seed(0)
@@ -109,21 +106,9 @@ def _measure_counted(name: str, memory: SegmentReader, model: str, segments: int
     state = memory.read(tokens, state)
     with FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops)) as counter:
         state = memory.read(tokens, state)
-    flops, seconds, peak = counter.get_total_flops(), [], {"mm": 0.0, "packed": 0.0}
-    size = _PEAK_SIZES[device.type][0]
-    read = _reading(memory, device)
-    state = read(tokens, state)
-    a, b = torch.randn(2, size, size, device=device, dtype=_dtype(memory))
-    ways: dict[str, Callable[[], object]] = {"mm": partial(torch.mm, a, b), "packed": partial(Linear(b), a)}
-    for _ in range(segments):
-        start = _now(device)
-        state = read(tokens, state)
-        seconds.append(_now(device) - start)
-        for way, run in ways.items():
-            start = _now(device)
-            run()
-            peak[way] = max(peak[way], 2 * size**3 / (_now(device) - start))
-    best = min(seconds)
+    dtype = next(parameter.dtype for parameter in memory.parameters() if parameter.is_floating_point())
+    seconds, peak = _timed(memory, tokens, state, segments, _PEAK_SIZES[device.type][:1], dtype)
+    best, flops = min(seconds), counter.get_total_flops()
     return {
         "memory": name,
         "model": model,
@@ -139,33 +124,18 @@ def _measure_counted(name: str, memory: SegmentReader, model: str, segments: int
 
 @torch.inference_mode()
 def measure_reading(backbone: Backbone, *, segments: int = 8, rows: int = 1) -> dict[str, Any]:
-    """Reads `segments` segments of `rows` rows into an RMT (S = 512, m = 16) around `backbone`, as it is.
+    """Read `segments` segments of `rows` rows into an RMT (S = 512, m = 16) around `backbone`; return the figures.
 
-    `ratio` is what the matmuls of `needed_flops` would take at the matmul peak ÷ what reading takes. The peak is
-    measured between the segments, in the backbone's type and on its device: the faster of `torch.mm` and what the models
-    multiply with (`Linear`; `ratio_mm` is against `torch.mm` alone). All times are the best of the run, but
-    for `seconds_per_segment_median`.
+    `ratio`: time that the matmuls of `needed_flops` would take at the matmul peak ÷ time that reading takes. The peak is
+    measured between the segments, in the backbone's type and on its device, as the faster of `torch.mm` and the models'
+    own `Linear`; `ratio_mm` uses `torch.mm` alone. All times are the best of the run, except
+    `seconds_per_segment_median`.
     """
     model = RMT(RMTConfig(segment_length=SEGMENT, memory_tokens=MEMORY_TOKENS), backbone).eval().requires_grad_(False)
     tokens = torch.randint(backbone.vocab_size, (rows, SEGMENT), generator=torch.Generator().manual_seed(0))
     tokens = tokens.to(backbone.device)
-    matmuls = [
-        (name, size, run)
-        for size in _PEAK_SIZES[backbone.device.type]
-        for name, run in _matmuls(backbone, size).items()
-    ]
-    read = _reading(model, backbone.device)
-    state = read(tokens, model.initial_state(rows))  # warm up
-    reading: list[float] = []
-    peak = {"mm": 0.0, "packed": 0.0}
-    for _ in range(segments):
-        start = _now(backbone.device)
-        state = read(tokens, state)
-        reading.append(_now(backbone.device) - start)
-        for name, size, run in matmuls:
-            start = _now(backbone.device)
-            run()
-            peak[name] = max(peak[name], 2 * size**3 / (_now(backbone.device) - start))
+    sizes = _PEAK_SIZES[backbone.device.type]
+    reading, peak = _timed(model, tokens, model.initial_state(rows), segments, sizes, backbone.dtype)
     seconds, needed = min(reading), rows * needed_flops(backbone, SEGMENT + 2 * MEMORY_TOKENS, MEMORY_TOKENS)
     return {
         "model": Path(backbone.model.name_or_path).name,
@@ -183,20 +153,46 @@ def measure_reading(backbone: Backbone, *, segments: int = 8, rows: int = 1) -> 
     }
 
 
-def _reading(memory: SegmentReader, device: torch.device) -> Callable[[torch.Tensor, MemoryState], MemoryState]:
-    """As the server has it: on a GPU, CUDA graphs."""
-    return ReadGraphs(memory, CUDAGraphs(device)) if device.type == "cuda" else memory.read
+def _timed(
+    memory: SegmentReader,
+    tokens: torch.Tensor,
+    state: MemoryState,
+    segments: int,
+    sizes: Sequence[int],
+    dtype: torch.dtype,
+) -> tuple[list[float], dict[str, float]]:
+    """Read `segments` segments as the server does (on a GPU, with CUDA graphs), with matmuls of all `sizes` in between.
+
+    Returns the seconds of each segment, and the peak FLOP/s of `torch.mm` and of the models' own matmul.
+    """
+    device = tokens.device
+    read = ReadGraphs(memory, CUDAGraphs(device)) if device.type == "cuda" else memory.read
+    state = read(tokens, state)  # warm up
+    matmuls: list[tuple[str, int, Callable[[], object]]] = []
+    for size in sizes:
+        a, b = torch.randn(2, size, size, dtype=dtype, device=device)
+        matmuls += [("mm", size, partial(torch.mm, a, b)), ("packed", size, partial(Linear(b), a))]
+    seconds, peak = [], {"mm": 0.0, "packed": 0.0}
+    for _ in range(segments):
+        start = _now(device)
+        state = read(tokens, state)
+        seconds.append(_now(device) - start)
+        for name, size, multiply in matmuls:
+            start = _now(device)
+            multiply()
+            peak[name] = max(peak[name], 2 * size**3 / (_now(device) - start))
+    return seconds, peak
 
 
 def needed_flops(backbone: Backbone, positions: int, keep: int) -> float:
-    """Floating point operations in the matmuls that one row of T `positions` needs if the last m = `keep` are wanted.
+    """Return the FLOPs of the matmuls that a row of T `positions` needs if only the last m = `keep` outputs are wanted.
 
-    With L layers, P weights in a layer's matrices, of which P_kv make keys and values, and H heads of size d:
+    With L layers, P weights in the matrices of a layer, of which P_kv make keys and values, and H heads of size d:
 
         2 T P (L−1)  +  2 T P_kv  +  2 m (P − P_kv)      matrices; the last layer: keys and values of all, the rest of m
-        + 4 d H [(L−1) T (T+1) / 2  +  m (2T − m + 1) / 2]      scores and mixing, for pairs of query and key not masked
+        + 4 d H [(L−1) T (T+1) / 2  +  m (2T − m + 1) / 2]      scores and mixing, for unmasked pairs of query and key
 
-    No embedding, no head, no norms, no softmax.
+    Without embedding, head, norms and softmax.
     """
     T, m, L = positions, keep, backbone.layers
     layers = next(
@@ -212,19 +208,9 @@ _FUSED = [getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention") for k
 
 
 def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    """Scores and mixing of the shapes (B, heads, T, d). Before 2.13, PyTorch's own count refused fewer heads for keys than for queries."""
+    """Return the FLOPs of attention over shapes (B, heads, T, d). PyTorch before 2.13 could not count grouped queries."""
     B, heads, T, d = query
     return 2 * B * heads * T * key[2] * (d + value[3])
-
-
-def _matmuls(backbone: Backbone, size: int) -> dict[str, Callable[[], object]]:
-    """By name, the ways to multiply two square matrices."""
-    a, b = torch.randn(2, size, size, dtype=backbone.dtype, device=backbone.device)
-    return {"mm": partial(torch.mm, a, b), "packed": partial(Linear(b), a)}
-
-
-def _dtype(memory: SegmentReader) -> torch.dtype:
-    return next(parameter.dtype for parameter in memory.parameters() if parameter.is_floating_point())
 
 
 def _now(device: torch.device) -> float:

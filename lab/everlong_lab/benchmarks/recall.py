@@ -1,4 +1,4 @@
-"""`everlong bench recall`: what it costs to index a text beside reading it, and to search it."""
+"""`everlong bench recall`: the cost of indexing a text, relative to reading it, and of searching it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from everlong_server.store.texts.blobs import Blobs
 from everlong_server.store.texts.search_corpus import SearchCorpus
 
 PASSAGES = 16
-"""Of each question, as the server asks for them."""
+"""Number of passages searched for per question, as by the server."""
 _SENTENCE = re.compile(r"[A-Z][^.!?]{20,120}[.!?]")
 
 
@@ -36,8 +36,9 @@ def run(
     models_dir: Path,
     progress: Callable[[str], None],
 ) -> Report:
-    """`texts`: a folder of `.md` and `.txt` files, in the order of their names; None: the packaged novel, over and over. One
-    thread at a time works here, so CPU seconds are those of one core. Raises `DataError`, `BackboneError`."""
+    """Measure with a folder of `.md` and `.txt` files, `texts`, in order of their names; or with the packaged novel, repeated.
+
+    One thread works at a time, so CPU seconds are those of one core. Raises `DataError`, `BackboneError`."""
     whole = whole_text(texts, int(megabytes * 1e6))
     tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=models_dir, progress=progress))
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
@@ -47,14 +48,14 @@ def run(
 
 
 def whole_text(folder: Path | None, size: int) -> str:
-    """So many characters. Raises `DataError` where the folder has fewer."""
+    """Return a text of `size` characters. Raises `DataError` if the folder has fewer."""
     if folder is None:
         novel = text.packaged()
         return (novel * (size // len(novel) + 1))[:size]
     files = sorted(file for file in folder.rglob("*") if file.suffix in {".md", ".txt"})
     whole = "\n\n".join(text.read(file) for file in files)
     if len(whole) < size:
-        raise DataError(f"{folder} holds {len(whole):,} characters of text (.md, .txt), --megabytes asks for {size:,}")
+        raise DataError(f"{folder} has {len(whole):,} characters of text (.md, .txt), --megabytes needs {size:,}")
     return whole[:size]
 
 
@@ -68,7 +69,7 @@ async def _measure(
 ) -> Report:
     document = await shelf.put(whole)
     encoding, indexing = [], []
-    for number in range(rounds):  # in turns: whatever else the machine does meanwhile meets both
+    for number in range(rounds):  # in turns, so that other load on the machine affects both
         progress(f"encoding and indexing {document.bytes / 1e6:.1f} MB, {number + 1} of {rounds}")
         encoding.append(_cpu(lambda: _encode(shelf, tokenizer, document)))
         await shelf.passages.delete(document.id)
@@ -93,8 +94,8 @@ async def _measure(
         Target("the longest search, CPU ms", max(seconds) * 1e3, 20.0, at_most=True),
     ]
     notes = [
-        "reading: as with `window`, whose reading computes nothing; every other memory's takes longer, and the share is smaller",
-        "ratio: the median of the rounds'; searches: the second of the same question, CPU time",
+        "reading: with `window`, which only encodes; other memories take longer, and the share is smaller",
+        "ratio: median of the rounds; searches: the second search for each question, CPU time",
     ]
     return Report("recall", [row], targets, notes)
 
@@ -111,17 +112,17 @@ def _encode(shelf: SearchCorpus, tokenizer: Tokenizer, document: Document) -> in
 
 
 async def _search(shelf: SearchCorpus, document: Document, question: str) -> float:
-    """CPU seconds, from the words to the passages."""
+    """Return the CPU seconds of a search, from the words to the passages."""
     begin = 0.0
-    for _ in range(2):  # the first one reads the file
+    for _ in range(2):  # the first search loads the file
         begin = time.process_time()
         await shelf.passages.search([document.id], search_words(question, None), PASSAGES)
     return time.process_time() - begin
 
 
 def _questions(whole: str, count: int) -> Sequence[str]:
-    """Sentences of the text, which have words of it, usual and rare ones."""
+    """Return random sentences of the text as questions; they have common and rare words."""
     found = [match[0] for match in _SENTENCE.finditer(whole)]
     if not found:
-        raise DataError("the text has no sentences to ask about")
+        raise DataError("the text has no sentences to use as questions")
     return random.Random(0).choices(found, k=count)  # noqa: S311 - a sample

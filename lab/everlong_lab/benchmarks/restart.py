@@ -1,61 +1,48 @@
-"""`everlong bench restart`: a second question right after a full restart, against one without."""
+"""`everlong bench restart`: the time to an answer right after a restart, compared with that before it."""
 
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from everlong_lab.harness.process import Process
 from everlong_lab.harness.report import Report, Target
-from everlong_lab.harness.tiny import save_tiny
 
 _QUESTIONS = 5
 
 
 def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
-    """Reads a document, asks, kills the server with -9, starts it again, asks: no token is read twice."""
+    """Read a document, ask, kill the server with SIGKILL, restart it, and ask again: no token is read twice."""
     tokens = 10_000 if quick else 100_000
-    with tempfile.TemporaryDirectory(prefix="evl") as folder:
-        # A tiny model answers in milliseconds, which say more about a process that is still warming up.
-        model = ["--model", str(save_tiny(Path(folder) / "model"))] if quick else ["--memory", "rmt"]
-        server = Process.everlong(Path(folder) / "data", *model)
-        try:
-            progress(
-                f"starting a server with {'a tiny random model' if quick else 'the default model'} and untrained RMT"
-            )
-            server.start()
-            read = server.read("All in the golden afternoon. " * (tokens // (29 if quick else 6) + 1))
-            progress(f"read {read['tokens']:,} tokens")
-            rows, first = [], {}
-            for phase in ("before", "after kill -9 and restart"):
-                if phase != "before":
-                    server.kill()
-                    progress(f"restarted in {server.start():.1f} s")
-                session = server.http.post("/v1/sessions", json={"documents": [read["id"]]}).json()["id"]
-                very_first = first_token(server, session)  # in the median's place it would be one of five
-                seconds = [first_token(server, session) for _ in range(_QUESTIONS)]
-                first[phase] = statistics.median(seconds)
-                rows.append(
-                    {
-                        "phase": phase,
-                        "document_tokens": read["tokens"],
-                        "first_token_ms": first[phase] * 1e3,
-                        "very_first_ms": very_first * 1e3,
-                    }
-                )
-        finally:
-            server.kill()
+    kind = "a tiny random model" if quick else "the default model"
+    progress(f"starting a server with {kind} and untrained RMT")
+    # With a tiny model the times are milliseconds, most of which are the new process's warm-up.
+    with Process.served(*([] if quick else ["--memory", "rmt"]), tiny=quick) as server:
+        read = server.read("All in the golden afternoon. " * (tokens // (29 if quick else 6) + 1))
+        progress(f"read {read['tokens']:,} tokens")
+        rows, first = [], {}
+        for phase in ("before", "after kill -9 and restart"):
+            if phase != "before":
+                server.kill()
+                progress(f"restarted in {server.start():.1f} s")
+            session = server.http.post("/v1/sessions", json={"documents": [read["id"]]}).json()["id"]
+            very_first = first_token(server, session)  # separate, so that it does not affect the median
+            first[phase] = statistics.median(first_token(server, session) for _ in range(_QUESTIONS))
+            rows.append(
+                {
+                    "phase": phase, "document_tokens": read["tokens"], "first_token_ms": first[phase] * 1e3,
+                    "very_first_ms": very_first * 1e3,
+                }
+            )  # fmt: skip
     ratio = first["after kill -9 and restart"] / first["before"]
     targets = [Target("first token after the restart ÷ without", ratio, 1.2, at_most=True)]
-    notes = [f"first token: median of {_QUESTIONS} questions, after one that is not counted, the very first"]
+    notes = [f"first token: median of {_QUESTIONS} questions, without the very first question after a start"]
     return Report("restart", rows, targets, notes)
 
 
 def first_token(server: Process, session: str) -> float:
-    """Seconds from the request to the first piece of the answer."""
+    """Return the seconds from the request to the first piece of the answer."""
     body = {
         "content": "And then?",
         "stream": True,

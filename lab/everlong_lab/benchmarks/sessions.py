@@ -1,4 +1,4 @@
-"""`everlong bench sessions`: how many sessions, each with a long document of its own, a gigabyte of Redis keeps warm."""
+"""`everlong bench sessions`: how many sessions, each with a long document, a gigabyte of Redis holds."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ _LONG_SECONDS = 20
 
 
 def run(*, count: int, tokens: int, quick: bool, progress: Callable[[str], None]) -> Report:
-    """Makes `count` sessions (quick: 5), each with an own document of `tokens`, with the default model and each of two
-    memories; what they add to Redis is what INFO says. RMT, whose reading costs a pass through the model, gets a hundredth of them, two at least."""
+    """Create `count` sessions (quick: 5), each with its own document of `tokens` tokens, and measure the growth of Redis.
+
+    Uses the default model with two memories. RMT gets a hundredth of the sessions, at least two, because its prefill is
+    slow."""
     tokenizer = load_tokenizer(find_backbone(DEFAULT_BACKBONE, models_dir=load_settings().models_dir.expanduser()))
     ids = tokenizer.encode(packaged())
     ids = (ids * -(-2 * tokens // len(ids)))[: 2 * tokens]
     rows = []
     for memory in ("window", "rmt"):
         made = 5 if quick else count if memory == "window" else max(2, count // 100)
-        # Each is another stretch of the text, so that no two documents are one.
+        # A different stretch of the text for each session, so that no two documents are equal.
         texts = (tokenizer.decode(ids[tokens * k // made :][:tokens]) for k in range(made))
         with tempfile.TemporaryDirectory(prefix="evl") as folder:
             embedded = EmbeddedRedis(Path(folder))
@@ -49,8 +51,8 @@ def run(*, count: int, tokens: int, quick: bool, progress: Callable[[str], None]
 
 
 _NOTES = [
-    "bytes each: what used_memory of Redis grew by, ÷ their number; a document's text and passages are files",
-    "back: from the question to the first token, of sessions that nobody used since the server started; median",
+    "bytes each: growth of Redis's used_memory ÷ number of sessions; a document's text and passages are files",
+    "back: median time from a question to its first token, of sessions not used since the server started",
 ]
 
 
@@ -64,7 +66,7 @@ def _measure(server: Process, url: str, texts: Iterable[str], progress: Callable
         if len(sessions) % 20 == 0:
             progress(f"{len(sessions)} sessions")
     each = (database.info("memory")["used_memory"] - before) / len(sessions)
-    progress("starting it again")
+    progress("restarting the server")
     server.kill()
     server.start()
     back = []
@@ -83,7 +85,7 @@ def _measure(server: Process, url: str, texts: Iterable[str], progress: Callable
 
 
 def _say(progress: Callable[[str], None], number: int, began: float, share: float) -> None:
-    """Of documents that take long."""
+    """Report progress of documents that take long."""
     if time.monotonic() - began > _LONG_SECONDS:
         progress(f"session {number}: {share:.0%} read")
 

@@ -1,4 +1,4 @@
-"""`everlong bench start`: from the command to an answer's first token, on a machine where the model was served before."""
+"""`everlong bench start`: the time from the command to an answer's first token, once the model has been served before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from everlong_lab.harness.tiny import save_tiny
 
 
 def run(*, starts: int, quick: bool, progress: Callable[[str], None]) -> Report:
-    """`quick`: of a tiny random model instead of the default one. Raises `RuntimeError` if a server ends instead."""
+    """Measure `starts` starts. `quick`: use a tiny random model. Raises `RuntimeError` if a server ends instead."""
     with tempfile.TemporaryDirectory(prefix="evl") as folder:
         model = ["--model", str(save_tiny(Path(folder) / "model"))] if quick else []
         rows = _rows(starts, model, progress)
@@ -24,23 +24,21 @@ def run(*, starts: int, quick: bool, progress: Callable[[str], None]) -> Report:
         "start",
         rows,
         [Target("first token, s after the command (median)", median, 10.0, at_most=True)],
-        [
-            "an empty data folder each time, the embedded Redis, a session without a document; a start before these is not counted"
-        ],
+        ["an empty data folder each time, the embedded Redis, a session without documents; without the first start"],
     )
 
 
 def _rows(starts: int, model: list[str], progress: Callable[[str], None]) -> list[dict[str, float]]:
     rows = []
-    for number in range(starts + 1):  # the first converts the weights and compiles what decodes, if nobody has before
+    for number in range(starts + 1):  # the first start may convert weights and compile kernels
         with tempfile.TemporaryDirectory(prefix="evl") as folder:
             server = Process.everlong(Path(folder) / "data", *model)
             began = time.perf_counter()
             try:
                 ready = server.start()
                 session = server.http.post("/v1/sessions", json={}).json()["id"]
-                asked = time.perf_counter() - began
-                first = asked + first_token(server, session)
+                created = time.perf_counter() - began
+                first = created + first_token(server, session)
             finally:
                 server.kill()
         progress(f"ready after {ready:.1f} s, first token after {first:.1f} s{'' if number else ' (not counted)'}")

@@ -1,11 +1,11 @@
-"""`everlong bench chaos`: what can break is broken while the server is used, and nothing acknowledged may be lost.
+"""`everlong bench chaos`: break everything that can break while the server is used; nothing acknowledged may be lost.
 
-`world` has the processes, `load` uses them and knows what was acknowledged, `faults` breaks them, `campaign` does all
+`processes` runs a cluster, `load` uses it and records what was acknowledged, `faults` breaks it, and `campaign` does all
 three and reports.
 """
 
-from everlong_lab.chaos.campaign import Plan, run
+from everlong_lab.chaos.campaign import CampaignPlan, run
 from everlong_lab.chaos.faults import FAULTS
-from everlong_lab.chaos.processes import Gone
+from everlong_lab.chaos.processes import ClusterError
 
-__all__ = ["FAULTS", "Gone", "Plan", "run"]
+__all__ = ["FAULTS", "CampaignPlan", "ClusterError", "run"]

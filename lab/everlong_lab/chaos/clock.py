@@ -1,4 +1,4 @@
-"""`Clock`: what a process takes for the time of day, which can be set while it runs (by libfaketime)."""
+"""`Clock`: the time of day of a process, which can be set while it runs, with libfaketime."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 _LIBRARIES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib/faketime/libfaketimeMT.so.1")
 _SEEN_SECONDS = 1
-"""How long a process may take to see a jump."""
+"""Longest time until a process notices a jump."""
 
 
 def _library() -> Path | None:
@@ -14,9 +14,9 @@ def _library() -> Path | None:
 
 
 class Clock:
-    """Of a process whose command begins with `prefix`. Without libfaketime on this machine it stays as it is.
+    """Sets the time of day of processes whose command starts with `prefix`. Without libfaketime it has no effect.
 
-    Its monotonic clock goes on as ever, as when an administrator, NTP or a resumed virtual machine sets the time.
+    Their monotonic clock is unaffected, as when an administrator, NTP or a resumed virtual machine sets the time.
     """
 
     def __init__(self, file: Path) -> None:
@@ -24,12 +24,12 @@ class Clock:
         self.jump(0)
 
     def jump(self, seconds: float) -> None:
-        """To so many seconds ahead of the true time; negative: behind."""
+        """Set the clock `seconds` ahead of the true time, or behind if negative."""
         self._file.write_text(f"{seconds:+.3f}", encoding="ascii")
 
     @property
     def prefix(self) -> list[str]:
-        """Of a command. What is loaded is inherited; a forked process may choose another clock by `own`."""
+        """Start of a command that preloads libfaketime. Forked processes inherit it and may choose another clock by `own`."""
         library = _library()
         if library is None:
             return []
@@ -37,7 +37,7 @@ class Clock:
             "LD_PRELOAD": str(library),
             "FAKETIME_CACHE_DURATION": str(_SEEN_SECONDS),
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            # A mend for a libc of long ago, which makes every wait for Python's lock a hundred times as long.
+            # A workaround for an old libc that makes every wait for Python's lock a hundred times as long.
             "FAKETIME_FORCE_MONOTONIC_FIX": "0",
             **self.own,
         }
@@ -45,10 +45,10 @@ class Clock:
 
     @property
     def own(self) -> dict[str, str]:
-        """What says that a process goes by this clock."""
+        """Environment variables that make a process use this clock."""
         return {"FAKETIME_TIMESTAMP_FILE": str(self._file)}
 
 
 def settable() -> bool:
-    """Whether clocks can be set on this machine."""
+    """Return whether clocks can be set on this machine."""
     return _library() is not None

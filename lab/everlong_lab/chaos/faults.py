@@ -1,7 +1,7 @@
-"""What can break, by name. Each breaks something at a moment of its own and mends it again.
+"""Faults by name. Each breaks something at a random moment and repairs it.
 
-A fault returns the moment from which on recovery counts (monotonic seconds): when the process was killed, or when what
-had been away was back.
+A fault returns the moment (monotonic seconds) from which recovery is measured: when the process was killed, or when the
+outage ended.
 """
 
 from __future__ import annotations
@@ -17,188 +17,183 @@ from dataclasses import dataclass, field
 
 from everlong_lab.chaos.clock import Clock
 from everlong_lab.chaos.load import Load
-from everlong_lab.chaos.processes import LEASE_SECONDS, Replica, World
+from everlong_lab.chaos.processes import LEASE_SECONDS, Cluster, Replica
 
 _WAIT_SECONDS = 5.0
 _CLOCK_SECONDS = 3600.0
-_REDIS_CLOCK_SECONDS = 60.0  # less than what a request sent again is remembered for, which is a promise by that clock
+_REDIS_CLOCK_SECONDS = 60.0  # less than the lifetime of idempotency records, which ends by this clock
 
 
 @dataclass(slots=True)
-class Scene:
-    """What a fault works with. `away`: the longest seconds that something is away. `burst`: so many replicas are killed
-    in a row at most. `killed`: what replicas were doing when they were killed."""
+class FaultContext:
+    """What a fault works with. `away`: longest outage in seconds. `burst`: maximum number of replicas killed in a row.
+    `killed`: counts of what replicas were doing when they were killed."""
 
-    world: World
+    cluster: Cluster
     load: Load
-    chance: random.Random
+    rng: random.Random
     away: float
     burst: int
     killed: Counter[str] = field(default_factory=Counter)
 
-    async def pause(self) -> None:
-        """As long as something is away."""
-        await asyncio.sleep(self.chance.uniform(0.2, self.away))
+    async def outage(self, end: Callable[[], object]) -> float:
+        """Sleep for the length of an outage and `end` it; return the moment."""
+        await asyncio.sleep(self.rng.uniform(0.2, self.away))
+        if isinstance(result := end(), Awaitable):
+            await result
+        return time.monotonic()
 
     def any(self) -> Replica:
-        """One of the replicas."""
-        return self.chance.choice(self.world.replicas)
+        """Return a random replica."""
+        return self.rng.choice(self.cluster.replicas)
 
 
-Fault = Callable[[Scene], Awaitable[float]]
+Fault = Callable[[FaultContext], Awaitable[float]]
 
 
-async def kill_reading(scene: Scene) -> float:
-    """kill -9 of a replica that reads a document."""
-    return await _kill(scene, "reading")
+async def kill_reading(context: FaultContext) -> float:
+    """Kill a replica with SIGKILL while it reads a document."""
+    return await _kill(context, "reading")
 
 
-async def kill_generating(scene: Scene) -> float:
-    """kill -9 of a replica that generates an answer."""
-    return await _kill(scene, "generating")
+async def kill_generating(context: FaultContext) -> float:
+    """Kill a replica with SIGKILL while it generates an answer."""
+    return await _kill(context, "generating")
 
 
-async def _doing(scene: Scene, replica: Replica) -> set[str]:
-    reading = (await scene.world.reading()).get(replica.id, 0)
-    generating = scene.load.caller.streaming[replica.number]
-    return {name for name, there in (("reading", reading), ("generating", generating)) if there}
+async def _doing(context: FaultContext, replica: Replica) -> set[str]:
+    reading = (await context.cluster.reading()).get(replica.id, 0)
+    generating = context.load.caller.streaming[replica.number]
+    return {name for name, busy in (("reading", reading), ("generating", generating)) if busy}
 
 
-async def _kill(scene: Scene, wanted: str) -> float:
-    """Some in a row, each at a moment of its own; nobody waits for what the one before has disturbed."""
-    for _ in range(scene.chance.randint(1, scene.burst)):
-        moment = await _kill_one(scene, wanted)
+async def _kill(context: FaultContext, wanted: str) -> float:
+    """Kill some replicas in a row, each at a random moment, without waiting for recovery in between."""
+    for _ in range(context.rng.randint(1, context.burst)):
+        moment = await _kill_one(context, wanted)
     return moment
 
 
-async def _kill_one(scene: Scene, wanted: str) -> float:
+async def _kill_one(context: FaultContext, wanted: str) -> float:
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
-        replica = scene.any()
-        if wanted in await _doing(scene, replica):
-            await asyncio.sleep(scene.chance.expovariate(10))  # any moment of it
-            if wanted in (doing := await _doing(scene, replica)) or time.monotonic() > deadline:
+        replica = context.any()
+        if wanted in await _doing(context, replica):
+            await asyncio.sleep(context.rng.expovariate(10))  # a random moment of the work
+            if wanted in (doing := await _doing(context, replica)) or time.monotonic() > deadline:
                 break
         elif time.monotonic() > deadline:
-            doing = await _doing(scene, replica)
+            doing = await _doing(context, replica)
             break
         await asyncio.sleep(0.01)
     replica.signal(signal.SIGKILL)
     moment = time.monotonic()
-    scene.killed[" and ".join(sorted(doing)) or "nothing"] += 1
-    await replica.gone()
-    await scene.world.restart(replica)
+    context.killed[" and ".join(sorted(doing)) or "nothing"] += 1
+    await replica.wait_ended()
+    await context.cluster.restart(replica)
     return moment
 
 
-async def kill_all(scene: Scene) -> float:
-    """kill -9 of every replica."""
-    for replica in scene.world.replicas:
-        scene.killed[" and ".join(sorted(await _doing(scene, replica))) or "nothing"] += 1
+async def kill_all(context: FaultContext) -> float:
+    """Kill every replica with SIGKILL."""
+    for replica in context.cluster.replicas:
+        context.killed[" and ".join(sorted(await _doing(context, replica))) or "nothing"] += 1
         await replica.kill()
-    for replica in scene.world.replicas:
-        await scene.world.restart(replica)
+    for replica in context.cluster.replicas:
+        await context.cluster.restart(replica)
     return time.monotonic()
 
 
-async def redis_kill(scene: Scene) -> float:
-    """kill -9 of Redis, which loads its append-only file."""
-    scene.world.redis.kill()
-    await scene.pause()
-    await scene.world.redis.start()
-    return time.monotonic()
+async def redis_kill(context: FaultContext) -> float:
+    """Kill Redis with SIGKILL; it reloads its append-only file."""
+    context.cluster.redis.kill()
+    return await context.outage(context.cluster.redis.start)
 
 
-async def redis_stops(scene: Scene) -> float:
-    """Redis takes connections and does not answer."""
-    scene.world.redis.signal(signal.SIGSTOP)
-    await scene.pause()
-    scene.world.redis.signal(signal.SIGCONT)
-    return time.monotonic()
+async def redis_stops(context: FaultContext) -> float:
+    """Stop Redis: it accepts connections but does not answer."""
+    context.cluster.redis.signal(signal.SIGSTOP)
+    return await context.outage(lambda: context.cluster.redis.signal(signal.SIGCONT))
 
 
-async def redis_full(scene: Scene) -> float:
-    """Redis has no memory left (`maxmemory`, noeviction)."""
-    client = scene.world.redis.client
+async def redis_full(context: FaultContext) -> float:
+    """Leave Redis without memory (`maxmemory`, noeviction)."""
+    client = context.cluster.redis.client
     await client.config_set("maxmemory", 1)
-    await scene.pause()
-    await client.config_set("maxmemory", 0)
-    return time.monotonic()
+    return await context.outage(lambda: client.config_set("maxmemory", 0))
 
 
-async def link_cut(scene: Scene) -> float:
-    """A replica's connections to Redis break, and new ones too."""
-    return await _link(scene, lambda replica: replica.link.cut())
+async def link_cut(context: FaultContext) -> float:
+    """Break a replica's connections to Redis, including new ones."""
+    return await _disturb_proxy(context, lambda replica: replica.proxy.cut())
 
 
-async def link_held(scene: Scene) -> float:
-    """A replica's connections to Redis are half open: nothing comes through."""
-    return await _link(scene, lambda replica: replica.link.hold())
+async def link_held(context: FaultContext) -> float:
+    """Make a replica's connections to Redis half open: no data passes."""
+    return await _disturb_proxy(context, lambda replica: replica.proxy.hold())
 
 
-async def link_slow(scene: Scene) -> float:
-    """All that replicas and Redis say to each other is late."""
-    for replica in scene.world.replicas:
-        replica.link.delay = scene.chance.uniform(0.01, 0.1)
-    await scene.pause()
-    for replica in scene.world.replicas:
-        replica.link.mend()
-    return time.monotonic()
+async def link_slow(context: FaultContext) -> float:
+    """Delay everything between replicas and Redis."""
+    for replica in context.cluster.replicas:
+        replica.proxy.delay = context.rng.uniform(0.01, 0.1)
+
+    def mend() -> None:
+        for replica in context.cluster.replicas:
+            replica.proxy.mend()
+
+    return await context.outage(mend)
 
 
-async def _link(scene: Scene, break_it: Callable[[Replica], None]) -> float:
-    replica = scene.any()
-    break_it(replica)
-    await scene.pause()
-    replica.link.mend()
-    return time.monotonic()
+async def _disturb_proxy(context: FaultContext, disturb: Callable[[Replica], None]) -> float:
+    replica = context.any()
+    disturb(replica)
+    return await context.outage(replica.proxy.mend)
 
 
-async def stall(scene: Scene) -> float:
-    """SIGSTOP of a replica until its leases are others', then SIGCONT."""
-    replica = scene.any()
+async def stall(context: FaultContext) -> float:
+    """Stop a replica (SIGSTOP) until others have taken over its leases, then continue it (SIGCONT)."""
+    replica = context.any()
     replica.signal(signal.SIGSTOP)
-    await asyncio.sleep(LEASE_SECONDS * scene.chance.uniform(1.2, 2))
+    await asyncio.sleep(LEASE_SECONDS * context.rng.uniform(1.2, 2))
     replica.signal(signal.SIGCONT)
     return time.monotonic()
 
 
-async def clock_jumps(scene: Scene) -> float:
-    """A replica's time of day is up to an hour ahead or behind, and then right again."""
-    return await _jump(scene, scene.any().clock, _CLOCK_SECONDS)
+async def clock_jumps(context: FaultContext) -> float:
+    """Set a replica's clock up to an hour ahead or behind, then right again."""
+    return await _jump(context, context.any().clock, _CLOCK_SECONDS)
 
 
-async def redis_clock_jumps(scene: Scene) -> float:
-    """The same with Redis, by whose clock leases and records of requests end: ahead or behind for longer than a lease."""
-    return await _jump(scene, scene.world.redis.clock, _REDIS_CLOCK_SECONDS)
+async def redis_clock_jumps(context: FaultContext) -> float:
+    """Set the clock of Redis, by which leases and idempotency records expire, ahead or behind by more than a lease."""
+    return await _jump(context, context.cluster.redis.clock, _REDIS_CLOCK_SECONDS)
 
 
-async def _jump(scene: Scene, clock: Clock, most: float) -> float:
-    clock.jump(scene.chance.choice((-1, 1)) * scene.chance.uniform(most / 10, most))
-    await asyncio.sleep(scene.chance.uniform(1.5, 1.5 + scene.away))  # a process sees it within a second
+async def _jump(context: FaultContext, clock: Clock, most: float) -> float:
+    clock.jump(context.rng.choice((-1, 1)) * context.rng.uniform(most / 10, most))
+    await asyncio.sleep(context.rng.uniform(1.5, 1.5 + context.away))  # a process notices within a second
     clock.jump(0)
     return time.monotonic()
 
 
-async def disk_full(scene: Scene) -> float:
-    """The blob store's disk is full."""
-    ballast = scene.world.spool / "ballast"
+async def disk_full(context: FaultContext) -> float:
+    """Fill the blob store's disk."""
+    ballast = context.cluster.spool / "ballast"
     size = 1 << 20
     with ballast.open("wb", buffering=0) as file:
-        while size:  # in ever smaller pieces, until there is no room for a byte
+        while size:  # in ever smaller pieces, until not even a byte fits
             try:
                 file.write(bytes(size))
             except OSError:
                 size //= 2
-    await scene.pause()
-    ballast.unlink()
-    return time.monotonic()
+    return await context.outage(ballast.unlink)
 
 
-async def bad_callers(scene: Scene) -> float:
-    """Half requests, and readers that do not read, on every replica."""
+async def bad_callers(context: FaultContext) -> float:
+    """Send incomplete requests, and requests whose answers are not read, to every replica."""
     writers = []
-    for replica in scene.world.replicas:
+    for replica in context.cluster.replicas:
         for head in (
             b"POST /v1/documents HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\nhalf",
             b"GET /v1/doc",
@@ -208,26 +203,26 @@ async def bad_callers(scene: Scene) -> float:
                 _, writer = await asyncio.open_connection("127.0.0.1", replica.port, limit=1)
                 writer.write(head)
                 writers.append(writer)
-    await scene.pause()
-    for writer in writers:
-        writer.transport.abort()
-    return time.monotonic()
+
+    def abort() -> None:
+        for writer in writers:
+            writer.transport.abort()
+
+    return await context.outage(abort)
 
 
-async def sent_twice(scene: Scene) -> float:
-    """Every request goes to two replicas at once."""
-    scene.load.caller.twice = True
-    await scene.pause()
-    scene.load.caller.twice = False
-    return time.monotonic()
+async def sent_twice(context: FaultContext) -> float:
+    """Send every request to two replicas at once."""
+    context.load.caller.twice = True
+    return await context.outage(lambda: setattr(context.load.caller, "twice", False))
 
 
-async def rolling_restart(scene: Scene) -> float:
-    """SIGTERM of one replica after the other, each once the one before is back."""
-    for replica in scene.world.replicas:
+async def rolling_restart(context: FaultContext) -> float:
+    """Restart the replicas with SIGTERM, one after the other."""
+    for replica in context.cluster.replicas:
         replica.signal(signal.SIGTERM)
-        await replica.gone()
-        await scene.world.restart(replica)
+        await replica.wait_ended()
+        await context.cluster.restart(replica)
     return time.monotonic()
 
 

@@ -1,7 +1,7 @@
-"""`Nursery`: server processes for the price of one import.
+"""`ForkServer`: start server processes without importing the server again.
 
-One process imports the server once and forks another for each line on its stdin: what is born is `everlong serve`, with
-a pid, memory and sockets of its own, a second after it was asked for instead of ten.
+One process imports the server once and forks a child for each line on its stdin. A child is a complete `everlong serve`
+with a pid, memory and sockets of its own, and starts in one second instead of ten.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 
-class Nursery:
-    """Forks servers until it is closed, which ends them with -9."""
+class ForkServer:
+    """Forks servers until it is closed, which kills them."""
 
     def __init__(self, prefix: Sequence[str]) -> None:
-        """`prefix`: of the command that is started (`Clock.prefix`)."""
+        """`prefix`: start of the command (`Clock.prefix`)."""
         self._process = subprocess.Popen(
             [*prefix, sys.executable, "-c", f"from {__name__} import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
 
-    def bear(self, flags: list[str], log: Path, environment: Mapping[str, str]) -> int:
-        """The pid of a new `everlong serve` with these flags. It says what it has to say in `log`."""
+    def fork(self, flags: list[str], log: Path, environment: Mapping[str, str]) -> int:
+        """Start `everlong serve` with these flags, writing its output to `log`; return its pid."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([flags, str(log), dict(environment)]).encode() + b"\n")
@@ -37,7 +37,7 @@ class Nursery:
         return int(self._process.stdout.readline())
 
     def close(self) -> None:
-        """Ends all that it has made."""
+        """Kill the fork server and all its children."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -46,24 +46,24 @@ class Nursery:
 
 
 def main() -> None:
-    """Until stdin ends."""
-    from transformers.models.llama import modeling_llama  # noqa: F401, PLC0415 - what a server imports late
+    """Fork a server for each line on stdin, until it ends."""
+    from transformers.models.llama import modeling_llama  # noqa: F401, PLC0415 - a server imports it late
 
     from everlong_server.process import listening, serving  # noqa: F401, PLC0415
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the dead
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps children
     for line in sys.stdin:
         flags, log, environment = json.loads(line)
         pid = os.fork()
         if pid == 0:
             for name, value in environment.items():
-                os.putenv(name, value)  # for libraries: nothing of ours reads it
+                os.putenv(name, value)  # for libfaketime; our own code does not read it
             _serve(flags, log)
         print(pid, flush=True)  # noqa: T201 - to the parent
 
 
 def _serve(flags: list[str], log: str) -> Any:
-    """In the child."""
+    """Serve in the child process."""
     from everlong_server.process.serving import serve_forever  # noqa: PLC0415
     from everlong_server.settings import load_settings  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""`Load`: people who upload, ask and delete, and know what they were promised.
+"""`Load`: callers that upload, ask and delete, and verify what the server has acknowledged.
 
-Each script is acted out once while nothing is broken. From then on every answer, token and state has to be the same
-again, bit for bit, whatever happens meanwhile: a segment that was applied twice, or not at all, gives another state.
+Each script is run once without faults. From then on every answer, token and state must be identical, bit for bit,
+whatever happens meanwhile: a segment that was applied twice or not at all changes the state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STUCK_SECONDS = 180.0
 _AGAIN_SECONDS = 0.1
 _ANSWER_TOKENS = 48
 PASSING = ("session_busy", "idempotency_in_progress", "document_not_ready", "conflict")
-"""What 409 says that will be otherwise in a moment."""
+"""Codes of status 409 for which a retry succeeds."""
 _WITHIN = ", within an answer"
 _WORDS = [
     "ash",
@@ -52,13 +52,13 @@ _WORDS = [
 ]
 
 
-class Lost(Exception):
-    """Something that was promised is not there, or is not what it was."""
+class DataLost(Exception):
+    """Acknowledged data is missing or has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A text and what is asked about it. A function of `seed`."""
+    """A text with questions about it, generated from `seed`."""
 
     seed: int
     text: bytes
@@ -66,17 +66,17 @@ class Script:
 
     @staticmethod
     def of(seed: int) -> Script:
-        """3 to 16 KB, and two to four questions."""
-        chance = random.Random(seed)  # noqa: S311 - not for secrets
-        words = [chance.choice(_WORDS) for _ in range(chance.randrange(600, 3_200))]
+        """Return a text of 3 to 16 KB with two to four questions."""
+        rng = random.Random(seed)  # noqa: S311 - not for secrets
+        words = [rng.choice(_WORDS) for _ in range(rng.randrange(600, 3_200))]
         text = " ".join(word + "." * (n % 11 == 10) for n, word in enumerate(words))
-        questions = tuple(f"Where is the {chance.choice(_WORDS)}, number {n}?" for n in range(chance.randrange(2, 5)))
+        questions = tuple(f"Where is the {rng.choice(_WORDS)}, number {n}?" for n in range(rng.randrange(2, 5)))
         return Script(seed, text.encode(), questions)
 
 
 @dataclass(slots=True)
-class Truth:
-    """What became of a script while nothing was broken: after the text, and after each answer."""
+class Reference:
+    """Results of a script without faults: tokens and state after the text, answers and states after each question."""
 
     tokens: int
     digest: str
@@ -86,67 +86,67 @@ class Truth:
 
 @dataclass(slots=True)
 class Ledger:
-    """What has happened to those who use the server."""
+    """What happened to the callers."""
 
     lost: list[str] = field(default_factory=list)
     stuck: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
-    """Acknowledged steps."""
+    """Acknowledged steps, by name."""
     again: Counter[str] = field(default_factory=Counter)
-    """Tries that were repeated, by why."""
+    """Retries, by reason."""
 
 
 class Caller:
-    """Asks any replica, and again another one as long as the answer is that it should try later, or there is none.
+    """Sends each request to a random replica, and retries another one until it gets a final answer.
 
-    Every request is the same each time, with the same Idempotency-Key. `twice`: each is sent to two replicas at once.
-    `keep_alive`: False for a connection of its own for each.
+    All retries of a request are identical, with the same Idempotency-Key. `twice`: send each request to two replicas at
+    once. `keep_alive`: False opens a connection for each request.
     """
 
     def __init__(self, replicas: Sequence[Replica], ledger: Ledger, seed: int, *, keep_alive: bool = True) -> None:
         self._replicas = replicas
-        self._chance = random.Random(seed)  # noqa: S311
+        self._rng = random.Random(seed)  # noqa: S311
         limits = httpx.Limits(max_connections=100, max_keepalive_connections=20 if keep_alive else 0)
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(20, connect=2), limits=limits)
         self.ledger = ledger
         self.twice = False
         self.streaming: Counter[int] = Counter()
-        """Answers under way, by replica."""
+        """Answers being generated, by replica."""
 
     async def close(self) -> None:
-        """Breaks all connections."""
+        """Close all connections."""
         await self._http.aclose()
 
     async def call(self, method: str, path: str, wanted: int, *, missing_is_done: bool = False, **body: Any) -> Any:
-        """The JSON of the answer with the `wanted` status. Raises `Lost` for one that says that something is wrong.
+        """Return the JSON of the response with the status `wanted`. Raises `DataLost` for any other final status.
 
-        `missing_is_done`: what is deleted twice is not there the second time.
+        `missing_is_done`: accept 404 if an earlier attempt may have deleted the resource.
         """
         key = {"Idempotency-Key": uuid.uuid4().hex} if method == "POST" else {}
         tries = 0
         while True:
             tries += 1
-            copies = self._chance.sample(self._replicas, 2 if self.twice and len(self._replicas) > 1 else 1)
+            copies = self._rng.sample(self._replicas, 2 if self.twice and len(self._replicas) > 1 else 1)
             answers = await asyncio.gather(*(self._once(replica, method, path, key, body) for replica in copies))
             good = [answer for answer in answers if isinstance(answer, httpx.Response) and answer.status_code == wanted]
             if good:
                 if method == "POST" and len({answer.json()["id"] for answer in good}) > 1:
-                    raise Lost(f"{method} {path}: sent twice, done twice")
+                    raise DataLost(f"{method} {path}: a request sent twice was carried out twice")
                 return good[0].json()
             final = [answer for answer in answers if isinstance(answer, httpx.Response) and not _later(answer)]
             if final:
                 worst = max(final, key=lambda answer: answer.status_code)
-                # A try that broke off, earlier or at the same time, may have done it.
+                # An attempt that broke off, earlier or at the same time, may have succeeded.
                 if missing_is_done and worst.status_code == 404 and (tries > 1 or len(final) < len(answers)):
                     return None
-                raise Lost(f"{method} {path}: {worst.status_code} {worst.text[:300]}")
+                raise DataLost(f"{method} {path}: {worst.status_code} {worst.text[:300]}")
             self.ledger.again[_why(answers[0])] += 1
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _once(
         self, replica: Replica, method: str, path: str, headers: dict[str, str], body: dict[str, Any]
     ) -> httpx.Response | str:
-        """The answer, or why there is none."""
+        """Return the response, or why there is none."""
         begun = False
         try:
             async with self._http.stream(method, f"{replica.url}{path}", headers=headers, **body) as response:
@@ -156,12 +156,12 @@ class Caller:
         except httpx.TransportError as error:
             return _broken(error, begun=begun)
 
-    async def say(self, session: str, body: dict[str, Any], *, stream: bool) -> dict[str, Any]:
-        """The answer to a message. What was streamed of it before it broke off has to be its beginning."""
+    async def send_message(self, session: str, body: dict[str, Any], *, stream: bool) -> dict[str, Any]:
+        """Return the answer to a message. Text streamed by an attempt that broke off must be the start of the final answer."""
         key = {"Idempotency-Key": uuid.uuid4().hex}
         seen: list[str] = []
         while True:
-            replica = self._chance.choice(self._replicas)
+            replica = self._rng.choice(self._replicas)
             self.streaming[replica.number] += 1
             try:
                 if stream:
@@ -177,19 +177,19 @@ class Caller:
                 message = answer
             if message is not None:
                 if wrong := [text for text in seen if not message["content"].startswith(text)]:
-                    raise Lost(
-                        f"of a message to {session} {wrong[0]!r} was streamed, and {message['content']!r} was kept"
+                    raise DataLost(
+                        f"message to {session}: {wrong[0]!r} was streamed, but {message['content']!r} was stored"
                     )
                 return message
             if isinstance(answer, httpx.Response) and not _later(answer):
-                raise Lost(f"message to {session}: {answer.status_code} {answer.text[:300]}")
+                raise DataLost(f"message to {session}: {answer.status_code} {answer.text[:300]}")
             self.ledger.again[_why(answer)] += 1
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _stream(
         self, replica: Replica, session: str, headers: dict[str, str], body: dict[str, Any], seen: list[str]
     ) -> dict[str, Any] | httpx.Response | str:
-        """The complete message, or why there is none; `seen` gets what was streamed."""
+        """Return the complete message, or why there is none; append the streamed text to `seen`."""
         text, begun = "", False
         url = f"{replica.url}/v1/sessions/{session}/messages"
         try:
@@ -208,7 +208,7 @@ class Caller:
                         return dict(event["message"])
                     elif event["type"] == "error":
                         return f"stream: {event['error']['code']}{_WITHIN if text else ''}"
-            return "a stream ended without a word"
+            return "a stream ended without a final event"
         except httpx.TransportError as error:
             return _broken(error, begun=begun)
         finally:
@@ -216,12 +216,12 @@ class Caller:
 
 
 def _broken(error: httpx.TransportError, *, begun: bool) -> str:
-    """Why there is no answer. `begun`: there was something of one."""
+    """Return why there is no complete answer. `begun`: part of one was received."""
     return f"{type(error).__name__}{_WITHIN if begun else ''}"
 
 
 def _later(answer: httpx.Response) -> bool:
-    """Whether the request may be tried again."""
+    """Return whether the request may be retried."""
     return answer.status_code in (429, 503) or (answer.status_code == 409 and _code(answer) in PASSING)
 
 
@@ -238,72 +238,72 @@ def _why(answer: object) -> str:
 
 
 class Load:
-    """`workers` people at once, each with a script after the other. `truths` by seed, after `rehearse`."""
+    """Runs scripts with `workers` concurrent callers. `references`: results without faults by seed, after `rehearse`."""
 
     def __init__(
         self, replicas: Sequence[Replica], seed: int, workers: int, scripts: int, *, keep_alive: bool = True
     ) -> None:
         self.ledger = Ledger()
         self.caller = Caller(replicas, self.ledger, seed, keep_alive=keep_alive)
-        self.truths: dict[int, Truth] = {}
+        self.references: dict[int, Reference] = {}
         self.fault = "no fault"
-        """What is broken now."""
+        """The fault being injected."""
         self._scripts = [Script.of(seed + n) for n in range(scripts)]
         self._kept: list[tuple[Script, str, str]] = []
         self._workers = workers
-        self._chance = random.Random(seed)  # noqa: S311
+        self._rng = random.Random(seed)  # noqa: S311
         self._under_way: set[asyncio.Future[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = False
 
     async def rehearse(self) -> None:
-        """Acts every script out, and keeps what was made: it has to be there at the end."""
+        """Run every script once without faults, and keep the results: they must still exist at the end."""
         for script in self._scripts:
             self._kept.append(await self._act(script))
 
     def start(self) -> None:
-        """From now on the server is used."""
+        """Start the callers."""
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self._workers)]
 
     async def settled(self) -> float:
-        """Waits until all that is under way now is done; the seconds that it took."""
+        """Wait until all steps under way are done; return the seconds that it took."""
         start = time.monotonic()
         if self._under_way:
             await asyncio.wait(list(self._under_way))
         return time.monotonic() - start
 
     async def finish(self) -> None:
-        """Everybody deletes what they have made and leaves. What was made at the rehearsal is looked at, and deleted."""
+        """Stop the callers, which delete what they made. Verify and delete what the rehearsal made."""
         self._ending = True
         await asyncio.gather(*self._tasks)
         self.fault = "at the end"
         for script, document, session in self._kept:
             async with self._guarded():
-                truth = self.truths[script.seed]
+                reference = self.references[script.seed]
                 await self._read(script, document)
-                await self._heard(session, script, len(truth.answers))
+                await self._check_session(session, script, len(reference.answers))
                 await self._forget(document, session)
 
     async def _work(self) -> None:
         while not self._ending:
-            script = self._chance.choice(self._scripts)
+            script = self._rng.choice(self._scripts)
             async with self._guarded():
                 _, document, session = await self._act(script)
                 await self._forget(document, session)
 
     @asynccontextmanager
     async def _guarded(self) -> AsyncIterator[None]:
-        """Puts down what goes wrong in the block, under the fault that was at work."""
+        """Record what goes wrong in the block, under the current fault."""
         try:
             yield
-        except Lost as error:
+        except DataLost as error:
             self.ledger.lost.append(f"{self.fault}: {error}")
         except TimeoutError as error:
             self.ledger.stuck.append(f"{self.fault}: {error}")
 
     @asynccontextmanager
     async def _step(self, name: str) -> AsyncIterator[None]:
-        """One step, with its proof, that has to come to its end."""
+        """Run one step with its verification, within a time limit."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._under_way.add(future)
         try:
@@ -317,13 +317,13 @@ class Load:
             future.set_result(None)
 
     async def _act(self, script: Script) -> tuple[Script, str, str]:
-        """Script, document and session, after the last answer."""
-        call, chance = self.caller.call, self._chance
+        """Run a script; return it with its document and session."""
+        call, rng = self.caller.call, self._rng
         async with self._step("upload"):
             made = await call("POST", "/v1/documents", 202, content=script.text)
             document = str(made["id"])
             await call("GET", f"/v1/documents/{document}", 200)
-        early = chance.random() < 0.3  # a session may be there before its document is read
+        early = rng.random() < 0.3  # a session may be created before its document is read
         session = await self._begin(document) if early else ""
         async with self._step("read"):
             await self._read(script, document)
@@ -334,8 +334,8 @@ class Load:
                     "content": question, "max_tokens": _ANSWER_TOKENS, "temperature": 1.0, "seed": script.seed,
                     "ignore_eos": True,
                 }  # fmt: skip
-                said = await self.caller.say(session, body, stream=chance.random() < 0.6)
-                await self._heard(session, script, n + 1, said)
+                answer = await self.caller.send_message(session, body, stream=rng.random() < 0.6)
+                await self._check_session(session, script, n + 1, answer)
         return script, document, session
 
     async def _begin(self, document: str) -> str:
@@ -345,36 +345,40 @@ class Load:
             return str(made["id"])
 
     async def _read(self, script: Script, document: str) -> None:
-        """Waits until the document is read, and looks at what was learnt."""
+        """Wait until the document is read, and verify its tokens and state."""
         while True:
             now = await self.caller.call("GET", f"/v1/documents/{document}", 200)
             if now["status"] == "failed":
-                raise Lost(f"document {document} failed: {now['error']}")
+                raise DataLost(f"document {document} failed: {now['error']}")
             if now["status"] == "ready":
                 break
             await asyncio.sleep(_AGAIN_SECONDS)
-        truth = self.truths.setdefault(script.seed, Truth(now["tokens"], now["state_digest"]))
-        if (now["tokens"], now["state_digest"]) != (truth.tokens, truth.digest):
-            raise Lost(f"document {document}: {now['tokens']} tokens, state {now['state_digest']}; undisturbed {truth}")
-
-    async def _heard(self, session: str, script: Script, answers: int, said: dict[str, Any] | None = None) -> None:
-        """Looks whether the dialogue has exactly so many answers, those of the truth, and left the same state behind."""
-        truth = self.truths[script.seed]
-        dialogue = (await self.caller.call("GET", f"/v1/sessions/{session}/messages", 200))["data"]
-        now = await self.caller.call("GET", f"/v1/sessions/{session}", 200)
-        if len(truth.answers) < answers and said is not None:  # the rehearsal
-            truth.answers.append(said["content"])
-            truth.digests.append(now["state_digest"])
-        wanted = [part for pair in zip(script.questions, truth.answers, strict=False) for part in pair][: 2 * answers]
-        found = [message["content"] for message in dialogue]
-        if found != wanted:
-            raise Lost(f"session {session} holds {len(found)} messages {found}, and should hold {wanted}")
-        if said is not None and said["content"] != truth.answers[answers - 1]:
-            raise Lost(
-                f"session {session} was answered {said['content']!r}, undisturbed {truth.answers[answers - 1]!r}"
+        reference = self.references.setdefault(script.seed, Reference(now["tokens"], now["state_digest"]))
+        if (now["tokens"], now["state_digest"]) != (reference.tokens, reference.digest):
+            raise DataLost(
+                f"document {document}: {now['tokens']} tokens, state {now['state_digest']}; without faults {reference}"
             )
-        if now["state_digest"] != truth.digests[answers - 1]:
-            raise Lost(f"session {session} has another state after {answers} answers than undisturbed")
+
+    async def _check_session(
+        self, session: str, script: Script, count: int, answer: dict[str, Any] | None = None
+    ) -> None:
+        """Verify that the session has exactly `count` answers, those of the reference, and the same state."""
+        reference = self.references[script.seed]
+        messages = (await self.caller.call("GET", f"/v1/sessions/{session}/messages", 200))["data"]
+        now = await self.caller.call("GET", f"/v1/sessions/{session}", 200)
+        if len(reference.answers) < count and answer is not None:  # the rehearsal
+            reference.answers.append(answer["content"])
+            reference.digests.append(now["state_digest"])
+        wanted = [part for pair in zip(script.questions, reference.answers, strict=False) for part in pair][: 2 * count]
+        found = [message["content"] for message in messages]
+        if found != wanted:
+            raise DataLost(f"session {session} has {len(found)} messages {found}, should have {wanted}")
+        if answer is not None and answer["content"] != reference.answers[count - 1]:
+            raise DataLost(
+                f"session {session} was answered {answer['content']!r}, without faults {reference.answers[count - 1]!r}"
+            )
+        if now["state_digest"] != reference.digests[count - 1]:
+            raise DataLost(f"session {session} has another state after {count} answers than without faults")
 
     async def _forget(self, document: str, session: str) -> None:
         async with self._step("delete"):

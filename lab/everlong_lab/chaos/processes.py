@@ -1,4 +1,4 @@
-"""`World`: several replicas, one Redis, one blob store; real processes, which can be killed, stopped and cut off."""
+"""`Cluster`: several replicas, one Redis and one blob store, as real processes that can be killed, stopped and cut off."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from redis.exceptions import RedisError
 
 from everlong_lab.chaos import clock
 from everlong_lab.chaos.clock import Clock
-from everlong_lab.chaos.forkserver import Nursery
-from everlong_lab.chaos.link import Link
+from everlong_lab.chaos.faulty_proxy import FaultyProxy
+from everlong_lab.chaos.forkserver import ForkServer
 from everlong_lab.harness.ports import free_port
 from everlong_server.store.redis import keys
 from everlong_server.store.redis.embedded import redis_server
@@ -37,23 +37,23 @@ _PROBE_SECONDS = 1000.0
 _PROBE_WAIT_SECONDS = 10.0
 
 
-class Gone(Exception):
-    """A process of this world did not start."""
+class ClusterError(Exception):
+    """A process did not start or end in time."""
 
 
 async def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """The first true value of the coroutine function `condition`. Raises `Gone` after `seconds`."""
+    """Return the first true value of the coroutine function `condition`. Raises `ClusterError` after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = await condition()
         if value:
             return value
         await asyncio.sleep(0.02)
-    raise Gone(f"waited {seconds:.0f} s in vain for {what}")
+    raise ClusterError(f"timed out after {seconds:.0f} s waiting for {what}")
 
 
 class RedisProcess:
-    """A Redis with its append-only file, synced at every write, as deployments are told to have it."""
+    """A Redis with an append-only file synced at every write, as recommended for deployments."""
 
     def __init__(self, folder: Path, program: str | None = None) -> None:
         self.port = free_port()
@@ -64,20 +64,20 @@ class RedisProcess:
             "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction", "--daemonize", "no",
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
-        # Beside all links, and without retries: that nobody answers is an answer here.
+        # Not through a proxy, and without retries: a missing answer is a result here.
         self.client: Any = redis.asyncio.Redis(port=self.port, socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
 
     async def try_clock(self) -> None:
-        """Finds out whether this program goes by `clock`: linked statically, or with an allocator that asks for the time,
-        some don't. Before the first `start`."""
+        """Find out whether this Redis uses `clock`; a static build, or one whose allocator asks for the time, may not.
+        Must be called before the first `start`."""
         self.clock_settable = clock.settable()
         if not self.clock_settable:
             return
         self.clock.jump(_PROBE_SECONDS)
         self._launch()
         self.clock_settable = False
-        with contextlib.suppress(Gone, RedisError):
-            # One with jemalloc inside hangs.
+        with contextlib.suppress(ClusterError, RedisError):
+            # A Redis with jemalloc hangs.
             await until(self._answers_or_ended, _PROBE_WAIT_SECONDS, "Redis")
             if self._runs():
                 seconds, _ = await self.client.time()
@@ -86,8 +86,8 @@ class RedisProcess:
         self.kill()
 
     async def start(self) -> None:
-        """Starts it and waits until it has loaded its file."""
-        # redis-py hands out connections to a server that is gone, as long as it may be told of maintenance (its default).
+        """Start Redis and wait until it has loaded its file."""
+        # redis-py would reuse connections to a killed server as long as maintenance notifications are enabled (default).
         await self.client.connection_pool.disconnect(inuse_connections=False)
         self._launch()
         await until(self._answers, _START_SECONDS, "Redis")
@@ -108,68 +108,68 @@ class RedisProcess:
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill Redis with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def signal(self, number: int) -> None:
-        """SIGSTOP and SIGCONT."""
+        """Send a signal, such as SIGSTOP or SIGCONT."""
         assert self._process is not None
         self._process.send_signal(number)
 
     @property
     def process(self) -> psutil.Process:
-        """For its resident memory."""
+        """The process, to measure its memory."""
         assert self._process is not None
         return psutil.Process(self._process.pid)
 
 
 class Replica:
-    """One `everlong serve`. `id`: what it calls itself in Redis."""
+    """One `everlong serve`. `id`: its name in Redis."""
 
     def __init__(
-        self, number: int, link: Link, own_clock: Clock, flags: list[str], log: Path, nursery: Nursery
+        self, number: int, proxy: FaultyProxy, own_clock: Clock, flags: list[str], log: Path, fork_server: ForkServer
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.number, self.link, self.clock, self.log = number, link, own_clock, log
-        self._flags = [*flags, "--port", str(self.port), "--redis-url", f"redis://127.0.0.1:{link.port}/0"]
-        self._nursery = nursery
+        self.number, self.proxy, self.clock, self.log = number, proxy, own_clock, log
+        self._flags = [*flags, "--port", str(self.port), "--redis-url", f"redis://127.0.0.1:{proxy.port}/0"]
+        self._nursery = fork_server
         self.pid: int | None = None
         self.id = ""
 
     async def start(self, client: Any) -> None:
-        """Starts it and waits until it is ready. One at a time, so that its name in Redis is known."""
+        """Start the replica and wait until it is ready. Start one replica at a time, so that its id can be found."""
         before = {key async for key in client.scan_iter(f"{keys.REPLICA}*")}
-        self.pid = self._nursery.bear(self._flags, self.log, self.clock.own)
+        self.pid = self._nursery.fork(self._flags, self.log, self.clock.own)
         async with httpx.AsyncClient(base_url=self.url, timeout=5) as http:
 
             async def ready() -> bool:
                 if not self.runs:
-                    raise Gone(f"a replica ended: {self.log.read_text(errors='replace')[-1000:]}")
+                    raise ClusterError(f"a replica ended: {self.log.read_text(errors='replace')[-1000:]}")
                 with contextlib.suppress(httpx.TransportError):
                     return (await http.get("/readyz")).status_code == 200
                 return False
 
             await until(ready, _START_SECONDS, "a replica")
         new = {key async for key in client.scan_iter(f"{keys.REPLICA}*")} - before
-        if len(new) == 1:  # else a replica that had been taken for dead came back at this moment
+        if len(new) == 1:  # otherwise a replica that was considered dead came back at this moment
             self.id = new.pop().decode().removeprefix(keys.REPLICA)
 
     @property
     def runs(self) -> bool:
-        """Whether there is such a process."""
+        """Whether the process exists."""
         return self.pid is not None and psutil.pid_exists(self.pid)
 
     def signal(self, number: int) -> None:
-        """To the process."""
+        """Send a signal to the process."""
         assert self.pid is not None
         os.kill(self.pid, number)
 
-    async def gone(self, seconds: float = 60.0) -> None:
-        """Waits until the process has ended."""
+    async def wait_ended(self, seconds: float = 60.0) -> None:
+        """Wait until the process has ended."""
 
         async def ended() -> bool:
             return not self.runs
@@ -177,24 +177,24 @@ class Replica:
         await until(ended, seconds, f"the end of replica {self.number}")
 
     async def kill(self) -> None:
-        """kill -9, and waits for the end."""
+        """Kill the replica with SIGKILL, and wait for its end."""
         self.signal(signal.SIGKILL)
-        await self.gone()
+        await self.wait_ended()
 
 
-class World:
-    """Made by `world`."""
+class Cluster:
+    """The processes of a campaign, started by `start_cluster`."""
 
     def __init__(self, folder: Path, redis_process: RedisProcess, replicas: list[Replica], *, bounded: bool) -> None:
         self.folder, self.redis, self.replicas, self.bounded = folder, redis_process, replicas, bounded
 
     @property
     def spool(self) -> Path:
-        """The folder of the blob store; a small file system of its own if it is `bounded`."""
+        """The folder of the blob store; on a small file system of its own if `bounded`."""
         return self.folder / "spool"
 
     async def reading(self) -> dict[str, int]:
-        """How many jobs each replica (by its id) is at."""
+        """Return the number of reading jobs of each replica, by its id."""
         found: dict[str, int] = {}
         async for stream in self.redis.client.scan_iter(keys.jobs("*")):
             for item in await self.redis.client.xpending_range(stream, keys.READERS, "-", "+", count=100):
@@ -203,49 +203,49 @@ class World:
         return found
 
     async def restart(self, replica: Replica) -> None:
-        """Starts a replica that has ended."""
+        """Start a replica that has ended."""
         await replica.start(self.redis.client)
 
 
 @asynccontextmanager
-async def world(
+async def start_cluster(
     model: Path | str, replicas: int, *, program: str | None = None, redis_clock: bool = False, **flags: object
-) -> AsyncIterator[World]:
-    """A world in a temporary folder, which is gone afterwards. `redis_clock`: Redis's can be set, if there is a way; to find out
-    may take ten seconds. `flags`: more of `everlong serve`."""
+) -> AsyncIterator[Cluster]:
+    """Run a cluster in a temporary folder. `redis_clock`: make the clock of Redis settable, if possible; finding out may take
+    ten seconds. `flags`: further options of `everlong serve`."""
     folder = Path(tempfile.mkdtemp(prefix="evl"))
     for name in ("redis", "spool", "data"):
         (folder / name).mkdir()
     bounded = _mount(folder / "spool")
-    nursery = Nursery(Clock(folder / "clock").prefix)
+    fork_server = ForkServer(Clock(folder / "clock").prefix)
     redis_process = RedisProcess(folder / "redis", program)
-    usual = [
+    arguments = [
         "--model", str(model), "--blob-url", f"file://{folder / 'spool'}", "--threads", "1",
         "--lease-seconds", str(LEASE_SECONDS), "--checkpoint-seconds", "0.1", "--drain-seconds", "20",
         "--recall-tokens", "200", "--idempotency-seconds", "300",
-        "--upload-seconds", "30",  # after which the leavings of the killed are removed
+        "--upload-seconds", "30",  # after this, unfinished uploads of killed replicas are removed
         *[part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))],
     ]  # fmt: skip
-    links: list[Link] = []
-    made = World(folder, redis_process, [], bounded=bounded)
+    proxies: list[FaultyProxy] = []
+    cluster = Cluster(folder, redis_process, [], bounded=bounded)
     try:
         if redis_clock:
             await redis_process.try_clock()
         await redis_process.start()
         for number in range(replicas):
-            link = Link(redis_process.port)
-            await link.start()
-            links.append(link)
-            flags_of = [*usual, "--data-dir", str(folder / "data" / str(number))]
-            own = Clock(folder / f"clock{number}")
-            replica = Replica(number, link, own, flags_of, folder / f"replica{number}.log", nursery)
-            made.replicas.append(replica)
-            await made.restart(replica)
-        yield made
+            proxy = FaultyProxy(redis_process.port)
+            await proxy.start()
+            proxies.append(proxy)
+            own_arguments = [*arguments, "--data-dir", str(folder / "data" / str(number))]
+            own_clock = Clock(folder / f"clock{number}")
+            replica = Replica(number, proxy, own_clock, own_arguments, folder / f"replica{number}.log", fork_server)
+            cluster.replicas.append(replica)
+            await cluster.restart(replica)
+        yield cluster
     finally:
-        nursery.close()
-        for link in links:
-            await link.stop()
+        fork_server.close()
+        for proxy in proxies:
+            await proxy.stop()
         await redis_process.client.aclose()
         redis_process.kill()
         if bounded:
@@ -254,7 +254,7 @@ async def world(
 
 
 def _mount(folder: Path) -> bool:
-    """Puts a small file system there; False if this user may not."""
+    """Mount a small file system at `folder`; return False if this user may not."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={_SPOOL_BYTES}", "everlong", str(folder)]
     return (
         shutil.which("mount") is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0

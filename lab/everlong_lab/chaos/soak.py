@@ -1,4 +1,4 @@
-"""What replicas and Redis use while a campaign goes on: memory, open files."""
+"""Sample the memory and open files of replicas and Redis during a campaign."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Self
 import psutil
 from redis.exceptions import RedisError
 
-from everlong_lab.chaos.processes import World
+from everlong_lab.chaos.processes import Cluster
 
 _EVERY_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """`seconds` since the beginning. `resident`, `files`: bytes and open files of a replica, on average of those that
-    run. `redis`: bytes that Redis holds."""
+class ResourceSample:
+    """`seconds`: since the start. `resident`, `files`: mean bytes of memory and open files of the running replicas. `redis`:
+    bytes used by Redis."""
 
     seconds: float
     resident: float
@@ -29,10 +29,10 @@ class Sample:
     redis: float
 
 
-class Sampling:
-    """Puts a sample behind the others every two seconds, inside the context."""
+class ResourceSampler:
+    """Appends a sample to `samples` every two seconds, within the context."""
 
-    def __init__(self, world: World, samples: list[Sample]) -> None:
+    def __init__(self, world: Cluster, samples: list[ResourceSample]) -> None:
         self._world, self._samples = world, samples
         self._task: asyncio.Task[None] | None = None
 
@@ -51,7 +51,7 @@ class Sampling:
         start = time.monotonic()
         while True:
             await asyncio.sleep(_EVERY_SECONDS)
-            with contextlib.suppress(RedisError, OSError):  # away: what it holds is not known now
+            with contextlib.suppress(RedisError, OSError):  # during an outage of Redis
                 held = (await self._world.redis.client.info("memory"))["used_memory"]
                 resident, files = [], []
                 for replica in self._world.replicas:
@@ -62,12 +62,12 @@ class Sampling:
                 if resident:
                     now = time.monotonic() - start
                     self._samples.append(
-                        Sample(now, sum(resident) / len(resident), sum(files) / len(files), float(held))
+                        ResourceSample(now, sum(resident) / len(resident), sum(files) / len(files), float(held))
                     )
 
     @staticmethod
-    def summary(samples: list[Sample]) -> list[str]:
-        """The second half of the time against its first."""
+    def summary(samples: list[ResourceSample]) -> list[str]:
+        """Compare the second half of the time with the first."""
         if len(samples) < 4:
             return []
         middle = len(samples) // 2
@@ -78,11 +78,11 @@ class Sampling:
                 for half in (samples[:middle], samples[middle:])
             ]
             parts.append(f"{name} {halves[0]:.1f} → {halves[1]:.1f} {unit}".rstrip())
-        return [f"on average in the first and the second half of the time: {', '.join(parts)}"]
+        return [f"means in the first → second half of the time: {', '.join(parts)}"]
 
     @staticmethod
-    def draw(samples: list[Sample], path: Path) -> None:
-        """A picture: three curves over the time."""
+    def draw(samples: list[ResourceSample], path: Path) -> None:
+        """Plot three curves over time."""
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
         figure = Figure(figsize=(8, 6), layout="constrained")

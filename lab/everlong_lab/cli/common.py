@@ -1,15 +1,16 @@
-"""What the laboratory's commands share: options of more than one, how figures are shown."""
+"""Options and output that the commands of everlong-lab share."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.table import Table
+from typer import Option
 
 from everlong_server.cli.common import chosen_models_dir, err, fail, out
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def writable(file: Path | None) -> Path | None:
-    """An option's file, once it is known that it can be written: before hours are spent on what it is to hold."""
+    """Check that an option's file can be written, before hours are spent on its content."""
     if file is not None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -31,15 +32,34 @@ def writable(file: Path | None) -> Path | None:
     return file
 
 
-DataDir = Annotated[Path, typer.Option(envvar="EVERLONG_DATA", help="folder of data sets, packed or not")]
-Output = Annotated[Path | None, typer.Option("--json", help="write the figures here, for programs", callback=writable)]
-Threads = Annotated[int | None, typer.Option(help="CPU threads", min=1)]
+DataDir = Annotated[Path, Option(envvar="EVERLONG_DATA", help="Find data sets in this folder, packed or not.")]
+Output = Annotated[Path | None, Option("--json", help="Write the figures to this file.", callback=writable)]
+Device = Annotated[str, Option(help="Run on cpu, cuda, ….")]
+Seed = Annotated[int, Option(help="Choose the sample by this seed.", min=0)]
+Threads = Annotated[int | None, Option(help="Use so many CPU threads.", min=1)]
+
+
+@contextmanager
+def reported(*kinds: type[Exception]) -> Iterator[None]:
+    """End the command with a message for an `EverlongModelError` or an error of `kinds` in the block."""
+    from everlong_models.errors import EverlongModelError
+
+    shown: tuple[type[Exception], ...] = (EverlongModelError, *kinds)
+    try:
+        yield
+    except shown as error:
+        raise fail(str(error)) from None
+
+
+def progress(message: str) -> None:
+    """Show a line of progress."""
+    err.print(f"[dim]{message}[/]")
 
 
 def load(
     name: str | None, models_dir: Path | None, threads: int | None, *, memory: str | None = None, device: str = "cpu"
 ) -> Model:
-    """The model of that name or folder, default the backbone that comes with the package; `memory`: around a backbone.
+    """Load a model by name or folder, by default the packaged backbone, with `memory` around a backbone.
 
     Raises `EverlongModelError`.
     """
@@ -60,30 +80,30 @@ def load(
 
 
 def sizes(given: str, option: str, *, least: int = 100) -> tuple[int, ...]:
-    """Numbers with commas between them, each of them once, in order."""
+    """Parse numbers separated by commas; return them sorted, without duplicates."""
     sizes = tuple(int(size) if size.strip().isdecimal() else 0 for size in given.split(","))
     if not all(size >= least for size in sizes):
-        raise fail(f"{option}: {given!r}; must be numbers of at least {least}, with commas between them")
+        raise fail(f"{option}: {given!r}; must be numbers of at least {least}, separated by commas")
     return tuple(sorted(set(sizes)))
 
 
 def names_of(given: str, known: Collection[str], option: str, *, none: bool = False) -> tuple[str, ...]:
-    """Names with commas between them."""
+    """Parse names separated by commas, all of which must be `known`. `none`: allow none."""
     names = tuple(name.strip() for name in given.split(",") if name.strip())
     if unknown := [name for name in names if name not in known]:
-        raise fail(f"{option}: no {unknown[0]!r}; there are {', '.join(known)}")
+        raise fail(f"{option}: no {unknown[0]!r}; must be of {', '.join(known)}")
     if not (names or none):
-        raise fail(f"{option}: {given!r} names none of {', '.join(known)}")
+        raise fail(f"{option}: {given!r} has no names; must be of {', '.join(known)}")
     return names
 
 
 def command() -> str:
-    """What was typed."""
+    """Return the command as it was typed."""
     return "everlong " + " ".join(sys.argv[1:])
 
 
 def write(document: dict[str, Any], output: Path | None) -> None:
-    """Writes figures for programs, if they are wanted."""
+    """Write figures as JSON to `output`, if given."""
     if output is not None:
         try:
             output.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
@@ -93,7 +113,7 @@ def write(document: dict[str, Any], output: Path | None) -> None:
 
 
 def show(title: str, rows: list[dict[str, Any]], output: Path | None, **more: Any) -> None:
-    """Prints `rows` as a table; writes them to `output`, with the command, the machine and `more`."""
+    """Print `rows` as a table; write them to `output` with the command, the machine and `more`."""
     from everlong_lab.harness.report import machine
 
     if not rows:

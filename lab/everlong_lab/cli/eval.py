@@ -1,4 +1,4 @@
-"""`everlong eval`: how well models do what they are for."""
+"""`everlong eval`: quality of models and answers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,29 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option, Typer
 
-from everlong_lab.cli.common import DataDir, Output, Threads, command, load, names_of, show, sizes, writable, write
+from everlong_lab.cli.common import (
+    DataDir,
+    Device,
+    Output,
+    Seed,
+    Threads,
+    command,
+    load,
+    names_of,
+    progress,
+    reported,
+    show,
+    sizes,
+    writable,
+    write,
+)
 from everlong_server.cli.common import ModelsDir, err, fail, out
 
 if TYPE_CHECKING:
-    from everlong_lab.eval.progress import Measured
-    from everlong_lab.eval.seeds import Seed
+    from everlong_lab.eval.progress import EvalResult
+    from everlong_lab.eval.seeds import SeededModel
     from everlong_models.model import Model
     from everlong_server.engine.answering.grounding import Recall
 
@@ -26,34 +41,30 @@ def _drawable(file: Path | None) -> Path | None:
     return writable(file)
 
 
-eval = typer.Typer(add_completion=False, no_args_is_help=True, help="Measure how good models and answers are.")
+eval = Typer(add_completion=False, no_args_is_help=True, help="Measure the quality of models and answers.")
 
-ModelNames = Annotated[list[str], typer.Argument(help="models' names or folders; those of one recipe are its seeds")]
-Plot = Annotated[Path | None, typer.Option(help="write a plot here, as PNG", callback=_drawable)]
-ModelOption = Annotated[str | None, typer.Option(help="a model's name or folder; default the backbone of the package")]
-MemoryOption = Annotated[str | None, typer.Option(help="the memory around a backbone; default window")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, …")]
+ModelNames = Annotated[list[str], Argument(help="Measure these models; models of one recipe count as its seeds.")]
+Plot = Annotated[Path | None, Option(help="Write a plot to this file, as PNG.", callback=_drawable)]
+ModelOption = Annotated[str | None, Option(help="Measure this model; default the packaged backbone.")]
+MemoryOption = Annotated[str | None, Option(help="Use this memory around a backbone; default window.")]
 
 
 @eval.command()
 def horizon(
-    updates: Annotated[int, typer.Option(help="segments read", min=1)] = 32,
-    basis: Annotated[int, typer.Option(help="N, basis functions", min=1)] = 512,
-    segment_length: Annotated[int, typer.Option(help="S, tokens of a segment", min=2)] = 512,
-    tau: Annotated[float, typer.Option(help="the share of the signal that the past keeps")] = 0.5,
+    updates: Annotated[int, Option(help="Read so many segments.", min=1)] = 32,
+    basis: Annotated[int, Option(help="Use so many basis functions, N.", min=1)] = 512,
+    segment_length: Annotated[int, Option(help="Use segments of so many tokens, S.", min=2)] = 512,
+    tau: Annotated[float, Option(help="Let the past keep this share of the signal.")] = 0.5,
     plot: Plot = None,
     output: Output = None,
 ) -> None:
-    """How much of the first segment an ∞-former's memory still holds."""
+    """Measure how much of the first segment an ∞-former's memory still holds."""
     from everlong_lab.eval.horizon import curves, draw_curves
-    from everlong_models import EverlongModelError
     from everlong_models.memories.infinite.long_term import LongTermConfig
 
-    try:
+    with reported():
         config = LongTermConfig(basis=basis, samples=basis, segment_length=segment_length, tau=tau)
         found = curves(config, updates=updates)
-    except EverlongModelError as error:
-        raise fail(str(error)) from None
     rows = []
     for curve in found:
         last = curve.points[-1]
@@ -65,29 +76,26 @@ def horizon(
 @eval.command()
 def sorting(
     models: ModelNames,
-    lengths: Annotated[list[int] | None, typer.Option(help="symbols in a sequence; default 4096, 8192, 16384")] = None,
-    samples: Annotated[int, typer.Option(help="sequences of each length", min=1)] = 64,
-    windows: Annotated[list[int] | None, typer.Option(help="also count only so many of the last symbols")] = None,
+    lengths: Annotated[list[int] | None, Option(help="Sort so many symbols; default 4096, 8192, 16384.")] = None,
+    samples: Annotated[int, Option(help="Sort so many sequences of each length.", min=1)] = 64,
+    windows: Annotated[list[int] | None, Option(help="Compare with counting the last so many symbols.")] = None,
     plot: Plot = None,
     device: Device = "cpu",
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Sorting symbols by frequency: accuracy over growing sequences."""
+    """Measure accuracy of sorting symbols by frequency, over growing sequences."""
     from everlong_lab.eval.sorting import draw_sorting
     from everlong_lab.eval.sorting import sorting as measure
-    from everlong_models import EverlongModelError
 
-    try:
+    with reported():
         rows = measure(
             [_seed(load(name, models_dir, threads, device=device)) for name in models],
             lengths=lengths or (4096, 8192, 16384),
             samples=samples,
             windows=windows or (),
         )
-    except EverlongModelError as error:
-        raise fail(str(error)) from None
     show("everlong eval sorting", rows, output)
     _draw(plot, lambda file: draw_sorting(rows, file))
 
@@ -96,15 +104,13 @@ def sorting(
 def language(
     models: ModelNames,
     data: DataDir = Path("data"),
-    texts: Annotated[
-        str, typer.Option(help="a data set (what is held out of it), or a file of it: NAME/PATH")
-    ] = "books-260",
-    samples: Annotated[int, typer.Option(help="runs of text", min=1)] = 16,
-    segments: Annotated[int, typer.Option(help="segments in a run", min=1)] = 128,
-    memory_lengths: Annotated[list[int] | None, typer.Option(help="positions of memory; default as trained")] = None,
-    forget: Annotated[list[str] | None, typer.Option(help="a part of the state to empty before every segment")] = None,
+    texts: Annotated[str, Option(help="Read a data set's held-out texts, or a file, NAME/PATH.")] = "books-260",
+    samples: Annotated[int, Option(help="Read so many runs of text.", min=1)] = 16,
+    segments: Annotated[int, Option(help="Read so many segments per run.", min=1)] = 128,
+    memory_lengths: Annotated[list[int] | None, Option(help="Use so many positions; default as trained.")] = None,
+    forget: Annotated[list[str] | None, Option(help="Reset this state tensor before every segment.")] = None,
     line_ends: Annotated[
-        bool, typer.Option("--line-ends", help="count the end of a line as a word, as is usual of WikiText")
+        bool, Option("--line-ends", help="Count ends of lines as words, as usual for WikiText.")
     ] = False,
     plot: Plot = None,
     device: Device = "cpu",
@@ -112,14 +118,13 @@ def language(
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Language modelling: perplexity on held-out text, the memory carried."""
+    """Measure perplexity on held-out text, with the memory carried."""
     from everlong_lab.eval.language import draw_language
     from everlong_lab.eval.language import language as measure
-    from everlong_models import EverlongModelError
 
     if plot is not None and not memory_lengths:
-        raise fail("--plot: a plot is of perplexity by memory length; name some with --memory-lengths")
-    try:
+        raise fail("--plot shows perplexity by memory length: give some with --memory-lengths")
+    with reported():
         rows = measure(
             [_seed(load(name, models_dir, threads, device=device)) for name in models],
             data=data,
@@ -130,8 +135,6 @@ def language(
             forget=forget or (),
             line_ends=line_ends,
         )
-    except EverlongModelError as error:
-        raise fail(str(error)) from None
     show("everlong eval language", rows, output)
     _draw(plot, lambda file: draw_language(rows, file))
 
@@ -144,11 +147,11 @@ def _draw(plot: Path | None, draw: Callable[[Path], None]) -> None:
             raise fail(f"cannot write {plot}: {error}") from None
 
 
-def _seed(loaded: Model) -> Seed:
-    """Named as the recipe's description says what it is, before the colon: seeds of one recipe have one name."""
-    from everlong_lab.eval.seeds import Seed
+def _seed(loaded: Model) -> SeededModel:
+    """Name a model by its description up to the colon, so that all seeds of a recipe have the same name."""
+    from everlong_lab.eval.seeds import SeededModel
 
-    return Seed(loaded.description.partition(":")[0] or loaded.name, loaded.memory, loaded.tokenizer)
+    return SeededModel(loaded.description.partition(":")[0] or loaded.name, loaded.memory, loaded.tokenizer)
 
 
 def _recall(given: str) -> Recall:
@@ -162,36 +165,36 @@ def _recall(given: str) -> Recall:
 
 @eval.command()
 def grounded(
-    data: Annotated[Path, typer.Option(help="folder of the data sets: NAME.tar.xz or NAME/, and books/")],
-    model: Annotated[str | None, typer.Option(help="as of everlong serve")] = None,
-    memory: Annotated[str | None, typer.Option(help="as of everlong serve")] = None,
-    sets: Annotated[str, typer.Option(help="of questions")] = "squad,fairytaleqa,squality",
-    lengths: Annotated[str, typer.Option(help="of documents, in tokens")] = "2000,8000,32000",
-    ways: Annotated[str, typer.Option(help="what answers rest on; empty: searches only")] = (
+    data: Annotated[Path, Option(help="Find data sets in this folder: NAME.tar.xz or NAME/, and books/.")],
+    model: Annotated[str | None, Option(help="Use this model, as in everlong serve.")] = None,
+    memory: Annotated[str | None, Option(help="Use this memory, as in everlong serve.")] = None,
+    sets: Annotated[str, Option(help="Use these sets of questions.")] = "squad,fairytaleqa,squality",
+    lengths: Annotated[str, Option(help="Use documents of so many tokens.")] = "2000,8000,32000",
+    ways: Annotated[str, Option(help="Base answers on these; empty measures searches only.")] = (
         "neither,memory,recall,both,ceiling,floor"
     ),
-    samples: Annotated[int, typer.Option(min=1, help="questions answered for each set and length")] = 60,
-    searches: Annotated[int, typer.Option(min=1, help="questions searched for, at least")] = 300,
-    split: Annotated[Literal["test", "tune"], typer.Option(help="tune is what settings were chosen on")] = "test",
-    template: Annotated[str, typer.Option(help="how passages and question become text")] = "told",
-    recall: Annotated[str | None, typer.Option(help="PASSAGES,TOKENS at most; default as the server has it")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
+    samples: Annotated[int, Option(min=1, help="Answer so many questions per set and length.")] = 60,
+    searches: Annotated[int, Option(min=1, help="Search for at least so many questions.")] = 300,
+    split: Annotated[Literal["test", "tune"], Option(help="Use this split; settings were chosen on tune.")] = "test",
+    template: Annotated[str, Option(help="Combine passages and question by this template.")] = "told",
+    recall: Annotated[str | None, Option(help="Use at most PASSAGES,TOKENS; default as the server.")] = None,
+    seed: Seed = 0,
     output: Annotated[
-        Path | None, typer.Option("--json", help="write figures, answers and scores here", callback=writable)
+        Path | None, Option("--json", help="Write figures, answers and scores to this file.", callback=writable)
     ] = None,
 ) -> None:
-    """Memory alone, recall alone, both, neither; beside the best and the worst that the backbone could do."""
-    from everlong_lab.eval.grounded.grounded import TEMPLATES, WAYS, Plan, evaluate
+    """Compare answers from memory, recall, both or neither with the backbone's best and worst case."""
+    from everlong_lab.eval.grounded.grounded import evaluate
     from everlong_lab.eval.grounded.questions import SETS
-    from everlong_models import EverlongModelError
+    from everlong_lab.eval.grounded.report import TEMPLATES, WAYS, GroundedPlan
     from everlong_server.errors import ServerError
     from everlong_server.settings import SettingsError, load_settings
     from everlong_server.store.redis.embedded import EmbeddedRedisError
 
-    try:
+    with reported(SettingsError, ServerError, EmbeddedRedisError):
         settings = load_settings()
         given = {"model": model or settings.model, "memory": memory or settings.memory}
-        plan = Plan(
+        plan = GroundedPlan(
             sets=names_of(sets, SETS, "--sets"),
             lengths=sizes(lengths, "--lengths"),
             ways=names_of(ways, WAYS, "--ways", none=True),
@@ -203,8 +206,6 @@ def grounded(
             recall=None if recall is None else _recall(recall),
         )
         report, cells = evaluate(settings.model_copy(update=given), plan, data, err)
-    except (SettingsError, EverlongModelError, ServerError, EmbeddedRedisError) as error:
-        raise fail(str(error)) from None
     report.show(out)
     write(report.document(command=command()) | {"cells": [asdict(cell) for cell in cells]}, output)
 
@@ -212,25 +213,21 @@ def grounded(
 @eval.command()
 def facts(
     models: ModelNames,
-    kind: Annotated[Literal["memorize", "detect", "reasoning"], typer.Option(help="the task")],
-    lengths: Annotated[str, typer.Option(help="of documents, in segments")] = "1,7,32,128,512,1024,2048,4096",
-    samples: Annotated[int, typer.Option(help="documents of each length for each model", min=1)] = 128,
-    recite: Annotated[
-        bool,
-        typer.Option("--recite", help="the model says the facts again before it is asked, as `recited` trains it to"),
-    ] = False,
+    kind: Annotated[Literal["memorize", "detect", "reasoning"], Option(help="Measure this task.")],
+    lengths: Annotated[str, Option(help="Use documents of so many segments.")] = "1,7,32,128,512,1024,2048,4096",
+    samples: Annotated[int, Option(help="Use so many documents per length and model.", min=1)] = 128,
+    recite: Annotated[bool, Option("--recite", help="Let the model repeat the facts before the question.")] = False,
     plot: Plot = None,
     device: Device = "cpu",
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Facts in noise: accuracy over growing documents, beside the paper's."""
+    """Measure accuracy on facts in noise over growing documents, with the paper's figures."""
     from everlong_lab.eval.facts import draw_facts
     from everlong_lab.eval.facts import facts as measure
-    from everlong_models import EverlongModelError
 
-    try:
+    with reported():
         loaded = [load(name, models_dir, threads, device=device) for name in models]
         rows = measure(
             [(model.memory, model.tokenizer) for model in loaded],
@@ -238,10 +235,8 @@ def facts(
             lengths=sizes(lengths, "--lengths", least=1),
             samples=samples,
             recite=recite,
-            progress=lambda message: err.print(f"[dim]{message}[/]"),
+            progress=progress,
         )
-    except EverlongModelError as error:
-        raise fail(str(error)) from None
     show(f"everlong eval facts --kind {kind}: {', '.join(model.name for model in loaded)}", rows, output)
     _draw(plot, lambda file: draw_facts(rows, kind, file))
 
@@ -250,29 +245,30 @@ def facts(
 def babilong(
     model: ModelOption = None,
     memory: MemoryOption = None,
-    plain: Annotated[bool, typer.Option("--plain", help="the model's backbone alone, in its own window")] = False,
-    tasks: Annotated[str, typer.Option(help="with commas between them")] = "qa1,qa2,qa3,qa4,qa5",
-    lengths: Annotated[str, typer.Option(help="1k is 1,024 tokens, 0k facts alone")] = "0k,1k,2k,4k,8k,16k,32k",
-    samples: Annotated[int, typer.Option(help="questions of each task and length", min=1)] = 100,
+    plain: Annotated[bool, Option("--plain", help="Measure the backbone alone, in its own window.")] = False,
+    tasks: Annotated[str, Option(help="Measure these tasks, separated by commas.")] = "qa1,qa2,qa3,qa4,qa5",
+    lengths: Annotated[
+        str, Option(help="Use these lengths; 1k is 1,024 tokens, 0k has no noise.")
+    ] = "0k,1k,2k,4k,8k,16k,32k",
+    samples: Annotated[int, Option(help="Ask so many questions per task and length.", min=1)] = 100,
     prompt: Annotated[
         Literal["auto", "few-shot", "bare"],
-        typer.Option(help="with an instruction and examples, or without; auto: without for a trained memory"),
+        Option(help="Give instruction and examples, or none; auto: none if trained."),
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="of the sample", min=0)] = 0,
-    rows: Annotated[int | None, typer.Option(help="read at once; default 8, with --plain 1", min=1)] = None,
+    seed: Seed = 0,
+    rows: Annotated[int | None, Option(help="Read so many samples at once; default 8, or 1 if --plain.", min=1)] = None,
     data: DataDir = Path("data"),
     device: Device = "cpu",
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """BABILong: questions about facts hidden in books, qa1 to qa5, beside published rows."""
+    """Measure BABILong (questions about facts hidden in books, qa1 to qa5), with published rows."""
     from everlong_lab.eval.progress import measure_babilong
     from everlong_lab.tasks.babi import LABELS
-    from everlong_models import EverlongModelError
 
     chosen = names_of(tasks, LABELS, "--tasks")
-    try:
+    with reported():
         measured = measure_babilong(
             load(model, models_dir, threads, memory=memory, device=device),
             plain=plain,
@@ -285,8 +281,6 @@ def babilong(
             data=data,
             console=err,
         )
-    except EverlongModelError as error:
-        raise fail(str(error)) from None
     _show_measured(measured, output)
 
 
@@ -296,27 +290,26 @@ def dialogue(
     memory: MemoryOption = None,
     ways: Annotated[
         str | None,
-        typer.Option(
-            help="of none, window (without and with the document, in the backbone's window), dialogue, memory (likewise, "
-            "through the memory); default none,window,memory, or dialogue,memory where no window holds it"
+        Option(
+            help="Measure these: none, window (without and with the document, in the backbone's window), dialogue, memory "
+            "(the same through the memory); default none,window,memory, or dialogue,memory if the window is too small."
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(help="responses, of whole dialogues, at least", min=1)] = 500,
-    written: Annotated[int, typer.Option(help="how many of them are written anew", min=1)] = 200,
-    seed: Annotated[int, typer.Option(help="of the sample", min=0)] = 0,
+    samples: Annotated[int, Option(help="Use whole dialogues with at least so many responses.", min=1)] = 500,
+    written: Annotated[int, Option(help="Generate so many of the responses.", min=1)] = 200,
+    seed: Seed = 0,
     data: DataDir = Path("data"),
     device: Device = "cpu",
     threads: Threads = None,
     output: Output = None,
     models_dir: ModelsDir = None,
 ) -> None:
-    """CMU-DoG: responses in a dialogue about a document that was read before it, beside published rows."""
+    """Measure CMU-DoG (responses in a dialogue about a document), with published rows."""
     from everlong_lab.eval.dialogue import WAYS
     from everlong_lab.eval.progress import measure_dialogue
-    from everlong_models import EverlongModelError
 
     chosen = None if ways is None else names_of(ways, WAYS, "--ways")
-    try:
+    with reported():
         measured = measure_dialogue(
             load(model, models_dir, threads, memory=memory, device=device),
             ways=None if chosen is None else [way for way in WAYS if way in chosen],
@@ -326,12 +319,10 @@ def dialogue(
             data=data,
             console=err,
         )
-    except EverlongModelError as error:
-        raise fail(str(error)) from None
     _show_measured(measured, output)
 
 
-def _show_measured(measured: Measured, output: Path | None) -> None:
+def _show_measured(measured: EvalResult, output: Path | None) -> None:
     show(measured.title, measured.rows, output, **measured.figures)
     for note in measured.notes:
         out.print(f"[dim]{note}[/]")

@@ -1,4 +1,4 @@
-"""`everlong prompts`."""
+"""`everlong prompts`: write prompts to train on."""
 
 from __future__ import annotations
 
@@ -6,45 +6,46 @@ import asyncio
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option, Typer
 
-from everlong_lab.cli.common import DataDir, names_of, sizes
-from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail
+from everlong_lab.cli.common import DataDir, Seed, names_of, reported, sizes
+from everlong_server.cli.common import ModelsDir, chosen_models_dir, err
 
-prompts = typer.Typer(add_completion=False)
+prompts = Typer(add_completion=False)
 
 
 @prompts.command()
 def _prompts(
-    to: Annotated[Path, typer.Option("--out", help="JSON lines are written here")],
+    to: Annotated[Path, Option("--out", help="Write JSON lines to this file.")],
     data: DataDir = Path("data"),
-    sets: Annotated[str, typer.Option(help="of questions")] = "squad,xquad,fairytaleqa",
-    questions: Annotated[int, typer.Option(min=1, help="of each set, with an answer")] = 1_000,
-    impossible: Annotated[int, typer.Option(min=1, help="of SQuAD, without one")] = 300,
-    without: Annotated[float, typer.Option(min=0, max=1, help="share of questions without their right passages")] = 0.1,
-    room: Annotated[str, typer.Option(help="tokens for passages, one of these for each question")] = "130,250,400",
-    turns: Annotated[int, typer.Option(min=1, help="questions about the same passages, at most")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="of the sample")] = 0,
+    sets: Annotated[str, Option(help="Use these sets of questions.")] = "squad,xquad,fairytaleqa",
+    questions: Annotated[int, Option(min=1, help="Use so many answerable questions per set.")] = 1_000,
+    impossible: Annotated[int, Option(min=1, help="Use so many unanswerable questions of SQuAD.")] = 300,
+    without: Annotated[float, Option(min=0, max=1, help="Hide the right passages of this share of questions.")] = 0.1,
+    room: Annotated[str, Option(help="Use one of these numbers of tokens for passages.")] = "130,250,400",
+    turns: Annotated[int, Option(min=1, help="Ask at most so many questions about the same passages.")] = 3,
+    seed: Seed = 0,
     models_dir: ModelsDir = None,
 ) -> None:
-    """Write what a model is given with questions about training texts, for `everlong train` to learn from."""
+    """Write the prompts that the server would build for questions about training texts, for `everlong train`."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from everlong_lab.eval.grounded.prompts import Plan, write
-    from everlong_lab.eval.grounded.questions import LEARNT
-    from everlong_models import EverlongModelError
+    from everlong_lab.eval.grounded.prompts import PromptsPlan, write
+    from everlong_lab.eval.grounded.questions import TRAINING_SETS
     from everlong_models.backbone.loading import DEFAULT_BACKBONE, find_backbone, load_tokenizer
     from everlong_server.errors import ServerError
 
     tokens = sizes(room, "--room")
-    plan = Plan(names_of(sets, LEARNT, "--sets"), questions, impossible, without, tokens, turns, seed=seed)
+    plan = PromptsPlan(
+        names_of(sets, TRAINING_SETS, "--sets"), questions, impossible, without, tokens, turns, seed=seed
+    )
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    try:
+    with reported(ServerError, OSError):
         tokenizer = load_tokenizer(
             find_backbone(DEFAULT_BACKBONE, models_dir=chosen_models_dir(models_dir), progress=err.print)
         )
         to.parent.mkdir(parents=True, exist_ok=True)
-        # Complete before it gets its name: what was cut off is never learnt from.
+        # Renamed once complete, so that an unfinished file is never trained on.
         part = to.with_name(f".{to.name}.part")
         with part.open("w", encoding="utf-8") as file, Progress(*columns, console=err) as bar:
             shown = bar.add_task("preparing the data", total=1.0)
@@ -58,6 +59,4 @@ def _prompts(
                 )
             )
         part.replace(to)
-    except (EverlongModelError, ServerError, OSError) as error:
-        raise fail(str(error)) from None
     err.print(f"{written:,} prompts in {to}")

@@ -1,32 +1,31 @@
-"""`everlong train`."""
+"""`everlong train`: train a memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option, Typer
 
-from everlong_lab.cli.common import DataDir, Threads
+from everlong_lab.cli.common import DataDir, Device, Threads, reported
 from everlong_server.cli.common import ModelsDir, chosen_models_dir, err, fail, out
 
-train = typer.Typer(add_completion=False)
+train = Typer(add_completion=False)
 
 
 @train.command()
 def _train(
-    recipe: Annotated[str | None, typer.Argument(help="a recipe's name, or a YAML file; none lists them")] = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="the run's folder; default runs/RECIPE")] = None,
+    recipe: Annotated[str | None, Argument(help="Train this recipe or YAML file; without it, list recipes.")] = None,
+    folder: Annotated[Path | None, Option("--out", help="Write the run to this folder; default runs/RECIPE.")] = None,
     data: DataDir = Path("data"),
-    resume: Annotated[bool, typer.Option("--resume", help="go on at the folder's checkpoint")] = False,
-    max_minutes: Annotated[float | None, typer.Option(help="stop then, with a checkpoint")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    resume: Annotated[bool, Option("--resume", help="Continue from the folder's checkpoint.")] = False,
+    max_minutes: Annotated[float | None, Option(help="Stop after so many minutes, with a checkpoint.")] = None,
+    device: Device = "cpu",
     bfloat16: Annotated[
-        bool,
-        typer.Option("--bfloat16", help="multiply in it, as always on CUDA: for CPUs that have instructions for it"),
+        bool, Option("--bfloat16", help="Multiply in bfloat16, as always on CUDA; for CPUs with instructions for it.")
     ] = False,
     threads: Threads = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="change the recipe: KEY=VALUE, dotted")] = None,
+    changes: Annotated[list[str] | None, Option("--set", help="Change the recipe: KEY=VALUE; may be repeated.")] = None,
     models_dir: ModelsDir = None,
 ) -> None:
     """Train a memory by a recipe."""
@@ -34,7 +33,6 @@ def _train(
 
     from everlong_lab.train.console import train as run
     from everlong_lab.train.recipe import load_recipe, recipe_names
-    from everlong_models import EverlongModelError
 
     if recipe is None:
         names = recipe_names()
@@ -42,10 +40,10 @@ def _train(
         out.print("\n".join(f"{name:{width}}  {load_recipe(name).description}" for name in names), soft_wrap=True)
         return
     if max_minutes is not None and not max_minutes > 0:
-        raise fail(f"--max-minutes={max_minutes:g} must be greater than 0")
+        raise fail(f"--max-minutes={max_minutes:g}: must be greater than 0")
     if threads is not None:
         torch.set_num_threads(threads)
-    try:
+    with reported():
         run(
             load_recipe(recipe, changes or ()),
             folder or Path("runs") / Path(recipe).stem,
@@ -57,5 +55,3 @@ def _train(
             max_minutes=max_minutes,
             console=err,
         )
-    except EverlongModelError as error:
-        raise fail(str(error)) from None

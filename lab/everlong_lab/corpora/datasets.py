@@ -1,4 +1,4 @@
-"""Files of data sets, read with complaints that name file and line."""
+"""Read files of data sets. Errors name file and line."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from everlong_models.errors import DataError
 
 
 def files(folder: Path, pattern: str) -> list[Path]:
-    """Those below `folder`, in order. Raises `DataError` if there is none."""
+    """Return the files below `folder` that match `pattern`, sorted. Raises `DataError` if there are none."""
     found = sorted(folder.rglob(pattern))
     if not found:
-        raise DataError(f"{folder} holds no {pattern}")
+        raise DataError(f"{folder} has no {pattern}")
     return found
 
 
 def json_lines(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines, each an object, of the file of that name in `folder` or else below it, each with its place for complaints. Raises
-    `DataError`."""
+    """Yield the objects of a JSON lines file, each with its location for error messages.
+
+    The file is `folder`/`name`, or else the first one of that name below `folder`. Raises `DataError`.
+    """
     file = folder / name if (folder / name).is_file() else files(folder, name)[0]
-    # Only at line ends: JSON may hold other separators of lines as they are.
+    # str.splitlines would also split at separators that JSON strings may contain.
     for number, line in enumerate(text.read(file).split("\n"), 1):
         if line.strip():
             try:
@@ -39,7 +41,7 @@ def json_lines(folder: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def json_file(file: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -> Any:
-    """What the file holds. Raises `DataError`, also if it is no `kind`."""
+    """Return the content of a JSON file. Raises `DataError`, also if it is not a `kind`."""
     try:
         stored = json.loads(text.read(file))
     except json.JSONDecodeError as error:
@@ -51,10 +53,11 @@ def json_file(file: Path, kind: type[dict[str, Any]] | type[list[Any]] = dict) -
 
 
 def csv_rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Rows of a CSV file, each with its place for complaints. Raises `DataError` if one of the `columns` is missing or empty."""
+    """Yield the rows of a CSV file, each with its location for error messages. Raises `DataError` if one of `columns` is
+    missing or empty."""
     reader = csv.DictReader(io.StringIO(text.read(file), newline=""))
     if missing := [column for column in columns if column not in (reader.fieldnames or ())]:
-        raise DataError(f"{file}, line 1: no column {missing[0]!r}")
+        raise DataError(f"{file}, line 1: column {missing[0]!r} is missing")
     rows = iter(reader)
     while True:
         try:
@@ -65,15 +68,15 @@ def csv_rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[s
             return
         where = f"{file}, line {reader.line_num}"
         if empty := [column for column in columns if not (row[column] or "").strip()]:
-            raise DataError(f"{where}: nothing in column {empty[0]!r}")
+            raise DataError(f"{where}: column {empty[0]!r} is empty")
         yield where, row
 
 
 @contextmanager
 def checked(where: str) -> Iterator[None]:
-    """Says where a value is missing or of the wrong kind."""
+    """Turn errors about missing values or values of the wrong type into `DataError` with their location."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        said = f"no {error}" if isinstance(error, KeyError) else str(error)
-        raise DataError(f"{where}: {said}") from error
+        message = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{where}: {message}") from error

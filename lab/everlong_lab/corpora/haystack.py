@@ -1,4 +1,4 @@
-"""Texts hidden in order in noise, as token ids: at once for training, or as a stream of any length."""
+"""Hide texts ("needles") in noise, as token ids: all at once for training, or as a stream of any length."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Hidden:
-    """`before`, then `room` tokens of `noise` from `start` on, with `told` at `places` (0 … room) in it, then `after`."""
+class Haystack:
+    """`before`, then `room` tokens of `noise` from `start` with the `needles` inserted at `places` (0 … room), then `after`."""
 
     before: Sequence[int]
-    told: Sequence[Sequence[int]]
+    needles: Sequence[Sequence[int]]
     after: Sequence[int]
     noise: Noise
     start: int
@@ -26,26 +26,26 @@ class Hidden:
     places: Sequence[int]
 
     def __len__(self) -> int:
-        return len(self.before) + self.room + sum(map(len, self.told)) + len(self.after)
+        return len(self.before) + self.room + sum(map(len, self.needles)) + len(self.after)
 
     def pieces(self) -> Iterator[np.ndarray]:
-        """All tokens, a piece at a time."""
+        """Yield all tokens, piece by piece."""
         yield np.array(self.before, dtype=np.int64)
         done = 0
-        for place, told in zip(self.places, self.told, strict=True):
+        for place, needle in zip(self.places, self.needles, strict=True):
             yield from self._noise(done, place)
-            yield np.array(told, dtype=np.int64)
+            yield np.array(needle, dtype=np.int64)
             done = place
         yield from self._noise(done, self.room)
         yield np.array(self.after, dtype=np.int64)
 
     def ends(self) -> list[int]:
-        """Where each of `told` ends, in tokens from the beginning."""
-        lengths = np.cumsum([len(told) for told in self.told])
+        """Return the end position of each needle, in tokens from the beginning."""
+        lengths = np.cumsum([len(needle) for needle in self.needles])
         return [len(self.before) + place + int(length) for place, length in zip(self.places, lengths, strict=True)]
 
     def ids(self) -> np.ndarray:
-        """All tokens at once."""
+        """Return all tokens."""
         return np.concatenate(list(self.pieces()))
 
     def _noise(self, start: int, end: int) -> Iterator[np.ndarray]:
@@ -58,27 +58,27 @@ def hide(
     noise: Noise,
     *,
     before: Sequence[int],
-    told: Sequence[Sequence[int]],
+    needles: Sequence[Sequence[int]],
     after: Sequence[int],
     length: int | None,
-) -> Hidden:
-    """`told` in noise that begins with a sentence; `length` tokens in all, None is without noise.
+) -> Haystack:
+    """Hide `needles`, in order, in noise that starts with a sentence; `length` tokens in all, or None without noise.
 
-    Each text stands where a sentence ends, the one nearest to a point drawn uniformly; their order stays. Raises
-    `TokenError` if they do not fit.
+    Each needle is inserted at the end of the sentence nearest to a uniformly random position. Raises `TokenError` if the
+    needles do not fit.
     """
-    least = len(before) + sum(map(len, told)) + len(after)
+    least = len(before) + sum(map(len, needles)) + len(after)
     room = 0 if length is None else length - least
     if room < 0:
-        raise TokenError(f"{length} tokens do not hold what is told in {least}")
+        raise TokenError(f"{length} tokens do not hold the {least} tokens to be hidden")
     start = noise.start(random)
-    drawn = np.sort(random.integers(0, room + 1, len(told)))
-    places = [_border(noise, start, room, int(place)) for place in drawn]
-    return Hidden(before, told, after, noise, start, room, places)
+    positions = np.sort(random.integers(0, room + 1, len(needles)))
+    places = [_border(noise, start, room, int(position)) for position in positions]
+    return Haystack(before, needles, after, noise, start, room, places)
 
 
-def _border(noise: Noise, start: int, room: int, place: int) -> int:
-    """The end of a sentence, of all the noise, or its beginning, that is nearest to `place`."""
-    found = noise.nearest(start + place) - start
-    choices = [found if 0 <= found <= room else 0, room]
-    return min(choices, key=lambda at: abs(at - place))
+def _border(noise: Noise, start: int, room: int, position: int) -> int:
+    """Return the position nearest to `position` that is the end of a sentence, or the start or end of the noise."""
+    nearest = noise.nearest(start + position) - start
+    choices = [nearest if 0 <= nearest <= room else 0, room]
+    return min(choices, key=lambda at: abs(at - position))

@@ -1,4 +1,4 @@
-"""Real text as noise and as language: books from a folder, cut into those to learn from and those held out."""
+"""Book text as noise and for language modelling, split into books to learn from and books held out."""
 
 from __future__ import annotations
 
@@ -20,45 +20,47 @@ _HELD_OUT = 10
 
 
 def find(data: Path, name: str) -> Path:
-    """The data set `name` in the folder `data`: a folder, or `name.tar.xz`, which is unpacked beside a marker first.
+    """Return the folder of the data set `name` in `data`. An archive `name.tar.xz` is unpacked to the user's cache first.
 
-    Raises `DataError` naming what was looked for, or the archive that cannot be read.
+    Raises `DataError` if there is no such data set, or the archive cannot be read.
     """
     folder = data / name
     if folder.is_dir():
         return folder
     archive = data / f"{name}.tar.xz"
     if not archive.is_file():
-        raise DataError(f"no data set {name!r}: neither the folder {folder} nor {archive.name} is there")
+        raise DataError(
+            f"no data set {name!r}: there is neither a folder {folder} nor a file {archive.name} next to it"
+        )
     key = hashlib.sha256(f"{archive.resolve()}:{archive.stat().st_size}".encode()).hexdigest()[:12]
     target = Path.home() / ".cache" / "everlong" / "data" / f"{name}-{key}"
     if not target.is_dir():
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            # Complete before it gets its name; whoever else unpacks the same meanwhile has a scratch folder of its own.
+            # Renamed once complete. Another process that unpacks the same archive has a scratch folder of its own.
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpacking-") as scratch:
                 with tarfile.open(archive) as packed:
                     packed.extractall(f"{scratch}/data", filter="data")
                 Path(scratch, "data").rename(target)
         except (tarfile.TarError, OSError, EOFError, lzma.LZMAError) as error:
-            if not target.is_dir():  # else another process was quicker
+            if not target.is_dir():  # otherwise another process was faster
                 raise DataError(f"cannot unpack {archive} to {target.parent}: {error}") from error
     return target
 
 
 def files(folder: Path) -> list[Path]:
-    """The texts (`.md`, `.txt`) below `folder`."""
+    """Return the texts (`.md`, `.txt`) below `folder`, sorted."""
     return sorted(file for file in folder.rglob("*") if file.suffix in {".md", ".txt"})
 
 
 def books(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The texts (`.md`, `.txt`) below `folder`: those to learn from, and those held out, chosen by their names' hash.
+    """Return the texts (`.md`, `.txt`) below `folder` to learn from and those held out, chosen by the hash of their names.
 
     Raises `DataError` if there are fewer than two.
     """
     every = files(folder)
     if len(every) < 2:
-        raise DataError(f"{folder} holds {len(every)} texts (.md, .txt); at least 2 are needed, one to be held out")
+        raise DataError(f"{folder} has {len(every)} texts (.md, .txt); at least 2 are needed, one of them is held out")
     chosen = {file for file in every if int(hashlib.sha256(file.name.encode()).hexdigest(), 16) % _HELD_OUT == 0}
     if len(chosen) in (0, len(every)):
         chosen = {every[-1]}
@@ -66,7 +68,7 @@ def books(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def read(file: Path) -> str:
-    """A text. Raises `DataError` if it is unreadable, no UTF-8, or empty."""
+    """Return the text of a file. Raises `DataError` if it is unreadable, not UTF-8, or empty."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -77,7 +79,7 @@ def read(file: Path) -> str:
 
 
 def middles(files: Sequence[Path], characters: int) -> list[str]:
-    """About `characters` characters in all, an equal share from the middle of each file."""
+    """Return about `characters` characters in all, an equal share from the middle of each file."""
     share, parts = max(2000, characters // len(files)), []
     for file in files:
         whole = read(file)
@@ -86,13 +88,18 @@ def middles(files: Sequence[Path], characters: int) -> list[str]:
     return parts
 
 
+def noise(data: Path, name: str, characters: int, tokenizer: Tokenizer, *, held_out: bool = False) -> Noise:
+    """Return noise from the books of a data set, those to learn from or those held out. Raises `DataError`."""
+    return Noise(middles(books(find(data, name))[held_out], characters), tokenizer)
+
+
 def packaged() -> str:
-    """A text that comes with the package and is never learnt from: the first half of Bram Stoker's "Dracula", 1897."""
+    """Return a text of the package that is never trained on: the first half of Bram Stoker's "Dracula", 1897."""
     return lzma.decompress((resources.files("everlong_lab.corpora") / "dracula.txt.xz").read_bytes()).decode()
 
 
 class Noise:
-    """An endless text: the tokens of `texts`, from which runs that begin with a sentence are drawn."""
+    """The tokens of `texts` as an endless stream, from which random runs can be taken that start with a sentence."""
 
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer) -> None:
         ids = [token for piece in texts for token in tokenizer.encode(" " + " ".join(piece.split()))]
@@ -103,26 +110,26 @@ class Noise:
         self._starts = np.flatnonzero(self._ends[self._ids])[:-1] + 1
         self._places: dict[tuple[int, ...], np.ndarray] = {}
         if not len(self._starts):
-            raise DataError("no sentence ends in the text that noise is to be made of")
+            raise DataError("the text for noise has no end of a sentence")
 
     def run(self, random: np.random.Generator, length: int) -> np.ndarray:
-        """`length` tokens from the beginning of a sentence on."""
+        """Return `length` tokens that start with a random sentence."""
         start = self.start(random)
         return self.cut(start, start + length)
 
     def start(self, random: np.random.Generator) -> int:
-        """The place of a sentence's first token, for `cut`."""
+        """Return the position of a random sentence's first token, for `cut`."""
         return int(random.choice(self._starts))
 
     def cut(self, start: int, end: int) -> np.ndarray:
-        """The tokens from `start` to `end` - 1; behind the last one comes the first."""
+        """Return the tokens from `start` to `end` - 1; the stream repeats after its last token."""
         return self._ids[np.arange(start, end) % len(self._ids)]
 
     def nearest(self, place: int) -> int:
-        """The beginning of a sentence that is nearest to `place`."""
+        """Return the start of the sentence nearest to `place`."""
         turns, within = divmod(place, len(self._ids))
         at = int(np.searchsorted(self._starts, within))
-        # The first sentence of the next turn and the last one of the turn before are neighbours, too.
+        # The last sentence of one repetition and the first one of the next are neighbours, too.
         around = [
             int(self._starts[(at + step) % len(self._starts)]) + (at + step) // len(self._starts) * len(self._ids)
             for step in (-1, 0)
@@ -130,9 +137,9 @@ class Noise:
         return turns * len(self._ids) + min(around, key=lambda start: abs(start - within))
 
     def run_with(self, random: np.random.Generator, length: int, words: Sequence[int]) -> np.ndarray:
-        """As `run`, with a place in it where one of the tokens `words` stands; anywhere if there is none.
+        """Return a run that contains one of the tokens `words`, or any run if the stream has none of them.
 
-        It begins with a sentence, unless the one of that place began too long before.
+        It starts with a sentence, unless the sentence with the word started too early.
         """
         if (place := self.place(random, words)) is None:
             return self.run(random, length)
@@ -143,11 +150,11 @@ class Noise:
         return self.cut(start, start + length)
 
     def place(self, random: np.random.Generator, words: Sequence[int]) -> int | None:
-        """Where one of the tokens `words` stands; None if nowhere."""
+        """Return a random position of one of the tokens `words`, or None."""
         if (places := self._places.get(tuple(words))) is None:
             places = self._places[tuple(words)] = np.flatnonzero(np.isin(self._ids, words))
         return int(random.choice(places)) if len(places) else None
 
     def borders(self, ids: np.ndarray) -> np.ndarray:
-        """Where in `ids` sentences begin; 0 is one."""
+        """Return the positions in `ids` at which sentences start, including 0."""
         return np.concatenate([[0], np.flatnonzero(self._ends[ids[:-1]]) + 1])

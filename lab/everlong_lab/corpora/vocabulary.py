@@ -1,4 +1,4 @@
-"""Tokenizers for models from scratch: made from the task's own text, the same ones every time."""
+"""Tokenizers for models from scratch, made from the task's own text and reproducible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ END = "<|endoftext|>"
 
 
 def byte_level(texts: Iterable[str], size: int) -> PreTrainedTokenizerBase:
-    """Byte-level BPE of `size` tokens (at least 257: every byte and the end mark), trained on `texts`."""
+    """Train byte-level BPE of `size` tokens (at least 257: all bytes and the end mark) on `texts`."""
     tokenizer = FastTokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -23,9 +23,9 @@ def byte_level(texts: Iterable[str], size: int) -> PreTrainedTokenizerBase:
 
 
 def symbols(names: Iterable[str]) -> PreTrainedTokenizerBase:
-    """One token for each of the `names`, written with spaces between them; ids are 0, 1, … in their order.
+    """Return a tokenizer with one token for each of the `names`, separated by spaces; ids are 0, 1, … in order.
 
-    Any other word is taken for the last of them: a model of symbols can be loaded and served like any other.
+    Any other word becomes the last token, so that a model of symbols can be loaded and served like any other.
     """
     ids = {name: index for index, name in enumerate(names)}
     tokenizer = FastTokenizer(models.WordLevel(ids, unk_token=list(ids)[-1]))

@@ -1,1 +1,1 @@
-"""`everlong eval NAME`: how good answers are, on texts and questions that people wrote."""
+"""`everlong eval`: one experiment a file, each with a function that returns figures and one that plots them."""

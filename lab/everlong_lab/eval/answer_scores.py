@@ -1,4 +1,4 @@
-"""How near an answer is to a reference, in words: F1, ROUGE, METEOR, all by libraries."""
+"""Compare an answer with references, word by word: F1, ROUGE, METEOR. All scores are computed by libraries."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from everlong_models.errors import RunError
 
 
 def squad(answer: str, references: Sequence[str]) -> tuple[float, float]:
-    """F1 over words and exact match of one answer, 0 … 1, against the reference that is nearest, as for SQuAD (Rajpurkar et
-    al. 2016): small letters, without articles and punctuation. Raises `RunError` where torchmetrics is missing."""
+    """Return word F1 and exact match of an answer, 0 … 1, against the best reference, as in SQuAD (Rajpurkar et al. 2016):
+    in lower case, without articles and punctuation. Raises `RunError` if torchmetrics is missing."""
     try:
         from torchmetrics.functional.text import squad as measure  # noqa: PLC0415 - the library serves without it
     except ImportError as error:
         raise _missing(error) from error
     expected = {"id": "0", "answers": {"text": list(references), "answer_start": [0] * len(references)}}
-    found = measure([{"id": "0", "prediction_text": answer}], [expected])
-    return float(found["f1"]) / 100, float(found["exact_match"]) / 100
+    scores = measure([{"id": "0", "prediction_text": answer}], [expected])
+    return float(scores["f1"]) / 100, float(scores["exact_match"]) / 100
 
 
-def wording(given: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Means over pairs, in percent.
+def overlap_scores(given: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Return mean scores over pairs of answer and reference, in percent.
 
-    `f1`: as of `squad`. `rouge1`,
-    `rougeL`: F-measures (Lin 2004). Both by torchmetrics. `meteor`: Banerjee and Lavie 2005, by nltk, with the stages
-    "exact" and "stem" (Porter). The third, WordNet's synonyms, is left out: its data is no package and would have to be
-    downloaded; so scores are a little lower than with it. Raises `RunError` where a library is missing.
+    `f1`: as in `squad`. `rouge1`, `rougeL`: F-measures (Lin 2004). These are computed by torchmetrics. `meteor`: Banerjee
+    and Lavie 2005, by nltk, with the stages "exact" and "stem" (Porter). The third stage, WordNet's synonyms, is left out,
+    because its data is not in a package; scores are slightly lower than with it. Raises `RunError` if a library is missing.
     """
     try:
         from nltk.stem.porter import PorterStemmer  # noqa: PLC0415 - the library serves without them
@@ -39,10 +38,10 @@ def wording(given: Sequence[str], references: Sequence[str]) -> dict[str, float]
     rouge = rouge_score(list(given), list(references), rouge_keys=("rouge1", "rougeL"))
     stemmer, synonyms = PorterStemmer(), _NoSynonyms()
     meteor = [
-        single_meteor_score(_words(right), _words(said), stemmer=stemmer, wordnet=synonyms) for said, right in pairs
+        single_meteor_score(_words(right), _words(answer), stemmer=stemmer, wordnet=synonyms) for answer, right in pairs
     ]
     return {
-        "f1": 100 * sum(squad(said, [right])[0] for said, right in pairs) / len(pairs),
+        "f1": 100 * sum(squad(answer, [right])[0] for answer, right in pairs) / len(pairs),
         "rouge1": 100 * float(rouge["rouge1_fmeasure"]),
         "rougeL": 100 * float(rouge["rougeL_fmeasure"]),
         "meteor": 100 * sum(meteor) / len(meteor),
@@ -54,7 +53,7 @@ def _missing(error: ImportError) -> RunError:
 
 
 class _NoSynonyms:
-    """In the place of WordNet."""
+    """A WordNet without entries."""
 
     def synsets(self, word: str, *_: Any) -> list[Any]:
         return []

@@ -1,4 +1,4 @@
-"""BABILong's table: accuracy by task and length, through a memory or in a backbone's own window, beside published rows."""
+"""BABILong's table: accuracy by task and length, through a memory or in a backbone's own window, with published rows."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ PUBLISHED: dict[str, dict[str, dict[str, float]]] = {
 """Accuracy in percent of models trained on the tasks, by model, task and length (Kuratov et al. 2024; Rodkin et al. 2024)."""
 
 MEMORY_ROWS = 8
-"""Samples that a memory reads at once."""
+"""Number of samples that a memory reads at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """The samples of one task and length. `accuracy`, with its 95 % interval `low` … `high`, is a share of them;
-    `tokens` are those read, all samples together. `answers`: what was asked, expected and said."""
+class BabilongScores:
+    """Scores of one task and length. `accuracy` and its 95 % interval `low` … `high` are shares of the samples. `tokens`: read
+    in all samples together. `answers`: each question with the expected answer and the model's."""
 
     task: BabiTask
     length: str
@@ -59,8 +59,8 @@ class Cell:
     answers: list[dict[str, Any]]
 
 
-def tokens_of(length: str) -> int | None:
-    """The number of tokens that a length's name stands for: "0k" none but the facts', "16k" 16·1024, "1M" 1024·1024.
+def parse_length(length: str) -> int | None:
+    """Return the number of tokens that a length stands for: "16k" is 16·1024, "1M" 1024·1024; None for "0k", facts alone.
 
     Raises `ConfigError`.
     """
@@ -70,13 +70,8 @@ def tokens_of(length: str) -> int | None:
     return int(found[1]) * {"": 1, "k": 1 << 10, "M": 1 << 20}[found[2]] or None
 
 
-def limit(backbone: Backbone) -> int:
-    """The longest sample, in tokens with the answer, that the backbone's own window holds."""
-    return backbone.max_positions
-
-
 def in_window(backbone: Backbone, tokens: int) -> Window:
-    """The backbone alone, seeing all of up to so many `tokens` with the answer."""
+    """Return a reader for the backbone alone that sees all of up to `tokens` tokens, including the answer."""
     return Window(WindowConfig(segment_length=tokens - 1, sinks=0, window=1), backbone)
 
 
@@ -93,36 +88,36 @@ def babilong(
     rows: int | None = None,
     noise: str = "books-260",
     progress: Callable[[BabiTask, str], None] = lambda task, length: None,
-) -> Iterator[Cell]:
-    """The table's cells, length by length.
+) -> Iterator[BabilongScores]:
+    """Yield the scores of the table, length by length.
 
-    `model`: a memory, which reads whatever length; or a backbone, which sees the whole sample in its window: lengths
-    that its window does not hold are not run. `rows`: samples read at once. `progress` is called after every sample.
-    Raises `ConfigError`, `DataError`, and `TokenError` where too few questions fit into a length.
+    `model`: a memory, which reads documents of any length; or a backbone, which sees the whole sample in its window and
+    skips lengths that do not fit. `rows`: samples read at once. `progress` is called after every sample. Raises
+    `ConfigError`, `DataError`, and `TokenError` if too few questions fit into a length.
     """
     for task in tasks:
         if task not in LABELS:
-            raise ConfigError("tasks", task, f"must be of {', '.join(LABELS)}")
-    # Nothing is learnt here, so the segment length does not matter.
-    made = Babilong(BabilongConfig(noise=noise), Setting(tokenizer, 512, data, seed))
-    counted = {length: tokens_of(length) for length in lengths}
+            raise ConfigError("tasks", task, f"must be one of {', '.join(LABELS)}")
+    # Only training depends on the segment length.
+    benchmark = Babilong(BabilongConfig(noise=noise), Setting(tokenizer, 512, data, seed))
+    counted = {length: parse_length(length) for length in lengths}
     for length, most in counted.items():
-        if isinstance(model, Backbone) and (most or 0) > limit(model):
+        if isinstance(model, Backbone) and (most or 0) > model.max_positions:
             continue
         for task in tasks:
-            chosen = made.samples(task, most, samples, seed=seed, prompt=prompt)
-            tokens = [len(sample.asked) for sample in chosen]
+            chosen = benchmark.samples(task, most, samples, seed=seed, prompt=prompt)
+            tokens = [len(sample.haystack) for sample in chosen]
             if not isinstance(model, Backbone):
                 reader, at_once = model, rows or MEMORY_ROWS
             else:
-                # One by one: a window's keys and values are many times a memory's size.
+                # One by one: a window's keys and values are many times the size of a memory.
                 reader, at_once = in_window(model, max(tokens) + ANSWER), rows or 1
             began = time.monotonic()
-            answers = made.answers(reader, chosen, rows=at_once, progress=partial(progress, task, length))
+            answers = benchmark.answers(reader, chosen, rows=at_once, progress=partial(progress, task, length))
             seconds = time.monotonic() - began
             right = sum(answer.right for answer in answers)
             share = wilson(right, samples)
-            yield Cell(
+            yield BabilongScores(
                 task, length, samples, right, *share, tokens=sum(tokens), seconds=seconds,
                 answers=[
                     {
@@ -136,8 +131,8 @@ def babilong(
             )  # fmt: skip
 
 
-def table(name: str, cells: Sequence[Cell], lengths: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows for people: accuracy in percent with its interval, the published rows of the same tasks below."""
+def table(name: str, cells: Sequence[BabilongScores], lengths: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the table's rows: accuracy in percent with its interval, followed by published rows of the same tasks."""
     found = {(cell.task, cell.length): cell for cell in cells}
     tasks = list(dict.fromkeys(cell.task for cell in cells))
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""The ∞-former paper's Table 2 with any model: how much the document before a dialogue helps its responses."""
+"""Table 2 of the ∞-former paper for any model: how much the document before a dialogue helps its responses."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from everlong_lab.eval.answer_scores import wording
-from everlong_lab.eval.babilong import in_window, limit
+from everlong_lab.eval.answer_scores import overlap_scores
+from everlong_lab.eval.babilong import in_window
 from everlong_lab.tasks import greedy
-from everlong_lab.tasks.dialogue import Dialogue, perplexity, told
-from everlong_lab.tasks.exchange import Exchange
+from everlong_lab.tasks.chat_encoder import ChatEncoder
+from everlong_lab.tasks.dialogue import Dialogue, encode_dialogue, perplexity
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.errors import ConfigError
 from everlong_models.memories.base import MemoryModel
@@ -26,9 +26,9 @@ WAYS: dict[Way, str] = {
 }
 DOCUMENTED: tuple[Way, ...] = ("window", "memory")
 READ: tuple[Way, ...] = ("dialogue", "memory")
-"""Through the memory; the others are the backbone's window."""
+"""Ways that go through the memory; the others use the backbone's window."""
 MOST = 40
-"""Tokens of a response."""
+"""Maximum number of tokens of a response."""
 PUBLISHED: tuple[tuple[str, float, float, float, float, float], ...] = (
     ("GPT-2 without the document", 19.43, 7.82, 12.18, 10.17, 6.10),
     ("GPT-2 with the document in its window", 18.53, 8.64, 14.61, 12.03, 7.15),
@@ -39,9 +39,9 @@ PUBLISHED: tuple[tuple[str, float, float, float, float, float], ...] = (
 """Perplexity, F1, ROUGE-1, ROUGE-L, METEOR of models fine-tuned on the task (Martins et al. 2022, Table 2)."""
 
 
-class Figures(NamedTuple):
-    """`perplexity`: of a token of all `responses`. The others, in percent: means over the `written` of them, see
-    `wording`. `answers`: what was expected and what was written."""
+class DialogueScores(NamedTuple):
+    """Scores of one way. `perplexity`: of the tokens of all `responses`. `wording`: `overlap_scores` of the `written` ones, in
+    percent. `answers`: the expected and the written responses."""
 
     way: Way
     dialogues: int
@@ -52,39 +52,41 @@ class Figures(NamedTuple):
     answers: list[dict[str, str]]
 
 
-class Sampled(NamedTuple):
-    """`dialogues`, whole, and which of their responses, by (dialogue, response), are to be written."""
+class DialogueSample(NamedTuple):
+    """Whole `dialogues`, and which of their responses to write, as (dialogue, response)."""
 
     dialogues: list[Dialogue]
     written: list[tuple[int, int]]
 
 
-def sample(found: Sequence[Dialogue], *, responses: int, written: int, seed: int) -> Sampled:
-    """Dialogues drawn until they have so many `responses`, and `written` of these. Raises `ConfigError`."""
+def sample(found: Sequence[Dialogue], *, responses: int, written: int, seed: int) -> DialogueSample:
+    """Sample dialogues until they have `responses` responses, and `written` of these to write. Raises `ConfigError`."""
     random = np.random.default_rng(seed)
     chosen: list[Dialogue] = []
     places: list[tuple[int, int]] = []
     for index in random.permutation(len(found)):
         if len(places) >= responses:
             break
-        count = sum(turn.response for turn in found[index].turns[1:])
+        count = sum(utterance.response for utterance in found[index].utterances[1:])
         places += [(len(chosen), response) for response in range(count)]
         chosen.append(found[index])
     if len(places) < responses:
-        raise ConfigError("samples", responses, f"the data set has {len(places)} responses")
+        raise ConfigError("samples", responses, f"must be at most {len(places)}, the data set's responses")
     if not 1 <= written <= len(places):
         raise ConfigError("written", written, f"must be from 1 to {len(places)}")
     picked = random.permutation(len(places))[:written]
-    return Sampled(chosen, [places[i] for i in sorted(picked)])
+    return DialogueSample(chosen, [places[i] for i in sorted(picked)])
 
 
-def usual(backbone: Backbone | None, tokenizer: Tokenizer, sampled: Sampled, *, most: int = MOST) -> tuple[Way, ...]:
-    """The ways that a model is asked in unless some are named: with and without the document, and in the window of its
-    `backbone` where that holds the longest dialogue; a model from scratch has none that does."""
-    exchange = Exchange(tokenizer)
-    longest = max(len(told(exchange, one).ids) for one in sampled.dialogues) + most
-    held = backbone is not None and longest <= limit(backbone)
-    return ("none", "window", "memory") if held else ("dialogue", "memory")
+def default_ways(
+    backbone: Backbone | None, tokenizer: Tokenizer, sampled: DialogueSample, *, most: int = MOST
+) -> tuple[Way, ...]:
+    """Return the default ways for a model: with and without the document, in the window of its `backbone` if the longest
+    dialogue fits, otherwise through the memory."""
+    encoder = ChatEncoder(tokenizer)
+    longest = max(len(encode_dialogue(encoder, one).ids) for one in sampled.dialogues) + most
+    fits = backbone is not None and longest <= backbone.max_positions
+    return ("none", "window", "memory") if fits else ("dialogue", "memory")
 
 
 def dialogue(
@@ -92,48 +94,50 @@ def dialogue(
     backbone: Backbone | None,
     tokenizer: Tokenizer,
     *,
-    sampled: Sampled,
+    sampled: DialogueSample,
     ways: Sequence[Way],
     most: int = MOST,
     progress: Callable[[Way], None] = lambda way: None,
-) -> Iterator[Figures]:
-    """One row of the table for each of the `ways`.
+) -> Iterator[DialogueScores]:
+    """Yield one row of the table for each of the `ways`.
 
-    `none` and `window` see all in the `backbone`'s own window, `dialogue` and `memory` read it segment by segment.
-    Responses are written greedily, at most `most` tokens, each after the dialogue as it was. Raises `ConfigError` for a
-    way that lacks its model, or a dialogue that the window does not hold.
+    `none` and `window` see everything in the `backbone`'s own window; `dialogue` and `memory` read it segment by segment.
+    Responses are generated greedily, at most `most` tokens, each after the original dialogue up to it. Raises
+    `ConfigError` if the model lacks what a way needs, or if a dialogue does not fit into the window.
     """
-    exchange = Exchange(tokenizer)
+    encoder = ChatEncoder(tokenizer)
     for way in ways:
-        lines = [told(exchange, one, document=way in DOCUMENTED) for one in sampled.dialogues]
-        longest = max(len(line.ids) for line in lines) + most
+        encoded = [encode_dialogue(encoder, one, document=way in DOCUMENTED) for one in sampled.dialogues]
+        longest = max(len(one.ids) for one in encoded) + most
         if way in READ:
             model: MemoryModel | None = memory
         else:
             model = None if backbone is None else in_window(backbone, longest)
         if model is None:
-            raise ConfigError("ways", way, "this model lacks what it takes: a memory, or a backbone")
+            raise ConfigError(
+                "ways", way, f"needs a {'memory' if way in READ else 'backbone'}, which this model has not"
+            )
         answers = []
-        for one, response in sampled.written:
-            start, end = lines[one].responses[response]
-            state, rest = greedy.read_stream(model, [[lines[one].ids[:start]]])
-            (given,) = greedy.answer(model, state, rest, most=most, ends=exchange.ends)
-            expected = tokenizer.decode(lines[one].ids[start:end].tolist())
-            answers.append({"expected": expected.strip(), "written": tokenizer.decode(given).strip()})
+        for number, response in sampled.written:
+            start, end = encoded[number].responses[response]
+            state, rest = greedy.read_stream(model, [[encoded[number].ids[:start]]])
+            (answer,) = greedy.answer(model, state, rest, most=most, ends=encoder.ends)
+            expected = tokenizer.decode(encoded[number].ids[start:end].tolist())
+            answers.append({"expected": expected.strip(), "written": tokenizer.decode(answer).strip()})
             progress(way)
-        yield Figures(
+        yield DialogueScores(
             way,
-            dialogues=len(lines),
-            responses=sum(len(line.responses) for line in lines),
-            perplexity=perplexity(model, [line.line() for line in lines], rows=4 if way in READ else 1),
+            dialogues=len(encoded),
+            responses=sum(len(one.responses) for one in encoded),
+            perplexity=perplexity(model, [one.example() for one in encoded], rows=4 if way in READ else 1),
             written=len(answers),
-            wording=wording([a["written"] for a in answers], [a["expected"] for a in answers]),
+            wording=overlap_scores([a["written"] for a in answers], [a["expected"] for a in answers]),
             answers=answers,
         )
 
 
-def table(name: str, found: Sequence[Figures]) -> list[dict[str, Any]]:
-    """Rows for people, the published ones below."""
+def table(name: str, found: Sequence[DialogueScores]) -> list[dict[str, Any]]:
+    """Return the table's rows, followed by the published ones."""
     columns = ("perplexity", "f1", "rouge1", "rougeL", "meteor")
     rows: list[dict[str, Any]] = [
         {"model": f"{name}: {WAYS[one.way]}", "perplexity": round(one.perplexity, 2)}

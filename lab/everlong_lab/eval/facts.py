@@ -1,4 +1,4 @@
-"""How well a memory keeps facts over growing documents: memorize, detect & memorize, reasoning (Bulatov et al. 2023)."""
+"""How well a memory keeps facts in growing documents: memorize, detect & memorize, reasoning (Bulatov et al. 2023)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAPER: Mapping[Kind, Mapping[int, float]] = {
     "detect": {32: 0.998, 128: 0.988, 512: 0.986, 1024: 0.971, 2048: 0.971, 4096: 0.961},
     "reasoning": {32: 0.948, 128: 0.897, 512: 0.876, 1024: 0.863, 2048: 0.840, 4096: 0.819},
 }
-"""Accuracy of RMT around BERT-base, segments of 512, by the authors' result files."""
+"""Accuracy of RMT around BERT-base, with segments of 512 tokens, from the authors' result files."""
 
 
 def facts(
@@ -29,10 +29,10 @@ def facts(
     recite: bool = False,
     progress: Callable[[str], None] = lambda message: None,
 ) -> list[dict[str, Any]]:
-    """Accuracy of `models`, which differ by their seed, by length in segments: mean, least and most, beside the paper's.
+    """Return rows of accuracy by length in segments: mean, least and most over `models`, which differ by their seed; and the paper's.
 
-    All models are asked the same `samples` documents of each length. `recite`: they say the facts again before they are asked, as
-    those that were trained with `recited` can. Raises `ConfigError`, `TokenError`.
+    All models get the same `samples` documents of each length. `recite`: the models repeat the facts before the question,
+    which they must have been trained to do with `recited`. Raises `ConfigError`, `TokenError`.
     """
     found: dict[int, list[float]] = {length: [] for length in lengths}
     for number, (model, tokenizer) in enumerate(models, 1):
@@ -58,7 +58,7 @@ def facts(
 
 
 def draw_facts(rows: Sequence[dict[str, Any]], kind: Kind, file: Path) -> None:
-    """Accuracy by length as a PNG, dashed the paper's."""
+    """Plot accuracy by length as a PNG, with the paper's as a dashed line."""
     paper = PAPER[kind]
     lines = [
         Line.of(f"{kind}, segments of {rows[0]['tokens'] // rows[0]['segments']}", rows, x="segments", y="accuracy"),

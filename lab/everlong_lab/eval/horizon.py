@@ -1,19 +1,19 @@
 """∞-former's horizon: how much of the first segment a long-term memory still holds after k updates.
 
-No training is needed, as an update is linear in what enters: after k segments the coefficients are
+This needs no training, because an update is linear in its input. After k segments the coefficients are
 
     B_k = Σ_j M_jk X_j,    M_kk = C_k,  M_jk = A_k M_j,k−1                              (Eq. 13-15; `continuous`)
 
-with A_k the contraction and C_k the regression of new vectors. A sticky memory's A_k depends on where it draws its
-samples, thus on what is attended to; given the draws it is as linear. Segments are independent, white and of unit
-variance, all of a memory's readings at an even grid carry some noise, and then three figures say what is left of X_1:
+with the contraction A_k and the regression C_k of new vectors. A sticky memory's A_k depends on where it takes its
+samples, and so on the attention; given the samples it is as linear. Segments are independent, white and of unit variance.
+The memory is read at an even grid with some noise. Then three figures describe what is left of X_1:
 
-    mark     the strongest reading of a vector that all of segment 1 shares, 1 being the vector itself
-    gist     how well segment 1's mean can be told from the readings by the best linear reader: R², 1 is exactly
-    detail   the same of its single vectors, one by one
+    mark     the strongest reading of a vector that all of segment 1 shares; 1 is the vector itself
+    gist     how well the best linear reader recovers segment 1's mean from the readings: R², 1 is exact
+    detail   the same for segment 1's single vectors
 
-For sticky memories, the attention is given: a share of it goes to the place that segment 1 has got to, the rest is
-spread evenly. With a share of 0 nothing is attended to in particular.
+For sticky memories the attention is given: a share of it goes to the current position of segment 1, the rest is even.
+With a share of 0 the attention prefers nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from everlong_models.memories.infinite.long_term import LongTermConfig
 
 
 class Retention(NamedTuple):
-    """What is left of segment 1 after `updates` (1 is its own). See the module."""
+    """What is left of segment 1 after `updates`; 1 is its own update. See the module for the figures."""
 
     updates: int
     mark: float
@@ -42,13 +42,13 @@ class Retention(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """One memory's retention, update by update."""
+    """A memory's retention, update by update."""
 
     name: str
     points: list[Retention]
 
     def horizon(self, least: float = 0.5) -> int:
-        """The updates after which gist is still at least `least`, before it first falls below."""
+        """Return the number of updates after which gist is still at least `least`, before it first falls below."""
         for point in self.points:
             if point.gist < least:
                 return point.updates - 1
@@ -58,42 +58,42 @@ class Curve(NamedTuple):
 def curves(
     config: LongTermConfig, *, updates: int, attended: Sequence[float] = (0.1, 0.5), noise: float = 0.01, seed: int = 0
 ) -> list[Curve]:
-    """Retention of plain, k/(k+1) and sticky memories (both ways to draw) over `updates`, all else as in `config`.
+    """Return the retention of plain, k/(k+1) and sticky memories (both ways of sampling) over `updates`.
 
-    `attended`: the shares of attention that sticky memories give to segment 1. `noise`: standard deviation of a
-    reading. Raises `ConfigError` for settings that cannot work.
+    Everything else is as in `config`. `attended`: shares of attention on segment 1, for sticky memories. `noise`: standard
+    deviation of a reading. Raises `ConfigError` for settings that cannot work.
     """
     config.require_workable()
     if updates < 1:
         raise ConfigError("updates", updates, "must be at least 1")
     if not noise > 0:
-        raise ConfigError("noise", noise, "must be positive")
+        raise ConfigError("noise", noise, "must be greater than 0")
     for share in attended:
         if not 0 <= share <= 1:
-            raise ConfigError("attended", share, "is a share of the attention, from 0 to 1")
+            raise ConfigError("attended", share, "must be a share of the attention, from 0 to 1")
     plain = config.model_copy(update={"sticky": "off"})
     even = plain.model_copy(update={"tau": "k/(k+1)"})
     found = [
         Curve(f"plain, τ = {config.tau}", retention(plain, updates, noise=noise)),
         Curve("plain, τ = k/(k+1)", retention(even, updates, noise=noise)),
     ]
-    for draws in ("independent", "stratified"):
-        drawing = plain.model_copy(update={"sticky": draws})
+    for method in ("independent", "stratified"):
+        sampling = plain.model_copy(update={"sticky": method})
         for share in attended:
-            points = retention(drawing, updates, attended=share, noise=noise, seed=seed)
-            found.append(Curve(f"sticky, {draws}, {share:.0%} of the attention on segment 1", points))
+            points = retention(sampling, updates, attended=share, noise=noise, seed=seed)
+            found.append(Curve(f"sticky, {method}, {share:.0%} of the attention on segment 1", points))
     return found
 
 
 def retention(
     config: LongTermConfig, updates: int, *, attended: float = 0.0, noise: float = 0.01, seed: int = 0
 ) -> list[Retention]:
-    """What is left of segment 1 after 1 … `updates` segments of `config.segment_length` vectors."""
+    """Return what is left of segment 1 after 1 … `updates` segments of `config.segment_length` vectors."""
     basis = Basis(config.basis, config.widths)
     regression = Regression(basis, config.samples, config.ridge)
-    grid = basis.at(spread(config.samples, 0, 1))  # (M, N): where the memory is read
+    grid = basis.at(spread(config.samples, 0, 1))  # (M, N): positions at which the memory is read
     length, points = config.segment_length, []
-    place = 1.0  # segment 1 lies on [0, place]
+    place = 1.0  # segment 1 occupies [0, place]
     first = torch.empty(0)  # M_1k (N, S)
     others = torch.zeros(config.basis, config.basis, dtype=torch.float64)  # Σ_j>1 M_jk M_jkᵀ
     for k in range(1, updates + 1):
@@ -104,7 +104,7 @@ def retention(
         else:
             contract = update.contract
             if config.sticky != "off":
-                positions = _draw(config, place, attended, seed, k)
+                positions = _sample_positions(config, place, attended, seed, k)
                 contract = ridge(basis.at(_layout(config, tau)), config.ridge)[: config.samples].T @ basis.at(positions)
                 place = tau * float((positions <= place).double().mean())
             else:
@@ -116,14 +116,14 @@ def retention(
 
 
 def _layout(config: LongTermConfig, tau: float) -> Tensor:
-    """Where an update puts the past's samples and the new vectors."""
+    """Return the positions at which an update puts the past's samples and the new vectors."""
     return torch.cat([spread(config.samples, 0, tau), spread(config.segment_length, tau, 1)])
 
 
-def _draw(config: LongTermConfig, place: float, attended: float, seed: int, update: int) -> Tensor:
-    """Positions (M,) drawn from attention of which the share `attended` is on [0, `place`], the rest even."""
+def _sample_positions(config: LongTermConfig, place: float, attended: float, seed: int, update: int) -> Tensor:
+    """Sample positions (M,) from attention whose share `attended` is on [0, `place`] and whose rest is even."""
     edges = torch.linspace(0, 1, config.bins + 1, dtype=torch.float64)
-    here = (edges.clamp(max=place) / max(place, 1e-12)).diff()  # a bin that the border cuts gets its part
+    here = (edges.clamp(max=place) / max(place, 1e-12)).diff()  # a bin across `place` gets its part
     mass = attended * here + (1 - attended) * edges.diff()
     uniform = sticky.uniforms(torch.tensor([seed]), torch.tensor([update]), 0, config.samples)
     if config.sticky == "stratified":
@@ -132,21 +132,21 @@ def _draw(config: LongTermConfig, place: float, attended: float, seed: int, upda
 
 
 def _measure(updates: int, first: Tensor, others: Tensor, noise: float) -> Retention:
-    """Figures from the readings' dependence on segment 1 (M, S) and their covariance due to all others (M, M).
+    """Return the figures, from the readings' dependence on segment 1 (M, S) and their covariance due to the others (M, M).
 
-    The best linear reader of x from y = R x + e, x white, has R² = rᵀ(RRᵀ + cov e)⁻¹ r for each column r of R.
+    The best linear reader of white x from y = R x + e has R² = rᵀ(RRᵀ + cov e)⁻¹ r for each column r of R.
     """
     S = first.shape[1]
     total = first @ first.T + others
     total.diagonal().add_(noise**2)
     factor = torch.linalg.cholesky(total)
     mean = first.sum(1, keepdim=True) / S**0.5  # the column of the mean, scaled to unit variance
-    told = torch.linalg.solve_triangular(factor, torch.cat([first, mean], dim=1), upper=False).square().sum(0)
-    return Retention(updates, float(first.sum(1).abs().max()), float(told[-1]), float(told[:-1].mean()))
+    recovered = torch.linalg.solve_triangular(factor, torch.cat([first, mean], dim=1), upper=False).square().sum(0)
+    return Retention(updates, float(first.sum(1).abs().max()), float(recovered[-1]), float(recovered[:-1].mean()))
 
 
 def draw_curves(found: Sequence[Curve], file: Path) -> None:
-    """Writes a PNG plot of mark, gist and detail over the updates."""
+    """Plot mark, gist and detail over the updates as a PNG."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only a plot needs it
 
     figure = Figure(figsize=(9, 3), dpi=80, layout="constrained")

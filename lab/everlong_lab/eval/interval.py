@@ -1,4 +1,4 @@
-"""How sure a share of a sample is."""
+"""Confidence intervals of proportions."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 
-class Share(NamedTuple):
-    """A share and its interval."""
+class Proportion(NamedTuple):
+    """A proportion with its confidence interval."""
 
     value: float
     low: float
     high: float
 
 
-def wilson(right: int, samples: int, confidence: float = 0.95) -> Share:
-    """The share of `right` among `samples`, with Wilson's score interval (1927):
+def wilson(right: int, samples: int, confidence: float = 0.95) -> Proportion:
+    """Return the proportion of `right` among `samples` with Wilson's score interval (1927):
 
     (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n)
     """
@@ -24,4 +24,4 @@ def wilson(right: int, samples: int, confidence: float = 0.95) -> Share:
     middle = p + z * z / (2 * samples)
     reach = z * math.sqrt(p * (1 - p) / samples + z * z / (4 * samples * samples))
     scale = 1 + z * z / samples
-    return Share(p, max(0.0, (middle - reach) / scale), min(1.0, (middle + reach) / scale))
+    return Proportion(p, max(0.0, (middle - reach) / scale), min(1.0, (middle + reach) / scale))

@@ -1,5 +1,5 @@
-"""Perplexity on held-out text with the memory carried, also with a longer memory than was trained with, or with a part
-of it emptied."""
+"""Perplexity on held-out text with the memory carried; optionally with a longer memory than in training, or with parts of
+the state reset."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from everlong_lab.eval.plot import Line, draw
-from everlong_lab.eval.seeds import Seed, by_name, together
-from everlong_lab.tasks.language import encode, measure, measured, runs, shares
+from everlong_lab.eval.seeds import SeededModel, by_name, together
+from everlong_lab.tasks.language import encode, held_out_texts, measure, middle_shares, runs
 from everlong_models.errors import ConfigError
 from everlong_models.memories.base import SegmentReader
 
 
 def language(
-    models: Sequence[Seed],
+    models: Sequence[SeededModel],
     *,
     data: Path,
     texts: str,
@@ -27,22 +27,22 @@ def language(
     forget: Sequence[str] = (),
     line_ends: bool = False,
 ) -> list[dict[str, Any]]:
-    """Figures (see `Scores.figures`; of perplexity also the least and the most of the seeds) of `samples` runs of text,
-    `segments` segments each; one row a name and memory length.
+    """Measure `samples` runs of text of `segments` segments each. Return one row per name and memory length.
 
-    `texts`: a data set, of which the held-out texts are read, or NAME/PATH, one file of it. `memory_lengths`: default,
-    as trained. `forget`: tensors of the state that are emptied before every segment, to see what they are worth.
-    `line_ends`: they count as words, as is usual of WikiText, whose lines are paragraphs. Raises `ConfigError`, `DataError`.
+    A row has the figures of `Scores.figures`, averaged over seeds, and the least and the most perplexity. `texts`: a data
+    set, of which the held-out texts are read, or one file of it as NAME/PATH. `memory_lengths`: default as trained.
+    `forget`: state tensors to reset before every segment, to see what they contribute. `line_ends`: count them as words, as
+    usual for WikiText, whose lines are paragraphs. Raises `ConfigError`, `DataError`.
     """
-    pieces = measured(data, texts)
+    pieces = held_out_texts(data, texts)
     rows: list[dict[str, Any]] = []
     for name, group in by_name(models).items():
         for positions in memory_lengths or (None,):
             found = []
             for _, memory, tokenizer in group:
                 length = segments * memory.segment_length
-                # More than is needed, as far as there is more: a token is seldom longer than eight characters.
-                tokens = runs(encode(shares(pieces, 8 * samples * length), tokenizer), samples, length, texts)
+                # Encode more text than needed, if there is more: few tokens are longer than eight characters.
+                tokens = runs(encode(middle_shares(pieces, 8 * samples * length), tokenizer), samples, length, texts)
                 model = memory if positions is None else extended(memory, positions)
                 found.append(measure(model, tokenizer, tokens, forget=forget, line_ends=line_ends).figures())
             shown = {"model": name} if positions is None else {"model": name, "memory": positions}
@@ -51,9 +51,9 @@ def language(
 
 
 def draw_language(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Perplexity by memory length as a PNG, one curve a name. Raises `ConfigError` for rows without memory lengths."""
+    """Plot perplexity by memory length as a PNG, one curve per name. Raises `ConfigError` for rows without memory lengths."""
     if "memory" not in rows[0]:
-        raise ConfigError("memory_lengths", None, "name some: a plot is of perplexity by memory length")
+        raise ConfigError("memory_lengths", None, "must be given: the plot shows perplexity by memory length")
     lines = []
     for name in dict.fromkeys(row["model"] for row in rows):
         lines.append(Line.of(name, [row for row in rows if row["model"] == name], x="memory", y="perplexity"))
@@ -61,9 +61,9 @@ def draw_language(rows: Sequence[dict[str, Any]], file: Path) -> None:
 
 
 def extended(memory: SegmentReader, length: int) -> SegmentReader:
-    """The same weights with `memory_length` = `length` (LaMemo, section 5): relative positions know no longest distance.
+    """Return the model with `memory_length` = `length` (LaMemo, section 5): relative positions have no longest distance.
 
-    Raises `ConfigError` for a memory that has no length of its own.
+    Raises `ConfigError` for a memory without that option.
     """
     config = getattr(memory, "config", None)
     if not isinstance(config, BaseModel) or "memory_length" not in type(config).model_fields:
@@ -72,6 +72,3 @@ def extended(memory: SegmentReader, length: int) -> SegmentReader:
     longer = type(memory)(config.model_copy(update={"memory_length": length}))
     longer.load_state_dict(memory.state_dict())
     return longer.to(weight.device, weight.dtype).eval().requires_grad_(False)
-
-
-__all__ = ["draw_language", "extended", "language"]

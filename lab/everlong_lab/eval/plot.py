@@ -1,4 +1,4 @@
-"""Plots small enough to be committed beside the tables that they illustrate."""
+"""Plots small enough to be committed next to the tables that they illustrate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 def save(figure: Any, file: Path) -> None:
-    """Writes a matplotlib figure as a PNG of 64 colours, a third of the size of one of 16 million."""
+    """Write a matplotlib figure as a PNG with 64 colours, a third of the size of a full-colour one."""
     from PIL import Image  # noqa: PLC0415 - comes with matplotlib, which only a plot needs
 
     raw = io.BytesIO()
@@ -18,7 +18,7 @@ def save(figure: Any, file: Path) -> None:
 
 
 class Line(NamedTuple):
-    """A curve; `least` and `most`, where given, are the edges of a band around it."""
+    """A curve. `least` and `most`, if given, are the edges of a band around it."""
 
     name: str
     x: Sequence[float]
@@ -29,13 +29,13 @@ class Line(NamedTuple):
 
     @classmethod
     def of(cls, name: str, rows: Sequence[Mapping[str, Any]], *, x: str, y: str) -> Line:
-        """Columns `x`, `y`, `least` and `most` of a table."""
+        """Return a curve from the columns `x`, `y`, `least` and `most` of a table."""
         columns = {column: [row[column] for row in rows] for column in (x, y, "least", "most")}
         return cls(name, columns[x], columns[y], columns["least"], columns["most"])
 
 
 def draw(lines: Sequence[Line], file: Path, *, x: str, y: str) -> None:
-    """Writes a PNG of curves over a logarithmic axis."""
+    """Plot curves over a logarithmic axis as a PNG."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only a plot needs it
     from matplotlib.ticker import NullFormatter, NullLocator  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`everlong eval babilong | dialogue`: measured with a progress bar; tables for people, figures for programs."""
+"""Measure for `everlong eval babilong` and `dialogue` with a progress bar; return tables and figures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from everlong_lab.eval.answer_scores import wording
-from everlong_lab.eval.babilong import babilong, limit, table, tokens_of
-from everlong_lab.eval.dialogue import Way, dialogue, sample, usual
+from everlong_lab.eval.answer_scores import overlap_scores
+from everlong_lab.eval.babilong import babilong, parse_length, table
+from everlong_lab.eval.dialogue import Way, default_ways, dialogue, sample
 from everlong_lab.eval.dialogue import table as of_dialogue
 from everlong_lab.tasks.babi import BabiTask
 from everlong_lab.tasks.dialogue import dialogues
@@ -21,8 +21,8 @@ from everlong_models.errors import ConfigError
 from everlong_models.model import Model
 
 
-class Measured(NamedTuple):
-    """`rows`: the table. `notes`: what a reader must know. `figures`: all there is, for programs."""
+class EvalResult(NamedTuple):
+    """`rows`: the table. `notes`: what a reader must know. `figures`: everything, for `--json`."""
 
     title: str
     rows: list[dict[str, Any]]
@@ -42,17 +42,19 @@ def measure_babilong(
     rows: int | None,
     data: Path,
     console: Console,
-) -> Measured:
-    """`plain`: the model's backbone alone. Raises what `babilong` does."""
+) -> EvalResult:
+    """Measure BABILong. `plain`: use only the model's backbone. Raises what `babilong` raises."""
     run, notes = list(lengths), []
     if plain:
-        holds = limit(backbone_of(model))
-        run = [length for length in lengths if (tokens_of(length) or 0) <= holds]
+        positions = backbone_of(model).max_positions
+        run = [length for length in lengths if (parse_length(length) or 0) <= positions]
         if not run:
-            raise ConfigError("lengths", ",".join(lengths), f"the backbone's window holds {holds:,} tokens")
+            raise ConfigError(
+                "lengths", ",".join(lengths), f"must be at most {positions:,} tokens, the backbone's window"
+            )
         if left := [length for length in lengths if length not in run]:
-            notes.append(f"not run: {', '.join(left)}; the backbone's window holds {holds:,} tokens")
-    # A memory that was trained here has learnt from the bare form; what was not trained here must be told the task.
+            notes.append(f"not run: {', '.join(left)}; the backbone's window holds {positions:,} tokens")
+    # A trained memory has learnt the bare form; other models must be told the task.
     used = prompt if prompt != "auto" else "bare" if model.trained and not plain else "few-shot"
     cells = []
     with _bar(console) as bar:
@@ -72,11 +74,11 @@ def measure_babilong(
             cells.append(cell)
     name = f"{model.name}, {'its own window' if plain else model.memory_name}"
     notes.append(
-        f"{samples} questions a cell, {used} prompt, seed {seed}; 95 % intervals (Wilson). Right: the expected word and "
-        "no other of the task's answers in the first sentence"
+        f"{samples} questions per task and length, {used} prompt, seed {seed}; 95 % intervals (Wilson). An answer is right if its "
+        "first sentence has the expected word and none of the task's other answers"
     )
     figures = {"model": name, "fingerprint": model.fingerprint, "prompt": used, "seed": seed}
-    return Measured(
+    return EvalResult(
         f"everlong eval babilong: {name}",
         table(name, cells, lengths),
         notes,
@@ -85,21 +87,14 @@ def measure_babilong(
 
 
 def measure_dialogue(
-    model: Model,
-    *,
-    ways: Sequence[Way] | None,
-    samples: int,
-    written: int,
-    seed: int,
-    data: Path,
-    console: Console,
-) -> Measured:
-    """`ways`: default the `usual` ones. Raises what `dialogue` does."""
-    wording(["a"], ["a"])  # what it needs is there, before an hour is spent
+    model: Model, *, ways: Sequence[Way] | None, samples: int, written: int, seed: int, data: Path, console: Console
+) -> EvalResult:
+    """Measure dialogue. `ways`: default `default_ways`. Raises what `dialogue` raises."""
+    overlap_scores(["a"], ["a"])  # fail now, not after an hour, if a library is missing
     sampled = sample(dialogues(data, "test"), responses=samples, written=written, seed=seed)
     own = getattr(model.memory, "backbone", None)
     backbone = own if isinstance(own, Backbone) else None
-    ways = ways or usual(backbone, model.tokenizer, sampled)
+    ways = ways or default_ways(backbone, model.tokenizer, sampled)
     found = []
     with _bar(console) as bar:
         shown = bar.add_task("", total=len(ways) * len(sampled.written))
@@ -118,7 +113,7 @@ def measure_dialogue(
         f"seed {seed}; the rest over {found[0].written} of them, written greedily; METEOR without WordNet's synonyms"
     ]
     figures = {"model": name, "fingerprint": model.fingerprint, "seed": seed, "notes": notes}
-    return Measured(
+    return EvalResult(
         f"everlong eval dialogue: {name}",
         of_dialogue(model.name, found),
         notes,
@@ -127,10 +122,10 @@ def measure_dialogue(
 
 
 def backbone_of(model: Model) -> Backbone:
-    """Raises `ConfigError` for a model from scratch, which has none."""
+    """Return the model's backbone. Raises `ConfigError` for a model from scratch, which has none."""
     backbone = getattr(model.memory, "backbone", None)
     if not isinstance(backbone, Backbone):
-        raise ConfigError("model", model.name, f"{model.memory_name} has no backbone that could be asked without it")
+        raise ConfigError("model", model.name, f"{model.memory_name} has no backbone to measure without it")
     return backbone
 
 

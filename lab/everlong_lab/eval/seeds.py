@@ -1,4 +1,4 @@
-"""Models that differ by their seed alone, measured together."""
+"""Measure models together that differ only by their seed."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from everlong_models.memories.base import SegmentReader
 from everlong_models.text.tokenizer import Tokenizer
 
 
-class Seed(NamedTuple):
-    """One trained model; those of one `name` differ by their seed."""
+class SeededModel(NamedTuple):
+    """A trained model; models of one `name` differ only by their seed."""
 
     name: str
     memory: SegmentReader
     tokenizer: Tokenizer
 
 
-def by_name(models: Sequence[Seed]) -> dict[str, list[Seed]]:
-    """The models under their names, in the order in which these first come. Raises `RunError` for two of one name that differ by
-    more than their seed: their mean would be of nothing."""
-    found: dict[str, list[Seed]] = {}
+def by_name(models: Sequence[SeededModel]) -> dict[str, list[SeededModel]]:
+    """Group the models by name, in order of appearance. Raises `RunError` if models of one name differ by more than their
+    seed, because their mean would be meaningless."""
+    found: dict[str, list[SeededModel]] = {}
     for model in models:
         found.setdefault(model.name, []).append(model)
     for name, group in found.items():
         if len({_kind(model) for model in group}) > 1:
-            raise RunError(f"{name!r} names models that differ by more than their seed: measure each by itself")
+            raise RunError(f"models named {name!r} differ by more than their seed: measure them separately")
     return found
 
 
-def _kind(model: Seed) -> tuple[str, int, str]:
+def _kind(model: SeededModel) -> tuple[str, int, str]:
     config = model.memory.config.model_dump_json(exclude={"seed"})  # type: ignore[union-attr, operator]
     return config, sum(parameter.numel() for parameter in model.memory.parameters()), model.tokenizer.digest()
 
 
 def together(figures: Sequence[Mapping[str, float]], main: str) -> dict[str, Any]:
-    """The mean of each figure over the seeds, and beside that of `main` the `least` and the `most`."""
+    """Return the mean of each figure over the seeds, and the `least` and the `most` of the figure `main`."""
     row: dict[str, Any] = {}
     for key in figures[0]:
         values = [figure[key] for figure in figures]
@@ -44,6 +44,3 @@ def together(figures: Sequence[Mapping[str, float]], main: str) -> dict[str, Any
         if key == main:
             row |= {"least": min(values), "most": max(values)}
     return row
-
-
-__all__ = ["Seed", "by_name", "together"]

@@ -1,4 +1,4 @@
-"""Sorting by frequency over growing sequences, beside what counting a window of so many symbols would give."""
+"""Sorting by frequency over growing sequences, compared with counting only the last symbols."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from everlong_lab.eval.plot import Line, draw
-from everlong_lab.eval.seeds import Seed, by_name, together
+from everlong_lab.eval.seeds import SeededModel, by_name, together
 from everlong_lab.tasks.sorting import Sorting, SortingConfig
 from everlong_lab.tasks.task import Setting
 from everlong_models.errors import ConfigError
 
 
 def sorting(
-    models: Sequence[Seed], *, lengths: Sequence[int], samples: int, windows: Sequence[int] = ()
+    models: Sequence[SeededModel], *, lengths: Sequence[int], samples: int, windows: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
-    """One row a name and length, in symbols: accuracy (with the least and the most of its seeds) and loss, and the
-    accuracy of counting the last of the symbols only.
+    """Return one row per name and length, in symbols: accuracy (with the least and the most of the seeds), loss, and the
+    accuracy of counting only the last `windows` symbols.
 
-    Raises `ConfigError` for a length that is no whole number of segments, or a model of other symbols.
+    Raises `ConfigError` for a length that is not a whole number of segments, or a model with other symbols.
     """
     tasks = [_task(model, lengths) for model in models]
     rows = []
@@ -39,24 +39,27 @@ def sorting(
 
 
 def draw_sorting(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Accuracy by length as a PNG: one curve a name, dashed what counting gives."""
+    """Plot accuracy by length as a PNG: one curve per name, and dashed lines for counting."""
     lines = []
     for name in dict.fromkeys(row["model"] for row in rows):
-        of = [row for row in rows if row["model"] == name]
-        lines.append(Line.of(name, of, x="symbols", y="accuracy"))
-    of = [row for row in rows if row["model"] == rows[0]["model"]]
+        named = [row for row in rows if row["model"] == name]
+        lines.append(Line.of(name, named, x="symbols", y="accuracy"))
+    first = [row for row in rows if row["model"] == rows[0]["model"]]
     for key in rows[0]:
         if key.startswith("counting "):
-            lines.append(Line(f"{key} symbols", [row["symbols"] for row in of], [row[key] for row in of], dashed=True))
+            counted = [row[key] for row in first]
+            lines.append(Line(f"{key} symbols", [row["symbols"] for row in first], counted, dashed=True))
     draw(lines, file, x="symbols", y="accuracy")
 
 
-def _task(model: Seed, lengths: Sequence[int]) -> Sorting:
+def _task(model: SeededModel, lengths: Sequence[int]) -> Sorting:
     S, tokenizer = model.memory.segment_length, model.tokenizer
     symbols = tokenizer.vocab_size - 1
     if tokenizer.encode(f"{symbols - 1} <SEP>") != [symbols - 1, symbols]:
-        raise ConfigError("model", tokenizer.vocab_size, "has not learnt to sort: its tokens are not symbols and <SEP>")
+        raise ConfigError(
+            "model", tokenizer.vocab_size, "was not trained to sort: its tokens are not symbols and <SEP>"
+        )
     for length in lengths:
         if length < S or length % S:
-            raise ConfigError("lengths", length, f"must be a multiple of the model's segments, {S} symbols")
+            raise ConfigError("lengths", length, f"must be a multiple of the model's segment length, {S} symbols")
     return Sorting(SortingConfig(symbols=symbols), Setting(tokenizer, S, Path(), 0))

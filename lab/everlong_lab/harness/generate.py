@@ -1,4 +1,4 @@
-"""What runs in the process of `bench peers`' transformers: reading by its forward pass, answers by its own generate."""
+"""The process of the transformers peers of `bench peers`: prefill with the forward pass, answers with `generate`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ _PASSAGE_WORDS = 80
 _PASSAGES = 12
 _SAMPLES = 9
 _SAMPLED = 512
-"""Tokens of a sample."""
+"""Tokens of each sample."""
 
 
-def asked(question: str) -> str:
-    """The question as it goes behind a text."""
+def ask_prompt(question: str) -> str:
+    """Return the question as it follows a text."""
     return f"\n\nQuestion: {question}\nAnswer:"
 
 
-def _sampled(model: Any, tokens: torch.Tensor, cache: Any) -> float:
-    """Seconds that reading `tokens` (1, N) would take, from `_SAMPLES` pieces evenly over it, each behind a `cache` of
-    made-up keys and values, whose number alone counts. A piece takes as long as what lies before it is long, and something
-    besides, so the integral over straight lines between them is that of all. Leaves N positions in `cache`."""
+def _estimated_seconds(model: Any, tokens: torch.Tensor, cache: Any) -> float:
+    """Estimate the prefill time of `tokens` (1, N) from `_SAMPLES` pieces spread evenly over it.
+
+    Each piece follows a `cache` of random keys and values; only their number matters. The time of a piece grows linearly
+    with its position, so the integral over a linear interpolation estimates the total. Leaves N positions in `cache`.
+    """
     heads, width = model.config.num_key_value_heads, model.config.head_dim
 
     def fill(until: int) -> None:
@@ -55,68 +57,80 @@ def _sampled(model: Any, tokens: torch.Tensor, cache: Any) -> float:
     return float(torch.trapezoid(torch.tensor(seconds), torch.tensor(places))) / _SAMPLED * length / places[-1]
 
 
-def generate(pipe: Connection, folder: Path, way: str, threads: int) -> None:
-    """Hears ("read", text) and ("ask", question); says (tokens, seconds), and seconds until the first token, for each further
-    one, and of the longest pause between two. `way`: see `Transformers`."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
-    from transformers.generation.streamers import BaseStreamer  # noqa: PLC0415
+class _Stamps:
+    """A streamer that records the times of tokens; the first is that of the prompt."""
 
-    torch.set_num_threads(threads)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model.generation_config.pad_token_id = tokenizer.eos_token_id
+    def __init__(self) -> None:
+        self.at: list[float] = []
 
-    class Stamps(BaseStreamer):  # type: ignore[misc] # untyped
-        def __init__(self) -> None:
-            self.at: list[float] = []
+    def put(self, value: torch.Tensor) -> None:
+        self.at.append(time.perf_counter())
 
-        def put(self, value: torch.Tensor) -> None:
-            self.at.append(time.perf_counter())
+    def end(self) -> None:
+        pass
 
-        def end(self) -> None:
-            pass
 
-    passages = way == "passages"
-    cache, read = DynamicCache(), torch.empty(1, 0, dtype=torch.int64)
-    index = sqlite3.connect(":memory:")
-    index.execute("CREATE VIRTUAL TABLE pieces USING fts5(text, tokenize='porter unicode61')")
-    pipe.send("ready")
-    while True:
-        what, text = pipe.recv()
+class _Model:
+    """The model of `folder` as transformers runs it. `way`: see `Transformers`."""
+
+    def __init__(self, folder: Path, way: str) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
+
+        self._way, self._new_cache = way, DynamicCache
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._model.generation_config.pad_token_id = self._tokenizer.eos_token_id
+        self._cache, self._read = DynamicCache(), torch.empty(1, 0, dtype=torch.int64)
+        self._index = sqlite3.connect(":memory:")
+        self._index.execute("CREATE VIRTUAL TABLE pieces USING fts5(text, tokenize='porter unicode61')")
+
+    def read(self, text: str) -> tuple[int, float]:
+        """Read or index a text; return its tokens, or words if it is indexed, and the seconds."""
         began = time.perf_counter()
-        if what == "read" and passages:
+        if self._way == "passages":
             words = text.split()
-            starts = range(0, len(words), _PASSAGE_WORDS)
-            index.executemany(
-                "INSERT INTO pieces VALUES (?)", ((" ".join(words[at : at + _PASSAGE_WORDS]),) for at in starts)
-            )
-            pipe.send((len(words), time.perf_counter() - began))
-            continue
-        if what == "read":
-            cache, read = DynamicCache(), tokenizer(text, return_tensors="pt").input_ids
-            with torch.inference_mode():
-                if way == "sampled":
-                    seconds = _sampled(model, read, cache)
-                else:
-                    model(read, past_key_values=cache, logits_to_keep=1)
-                    seconds = time.perf_counter() - began
-            pipe.send((read.shape[1], seconds))
-            continue
-        if passages:
-            query = " OR ".join(re.findall(r"\w+", text))
-            found = index.execute(
-                "SELECT text FROM pieces WHERE pieces MATCH ? ORDER BY rank LIMIT ?", (query, _PASSAGES)
-            ).fetchall()
-            prompt = tokenizer("\n\n".join(piece for (piece,) in found) + asked(text), return_tensors="pt").input_ids
+            pieces = (" ".join(words[at : at + _PASSAGE_WORDS]) for at in range(0, len(words), _PASSAGE_WORDS))
+            self._index.executemany("INSERT INTO pieces VALUES (?)", ((piece,) for piece in pieces))
+            return len(words), time.perf_counter() - began
+        self._cache, self._read = self._new_cache(), self._ids(text)
+        if self._way == "sampled":
+            return self._read.shape[1], _estimated_seconds(self._model, self._read, self._cache)
+        self._model(self._read, past_key_values=self._cache, logits_to_keep=1)
+        return self._read.shape[1], time.perf_counter() - began
+
+    def ask(self, question: str) -> tuple[float, float, float]:
+        """Return the seconds until the first token, for each further one, and of the longest pause between two."""
+        began, stamps = time.perf_counter(), _Stamps()
+        if self._way == "passages":
+            prompt, cached = self._ids("\n\n".join(self._passages(question)) + ask_prompt(question)), {}
         else:
-            prompt = torch.cat([read, tokenizer(asked(text), return_tensors="pt").input_ids], dim=1)
-        stamps = Stamps()
-        with torch.inference_mode():
-            model.generate(
-                prompt, attention_mask=torch.ones_like(prompt), do_sample=False, streamer=stamps,
-                max_new_tokens=WRITTEN, min_new_tokens=WRITTEN, **({} if passages else {"past_key_values": cache}),
-            )  # fmt: skip
-        if not passages:
-            cache.crop(read.shape[1] - cache.get_seq_length())
-        given = stamps.at[1:]  # the prompt is put first
-        pipe.send((given[0] - began, (given[-1] - given[0]) / (len(given) - 1), longest(given)))
+            prompt = torch.cat([self._read, self._ids(ask_prompt(question))], dim=1)
+            cached = {"past_key_values": self._cache}
+        self._model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, streamer=stamps,
+            max_new_tokens=WRITTEN, min_new_tokens=WRITTEN, **cached,
+        )  # fmt: skip
+        if cached:
+            self._cache.crop(self._read.shape[1] - self._cache.get_seq_length())
+        tokens = stamps.at[1:]
+        return tokens[0] - began, (tokens[-1] - tokens[0]) / (len(tokens) - 1), longest(tokens)
+
+    def _ids(self, text: str) -> torch.Tensor:
+        ids: torch.Tensor = self._tokenizer(text, return_tensors="pt").input_ids
+        return ids
+
+    def _passages(self, question: str) -> list[str]:
+        query = " OR ".join(re.findall(r"\w+", question))
+        sql = "SELECT text FROM pieces WHERE pieces MATCH ? ORDER BY rank LIMIT ?"
+        return [text for (text,) in self._index.execute(sql, (query, _PASSAGES))]
+
+
+def generate(pipe: Connection, folder: Path, way: str, threads: int) -> None:
+    """Answer ("read", text) and ("ask", question) from `pipe` with the results of `_Model`, forever."""
+    torch.set_num_threads(threads)
+    model = _Model(folder, way)
+    pipe.send("ready")
+    with torch.inference_mode():
+        while True:
+            what, text = pipe.recv()
+            pipe.send(model.read(text) if what == "read" else model.ask(text))

@@ -1,4 +1,4 @@
-"""`free_port`: where a server can be told to listen."""
+"""`free_port`: a TCP port for a server to listen on."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 import socket
 
 _LOWEST, _SLICES, _SLICE = 10_000, 100, 100
-"""A slice for each process. All are below the ports that systems give to connections, which could have one before it is bound;
-and so are those that a Redis of a cluster adds, 10,000 on."""
-_turn = itertools.count()
+"""Each process has a slice of its own. All slices are below the ephemeral ports, one of which the system could assign before
+the server binds it; so are the ports that a Redis cluster adds, 10,000 higher."""
+_counter = itertools.count()
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now, and that is not given out again soon."""
+    """Return a TCP port that is free now and is not returned again soon."""
     first = _LOWEST + os.getpid() % _SLICES * _SLICE
     for _ in range(_SLICE):
-        port = first + next(_turn) % _SLICE
+        port = first + next(_counter) % _SLICE
         try:
             with socket.create_server(("127.0.0.1", port)):
                 return port
         except OSError:
             continue
-    raise OSError(f"somebody listens on each port from {first} to {first + _SLICE - 1}")
+    raise OSError(f"all ports from {first} to {first + _SLICE - 1} are in use")

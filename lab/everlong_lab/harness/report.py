@@ -1,4 +1,4 @@
-"""`Report`: what a benchmark found, as a table for people and a document for programs."""
+"""`Report`: the results of a benchmark, as a table and as a JSON document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure and what it should be: at most `target` if `at_most`, else at least."""
+    """A figure and its target: `value` must be at most `target` if `at_most`, else at least."""
 
     name: str
     value: float
@@ -24,23 +24,22 @@ class Target:
 
     @property
     def met(self) -> bool:
-        """Whether the figure is as good as it should be."""
+        """Whether the figure meets its target."""
         return self.value <= self.target if self.at_most else self.value >= self.target
 
 
 @dataclass(slots=True)
 class Report:
-    """`rows`: figures by column. `notes`: what a reader must know to trust them."""
+    """`rows`: figures by column. `notes`: what a reader must know to interpret them. `kind`: the command that measured."""
 
     name: str
     rows: list[dict[str, Any]]
     targets: list[Target]
     notes: list[str] = field(default_factory=list)
     kind: str = "bench"
-    """The command that it came from."""
 
     def document(self, command: str) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the document for `--json`."""
         return {
             "benchmark": self.name,
             "command": command,
@@ -61,7 +60,7 @@ class Report:
         }
 
     def show(self, console: Console) -> None:
-        """Prints the tables."""
+        """Print the tables and notes."""
         figures = Table(title=f"everlong {self.kind} {self.name}")
         for column in self.rows[0]:
             figures.add_column(column.replace("_", " "), justify="right")
@@ -79,7 +78,7 @@ class Report:
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on."""
+    """Describe the machine and software of a measurement."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -100,7 +99,7 @@ def _processor() -> str:
 
 
 def shown(value: object) -> str:
-    """A figure as people read it."""
+    """Format a figure for people."""
     if isinstance(value, bool) or not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

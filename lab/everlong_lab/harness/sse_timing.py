@@ -1,4 +1,4 @@
-"""What is measured of an answer that comes as server-sent events."""
+"""Measure the timing of an answer that is streamed as server-sent events."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import pairwise
 
 
 @dataclass(slots=True)
-class Streamed:
-    """Fed with the lines of a message's stream, in the moment that each of them comes. `stamps`: seconds
-    (`time.perf_counter`) of the pieces of text. `tokens`: of the whole answer, and `over`: when it ended, once it has."""
+class StreamTimer:
+    """Records the stream of a message; `feed` it each line as soon as it arrives. `stamps`: times (`time.perf_counter`) of
+    the pieces of text. `tokens`: length of the whole answer, and `over`: when it ended, both set at its end."""
 
     stamps: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -20,7 +20,7 @@ class Streamed:
     _event: str = ""
 
     def feed(self, line: str) -> None:
-        """The next line."""
+        """Process the next line."""
         if line.startswith("event: "):
             self._event = line.removeprefix("event: ")
         elif line.startswith("data: ") and self._event == "response.output_text.delta":
@@ -31,15 +31,16 @@ class Streamed:
 
     @property
     def each(self) -> float:
-        """Seconds for each token after the first, until the end: a piece may be of several tokens, and the last ones of none.
-        Raises `RuntimeError` if all came as one piece."""
+        """Seconds per token after the first one, until the end: a piece may have several tokens, and the last tokens none.
+
+        Raises `RuntimeError` if the answer arrived as one piece."""
         if len(self.stamps) < 2:
             raise RuntimeError(
-                f"an answer of {self.tokens} tokens came as one piece: it says nothing about the time of a token"
+                f"the answer of {self.tokens} tokens arrived as one piece: its time per token cannot be measured"
             )
         return (self.over - self.stamps[0]) / (self.tokens - 1)
 
 
 def longest(stamps: Sequence[float]) -> float:
-    """The most seconds between one of at least two `stamps` and the next."""
+    """Return the longest interval between consecutive `stamps`, of which there must be at least two."""
     return max(after - before for before, after in pairwise(stamps))

@@ -1,4 +1,4 @@
-"""A tiny model with random weights: what is measured about lengths and durability does not depend on what it says."""
+"""A tiny model with random weights, for measurements that do not depend on what a model answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEGMENT, MEMORY_TOKENS = 512, 16
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each byte, and an end-of-text mark."""
+    """Return a tokenizer with one token for each byte, and an end-of-text mark."""
     vocabulary = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -27,7 +27,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_backbone(device: torch.device | str = "cpu") -> Backbone:
-    """A Llama of 2 layers and width 128, in float32."""
+    """Return a Llama of 2 layers and width 128, in float32."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=257,
@@ -44,7 +44,7 @@ def tiny_backbone(device: torch.device | str = "cpu") -> Backbone:
 
 
 def tiny_memory(name: str, backbone: Backbone | None, segment: int = SEGMENT) -> SegmentReader:
-    """The memory `name` around `backbone`, or from scratch: 4 layers of width 256. The rest as in its paper."""
+    """Return the memory `name` around `backbone`, or from scratch with 4 layers of width 256; the rest as in its paper."""
     kind = MEMORIES[name]
     options: dict[str, object] = {"segment_length": segment}
     if name == "infinite":
@@ -57,12 +57,12 @@ def tiny_memory(name: str, backbone: Backbone | None, segment: int = SEGMENT) ->
 
 
 def tiny_rmt(segment: int = SEGMENT) -> RMT:
-    """RMT of 16 memory tokens around the tiny backbone."""
+    """Return an RMT with 16 memory tokens around the tiny backbone."""
     return RMT(RMTConfig(segment_length=segment, memory_tokens=MEMORY_TOKENS), tiny_backbone()).eval()
 
 
 def save_tiny(folder: Path, segment: int = SEGMENT) -> Path:
-    """The same as a model folder for `--model`; its path."""
+    """Save `tiny_rmt` as a model folder for `--model`; return its path."""
     memory = tiny_rmt(segment)
     memory.backbone.model.save_pretrained(folder / "backbone")
     tiny_tokenizer().save_pretrained(folder / "backbone")

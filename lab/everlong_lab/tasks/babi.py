@@ -1,7 +1,7 @@
 """bAbI, tasks 1 to 5 (Weston et al. 2016): short stories of facts, questions about them, answers of one word.
 
-A file's line is `NUMBER sentence`, or `NUMBER question TAB answer TAB numbers`; number 1 begins a new story. A question
-is about all sentences of its story before it.
+A line is `NUMBER sentence`, or `NUMBER question TAB answer TAB numbers`. Number 1 starts a new story. A question is about
+all sentences of its story that precede it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LABELS: dict[BabiTask, tuple[str, ...]] = {
 
 
 class BabiQuestion(NamedTuple):
-    """`facts`: the sentences that were told before, in their order. `answer`: one of the task's `LABELS`. `support`: which
-    of the facts it follows from."""
+    """`facts`: the sentences before the question, in order. `answer`: one of the task's `LABELS`. `support`: indices of the
+    facts that the answer follows from."""
 
     facts: tuple[str, ...]
     question: str
@@ -35,51 +35,53 @@ class BabiQuestion(NamedTuple):
 
 
 def questions(data: Path, task: BabiTask, *, held_out: bool) -> list[list[BabiQuestion]]:
-    """The questions of a task, file by file: of en-10k its training questions, or (`held_out`) its test questions.
+    """Return a task's questions, one list per file: en-10k's training questions, or with `held_out` its test questions.
 
-    Where training questions of en-10k are missing, as qa3's are, they are those made later (`generated`, shorter stories
-    than the released ones) and those of `en`, a tenth as many; to be drawn from equally often. Raises `DataError`.
+    qa3's training questions of en-10k are missing. They are replaced by generated ones (`generated`, shorter stories than
+    the released ones) and those of `en` (a tenth as many); sample from both files equally often. Raises `DataError`.
     """
     folder = text.find(data, "babi")
     part = "test" if held_out else "train"
     files = sorted(folder.rglob(f"en-10k/{task}_*_{part}.txt"))
     if not files and not held_out:
-        files = [file for place in ("generated", "en") for file in sorted(folder.rglob(f"{place}/{task}_*_train.txt"))]
+        files = [
+            file for source in ("generated", "en") for file in sorted(folder.rglob(f"{source}/{task}_*_train.txt"))
+        ]
     if not files:
-        raise DataError(f"{folder} holds no en-10k/{task}_*_{part}.txt")
+        raise DataError(f"{folder} has no en-10k/{task}_*_{part}.txt")
     return [read(file, LABELS[task]) for file in files]
 
 
 def read(file: Path, labels: tuple[str, ...]) -> list[BabiQuestion]:
-    """The questions of one file, whose answers are `labels`. Raises `DataError` naming file and line."""
+    """Return the questions of one file, whose answers are `labels`. Raises `DataError` naming file and line."""
     found: list[BabiQuestion] = []
-    facts: dict[int, str] = {}  # by number, in their order
+    facts: dict[int, str] = {}  # by line number, in order
     last = 0
     for number, line in enumerate(text.read(file).splitlines(), 1):
         where = f"{file}, line {number}"
-        counted, _, told = line.strip().partition(" ")
-        if not counted.isdecimal() or not told.strip():
+        counted, _, sentence = line.strip().partition(" ")
+        if not counted.isdecimal() or not sentence.strip():
             raise DataError(f"{where}: must be a number and a sentence, found {line[:60]!r}")
         if int(counted) not in (1, last + 1):
             raise DataError(f"{where}: number {counted} after {last}; a line is missing")
         last = int(counted)
         if last == 1:
             facts = {}
-        question, asked, rest = told.partition("\t")
-        if not asked:
-            facts[last] = told.strip()
+        question, tab, rest = sentence.partition("\t")
+        if not tab:
+            facts[last] = sentence.strip()
             continue
         answer, _, numbers = (part.strip() for part in rest.partition("\t"))
         if answer not in labels:
-            raise DataError(f"{where}: the answer {answer!r} is none of {', '.join(labels)}")
+            raise DataError(f"{where}: the answer {answer!r} must be one of {', '.join(labels)}")
         try:
             order = list(facts)
             support = tuple(sorted(order.index(int(fact)) for fact in numbers.split()))
             if not support:
                 raise ValueError
         except ValueError:
-            raise DataError(f"{where}: the facts {numbers!r} that it follows from were not told before") from None
+            raise DataError(f"{where}: supporting facts {numbers!r} must be lines of this story before it") from None
         found.append(BabiQuestion(tuple(facts.values()), question.strip(), answer, support))
     if not found:
-        raise DataError(f"{file} holds no question")
+        raise DataError(f"{file} has no questions")
     return found

@@ -1,9 +1,9 @@
-"""BABILong (Kuratov et al. 2024): bAbI's facts, in their order, spread over book text; the question at the end.
+"""BABILong (Kuratov et al. 2024): bAbI's facts, in order, spread over book text, with the question at the end.
 
     head  [prompt]  noise fact noise … fact noise  separator  question  ask  answer
 
-in the chat format of the tokenizer. Facts and questions are those of `babi`: training and test questions as released.
-The noise to learn from is of the books that are not held out, the noise to measure with of those that are.
+in the tokenizer's chat format. Facts and questions come from `babi`, with its training and test split. Training noise
+comes from the books that are not held out, evaluation noise from those that are.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import text, vocabulary
-from everlong_lab.corpora.haystack import Hidden, hide
+from everlong_lab.corpora.haystack import Haystack, hide
 from everlong_lab.tasks import babi, greedy
 from everlong_lab.tasks.babi import LABELS, BabiQuestion, BabiTask
-from everlong_lab.tasks.exchange import Exchange, stacked
+from everlong_lab.tasks.chat_encoder import ChatEncoder, pad_batch
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.errors import TokenError
 from everlong_models.memories.base import MemoryModel
 
 ANSWER = 16
-"""Tokens that an answer may take; answers are one word."""
+"""Maximum number of tokens of an answer; answers are one word."""
 Prompt = Literal["few-shot", "bare"]
 _TRIES = 200
 
 
 class BabilongConfig(TaskConfig):
-    """`tasks`: of bAbI, drawn equally often. `noise`: the data set of books. `noise_characters`: how much of it is kept
-    in memory to learn from, and at most to measure with. `vocabulary`: tokens of the tokenizer that is made for a model
-    from scratch."""
+    """`tasks`: bAbI tasks, sampled equally often. `noise`: data set of books. `noise_characters`: how much of the books is
+    kept in memory for training, and at most for evaluation. `vocabulary`: size of the tokenizer made for a model from
+    scratch."""
 
     name: Literal["babilong"] = "babilong"
     tasks: tuple[BabiTask, ...] = Field(("qa1", "qa2", "qa3", "qa4", "qa5"), min_length=1)
@@ -46,15 +46,15 @@ class BabilongConfig(TaskConfig):
 
 
 class Sample(NamedTuple):
-    """A `question` of a `task`, and what is read until its answer."""
+    """A `question` of a `task`, and the tokens to read before its answer."""
 
     task: BabiTask
     question: BabiQuestion
-    asked: Hidden
+    haystack: Haystack
 
 
 class Answer(NamedTuple):
-    """What was answered to a sample, and whether `is_right` says so."""
+    """The model's answer to a sample, and whether it is right by `is_right`."""
 
     sample: Sample
     text: str
@@ -62,42 +62,35 @@ class Answer(NamedTuple):
 
 
 class Babilong(Task):
-    """BABILong for training, with the bare prompt, and its samples for evaluation. Raises `DataError`."""
+    """BABILong with the bare prompt for training, and its held-out samples for evaluation. Raises `DataError`."""
+
+    config: BabilongConfig
 
     def __init__(self, config: BabilongConfig, setting: Setting) -> None:
-        self.config = config
-        self.exchange = Exchange(setting.tokenizer)
-        self._seed = setting.seed
-        self._S = setting.segment_length
-        self._data = setting.data
-        self._encode = functools.lru_cache(50_000)(self.exchange.tokenizer.encode)  # facts are few, and come often
+        super().__init__(config, setting)
+        self.encoder = ChatEncoder(setting.tokenizer)
+        self._encode = functools.lru_cache(50_000)(self.tokenizer.encode)  # few facts, repeated often
 
     @classmethod
     def make_tokenizer(cls, config: BabilongConfig, data: Path) -> PreTrainedTokenizerBase:
-        """Byte-level, from facts and noise."""
+        """Return a byte-level tokenizer made from facts and noise."""
         kept, _ = text.books(text.find(data, config.noise))
 
         def texts() -> Iterator[str]:
             for task in config.tasks:
                 for file in babi.questions(data, task, held_out=False):
-                    yield from (" ".join(("", *asked.facts, asked.question, asked.answer)) for asked in file[:3000])
+                    yield from (" ".join(("", *each.facts, each.question, each.answer)) for each in file[:3000])
             yield from (" ".join(text.read(book)[:50_000].split()) for book in kept)
 
         return vocabulary.byte_level(texts(), config.vocabulary)
 
-    @property
-    def vocab_size(self) -> int:
-        return self.exchange.tokenizer.vocab_size
-
     @functools.cached_property
     def _noise(self) -> text.Noise:
-        kept, _ = text.books(text.find(self._data, self.config.noise))
-        return text.Noise(text.middles(kept, self.config.noise_characters), self.exchange.tokenizer)
+        return text.noise(self._data, self.config.noise, self.config.noise_characters, self.tokenizer)
 
     @functools.cached_property
     def _held_out(self) -> text.Noise:
-        _, held_out = text.books(text.find(self._data, self.config.noise))
-        return text.Noise(text.middles(held_out, self.config.noise_characters), self.exchange.tokenizer)
+        return text.noise(self._data, self.config.noise, self.config.noise_characters, self.tokenizer, held_out=True)
 
     @functools.cached_property
     def _questions(self) -> dict[BabiTask, list[list[BabiQuestion]]]:
@@ -105,29 +98,28 @@ class Babilong(Task):
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         random = self.random(self._seed, step)
-        lines = []
+        examples = []
         for _ in range(rows):
             task = self.config.tasks[random.integers(len(self.config.tasks))]
-            sample, length = self._drawn(random, task, segments)
-            lines.append(
-                self.exchange.line(self._hide(random, sample, self._noise, "bare", task, length).ids(), sample.answer)
-            )
-        return stacked(lines)
+            question, length = self._sample(random, task, segments)
+            haystack = self._hide(random, question, self._noise, "bare", task, length)
+            examples.append(self.encoder.example(haystack.ids(), question.answer))
+        return pad_batch(examples)
 
-    def _drawn(self, random: np.random.Generator, task: BabiTask, segments: int) -> tuple[BabiQuestion, int]:
-        """A question that fits into so many segments, and a length to hide it in, without its answer.
+    def _sample(self, random: np.random.Generator, task: BabiTask, segments: int) -> tuple[BabiQuestion, int]:
+        """Sample a question that fits into `segments` segments, and a document length in tokens, without the answer.
 
-        The length is any that ends in the last segment, so that questions stand everywhere in a segment.
+        Any length that ends in the last segment is possible, so that questions occur everywhere in a segment.
         """
         files = self._questions[task]
         for _ in range(_TRIES):
             file = files[random.integers(len(files))]
             question = file[random.integers(len(file))]
             least = self._least(question, "bare", task)
-            most = segments * self._S - len(self.exchange.answer(question.answer))
+            most = segments * self._S - len(self.encoder.answer(question.answer))
             if least <= most:
                 return question, int(random.integers(max(least, most - self._S + 1), most + 1))
-        raise TokenError(f"{segments} segments of {self._S} tokens hold no question of {task}")
+        raise TokenError(f"no question of {task} fits into {segments} segments of {self._S} tokens")
 
     def samples(
         self,
@@ -140,17 +132,16 @@ class Babilong(Task):
         room: int = ANSWER,
         fewer: bool = False,
     ) -> list[Sample]:
-        """Held-out samples of exactly `length` tokens with prompt, question and `room` tokens for the answer; None is
-        without noise.
+        """Return held-out samples of exactly `length` tokens: prompt, question, and `room` tokens for the answer.
 
-        The same questions for every length, except those that do not fit. Raises `TokenError` if fewer than `count` do,
-        or (`fewer`) none at all.
+        `length` None: facts without noise. All lengths use the same questions, except those that do not fit. Raises
+        `TokenError` if fewer than `count` fit, or, with `fewer`, if none does.
         """
-        asked = babi.questions(self._data, task, held_out=True)[0]
+        questions = babi.questions(self._data, task, held_out=True)[0]
         number = list(LABELS).index(task)
-        order = np.random.default_rng([seed, 1, number]).permutation(len(asked))
+        order = np.random.default_rng([seed, 1, number]).permutation(len(questions))
         most = None if length is None else length - room
-        fitting = (asked[i] for i in order if most is None or self._least(asked[i], prompt, task) <= most)
+        fitting = (questions[i] for i in order if most is None or self._least(questions[i], prompt, task) <= most)
         found: list[Sample] = []
         for question in fitting:
             if len(found) == count:
@@ -158,15 +149,14 @@ class Babilong(Task):
             random = np.random.default_rng([seed, 2, number, length or 0, len(found)])
             found.append(Sample(task, question, self._hide(random, question, self._held_out, prompt, task, most)))
         if len(found) < (1 if fewer else count):
-            raise TokenError(f"{len(found)} questions of {task} fit into {length} tokens, {count} are wanted")
+            raise TokenError(f"{len(found)} questions of {task} fit into {length} tokens, need {count}")
         return found
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
-        """`accuracy`, and that of each task, of `samples` questions in all, as equally many of each as can be; of fewer
-        where fewer fit.
+        """Return `accuracy` over `samples` questions, spread evenly over the tasks, and the accuracy of each task.
 
-        `remembered`: the accuracy where all that the answer follows from was told before the last segment; nothing but
-        the memory tells it then. Missing if there is no such sample.
+        Uses fewer questions where fewer fit. `remembered` is the accuracy where all supporting facts precede the last
+        segment, so that the answer can only come from the memory; it is absent if there is no such sample.
         """
         shares = [len(part) for part in np.array_split(np.arange(samples), len(self.config.tasks))]
         right: list[bool] = []
@@ -174,7 +164,7 @@ class Babilong(Task):
         scores: dict[str, float] = {}
         for task, share in zip(self.config.tasks, shares, strict=True):
             if share:
-                room = max(len(self.exchange.answer(label)) for label in LABELS[task])
+                room = max(len(self.encoder.answer(label)) for label in LABELS[task])
                 chosen = self.samples(task, segments * self._S, share, seed=0, room=room, fewer=True)
                 found = self.answers(model, chosen)
                 scores[task] = sum(answer.right for answer in found) / len(found)
@@ -185,9 +175,9 @@ class Babilong(Task):
         return {"accuracy": sum(right) / len(right), **scores}
 
     def _is_far(self, sample: Sample) -> bool:
-        """Whether all supporting facts end before the segment in which the answer begins."""
-        ends = sample.asked.ends()
-        border = (len(sample.asked) - 1) // self._S * self._S
+        """Return whether all supporting facts end before the segment in which the answer starts."""
+        ends = sample.haystack.ends()
+        border = (len(sample.haystack) - 1) // self._S * self._S
         return all(ends[fact] <= border for fact in sample.question.support)
 
     def answers(
@@ -198,58 +188,61 @@ class Babilong(Task):
         rows: int = 16,
         progress: Callable[[], None] = lambda: None,
     ) -> list[Answer]:
-        """The model's answers, greedy; up to `rows` samples of one length are read at once. `progress` is called after each."""
+        """Return the model's greedy answers. Up to `rows` samples of one length are read at once. `progress` is called after each."""
         found = []
-        decode = self.exchange.tokenizer.decode
-        for _, group in groupby(sorted(samples, key=lambda sample: len(sample.asked)), key=lambda s: len(s.asked)):
+        decode = self.tokenizer.decode
+        for _, group in groupby(
+            sorted(samples, key=lambda sample: len(sample.haystack)), key=lambda s: len(s.haystack)
+        ):
             same = list(group)
             for some in (same[first : first + rows] for first in range(0, len(same), rows)):
-                state, tokens = greedy.read_stream(model, [sample.asked.pieces() for sample in some])
-                given = greedy.answer(model, state, tokens, most=ANSWER, ends=self.exchange.ends)
-                for sample, ids in zip(some, given, strict=True):
-                    said = decode(ids)
-                    found.append(Answer(sample, said, is_right(said, sample.question, LABELS[sample.task])))
+                state, tokens = greedy.read_stream(model, [sample.haystack.pieces() for sample in some])
+                answers = greedy.answer(model, state, tokens, most=ANSWER, ends=self.encoder.ends)
+                for sample, ids in zip(some, answers, strict=True):
+                    content = decode(ids)
+                    right = is_right(content, sample.question, LABELS[sample.task])
+                    found.append(Answer(sample, content, right))
                     progress()
         return found
 
-    def _least(self, asked: BabiQuestion, prompt: Prompt, task: BabiTask) -> int:
-        before, told, after = self._parts(asked, prompt, task)
-        return len(before) + sum(map(len, told)) + len(after)
+    def _least(self, question: BabiQuestion, prompt: Prompt, task: BabiTask) -> int:
+        before, facts, after = self._parts(question, prompt, task)
+        return len(before) + sum(map(len, facts)) + len(after)
 
     def _parts(
-        self, asked: BabiQuestion, prompt: Prompt, task: BabiTask
+        self, question: BabiQuestion, prompt: Prompt, task: BabiTask
     ) -> tuple[list[int], list[list[int]], list[int]]:
-        told = [self._encode(f" {fact}") for fact in asked.facts]
+        facts = [self._encode(f" {fact}") for fact in question.facts]
         if prompt == "bare":
-            return self.exchange.head(), told, self.exchange.question(asked.question)
+            return self.encoder.head(), facts, self.encoder.question(question.question)
         return (
-            self.exchange.head(f"{_PROMPTS[task]}\n\nText:"),
-            told,
-            self.exchange.question(f"Question: {asked.question} Answer with one word."),
+            self.encoder.head(f"{_PROMPTS[task]}\n\nText:"),
+            facts,
+            self.encoder.question(f"Question: {question.question} Answer with one word."),
         )
 
     def _hide(
         self,
         random: np.random.Generator,
-        asked: BabiQuestion,
+        question: BabiQuestion,
         noise: text.Noise,
         prompt: Prompt,
         task: BabiTask,
         length: int | None,
-    ) -> Hidden:
-        before, told, after = self._parts(asked, prompt, task)
-        return hide(random, noise, before=before, told=told, after=after, length=length)
+    ) -> Haystack:
+        before, facts, after = self._parts(question, prompt, task)
+        return hide(random, noise, before=before, needles=facts, after=after, length=length)
 
 
-def is_right(given: str, asked: BabiQuestion, labels: Sequence[str]) -> bool:
-    """Whether the answer is that of the question, by the rule of the benchmark's own scorer.
+def is_right(answer: str, question: BabiQuestion, labels: Sequence[str]) -> bool:
+    """Return whether the answer is right, by the rule of the benchmark's own scorer.
 
-    Of the answer's first sentence, in small letters: among the task's labels that it contains, without those that the
-    question contains, is the expected one and no other.
+    Of the answer's first sentence, in lower case: the task's labels that occur in it, without those that occur in the
+    question, must be exactly the expected label.
     """
-    said, question = given.lower().split(".")[0], asked.question.lower()
-    named = {label.lower() for label in labels if label.lower() in said and label.lower() not in question}
-    return named == {asked.answer.lower()}
+    first, asked = answer.lower().split(".")[0], question.question.lower()
+    named = {label.lower() for label in labels if label.lower() in first and label.lower() not in asked}
+    return named == {question.answer.lower()}
 
 
 _WHERE = "The text below has facts about people, places and things hidden in it. Answer the question from these facts alone. "
@@ -280,4 +273,4 @@ _PROMPTS: dict[BabiTask, str] = {
     "Text: Peter got the key there. Peter handed the key to Alan. Alan moved to the park.\n"
     "Question: What did Peter give to Alan?\nAnswer: key",
 }
-"""In the manner of the benchmark's, with names and places that it does not ask for."""
+"""Prompts like the benchmark's, with names and places that its questions do not use."""

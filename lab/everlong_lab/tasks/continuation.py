@@ -1,7 +1,7 @@
-"""Continuation of books, so that a model that learns to remember does not unlearn the language.
+"""Continue books, so that a model that learns to remember keeps its language.
 
-A document is a run of a book from anywhere; its last tokens are the targets, as many as the config says: with all of
-them, one document would weigh as much as hundreds of questions.
+A document is a random run of a book. Only its last tokens, `targets` of them, are predicted: with all tokens as targets,
+one document would weigh as much as hundreds of questions.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import text
 from everlong_lab.tasks import language
+from everlong_lab.tasks.chat_encoder import Example, pad_batch
 from everlong_lab.tasks.dialogue import perplexity
-from everlong_lab.tasks.exchange import Line
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_models.memories.base import MemoryModel
 
 
 class ContinuationConfig(TaskConfig):
-    """`texts`: the data set of books, of which `characters` are kept in memory. `targets`: the last so many tokens of a
-    document. `vocabulary`: tokens of the tokenizer that is made for a model from scratch."""
+    """`texts`: data set of books, of which `characters` are kept in memory. `targets`: number of tokens at the end of a
+    document that are predicted. `vocabulary`: size of the tokenizer made for a model from scratch."""
 
     name: Literal["continuation"] = "continuation"
     texts: str = "books-260"
@@ -35,25 +34,20 @@ class ContinuationConfig(TaskConfig):
 
 
 class Continuation(Task):
-    """Books to go on with. Raises `DataError`."""
+    """Continuation of books. Raises `DataError`."""
+
+    config: ContinuationConfig
 
     def __init__(self, config: ContinuationConfig, setting: Setting) -> None:
-        self.config = config
-        self.tokenizer = setting.tokenizer
-        self._seed = setting.seed
-        self._S = setting.segment_length
+        super().__init__(config, setting)
         self._folder = text.find(setting.data, config.texts)
 
     @classmethod
     def make_tokenizer(cls, config: ContinuationConfig, data: Path) -> PreTrainedTokenizerBase:
-        """As for `language`."""
+        """Return the same tokenizer as `language`."""
         return language.Language.make_tokenizer(
             language.LanguageConfig(texts=config.texts, vocabulary=config.vocabulary), data
         )
-
-    @property
-    def vocab_size(self) -> int:
-        return self.tokenizer.vocab_size
 
     @functools.cached_property
     def _stream(self) -> np.ndarray:
@@ -66,20 +60,15 @@ class Continuation(Task):
         return language.encode(iter(text.middles(held_out, min(self.config.characters, 2_000_000))), self.tokenizer)
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
-        lines = self._lines(self.random(self._seed, step), self._stream, rows, segments)
-        return Batch(
-            torch.from_numpy(np.stack([line.ids for line in lines])),
-            torch.full((rows,), segments * self._S),
-            torch.from_numpy(np.stack([line.targets for line in lines])),
-        )
+        return pad_batch(self._examples(self.random(self._seed, step), self._stream, rows, segments))
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
-        """`perplexity` of the targets of held-out books."""
+        """Return the `perplexity` of the targets in held-out books."""
         random = self.random(0, segments, held_out=True)
-        return {"perplexity": perplexity(model, self._lines(random, self._held_out, samples, segments))}
+        return {"perplexity": perplexity(model, self._examples(random, self._held_out, samples, segments))}
 
-    def _lines(self, random: np.random.Generator, stream: np.ndarray, rows: int, segments: int) -> list[Line]:
+    def _examples(self, random: np.random.Generator, stream: np.ndarray, rows: int, segments: int) -> list[Example]:
         length = segments * self._S
         targets = np.arange(length) >= length - self.config.targets
         starts = random.integers(len(stream), size=rows)
-        return [Line(stream[np.arange(start, start + length) % len(stream)], targets) for start in starts]
+        return [Example(stream[np.arange(start, start + length) % len(stream)], targets) for start in starts]

@@ -1,12 +1,13 @@
-"""Document-grounded dialogue: CMU-DoG (Zhou et al. 2018), the document before the dialogue only, as in ∞-former (4.3).
+"""Document-grounded dialogue: CMU-DoG (Zhou et al. 2018), with the document only before the dialogue (∞-former, 4.3).
 
     head  document  separator  message  ask  response  turn  message  ask  response …
 
-Two people chat about a film; the one who was given a document about it responds, the other one writes the messages (if
-both were, the one who did not begin responds). What a person writes in a row is one message. A response that begins the
-dialogue is context, no target. The documents are the same films in training and test: only dialogues are held out.
+Two people chat about a film. The one who was shown a document about it gives the responses, the other one the messages.
+If both were shown it, the one who did not start responds. What a person writes in a row is one message. A response that
+starts the dialogue is context, not a target. Training and test documents are about the same films: only dialogues are
+held out.
 
-The data set has no licence: it is measured with, and no part of it is kept.
+The data set has no licence: it is used for measurements only, and no part of it is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 
 from everlong_lab.corpora import text, vocabulary
 from everlong_lab.corpora.datasets import checked, files, json_file
-from everlong_lab.tasks.exchange import Exchange, Line, stacked
+from everlong_lab.tasks.chat_encoder import ChatEncoder, Example, pad_batch
 from everlong_lab.tasks.task import Batch, Setting, Task, TaskConfig
 from everlong_lab.tasks.unroll import unroll
 from everlong_models.errors import DataError
@@ -34,16 +35,17 @@ Split = Literal["train", "valid", "test"]
 
 
 class DialogueConfig(TaskConfig):
-    """`documents`: the share of training dialogues that are told with their document. `vocabulary`: tokens of the
-    tokenizer that is made for a model from scratch."""
+    """`documents`: share of training dialogues that include their document. `vocabulary`: size of the tokenizer made for
+    a model from scratch."""
 
     name: Literal["dialogue"] = "dialogue"
     documents: float = Field(0.9, ge=0, le=1)
     vocabulary: int = Field(4096, ge=512)
 
 
-class Turn(NamedTuple):
-    """What one person writes. `response`: it is the one who answers. `section`: of the document that lay before them."""
+class Utterance(NamedTuple):
+    """Consecutive messages of one person. `response`: written by the person who answers. `section`: the document section
+    that they saw at the time."""
 
     text: str
     response: bool
@@ -51,117 +53,117 @@ class Turn(NamedTuple):
 
 
 class Dialogue(NamedTuple):
-    """`document`: the sections about the film, in their order. `name`: of the file."""
+    """`document`: the sections about the film, in order. `name`: of the file."""
 
     name: str
     document: tuple[str, ...]
-    turns: tuple[Turn, ...]
+    utterances: tuple[Utterance, ...]
 
 
-class Told(NamedTuple):
-    """A dialogue as token ids (N,); `responses`: the places [start, end) of the responses, their end tokens with them."""
+class EncodedDialogue(NamedTuple):
+    """A dialogue as token ids (N,). `responses`: positions [start, end) of the responses, with their end tokens."""
 
     ids: np.ndarray
     responses: list[tuple[int, int]]
 
-    def line(self) -> Line:
-        """With the responses as targets."""
+    def example(self) -> Example:
+        """Return the dialogue with its responses as targets."""
         targets = np.zeros(len(self.ids), dtype=bool)
         for start, end in self.responses:
             targets[start:end] = True
-        return Line(self.ids, targets)
+        return Example(self.ids, targets)
 
 
 class DialogueTask(Task):
-    """Dialogues to learn from, and those held out. Raises `DataError`."""
+    """Training dialogues and held-out dialogues. Raises `DataError`."""
+
+    config: DialogueConfig
 
     def __init__(self, config: DialogueConfig, setting: Setting) -> None:
-        self.config = config
-        self.exchange = Exchange(setting.tokenizer)
-        self._seed = setting.seed
-        self._S = setting.segment_length
-        self._data = setting.data
-        self._encode = functools.lru_cache(1000)(self.exchange.tokenizer.encode)
+        super().__init__(config, setting)
+        self.encoder = ChatEncoder(setting.tokenizer)
+        self._encode = functools.lru_cache(1000)(self.tokenizer.encode)
 
     @classmethod
     def make_tokenizer(cls, config: DialogueConfig, data: Path) -> PreTrainedTokenizerBase:
-        """Byte-level, from the training dialogues and their documents."""
+        """Return a byte-level tokenizer made from the training dialogues and their documents."""
         found = dialogues(data, "train")
         documents = dict.fromkeys(section for dialogue in found for section in dialogue.document)
-        texts = (*documents, *(turn.text for dialogue in found for turn in dialogue.turns))
+        texts = (*documents, *(utterance.text for dialogue in found for utterance in dialogue.utterances))
         return vocabulary.byte_level(texts, config.vocabulary)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.exchange.tokenizer.vocab_size
 
     @functools.cached_property
     def _train(self) -> list[Dialogue]:
         return dialogues(self._data, "train")
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
-        """Dialogues of at most `segments` segments: with as many sections of the document as leave half of the room to
-        the dialogue, which is cut where it goes on to a section that was not told."""
+        """Return dialogues of at most `segments` segments. Each has as many document sections as leave half of the tokens
+        to the dialogue, which is cut before the first message about a section that is not included."""
         random = self.random(self._seed, step)
-        lines: list[Line] = []
-        while len(lines) < rows:
+        examples: list[Example] = []
+        while len(examples) < rows:
             dialogue = self._train[random.integers(len(self._train))]
             documented = random.random() < self.config.documents
-            told = self._shortened(dialogue, segments * self._S, documented=documented)
-            if told.responses:
-                lines.append(told.line())
-        return stacked(lines)
+            encoded = self._shortened(dialogue, segments * self._S, documented=documented)
+            if encoded.responses:
+                examples.append(encoded.example())
+        return pad_batch(examples)
 
-    def _shortened(self, dialogue: Dialogue, most: int, *, documented: bool) -> Told:
+    def _shortened(self, dialogue: Dialogue, most: int, *, documented: bool) -> EncodedDialogue:
         sections = 0
         if documented:
-            held = np.cumsum([len(self._encode(section)) for section in dialogue.document])
-            sections = int((held <= most // 2).sum())
-        seen = [turn.section < sections for turn in dialogue.turns]
-        turns = dialogue.turns[: seen.index(False)] if sections and False in seen else dialogue.turns
-        return told(self.exchange, dialogue._replace(document=dialogue.document[:sections], turns=turns), most=most)
+            lengths = np.cumsum([len(self._encode(section)) for section in dialogue.document])
+            sections = int((lengths <= most // 2).sum())
+        seen = [utterance.section < sections for utterance in dialogue.utterances]
+        utterances = dialogue.utterances[: seen.index(False)] if sections and False in seen else dialogue.utterances
+        dialogue = dialogue._replace(document=dialogue.document[:sections], utterances=utterances)
+        return encode_dialogue(self.encoder, dialogue, most=most)
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
-        """`perplexity` of a token of the responses of the first `samples` dialogues held out for it (`valid`), with
-        their whole documents."""
+        """Return the `perplexity` of the responses in the first `samples` dialogues of the `valid` split, with their whole
+        documents."""
         found = dialogues(self._data, "valid")[:samples]
-        return {"perplexity": perplexity(model, [told(self.exchange, dialogue).line() for dialogue in found])}
+        return {
+            "perplexity": perplexity(model, [encode_dialogue(self.encoder, dialogue).example() for dialogue in found])
+        }
 
 
-def told(exchange: Exchange, dialogue: Dialogue, *, document: bool = True, most: int | None = None) -> Told:
-    """The dialogue as it is read; without its `document`, or cut before the response that ends behind `most` tokens."""
+def encode_dialogue(
+    encoder: ChatEncoder, dialogue: Dialogue, *, document: bool = True, most: int | None = None
+) -> EncodedDialogue:
+    """Return the dialogue as tokens, without its `document` if False, cut before the response that would exceed `most`."""
     sections = dialogue.document if document else ()
-    ids = exchange.head("\n\n".join(sections))
-    asked, responses = bool(sections), []
-    for index, turn in enumerate(dialogue.turns):
-        if not turn.response:
-            if index and dialogue.turns[index - 1].response:
-                ids += exchange.turn
-            elif asked:
-                ids += exchange.chat.separator
-            ids += exchange.question(turn.text, document=False)
+    ids = encoder.head("\n\n".join(sections))
+    responses: list[tuple[int, int]] = []
+    for index, utterance in enumerate(dialogue.utterances):
+        if not utterance.response:
+            if index and dialogue.utterances[index - 1].response:
+                ids += encoder.turn
+            elif sections:
+                ids += encoder.format.separator
+            ids += encoder.question(utterance.text, document=False)
             continue
-        if index == 0:  # nobody asked
-            ids += exchange.question("", document=False)
-        answer = exchange.answer(turn.text)
+        if index == 0:  # a response without a message before it
+            ids += encoder.question("", document=False)
+        answer = encoder.answer(utterance.text)
         if most is not None and len(ids) + len(answer) > most:
             break
         if index:
             responses.append((len(ids), len(ids) + len(answer)))
         ids += answer
-    end = responses[-1][1] if responses else len(ids)  # what nobody responded to is not read either
-    return Told(np.array(ids[:end], dtype=np.int64), responses)
+    end = responses[-1][1] if responses else len(ids)  # messages without a response are left out
+    return EncodedDialogue(np.array(ids[:end], dtype=np.int64), responses)
 
 
 @torch.no_grad()
-def perplexity(model: MemoryModel, lines: Sequence[Line], *, rows: int = 4) -> float:
-    """exp of the mean negative log-likelihood of a target, each line read from an empty memory on."""
+def perplexity(model: MemoryModel, examples: Sequence[Example], *, rows: int = 4) -> float:
+    """Return exp of the mean negative log-likelihood of a target; each example starts from an empty memory."""
     device = next(iter(model.initial_state(1).tensors.values())).device
     nats, targets = 0.0, 0
-    # Of one length, more or less: what stands behind a document's end is computed in vain.
-    ordered = sorted(lines, key=lambda line: len(line.ids))
+    # Batches of similar lengths waste less computation on padding.
+    ordered = sorted(examples, key=lambda example: len(example.ids))
     for first in range(0, len(ordered), rows):
-        batch = stacked(ordered[first : first + rows])
+        batch = pad_batch(ordered[first : first + rows])
         parts = unroll(model, batch.tokens.to(device), lengths=batch.lengths, loss_mask=batch.targets.to(device))
         for part in parts:
             nats += float(part.loss.double().sum())
@@ -170,7 +172,7 @@ def perplexity(model: MemoryModel, lines: Sequence[Line], *, rows: int = 4) -> f
 
 
 def dialogues(data: Path, split: Split) -> list[Dialogue]:
-    """The dialogues of a split in which somebody responds, in the order of their files' names. Raises `DataError`."""
+    """Return the split's dialogues that have a response, ordered by file name. Raises `DataError`."""
     folder = text.find(data, "cmu_dog")
     documents = _documents(folder)
     found = []
@@ -178,34 +180,34 @@ def dialogues(data: Path, split: Split) -> list[Dialogue]:
         stored = json_file(file)
         with checked(str(file)):
             film = int(stored["wikiDocumentIdx"])
-            turns = _turns(stored["history"], stored["whoSawDoc"])
+            utterances = _utterances(stored["history"], stored["whoSawDoc"])
         if film not in documents:
-            raise DataError(f"{file}: no document {film} in WikiData")
-        if any(turn.response for turn in turns[1:]):
-            found.append(Dialogue(file.stem, documents[film], turns))
+            raise DataError(f"{file}: WikiData has no document {film}")
+        if any(utterance.response for utterance in utterances[1:]):
+            found.append(Dialogue(file.stem, documents[film], utterances))
     if not found:
-        raise DataError(f"{folder}, {split}: holds no dialogue with a response")
+        raise DataError(f"{folder}, {split}: has no dialogue with a response")
     return found
 
 
-def _turns(history: list[dict[str, Any]], saw: list[str]) -> tuple[Turn, ...]:
+def _utterances(history: list[dict[str, Any]], saw: list[str]) -> tuple[Utterance, ...]:
     merged: list[tuple[str, list[str], int]] = []
     for message in history:
-        who, said, section = str(message["uid"]), " ".join(str(message["text"]).split()), int(message["docIdx"])
-        if not said:
+        user, content, section = str(message["uid"]), " ".join(str(message["text"]).split()), int(message["docIdx"])
+        if not content:
             continue
-        if merged and merged[-1][0] == who:
-            merged[-1][1].append(said)
+        if merged and merged[-1][0] == user:
+            merged[-1][1].append(content)
         else:
-            merged.append((who, [said], section))
+            merged.append((user, [content], section))
     if not saw:
-        raise ValueError("nobody saw the document")
-    responds = saw[0] if len(saw) == 1 else next((who for who, _, _ in merged if who != merged[0][0]), "")
-    return tuple(Turn(" ".join(said), who == responds, section) for who, said, section in merged)
+        raise ValueError("whoSawDoc is empty")
+    responder = saw[0] if len(saw) == 1 else next((user for user, _, _ in merged if user != merged[0][0]), "")
+    return tuple(Utterance(" ".join(contents), user == responder, section) for user, contents, section in merged)
 
 
 def _documents(folder: Path) -> dict[int, tuple[str, ...]]:
-    """The four sections about each film."""
+    """Return the four sections about each film, by its number."""
     found = {}
     for file in files(folder, "WikiData/*.json"):
         stored = json_file(file)

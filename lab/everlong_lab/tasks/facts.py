@@ -1,11 +1,11 @@
 """Facts in noise: memorize, detect & memorize, reasoning (Bulatov et al. 2023, section 3).
 
-A document is n segments of real text with one fact, or two, as in bAbI (Weston et al. 2016, tasks 1 and 4); its last
+A document is n segments of real text with one or two facts, as in bAbI (Weston et al. 2016, tasks 1 and 4). Its last
 segment ends with a question and the answer, one of six places.
 
-    memorize    the fact begins the document
-    detect      the fact stands anywhere before the question
-    reasoning   two facts stand anywhere before the question, in either order; each is needed for some of the questions
+    memorize    the fact starts the document
+    detect      the fact is anywhere before the question
+    reasoning   two facts are anywhere before the question, in either order; some questions need one, some the other
 """
 
 from __future__ import annotations
@@ -38,17 +38,16 @@ Kind = Literal["memorize", "detect", "reasoning"]
 
 
 class FactsConfig(TaskConfig):
-    """`kind`: see the module. `noise`: the data set of books that the training noise is taken from. `noise_characters`:
-    how much of it is kept in memory. `vocabulary`: tokens of the tokenizer that is made for a model from scratch.
+    """`kind`: see the module. `noise`: data set of books for the training noise. `noise_characters`: how much of it is kept
+    in memory. `vocabulary`: size of the tokenizer made for a model from scratch.
 
-    Training only: `distracting`: the share of a document's noise, a segment's length each, that is chosen near a word of
-    the facts. `lookalikes`: the share that has a sentence in it that would be a fact, were not one word of the books'.
-    `cut`: the share of borders between segments that have noise like a fact's second half behind them: see `_crossing`.
-    `early`: the share of documents that tell all their facts in the first segment.
-    `direct`: the share of reasoning's questions that name the direction as the fact does, the others its opposite; of
-    those that are measured it is half. `recited`: the share of documents of several segments that say the facts again
-    before the question, whose words (places, people, directions) are to be learnt as the answer is: the memory must hold
-    them all, whatever will be asked."""
+    The rest applies to training only. `distracting`: share of the noise, in pieces of a segment's length, that is chosen
+    around a word of the facts. `lookalikes`: share of pieces that contain a sentence like a fact with one word replaced.
+    `cut`: share of borders between segments with noise that looks like the second half of a fact after the border, see
+    `_crossing`. `early`: share of documents with all facts in the first segment. `direct`: share of reasoning questions
+    that name the direction as the fact does, the others name its opposite; 0.5 in evaluation. `recited`: share of
+    documents of several segments that repeat the facts before the question. Their words (places, people, directions) are
+    targets like the answer, so that the memory must hold all facts, whatever is asked."""
 
     name: Literal["facts"] = "facts"
     kind: Kind
@@ -63,9 +62,9 @@ class FactsConfig(TaskConfig):
     vocabulary: int = Field(1024, ge=512)
 
 
-class Documents(NamedTuple):
-    """`tokens` (B, N) that end with each row's ending and the answer. `endings`: the facts where they are recited, and
-    the question. `recited` (B, N): whether a token is one of the words of a fact that is said again. `idle`: as in `Batch`."""
+class FactsBatch(NamedTuple):
+    """`tokens` (B, N): documents with question and answer. `endings`: the recited facts, if any, and the question. `recited`
+    (B, N): mask of the words of recited facts. `idle`: as in `Batch`."""
 
     tokens: Tensor
     endings: list[list[int]]
@@ -74,19 +73,17 @@ class Documents(NamedTuple):
 
 
 class Facts(Task):
-    """Facts in noise. Raises `ConfigError` if a question does not fit into a segment."""
+    """Facts in noise. Raises `ConfigError` if the end of a document does not fit into a segment."""
+
+    config: FactsConfig
 
     def __init__(self, config: FactsConfig, setting: Setting) -> None:
-        self.config = config
-        self._seed = setting.seed
-        self._S = setting.segment_length
-        self.tokenizer = setting.tokenizer
-        self._data = setting.data
+        super().__init__(config, setting)
         self._answers = {place: self._word(place) for place in PLACES}
-        self._telling = sorted({self.tokenizer.encode(f" {word}")[0] for word in (*PLACES, *PEOPLE, *OPPOSITE)})
+        self._fact_words = sorted({self.tokenizer.encode(f" {word}")[0] for word in (*PLACES, *PEOPLE, *OPPOSITE)})
         self._words = sorted({self.tokenizer.encode(f" {word}")[0] for word in (*PLACES, *PEOPLE)})
-        told = [_question(config.kind, np.random.default_rng(i)) for i in range(64)]
-        ends = ["".join(facts) * (config.recited > 0) + question for facts, question, _ in told]
+        questions = [_question(config.kind, np.random.default_rng(i)) for i in range(64)]
+        ends = ["".join(facts) * (config.recited > 0) + question for facts, question, _ in questions]
         longest = max(len(self.tokenizer.encode(end)) for end in ends) + 1
         if longest > self._S:
             what = "the facts, the question and its answer" if config.recited else "the question and its answer"
@@ -94,7 +91,7 @@ class Facts(Task):
 
     @functools.cached_property
     def _books(self) -> list[str]:
-        """To learn from."""
+        """Texts of the books to learn from."""
         kept, _ = text.books(text.find(self._data, self.config.noise))
         return text.middles(kept, self.config.noise_characters)
 
@@ -104,7 +101,7 @@ class Facts(Task):
 
     @functools.cached_property
     def _others(self) -> tuple[list[str], list[str]]:
-        """What books have in the place of a person, and in that of a place, as often as they have it."""
+        """Words that books use where a fact has a person, and where it has a place, as often as they occur."""
         whole = " ".join(self._books)
         people, places = re.findall(r"\b[A-Z][a-z]*\b", whole), re.findall(r"\bthe ([a-z]+)", whole)
         return [word for word in people if word not in PEOPLE], [word for word in places if word not in PLACES]
@@ -115,19 +112,15 @@ class Facts(Task):
 
     @classmethod
     def make_tokenizer(cls, config: FactsConfig, data: Path) -> PreTrainedTokenizerBase:
-        """Byte-level, from noise and many sentences of facts, so that every word of a fact is one token."""
-        random, told = np.random.default_rng(0), []
+        """Return a byte-level tokenizer made from noise and many facts, so that every word of a fact is one token."""
+        random, sentences = np.random.default_rng(0), []
         for kind in get_args(Kind):
             for _ in range(3000):
                 facts, question, answer = _question(kind, random)
-                told.append("".join(facts) + question + " " + answer)
+                sentences.append("".join(facts) + question + " " + answer)
         kept, _ = text.books(text.find(data, config.noise))
         noise = (" ".join(text.read(file)[:100_000].split()) for file in kept)
-        return vocabulary.byte_level(itertools.chain(told, noise), config.vocabulary)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.tokenizer.vocab_size
+        return vocabulary.byte_level(itertools.chain(sentences, noise), config.vocabulary)
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
         random = self.random(self._seed, step)
@@ -137,8 +130,8 @@ class Facts(Task):
         return Batch(tokens, torch.full((rows,), tokens.shape[1]), targets, idle=idle)
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
-        """`accuracy`: the share of answers that have the highest probability of the six places; `recited`: that of those
-        that the model gives after it has said the facts, if that is what it learns."""
+        """Return `accuracy`: the share of answers that are the most probable of the six places; and `recited`, if the model
+        learns to recite: the same after the model has repeated the facts itself."""
         ways = {"accuracy": False} | ({"recited": True} if self.config.recited else {})
         return {
             name: self.accuracies(model, samples=samples, lengths=[segments], recite=recite)[segments]
@@ -149,10 +142,10 @@ class Facts(Task):
     def accuracies(
         self, model: MemoryModel, *, samples: int, lengths: Sequence[int], rows: int = 64, recite: bool = False
     ) -> dict[int, float]:
-        """Accuracy by length, in segments. `recite`: see `_recite`; documents of one segment have no room for it.
+        """Return accuracy by length, in segments. `recite`: see `_recite`; it needs documents of several segments.
 
-        One stream of noise is read for all lengths: the memory forks where a question is asked. With `detect` and
-        `reasoning` the place of the facts is drawn anew for every length, so each length has streams of its own.
+        `memorize` reads one stream of noise for all lengths; the memory is forked where a question is asked. `detect` and
+        `reasoning` place the facts anew for every length, so each length has streams of its own.
         """
         lengths = sorted(set(lengths))
         right = dict.fromkeys(lengths, 0)
@@ -168,7 +161,7 @@ class Facts(Task):
     def _ask(
         self, model: MemoryModel, random: np.random.Generator, rows: int, lengths: list[int], recite: bool
     ) -> Iterator[tuple[int, int]]:
-        """Right answers of `rows` documents at each of the `lengths`."""
+        """Yield each length with the number of right answers among `rows` documents."""
         device = next(iter(model.initial_state(1).tensors.values())).device
         plain = FactsConfig(kind=self.config.kind, recited=float(recite))
         documents = self._documents(random, rows, lengths[-1], self._held_out, plain)
@@ -187,56 +180,62 @@ class Facts(Task):
             yield length, int((found == answers).sum())
 
     def _recite(self, model: MemoryModel, last: Tensor, state: MemoryState, recited: Tensor) -> None:
-        """Puts what the model holds for the likeliest, one after the other, in the place of the `recited` words (B, T) of
-        `last` (B, T): it is asked about what it has said itself. The rest of the sentences is given."""
+        """Replace the `recited` words (B, T) of `last` (B, T), in place and in order, by the model's most likely tokens.
+
+        The question then follows what the model itself has recited. The rest of the sentences is given.
+        """
         for at in range(last.shape[1]):
             if recited[:, at].any():
-                said = model.forward(last[:, :at], state)[:, -1].argmax(-1)
-                last[:, at] = torch.where(recited[:, at].to(last.device), said, last[:, at])
+                likeliest = model.forward(last[:, :at], state)[:, -1].argmax(-1)
+                last[:, at] = torch.where(recited[:, at].to(last.device), likeliest, last[:, at])
 
     def _documents(
         self, random: np.random.Generator, rows: int, segments: int, noise: text.Noise, how: FactsConfig
-    ) -> Documents:
-        """Full documents: facts, noise, question, answer, in exactly `segments` segments."""
+    ) -> FactsBatch:
+        """Return full documents of exactly `segments` segments: facts, noise, question, answer."""
         length = segments * self._S
         tokens = np.empty((rows, length), dtype=np.int64)
         endings, recited = [], np.zeros((rows, length), dtype=bool)
-        idle = np.zeros((rows, segments), dtype=bool)  # the last one has the question
+        idle = np.zeros((rows, segments), dtype=bool)  # the last segment has the question
         for row in range(rows):
-            facts, question, answer = _question(how.kind, random, how.direct)
-            asked = self.tokenizer.encode(question)
-            told = [self.tokenizer.encode(fact) for fact in facts]
+            sentences, sentence, answer = _question(how.kind, random, how.direct)
+            question = self.tokenizer.encode(sentence)
+            facts = [self.tokenizer.encode(fact) for fact in sentences]
             recites = segments > 1 and how.recited > 0 and random.random() < how.recited
-            room = length - (1 + recites) * sum(map(len, told)) - len(asked) - 1
+            room = length - (1 + recites) * sum(map(len, facts)) - len(question) - 1
             if room < 0:
                 raise TokenError(f"{segments} segments of {self._S} tokens do not hold the facts and the question")
             line = self._line(random, room, noise, how)
-            borders = noise.borders(line)
-            if how.kind == "memorize":
-                at = [0]
-            else:
-                early = how.early > 0 and random.random() < how.early
-                until = min(room, max(0, self._S - sum(map(len, told)))) if early else room
-                at = sorted(_choose(random, borders[borders <= until], until, len(told)))
-            told = [told[fact] for fact in random.permutation(len(told))]
+            places = self._places(random, facts, room, noise.borders(line), how)
+            facts = [facts[fact] for fact in random.permutation(len(facts))]
             pieces: list[np.ndarray | list[int]] = []
             done, free = 0, np.ones(length, dtype=bool)
-            for place, fact in zip(at, told, strict=True):
+            for place, fact in zip(places, facts, strict=True):
                 pieces += [line[done:place], fact]
                 done, end = place, sum(map(len, pieces))
                 free[end - len(fact) : end] = False
-            again = [token for fact in told for token in fact] if recites else []
-            tokens[row] = np.concatenate([*pieces, line[done:], again, asked, [self._answers[answer]]])
-            start = length - 1 - len(asked) - len(again)
+            again = [token for fact in facts for token in fact] if recites else []
+            tokens[row] = np.concatenate([*pieces, line[done:], again, question, [self._answers[answer]]])
+            start = length - 1 - len(question) - len(again)
             if how.cut:
                 self._cut(random, tokens[row, :start], free, noise, how)
-            recited[row, start : start + len(again)] = np.isin(again, self._telling)
+            recited[row, start : start + len(again)] = np.isin(again, self._fact_words)
             idle[row, :-1] = free.reshape(segments, self._S)[:-1].all(1)
-            endings.append(again + asked)
-        return Documents(torch.from_numpy(tokens), endings, torch.from_numpy(recited), torch.from_numpy(idle))
+            endings.append(again + question)
+        return FactsBatch(torch.from_numpy(tokens), endings, torch.from_numpy(recited), torch.from_numpy(idle))
+
+    def _places(
+        self, random: np.random.Generator, facts: list[list[int]], room: int, borders: np.ndarray, how: FactsConfig
+    ) -> list[int]:
+        """Return where in `room` tokens of noise the facts are inserted, in ascending order."""
+        if how.kind == "memorize":
+            return [0]
+        early = how.early > 0 and random.random() < how.early
+        until = min(room, max(0, self._S - sum(map(len, facts)))) if early else room
+        return sorted(_choose(random, borders[borders <= until], until, len(facts)))
 
     def _line(self, random: np.random.Generator, length: int, noise: text.Noise, how: FactsConfig) -> np.ndarray:
-        """Noise of `length` tokens."""
+        """Return `length` tokens of noise, with distractions as configured."""
         if not (how.distracting or how.lookalikes):
             return noise.run(random, length)
         pieces = []
@@ -252,7 +251,7 @@ class Facts(Task):
     def _cut(
         self, random: np.random.Generator, tokens: np.ndarray, free: np.ndarray, noise: text.Noise, how: FactsConfig
     ) -> None:
-        """Puts `_crossing` noise across a share of the borders between segments, in place, where the text is `free`."""
+        """Put `_crossing` noise across a share of the borders between segments, in place, where the text is `free`."""
         for border in range(self._S, len(tokens), self._S):
             if random.random() < how.cut:
                 piece, before = self._crossing(random, noise, how.kind)
@@ -261,18 +260,20 @@ class Facts(Task):
                     tokens[start:end] = piece
 
     def _crossing(self, random: np.random.Generator, noise: text.Noise, kind: Kind) -> tuple[np.ndarray, int]:
-        """Noise, and how much of it stands before a border, so that a fact might seem to end behind the border: a
-        lookalike; or text with a word of the facts there, that the book has, or that takes the place of the book's own
-        somewhere or at the end of a sentence."""
-        sort = random.integers(4)
-        if sort == 0:
-            told = np.array(self._lookalike(random, kind))
-            return told, int(random.integers(1, len(told)))
+        """Return noise that looks like the end of a fact after a border, and how many of its tokens precede the border.
+
+        It is one of four, equally often: a lookalike; book text with a word of the facts after the border; book text in
+        which such a word replaces any token; or one in which it replaces the last word of a sentence.
+        """
+        variant = random.integers(4)
+        if variant == 0:
+            lookalike = np.array(self._lookalike(random, kind))
+            return lookalike, int(random.integers(1, len(lookalike)))
         before, behind = self._S // 2, int(random.integers(3))
-        natural = noise.place(random, self._words) if sort == 1 else None
+        natural = noise.place(random, self._words) if variant == 1 else None
         if natural is not None:
             place = natural
-        elif sort == 2:
+        elif variant == 2:
             place = noise.start(random) + int(random.integers(self._S))
         else:
             place = noise.start(random) - 2  # before the full stop
@@ -282,9 +283,9 @@ class Facts(Task):
         return piece, before
 
     def _lookalike(self, random: np.random.Generator, kind: Kind) -> list[int]:
-        """A fact with another word in the place of one person or place; the text may go on within its sentence."""
-        told, _, _ = _question(kind, random)
-        words = told[int(random.integers(len(told)))].rstrip(".").split(" ")
+        """Return a fact with one person or place replaced by another word; half of them end without a full stop."""
+        facts, _, _ = _question(kind, random)
+        words = facts[int(random.integers(len(facts)))].rstrip(".").split(" ")
         at = int(random.choice([place for place, word in enumerate(words) if word in (*PEOPLE, *PLACES)]))
         others = self._others[words[at] in PLACES]
         words[at] = others[int(random.integers(len(others)))]
@@ -298,24 +299,24 @@ class Facts(Task):
 
 
 def _choose(random: np.random.Generator, borders: np.ndarray, room: int, count: int) -> list[int]:
-    """Places for `count` facts: the sentence borders, or the end, nearest to points drawn uniformly from the text."""
+    """Return positions for `count` facts: sentence borders, or the end, nearest to uniformly random positions."""
     places = np.append(borders, room)
     return [int(places[np.abs(places - at).argmin()]) for at in random.integers(0, room + 1, count)]
 
 
 def _question(kind: Kind, random: np.random.Generator, direct: float = 0.5) -> tuple[list[str], str, str]:
-    """Facts, the question, and the answer. `direct`: see `FactsConfig`."""
+    """Return the facts, the question, and the answer. `direct`: see `FactsConfig`."""
     if kind != "reasoning":
         person, move, place = random.choice(PEOPLE), random.choice(MOVES), random.choice(PLACES)
         return [f" {person} {move} the {place}."], f" Where is {person}? Answer:", str(place)
-    # bAbI 4: three places in a line; a fact names the middle one last, or in one of three cases first.
+    # bAbI 4: three places in a line. A fact names the middle place last; in one of three cases, first.
     north, middle, south = (str(place) for place in random.choice(PLACES, 3, replace=False))
     direction = str(random.choice(list(OPPOSITE)))
     facts = []
     for end, at in ((north, direction), (south, OPPOSITE[direction])):
         facts.append((middle, OPPOSITE[at], end) if random.integers(3) == 0 else (end, at, middle))
     subject, at, object_ = facts[int(random.integers(2))]
-    told = [f" The {first} is {where} of the {second}." for first, where, second in facts]
+    sentences = [f" The {first} is {where} of the {second}." for first, where, second in facts]
     if random.random() < direct:
-        return told, f" What is {at} of the {object_}? Answer:", subject
-    return told, f" What is the {object_} {OPPOSITE[at]} of? Answer:", subject
+        return sentences, f" What is {at} of the {object_}? Answer:", subject
+    return sentences, f" What is the {object_} {OPPOSITE[at]} of? Answer:", subject

@@ -1,4 +1,4 @@
-"""Greedy answers of several rows at once, for evaluations: the documents are streams, the memory reads them in blocks."""
+"""Greedy answers for several rows at once. Documents are streams that the memory reads in blocks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from everlong_models.memories.base import MemoryModel
 from everlong_models.memories.state import MemoryState
 
 _BLOCK = 16_384
-"""Tokens of a row that are at hand at once."""
+"""Maximum number of tokens of a row held at once."""
 
 
 @torch.no_grad()
 def read_stream(model: MemoryModel, rows: Sequence[Iterable[np.ndarray]]) -> tuple[MemoryState, Tensor]:
-    """Reads rows of one common length, each given as pieces of token ids, in bounded memory.
+    """Read rows of equal length, each given as pieces of token ids, in bounded memory.
 
-    Returns the memory after all segments that are followed by a token, and the tokens (B, T), 1 ≤ T ≤ S, that are left.
+    Returns the memory after all segments that are followed by a token, and the remaining tokens (B, T), 1 ≤ T ≤ S.
     Raises `TokenError` if the rows differ in length or are empty.
     """
     S = model.segment_length
@@ -36,7 +36,7 @@ def read_stream(model: MemoryModel, rows: Sequence[Iterable[np.ndarray]]) -> tup
             full = (waiting.shape[1] - 1) // S * S
             return model.read(waiting[:, :full], state), waiting[:, full:]
         if len(held) != len(rows) or len({len(block) for block in held}) != 1:
-            raise TokenError("rows that are read together must have the same number of tokens, at least one")
+            raise TokenError("rows read together must have the same number of tokens, at least one")
         if waiting is not None:
             state = model.read(waiting, state)
         waiting = torch.from_numpy(np.stack(held).astype(np.int64)).to(device)
@@ -46,36 +46,36 @@ def read_stream(model: MemoryModel, rows: Sequence[Iterable[np.ndarray]]) -> tup
 def answer(
     model: MemoryModel, state: MemoryState, tokens: Tensor, *, most: int, ends: Collection[int]
 ) -> list[list[int]]:
-    """The likeliest next token again and again, until one of `ends` or `most` tokens; without the end.
+    """Generate the likeliest tokens of each row until one of `ends` or `most` tokens; the end is not included.
 
-    `tokens` (B, T): the open segment, 1 ≤ T ≤ S. At a segment's end the memory is closed and opened anew.
+    `tokens` (B, T): the open segment, 1 ≤ T ≤ S. At the end of a segment the memory is closed and opened again.
     """
     S, rows = model.segment_length, tokens.shape[0]
     cache, scores = model.open(state, tokens)
-    held = tokens.shape[1]
-    given: list[list[int]] = [[] for _ in range(rows)]
-    open_rows = set(range(rows))
+    filled = tokens.shape[1]
+    answers: list[list[int]] = [[] for _ in range(rows)]
+    unfinished = set(range(rows))
     for count in range(most):
-        found = scores.argmax(-1)
-        for row in sorted(open_rows):
-            token = int(found[row])
+        likeliest = scores.argmax(-1)
+        for row in sorted(unfinished):
+            token = int(likeliest[row])
             if token in ends:
-                open_rows.discard(row)
+                unfinished.discard(row)
             else:
-                given[row].append(token)
-        if not open_rows or count + 1 == most:
+                answers[row].append(token)
+        if not unfinished or count + 1 == most:
             break
-        if held == S:
-            cache, scores = model.open(model.close(cache), found[:, None])
-            held = 1
+        if filled == S:
+            cache, scores = model.open(model.close(cache), likeliest[:, None])
+            filled = 1
         else:
-            scores = model.step(cache, found)
-            held += 1
-    return given
+            scores = model.step(cache, likeliest)
+            filled += 1
+    return answers
 
 
 def _blocks(pieces: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """The same tokens in blocks of `size`; the last one may be shorter."""
+    """Regroup the pieces into blocks of `size` tokens; the last block may be shorter."""
     held: list[np.ndarray] = []
     count = 0
     for piece in pieces:

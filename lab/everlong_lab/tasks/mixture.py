@@ -1,4 +1,4 @@
-"""Several tasks in one run: each document of a batch is drawn from one of them.
+"""Several tasks in one run: each document of a batch belongs to one of them, chosen at random.
 
 task:
   name: mixture
@@ -37,11 +37,11 @@ PARTS: dict[str, type[Task]] = {
     "prompts": Prompts,
     "reading": Reading,
 }
-"""The tasks that can be mixed: those whose documents begin with an empty memory."""
+"""The tasks that can be mixed: those whose documents start with an empty memory."""
 
 
-class Part(BaseModel):
-    """`weight`: how often documents are of this task, relative to the others."""
+class MixturePart(BaseModel):
+    """`weight`: frequency of this task's documents relative to the other parts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,30 +50,31 @@ class Part(BaseModel):
 
 
 class MixtureConfig(TaskConfig):
-    """`targets`: of each document at most so many tokens are targets, drawn at random: a long answer must not outweigh
-    many short ones."""
+    """`targets`: maximum number of targets per document, chosen at random, so that a long answer does not outweigh many
+    short ones."""
 
     name: Literal["mixture"] = "mixture"
-    parts: tuple[Part, ...] = Field(min_length=1)
+    parts: tuple[MixturePart, ...] = Field(min_length=1)
     targets: int = Field(32, ge=1)
 
 
 class Mixture(Task):
-    """A weighted mixture. Raises what its parts do."""
+    """A weighted mixture of tasks. Raises what its parts raise."""
+
+    config: MixtureConfig
 
     def __init__(self, config: MixtureConfig, setting: Setting) -> None:
-        self.config = config
-        self._seed = setting.seed
+        super().__init__(config, setting)
         self._parts = [PARTS[part.task.name](part.task, setting) for part in config.parts]
         weights = np.array([part.weight for part in config.parts])
         self._weights = weights / weights.sum()
         sizes = {part.vocab_size for part in self._parts}
         if len(sizes) != 1:
-            raise ConfigError("task.parts", sorted(sizes), "must be of one vocabulary")
+            raise ConfigError("task.parts", sorted(sizes), "must have the same vocabulary size")
 
     @classmethod
     def make_tokenizer(cls, config: MixtureConfig, data: Path) -> PreTrainedTokenizerBase:
-        """That of the first part."""
+        """Return the tokenizer of the first part."""
         first = config.parts[0].task
         return PARTS[first.name].make_tokenizer(first, data)
 
@@ -82,7 +83,7 @@ class Mixture(Task):
         return self._parts[0].vocab_size
 
     def batch(self, step: int, rows: int, segments: int) -> Batch:
-        """Documents in the order of their lengths, so that those computed together are alike."""
+        """Return documents ordered by length, so that rows computed together have similar lengths."""
         random = np.random.default_rng([self._seed, 3, step])
         counts = random.multinomial(rows, self._weights)
         batches = [
@@ -107,7 +108,7 @@ class Mixture(Task):
         return chosen
 
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
-        """The scores of all parts, as `PART.SCORE`; each of its share of the samples, at least four."""
+        """Return all parts' scores as `PART.SCORE`. Each part is scored on its share of the samples (at least four)."""
         scores: dict[str, float] = {}
         for number, (part, weight) in enumerate(zip(self._parts, self._weights, strict=True)):
             name: str = self.config.parts[number].task.name

@@ -1,18 +1,18 @@
-"""Sorting by frequency (Martins et al. 2022, section 4.1): what occurs most often in a long sequence that drifts.
+"""Sort symbols by frequency (Martins et al. 2022, section 4.1): find what occurs most often in a long, drifting sequence.
 
     1 2 1 3 1 0 3 1 3 2 <SEP> 1 3 2 0
 
-A sequence of L symbols is drawn from a mixture that changes from its beginning to its end,
+A sequence of L symbols is sampled from a mixture that changes from its start to its end,
 
     p_t = (1 − α_t) p_0 + α_t p_1,    α_t = t/L,  t = 1 … L,
 
-so that whoever remembers only its end sorts by p_1. p_0 and p_1 are drawn anew for every sequence: integers from 1 to 9
-for each symbol, normalised. After a separator come all V symbols by falling frequency; of two that are as frequent, the
-one that occurs first; those that never occur are last, in their own order. (The paper says neither what the two
-distributions are nor how ties are broken; the authors' published generator does it so.)
+so that a model that remembers only the end sorts by p_1. p_0 and p_1 are sampled anew for every sequence: an integer from
+1 to 9 for each symbol, normalised. The answer follows a separator: all V symbols by falling frequency. Of equally frequent
+symbols, the one that occurs first comes first; symbols that do not occur come last, in ascending order. (The paper
+specifies neither the two distributions nor the order of ties; this follows the authors' published generator.)
 
-L is a whole number of segments, so that separator and answer begin a segment of their own: they see nothing of the
-sequence but what the memory holds of it.
+L is a whole number of segments, so that separator and answer start a segment of their own: the model knows the sequence
+only through its memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Ints = NDArray[np.int64]
 
 
 class SortingConfig(TaskConfig):
-    """`symbols`: V of the sequence, 20 in the paper; the separator is one more token."""
+    """`symbols`: number of different symbols V, 20 in the paper; the separator is one more token."""
 
     name: Literal["sorting"] = "sorting"
     symbols: int = Field(20, ge=2)
@@ -45,17 +45,17 @@ class SortingConfig(TaskConfig):
 class Sorting(Task):
     """Sorting by frequency. Raises `ConfigError` if separator and answer do not fit into a segment."""
 
+    config: SortingConfig
+
     def __init__(self, config: SortingConfig, setting: Setting) -> None:
         if setting.segment_length < config.symbols + 1:
             limit = f"must hold the separator and {config.symbols} symbols, {config.symbols + 1} tokens"
             raise ConfigError("segment_length", setting.segment_length, limit)
-        self.config = config
-        self._seed = setting.seed
-        self._S = setting.segment_length
+        super().__init__(config, setting)
 
     @classmethod
     def make_tokenizer(cls, config: SortingConfig, data: Path) -> PreTrainedTokenizerBase:
-        """One token a symbol, written as its number, and the separator last."""
+        """Return a tokenizer with one token per symbol, written as its number, and the separator last."""
         return vocabulary.symbols([*map(str, range(config.symbols)), "<SEP>"])
 
     @property
@@ -66,7 +66,7 @@ class Sorting(Task):
         return self._documents(self.random(self._seed, step), rows, segments)
 
     def held_out(self, samples: int, segments: int, *, rows: int = 32) -> list[Batch]:
-        """`samples` documents that are never trained on, the same ones at every call, in batches of up to `rows`.
+        """Return `samples` held-out documents, the same ones at every call, in batches of up to `rows`.
 
         They do not depend on the seed, so that models of several seeds are measured on the same documents.
         """
@@ -77,8 +77,8 @@ class Sorting(Task):
 
     @torch.no_grad()
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
-        """`accuracy`: the share of the answer's positions whose most likely token is the right one, given the right ones
-        before it. `loss`: nats a position."""
+        """Return `accuracy`: the share of the answer's positions whose most likely token is right, given the right tokens
+        before it; and `loss`: nats per position."""
         device = next(iter(model.initial_state(1).tensors.values())).device
         right, loss, count = 0, 0.0, 0
         for batch in self.held_out(samples, segments):
@@ -93,8 +93,8 @@ class Sorting(Task):
         return {"accuracy": right / count, "loss": loss / count}
 
     def window_accuracy(self, *, samples: int, segments: int, window: int) -> float:
-        """Accuracy of counting the last `window` symbols only: what a memory of so many tokens could reach without
-        extrapolating the drift. A symbol that the answer has already named is not named again."""
+        """Return the accuracy of counting only the last `window` symbols: what a memory of so many tokens could reach
+        without extrapolating the drift. A symbol that the answer already contains is not predicted again."""
         V, L = self.config.symbols, segments * self._S
         right = count = 0
         for batch in self.held_out(samples, segments):
@@ -117,7 +117,7 @@ class Sorting(Task):
 
 
 def drifting(random: np.random.Generator, rows: int, length: int, symbols: int) -> Ints:
-    """Sequences (rows, length) of symbols 0 … `symbols` − 1 from a mixture that drifts from p_0 to p_1."""
+    """Sample sequences (rows, length) of symbols 0 … `symbols` − 1 from a mixture that drifts from p_0 to p_1."""
     weights = random.integers(1, 10, (2, rows, symbols)).astype(float)
     upto = (weights / weights.sum(-1, keepdims=True)).cumsum(-1)  # (2, rows, V)
     late = random.random((rows, length)) < np.arange(1, length + 1) / length
@@ -126,25 +126,25 @@ def drifting(random: np.random.Generator, rows: int, length: int, symbols: int) 
         np.stack([edges.searchsorted(line, side="right") for edges, line in zip(side, uniform, strict=True)])
         for side in upto
     )
-    # Rounding may leave the last edge a hair below 1.
+    # Rounding may make the last edge slightly less than 1.
     return np.where(late, second, first).clip(max=symbols - 1).astype(np.int64)
 
 
 def by_frequency(sequence: Ints, symbols: int) -> Ints:
-    """All symbols (rows, symbols) by falling frequency in each row of `sequence` (rows, length).
+    """Return all symbols (rows, symbols) by falling frequency in each row of `sequence` (rows, length).
 
-    Of equally frequent symbols the one that occurs first; symbols that do not occur are last, in their own order.
+    Of equally frequent symbols, the one that occurs first comes first; symbols that do not occur come last, in ascending order.
     """
     rows, length = sequence.shape
     first = np.full((rows, symbols), length)
-    # Written from the end on: the earliest occurrence is written last and stays.
+    # Written from the end, so that each symbol's earliest position overwrites its later ones.
     for row, line in enumerate(sequence):
         first[row, line[::-1]] = np.arange(length - 1, -1, -1)
     return np.lexsort((np.broadcast_to(np.arange(symbols), first.shape), first, -_counts(sequence, symbols)), axis=-1)
 
 
 def _counts(sequence: Ints, symbols: int) -> Ints:
-    """How often each symbol occurs in each row: (rows, symbols)."""
+    """Count each symbol in each row: (rows, symbols)."""
     rows = np.arange(len(sequence))[:, None] * symbols
     counted = np.bincount((sequence + rows).ravel(), minlength=len(sequence) * symbols)
     return counted.reshape(len(sequence), symbols)

@@ -1,4 +1,4 @@
-"""`Task`: something to be learnt: where its batches come from, and how well a model does it."""
+"""`Task`: the interface of a training task: its batches, and the scores of a model."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from everlong_models.text.tokenizer import Tokenizer
 
 
 class TaskConfig(BaseModel):
-    """What every task is told by a recipe; each task's own config adds its fields. Unknown fields are errors."""
+    """The part of a recipe that configures a task. Each task's config adds its fields. Unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Setting(NamedTuple):
-    """What a task is made for.
+    """Everything besides its config that a task is built from.
 
-    `tokenizer`: of the model that learns. `segment_length`: S.
-    `data`: the folder of data sets. `seed`: all that a task draws follows from it.
+    `tokenizer`: of the model to train. `segment_length`: S. `data`: folder of data sets. `seed`: determines all random
+    choices of the task.
     """
 
     tokenizer: Tokenizer
@@ -37,10 +37,9 @@ class Setting(NamedTuple):
 class Batch(NamedTuple):
     """Documents to learn from.
 
-    `tokens` (B, N) int64; `lengths` (B,): tokens of each row, what stands behind is padding. `targets` (B, N) bool:
-    the tokens that are to be predicted. `fresh`: rows begin with an empty memory; else each continues where its row of
-    the batch before ended. `idle` (B, segments) bool: the full segments that say nothing that must be remembered, where
-    a task knows them.
+    `tokens` (B, N) int64. `lengths` (B,): tokens of each row; the rest is padding. `targets` (B, N) bool: tokens to
+    predict. `fresh`: rows start with an empty memory; otherwise each continues its row of the previous batch. `idle`
+    (B, segments) bool: full segments without anything that must be remembered, if the task knows.
     """
 
     tokens: Tensor
@@ -51,33 +50,34 @@ class Batch(NamedTuple):
 
 
 class Task(ABC):
-    """Batches are a function of the seed and the step alone: whoever knows the step can go on from there."""
+    """A training task. Batches depend only on the seed and the step, so that a run can resume at any step."""
 
     continues: bool = False
-    """Whether batches go on where the ones before ended: then all have the same rows and segments."""
+    """Whether batches continue the previous ones; all batches must then have the same rows and segments."""
 
-    @abstractmethod
     def __init__(self, config: Any, setting: Setting) -> None:
-        """Raises `DataError` for data that is not there, `ConfigError` for a setting that the task does not fit."""
+        """Raises `DataError` if data is missing, and `ConfigError` if the task does not fit the setting."""
+        self.config = config
+        self.tokenizer, self._S, self._data, self._seed = setting
 
     @classmethod
     @abstractmethod
     def make_tokenizer(cls, config: Any, data: Path) -> PreTrainedTokenizerBase:
-        """A tokenizer for models from scratch; the same one at every call."""
+        """Return a tokenizer for models from scratch, the same one at every call."""
 
     @property
-    @abstractmethod
     def vocab_size(self) -> int:
         """V: token ids are 0 … V-1."""
+        return self.tokenizer.vocab_size
 
     @abstractmethod
     def batch(self, step: int, rows: int, segments: int) -> Batch:
-        """The training batch of `step`: `rows` documents of about `segments` segments."""
+        """Return the training batch of `step`: `rows` documents of about `segments` segments."""
 
     @abstractmethod
     def evaluate(self, model: MemoryModel, *, samples: int, segments: int) -> dict[str, float]:
-        """Scores on `samples` held-out documents of about `segments` segments, the same ones at every call."""
+        """Score a model on `samples` held-out documents of about `segments` segments, the same ones at every call."""
 
     def random(self, seed: int, step: int, *, held_out: bool = False) -> np.random.Generator:
-        """The random numbers of one step; those of held-out documents are never drawn in training."""
+        """Return the random generator of a step. Training never uses those of held-out documents."""
         return np.random.default_rng([seed, int(held_out), step])

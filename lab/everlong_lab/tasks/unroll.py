@@ -1,21 +1,21 @@
-"""Training unrolls: the loss of whole documents through a memory's recurrence, for any `MemoryModel`.
+"""Unroll a memory over whole documents and return the loss segment by segment, for any `MemoryModel`.
 
     for part in unroll(model, tokens, lengths=lengths, loss_mask=answers):
         total, count = total + part.loss.sum(), count + part.targets.sum()
 
-Token i+1 is predicted at position i, so a segment's last position predicts the next segment's first token; a
-document's first token is never a target. Rows of one batch may have different numbers of segments: a row takes part
-only in what its own document holds, so its loss and its gradient are those that it has alone.
+Token i+1 is predicted at position i, so the last position of a segment predicts the first token of the next one. The
+first token of a document is never a target. Rows of a batch may have different numbers of segments. A row takes part only
+while its own document lasts, so its loss and gradient are the same as if it were alone.
 
-Full back-propagation through time is the default. `truncate` cuts the gradient, not the memory, at borders counted back
-from each document's last segment: the answer is at the end, and its gradient reaches back over a whole stretch.
+The default is full back-propagation through time. `truncate` cuts the gradient, not the memory, at borders counted
+back from each document's last segment: the answer is at the end, and its gradient reaches back over a full stretch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,13 +28,14 @@ from everlong_models.memories.state import MemoryState
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one segment of an unroll adds.
+class SegmentLoss:
+    """What one segment contributes to an unroll.
 
-    `loss` (B,): negative log-likelihoods of the targets that each row predicts from this segment, summed; float32 or
-    better. `auxiliary` (B,): the memory's own loss, see `TrainingSegment`. `targets` (B,): how many targets there are. `correct` (B,): of how many the most likely token is the target.
-    `state`: the memory after it, of each row after its own last full segment. `border`: no gradient leads from later
-    segments into this one or an earlier one, so that a backward pass here frees all that was computed.
+    `loss` (B,): sum of the negative log-likelihoods of the targets that each row predicts from this segment, in float32 or
+    better. `auxiliary` (B,): the memory's own loss, see `TrainingSegment`. `targets` (B,): number of targets. `correct`
+    (B,): number of targets that are the most likely token. `state`: the memory after the segment; for each row, after its
+    own last full segment. `border`: no gradient flows from later segments into this one or earlier ones, so that a
+    backward pass now frees everything computed so far.
     """
 
     loss: Tensor
@@ -46,24 +47,12 @@ class Part:
 
 
 class _Batch(NamedTuple):
-    """At each position (B, T): the token, the one that follows it, whether that is a target, and whether there is a token."""
+    """At each position (B, T): the token, the next token, whether that is a target, and whether the row has a token there."""
 
     tokens: Tensor
     following: Tensor
     wanted: Tensor
     inside: Tensor
-
-
-def document_loss(model: MemoryModel, tokens: Tensor, **how: Any) -> Tensor:
-    """Mean negative log-likelihood of all targets in the batch, a scalar; `how` as in `unroll`.
-
-    Raises `TokenError` if there is no target.
-    """
-    parts = list(unroll(model, tokens, **how))
-    targets = sum(int(part.targets.sum()) for part in parts)
-    if not targets:
-        raise TokenError("no token of the batch is a target")
-    return torch.stack([part.loss.sum() for part in parts]).sum() / targets
 
 
 def unroll(
@@ -76,32 +65,34 @@ def unroll(
     truncate: int | None = None,
     checkpointed: bool = False,
     between: Callable[[int, MemoryState], MemoryState] | None = None,
-) -> Iterator[Part]:
-    """The parts of documents `tokens` (B, N), segment by segment.
+) -> Iterator[SegmentLoss]:
+    """Yield the losses of documents `tokens` (B, N), segment by segment.
 
-    `lengths` (B,): tokens in each row's document, default N; what stands behind them is never looked at.
-    `loss_mask` (B, N): which tokens are targets, default all. `state`: the memory before, default the initial one.
-    `truncate`: segments that a gradient reaches back over, default all. `checkpointed`: activations are not kept but
-    computed again in the backward pass, one segment at a time. `between`: called with a segment's index and the memory
-    after it, where another segment follows, which then goes on with what it returns.
+    `lengths` (B,): tokens of each row's document, default N; the rest is ignored. `loss_mask` (B, N): which tokens are
+    targets, default all. `state`: the memory before, default the initial one. `truncate`: segments that a gradient
+    reaches back over, default all. `checkpointed`: recompute activations in the backward pass, one segment at a time.
+    `between`: called between two segments with the index of the first and the memory after it; returns the memory to
+    continue from.
 
-    Documents that the model can predict in `one_pass` are one part, with the same figures. Raises `TokenError` or `ConfigError` at
-    the call, for what does not fit together.
+    Documents that the model can predict in `one_pass` yield one part with the same figures. Raises `TokenError` or
+    `ConfigError`, at the call, for arguments that do not fit together.
     """
     if tokens.dim() != 2:
-        raise TokenError(f"tokens have the shape (rows, tokens), got {tuple(tokens.shape)}")
+        raise TokenError(f"tokens must have the shape (rows, tokens), got {tuple(tokens.shape)}")
     rows, longest = tokens.shape
     held = [longest] * rows if lengths is None else [int(length) for length in lengths]
     if len(held) != rows or not all(0 <= length <= longest for length in held):
         raise TokenError(f"lengths must be {rows} numbers from 0 to {longest}, got {held}")
     if loss_mask is not None and loss_mask.shape != tokens.shape:
-        raise TokenError(f"loss_mask has the shape {tuple(loss_mask.shape)}, the tokens {tuple(tokens.shape)}")
+        raise TokenError(
+            f"loss_mask has the shape {tuple(loss_mask.shape)}, must be {tuple(tokens.shape)} as the tokens"
+        )
     if truncate is not None and truncate < 1:
         raise ConfigError("truncate", truncate, "must be at least 1 segment")
     inside = torch.arange(longest, device=tokens.device) < torch.tensor(held, device=tokens.device)[:, None]
     wanted = inside if loss_mask is None else inside & loss_mask.bool()
     tokens = tokens.masked_fill(~inside, 0)
-    following, wanted = (F.pad(x[:, 1:], (0, 1)) for x in (tokens, wanted))  # nothing follows the last
+    following, wanted = (F.pad(x[:, 1:], (0, 1)) for x in (tokens, wanted))  # nothing follows the last token
     whole = state is None and between is None and model.segment_length < max(held, default=0) <= model.one_pass
     state = model.initial_state(rows) if state is None else state
     batch = _Batch(tokens, following, wanted, inside)
@@ -110,8 +101,10 @@ def unroll(
     return _parts(model, batch, held, state, truncate=truncate, checkpointed=checkpointed, between=between)
 
 
-def _whole(model: MemoryModel, batch: _Batch, held: list[int], state: MemoryState, *, checkpointed: bool) -> Part:
-    """The one part of new documents that `model` predicts in one pass."""
+def _whole(
+    model: MemoryModel, batch: _Batch, held: list[int], state: MemoryState, *, checkpointed: bool
+) -> SegmentLoss:
+    """Return the only part of new documents that `model` predicts in one pass."""
     rows, positions = batch.wanted.nonzero(as_tuple=True)
     tokens, targets = batch.tokens[:, : max(held)], batch.following[rows, positions]
     loss, auxiliary, correct = _nothing(batch)
@@ -124,7 +117,7 @@ def _whole(model: MemoryModel, batch: _Batch, held: list[int], state: MemoryStat
         loss, correct = (x.new_zeros(len(held)).index_add(0, rows, x) for x in (losses, right))
     S = model.segment_length
     read = [model.read(tokens[row : row + 1, : held[row] // S * S], each) for row, each in enumerate(state.split())]
-    return Part(loss, auxiliary, batch.wanted.sum(1), correct, MemoryState.stack(read), border=True)
+    return SegmentLoss(loss, auxiliary, batch.wanted.sum(1), correct, MemoryState.stack(read), border=True)
 
 
 def _parts(
@@ -136,12 +129,12 @@ def _parts(
     truncate: int | None,
     checkpointed: bool,
     between: Callable[[int, MemoryState], MemoryState] | None,
-) -> Iterator[Part]:
+) -> Iterator[SegmentLoss]:
     S, rows = model.segment_length, len(held)
     segments = [-(-length // S) for length in held]
 
     def cut_before(index: int) -> list[int]:
-        """The rows whose gradient stops between segment `index` and the one before it."""
+        """Return the rows whose gradient stops between segment `index` and the one before it."""
         if truncate is None:
             return []
         return [row for row, n in enumerate(segments) if 0 < index < n and (n - index) % truncate == 0]
@@ -150,11 +143,11 @@ def _parts(
         return cut_before(index) == [row for row, n in enumerate(segments) if index < n]
 
     for index in range(max(segments, default=0)):
-        # At a border the rows that have ended are cut, too: what led to their states may be freed by then.
+        # At a border, rows that have ended are detached too: the graph of their states may be freed by then.
         state = _detach(state, list(range(rows)) if border_before(index) else cut_before(index))
         start, end = index * S, (index + 1) * S
         loss, auxiliary, correct = _nothing(batch)
-        # Rows with a full segment here move on; a document's partial last segment is predicted but never committed.
+        # Full segments update the memory; a document's partial last segment is predicted but does not.
         full = [row for row, length in enumerate(held) if length >= end]
         tail = [row for row, length in enumerate(held) if start < length < end]
         for some, step in ((full, _full), (tail, _tail)):
@@ -168,7 +161,7 @@ def _parts(
             auxiliary = auxiliary + result[1].new_zeros(rows).index_copy(0, of, result[1])
             correct = correct.index_copy(0, of, result[2])
             state = _put(state, of, result[3])
-        yield Part(
+        yield SegmentLoss(
             loss=loss,
             auxiliary=auxiliary,
             targets=batch.wanted[:, start:end].sum(1),
@@ -181,29 +174,29 @@ def _parts(
 
 
 def _full(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
-    """Loss, auxiliary loss and number of right predictions, (B,) each, and the memory after one full segment."""
+    """Return loss, auxiliary loss and number of correct predictions, (B,) each, and the memory after one full segment."""
     if bool(batch.wanted.any()) or (model.learns_everywhere and torch.is_grad_enabled()):
         logits, after, auxiliary = model.training_segment(batch.tokens, state)
         loss, correct = _score(logits, batch)
-        if not model.learns_everywhere:  # a row without a target would by itself have been read only
+        if not model.learns_everywhere:  # alone, a row without a target would only be read
             auxiliary = auxiliary * batch.wanted.any(1)
         return loss, auxiliary, correct, after
-    return *_nothing(batch), model.read(batch.tokens, state)  # no logits are computed before the answer
+    return *_nothing(batch), model.read(batch.tokens, state)  # segments without targets need no logits
 
 
 def _tail(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
-    """As `_full`, for segments that are not full and therefore leave the memory as it is."""
+    """As `_full`, for segments that are not full and therefore do not change the memory."""
     loss, auxiliary, correct = _nothing(batch)
     if bool(batch.wanted.any()):
         logits, _, own = model.training_segment(batch.tokens, state, batch.inside.sum(1))
         loss, correct = _score(logits, batch)
-        if not model.learns_everywhere:  # of what leaves a memory: here nothing does
+        if not model.learns_everywhere:  # the auxiliary loss is about vectors that leave a memory; here none do
             auxiliary = own * batch.wanted.any(1)
     return loss, auxiliary, correct, state
 
 
 def _score(logits: Tensor, batch: _Batch) -> tuple[Tensor, Tensor]:
-    """Loss and number of right predictions, (B,) each, of logits (B, T, V)."""
+    """Return loss and number of correct predictions, (B,) each, of logits (B, T, V)."""
     rows, positions = batch.wanted.nonzero(as_tuple=True)
     losses, right = _scored(logits[rows, positions], batch.following[rows, positions])
     loss, correct = (x.new_zeros(len(logits)).index_add(0, rows, x) for x in (losses, right))
@@ -211,13 +204,14 @@ def _score(logits: Tensor, batch: _Batch) -> tuple[Tensor, Tensor]:
 
 
 def _scored(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihoods of `targets` (n,), in float32 or better, and whether each is the most likely, of `logits` (n, V)."""
+    """Return the negative log-likelihoods of `targets` (n,), in float32 or better, and whether each is the most likely
+    token, for logits (n, V)."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets, reduction="none"), (logits.argmax(-1) == targets).long()
 
 
 def _nothing(batch: _Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, auxiliary loss and number of right predictions, (B,) each, where nothing is predicted."""
+    """Return zero loss, auxiliary loss and number of correct predictions, (B,) each."""
     rows, device = len(batch.tokens), batch.tokens.device
     zero = torch.zeros(rows, device=device)
     return zero, zero, torch.zeros(rows, dtype=torch.int64, device=device)
@@ -228,14 +222,14 @@ def _take(state: MemoryState, rows: Tensor) -> MemoryState:
 
 
 def _put(state: MemoryState, rows: Tensor, new: MemoryState) -> MemoryState:
-    """`state` with the tensors of `new` in `rows`; the other rows are left as they are."""
+    """Return `state` with its `rows` replaced by `new`."""
     if len(rows) == state.rows:
         return new
     return MemoryState({name: tensor.index_copy(0, rows, new[name]) for name, tensor in state.tensors.items()})
 
 
 def _detach(state: MemoryState, rows: list[int]) -> MemoryState:
-    """`state` without gradient in `rows`."""
+    """Return `state` without gradient in `rows`."""
     if not rows:
         return state
     of = torch.tensor(rows, device=next(iter(state.tensors.values())).device)

@@ -1,1 +1,1 @@
-"""Training: a recipe says what is learnt and how, a learner is what learns, a run does it."""
+"""Training: a recipe describes what to learn, a learner holds the weights, and a run trains them."""

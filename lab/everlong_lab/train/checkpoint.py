@@ -1,7 +1,7 @@
-"""A training run on disk: weights and their average, optimiser, random numbers, position and the memories that rows carry, in one file.
+"""Save and restore a training run: weights and their average, optimiser, random state, position, carried memories.
 
-One safetensors file, no pickle. It is written beside its place, flushed, and renamed: a full disk, or a kill at any
-moment, leaves the last good checkpoint.
+Everything is in one safetensors file, no pickle. The file is written under a temporary name, flushed, and renamed, so a
+full disk or a kill at any moment leaves the last good checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FORMAT = "everlong.checkpoint.1"
 
 
 class Restored(NamedTuple):
-    """What a checkpoint holds beside weights and optimiser: the run's `position`, and the rows' memories."""
+    """The part of a checkpoint that is returned: the run's `position` and the memories `carried` into the next batch."""
 
     position: dict[str, Any]
     carried: list[MemoryState]
@@ -42,7 +42,10 @@ def save(
     average: Mapping[str, Tensor],
     carried: list[MemoryState],
 ) -> None:
-    """Writes `folder`/checkpoint.safetensors. `recipe`, `tokenizer`: their digests. Raises `RunError`; the old checkpoint then stays."""
+    """Write `folder`/checkpoint.safetensors. `recipe` and `tokenizer` are digests.
+
+    Raises `RunError` if the file cannot be written; the previous checkpoint then stays.
+    """
     tensors: dict[str, Tensor] = {f"parameter.{name}": parameter.detach() for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -57,12 +60,12 @@ def save(
     scratch = folder / f".{FILE}.part"
     try:
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, scratch, metadata)
-        with scratch.open("rb+") as written:
-            os.fsync(written.fileno())
+        with scratch.open("rb+") as file:
+            os.fsync(file.fileno())
         scratch.replace(folder / FILE)
     except (OSError, SafetensorError) as error:
         scratch.unlink(missing_ok=True)
-        kept = "the last good one is kept" if (folder / FILE).exists() else "none was written yet"
+        kept = "the last good one is kept" if (folder / FILE).exists() else "there is no earlier one"
         raise RunError(f"cannot write a checkpoint to {folder}: {error}; {kept}") from error
 
 
@@ -75,9 +78,9 @@ def restore(
     optimizer: torch.optim.Optimizer,
     average: Mapping[str, Tensor],
 ) -> Restored:
-    """Takes up weights, their `average`, optimiser and random numbers where `save` left them.
+    """Load weights, their `average`, optimiser and random state from the checkpoint in `folder`, in place.
 
-    Raises `RunError` if there is no checkpoint, it is damaged, or is one of another recipe, tokenizer or architecture.
+    Raises `RunError` if there is no checkpoint, if it is damaged, or if its recipe, tokenizer or architecture differ.
     """
     file = folder / FILE
     if not file.is_file():
@@ -89,26 +92,28 @@ def restore(
     except (SafetensorError, OSError) as error:
         raise RunError(f"{file} is damaged: {error}") from error
     if metadata.get("format") != _FORMAT:
-        raise RunError(f"{file} is no checkpoint of a training run")
+        raise RunError(f"{file} is not a checkpoint of a training run")
     if metadata["recipe"] != recipe:
         raise RunError(
-            f"{file} belongs to another recipe: resume with the one it was begun with, or choose another --out"
+            f"{file} belongs to another recipe: resume with the recipe that started it, or choose another --out"
         )
-    if metadata.get("tokenizer", tokenizer) != tokenizer:  # one of a version before has none
+    if metadata.get("tokenizer", tokenizer) != tokenizer:  # checkpoints of earlier versions have no digest
         raise RunError(
-            f"{file} was begun with other data: the tokenizer made of it was {metadata['tokenizer'][:12]}…, that of this data is "
-            f"{tokenizer[:12]}…; resume with the --data that it was begun with, or choose another --out"
+            f"{file} was started with other data: its tokenizer is {metadata['tokenizer'][:12]}…, the one made from this data is "
+            f"{tokenizer[:12]}…; resume with the same --data, or choose another --out"
         )
     for name, parameter in parameters.items():
         saved = tensors.get(f"parameter.{name}")
         if saved is None or saved.shape != parameter.shape:
             shape = None if saved is None else tuple(saved.shape)
-            raise RunError(f"{file} is of another architecture: {name} is {shape}, should be {tuple(parameter.shape)}")
+            raise RunError(
+                f"{file} has another architecture: {name} has the shape {shape}, must be {tuple(parameter.shape)}"
+            )
         parameter.data.copy_(saved)
         optimizer.state[parameter] = {
-            # A step count stays where the optimiser keeps it, a moment goes where its parameter is.
+            # Step counts stay where the optimiser keeps them; moments move to their parameter's device.
             key: value.to(parameter.device) if value.dim() else value.to(_step_device(optimizer, parameter))
-            for key, value in _of(tensors, "optimizer", name).items()
+            for key, value in _values_of(tensors, "optimizer", name).items()
         }
     for name, value in average.items():
         value.copy_(tensors[f"average.{name}"])
@@ -127,12 +132,12 @@ def _restore_random(tensors: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(tensors["random.cpu"])
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
-            if (random := tensors.get(f"random.cuda.{number}")) is not None:
-                torch.cuda.set_rng_state(random, number)
+            if (state := tensors.get(f"random.cuda.{number}")) is not None:
+                torch.cuda.set_rng_state(state, number)
 
 
-def _of(tensors: Mapping[str, Tensor], kind: str, name: str) -> dict[str, Tensor]:
-    """`kind`.<key>.`name` by key."""
+def _values_of(tensors: Mapping[str, Tensor], kind: str, name: str) -> dict[str, Tensor]:
+    """Return the tensors stored as `kind`.<key>.`name`, by key."""
     return {
         key.split(".", 2)[1]: value
         for key, value in tensors.items()

@@ -1,10 +1,10 @@
-"""`everlong train`: a recipe's run, watched."""
+"""Run a recipe for `everlong train`, with a progress bar."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
@@ -31,21 +31,15 @@ def train(
     max_minutes: float | None,
     console: Console,
 ) -> None:
-    """Trains until the recipe is done, `max_minutes` are over, or the process is told to stop; always saves.
+    """Train until the recipe is done, `max_minutes` are over, or a signal asks to stop; always save.
 
     Raises whatever `Run` does.
     """
     began = time.monotonic()
     run = Run(
-        recipe,
-        folder,
-        data=data,
-        models_dir=models_dir,
-        device=device,
-        resume=resume,
-        bfloat16=bfloat16,
+        recipe, folder, data=data, models_dir=models_dir, device=device, resume=resume, bfloat16=bfloat16,
         progress=lambda message: console.print(f"[dim]{message}[/]"),
-    )
+    )  # fmt: skip
     learning = sum(parameter.numel() for parameter in run.learner.parameters.values())
     peak, needed = matmul_peak(run.device, run.dtype), flops_per_token(run.learner.memory)
     kind = str(run.dtype).removeprefix("torch.")
@@ -55,56 +49,64 @@ def train(
     )
     if bfloat16 and peak < (other := matmul_peak(run.device, torch.float32)):
         console.print(f"[yellow]float32 is faster here, {other / 1e12:.2f} TFLOP/s: leave out --bfloat16[/]")
-    columns = (
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with _asked_to_stop() as asked, Progress(*columns, console=console) as bar:
-        shown = bar.add_task("", total=run.total_steps, completed=run.position.step)
+    with _stop_signals() as signalled:
 
         def stop() -> bool:
-            return asked.is_set() or (max_minutes is not None and time.monotonic() - began > 60 * max_minutes)
+            return signalled.is_set() or (max_minutes is not None and time.monotonic() - began > 60 * max_minutes)
 
-        smooth: float | None = None
+        _show_steps(run, stop, peak / needed, console)
+    _finish(run, peak / needed, console)
+
+
+def _show_steps(run: Run, stop: Callable[[], bool], peak: float, console: Console) -> None:
+    """Train with a progress bar. `peak`: tokens/s at the matmul peak."""
+    columns = (
+        TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    smooth: float | None = None
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=run.total_steps, completed=run.position.step)
         for update in run.steps(stop=stop):
             smooth = update.loss if smooth is None else 0.95 * smooth + 0.05 * update.loss
-            bar.update(
-                shown,
-                completed=update.step,
-                description=f"{update.segments} segments  loss {smooth:.3f}  right {update.correct:.0%}  "
-                f"{update.tokens / update.seconds:,.0f} tokens/s, {update.tokens * needed / update.seconds / peak:.0%} of peak",
+            rate = update.tokens / update.seconds
+            description = (
+                f"{update.segments} segments  loss {smooth:.3f}  right {update.correct:.0%}  {rate:,.0f} tokens/s"
             )
+            bar.update(task, completed=update.step, description=f"{description}, {rate / peak:.0%} of peak")
+
+
+def _finish(run: Run, peak: float, console: Console) -> None:
+    """Save the model. Score it and plot the run if the recipe is done. `peak`: tokens/s at the matmul peak."""
     position = run.position
     if position.seconds:
         rate = position.tokens / position.seconds
-        console.print(f"{rate:,.0f} tokens/s of documents, {rate * needed / peak:.1%} of the matmul peak")
-    run.save_model()  # first: what is trained is not lost if it cannot be scored
+        console.print(f"{rate:,.0f} tokens/s of documents, {rate / peak:.1%} of the matmul peak")
+    run.save_model()  # before scoring, which may fail
     if not run.finished:
-        console.print(f"stopped at step {position.step}: {folder / MODEL} has learnt that much; go on with --resume")
+        console.print(
+            f"stopped at step {position.step}: {run.folder / MODEL} is trained so far; continue with --resume"
+        )
         return
     console.print("scoring on held-out documents")
     scores = run.score()
-    curve = run.journal.draw(recipe.description or folder.name)
+    curve = run.journal.draw(run.recipe.description or run.folder.name)
     console.print(
         "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
         + f"  after {position.step} steps, {position.tokens:,} tokens, {position.seconds / 60:.1f} minutes"
     )
-    console.print(f"model in {folder / MODEL}, curve in {curve}", soft_wrap=True)
+    console.print(f"model in {run.folder / MODEL}, curve in {curve}", soft_wrap=True)
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[Event]:
-    """Set by SIGINT and SIGTERM: the step is finished and a checkpoint written."""
+def _stop_signals() -> Iterator[Event]:
+    """Yield an event that SIGINT and SIGTERM set, so that the current step ends and a checkpoint is written."""
     event = Event()
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         event.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield event
     finally:

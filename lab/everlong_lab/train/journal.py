@@ -1,4 +1,4 @@
-"""What a run writes down: one JSON object a line, and the curve drawn from them."""
+"""The log of a training run: one JSON object a line, and the curve plotted from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CURVE = "curve.png"
 
 
 class Journal:
-    """`metrics.jsonl` in `folder`; of a resumed run, only what stands before its `step` is kept. Raises `RunError`."""
+    """`metrics.jsonl` in `folder`. A resumed run keeps only the entries up to its `step`. Raises `RunError`."""
 
     def __init__(self, folder: Path, step: int) -> None:
         self._file = folder / FILE
@@ -26,7 +26,7 @@ class Journal:
             raise RunError(f"cannot write {self._file}: {error}") from error
 
     def write(self, **entry: Any) -> None:
-        """Appends one entry, which has a `step`. Raises `RunError` if the disk does not take it."""
+        """Append one entry, which must have a `step`. Raises `RunError` if the file cannot be written."""
         try:
             with self._file.open("a") as stream:
                 stream.write(json.dumps(entry) + "\n")
@@ -34,9 +34,9 @@ class Journal:
             raise RunError(f"cannot write {self._file}: {error}") from error
 
     def read(self) -> list[dict[str, Any]]:
-        """All entries. One that a full disk or a power cut left unfinished, the last, is left out.
+        """Return all entries. A last line that a full disk or a power cut left unfinished is skipped.
 
-        Raises `RunError` naming the line that is none.
+        Raises `RunError` naming the first line that is not an entry.
         """
         try:
             lines = self._file.read_text(errors="replace").splitlines(keepends=True) if self._file.exists() else []
@@ -50,17 +50,17 @@ class Journal:
         except ValueError as error:
             raise RunError(f"{self._file}, line {number}: {error}") from error
         if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
-            raise RunError(f"{self._file}, line {number}: no entry of a run, which has a step")
+            raise RunError(f"{self._file}, line {number}: must be an object with an integer `step`")
         if "loss" in entry and (missing := {"correct", "segments"} - entry.keys()):
-            raise RunError(f"{self._file}, line {number}: a step without {' and '.join(sorted(missing))}")
+            raise RunError(f"{self._file}, line {number}: a training step lacks {' and '.join(sorted(missing))}")
         return entry
 
     def draw(self, title: str) -> Path:
-        """The curve of loss and score over steps, as a PNG beside the entries. Needs matplotlib. Raises `RunError`."""
+        """Plot loss and score over the steps as a PNG next to the log. Needs matplotlib. Raises `RunError`."""
         try:
             import matplotlib as mpl  # noqa: PLC0415 - the library serves without it
         except ImportError as error:
-            raise RunError("drawing the curve needs matplotlib: pip install 'everlong-lab[train]'") from error
+            raise RunError("plotting the curve needs matplotlib: pip install 'everlong-lab[train]'") from error
         mpl.use("Agg")
         from matplotlib import pyplot as plt  # noqa: PLC0415
 
@@ -74,11 +74,11 @@ class Journal:
         score_axes.plot([e["step"] for e in train], [e["correct"] for e in train], color="tab:orange", lw=1)
         score_axes.set(ylabel="right predictions", ylim=(0, 1.02))
         score_axes.yaxis.label.set_color("tab:orange")
-        before = None
+        segments = None
         for entry in train:
-            if before is not None and entry["segments"] != before:
+            if segments is not None and entry["segments"] != segments:
                 loss_axes.axvline(entry["step"], color="0.8", lw=0.8, zorder=0)
-            before = entry["segments"]
+            segments = entry["segments"]
         file = self._file.parent / CURVE
         try:
             figure.savefig(file, dpi=110)

@@ -1,4 +1,4 @@
-"""`Learner`: what a recipe trains: a memory, its backbone, the weights that learn, and the model folder they become."""
+"""`Learner`: the model that a recipe trains: a memory, its backbone, the weights that learn, and how they are saved."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _BACKBONE = "backbone"
 
 @dataclass(slots=True)
 class Learner:
-    """`memory`: the module that is trained, on its device. `tokenizer`: of what it reads, with its files' source.
+    """`memory`: the module to train, on its device. `hf_tokenizer`: the tokenizer of its inputs.
 
-    `parameters`: by name, those that learn, in float32; all others are frozen.
+    `parameters`: the weights that learn, by name, in float32; all others are frozen.
     """
 
     recipe: LearnerRecipe
@@ -39,31 +39,31 @@ class Learner:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """As the library uses it."""
+        """The tokenizer, wrapped as the models use it."""
         return Tokenizer(self.hf_tokenizer)
 
     @property
     def backbone(self) -> Backbone | None:
-        """None for a memory from scratch."""
-        found = getattr(self.memory, "backbone", None)
-        return found if isinstance(found, Backbone) else None
+        """The backbone; None for a memory from scratch."""
+        backbone = getattr(self.memory, "backbone", None)
+        return backbone if isinstance(backbone, Backbone) else None
 
     def save(self, folder: Path, description: str) -> None:
-        """Writes a model folder that `load_model` takes. Complete before it gets its name. Raises `RunError`; what was there then stays."""
+        """Write a model folder for `load_model`, atomically. Raises `RunError`; the previous folder then stays."""
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as scratch:
-                made, old = Path(scratch) / "model", Path(scratch) / "old"
-                self._write(made, description)
+                new, old = Path(scratch) / "model", Path(scratch) / "old"
+                self._write(new, description)
                 if folder.exists():
                     folder.rename(old)
                 try:
-                    made.rename(folder)
+                    new.rename(folder)
                 except OSError:
                     if old.exists():
                         old.rename(folder)
                     raise
-        except Exception as error:  # for a full disk safetensors and tokenizers raise errors of their own
+        except Exception as error:  # on a full disk safetensors and tokenizers raise errors of their own
             raise RunError(f"cannot write the model to {folder}: {error}") from error
 
     def _write(self, folder: Path, description: str) -> None:
@@ -85,7 +85,7 @@ class Learner:
             lora_scale=adapters.alpha / adapters.rank if adapters else 1.0,
             description=description,
         )
-        # What is published beside a backbone is as small as its low-rank updates are.
+        # A model published around a backbone holds little more than low-rank updates: bfloat16 halves it.
         lora: dict[str, Tensor] | None = None
         if adapters and backbone:
             lora = {name: parameter.to(torch.bfloat16) for name, parameter in _updates(backbone).items()}
@@ -102,43 +102,24 @@ def make_learner(
     started: bool = False,
     progress: Progress = lambda message: None,
 ) -> Learner:
-    """What a recipe describes, with weights that follow from `seed`, unless it names one among the memory's `options`. (What
-    RMT and ARMT begin with is the same for every seed: their weights are those that learn around it.)
+    """Build the model that a recipe describes. Its random weights follow from `seed`, unless its options have a seed.
 
-    `made_tokenizer`: of a model from scratch. `started`: its weights come from elsewhere than `recipe.start`. Raises `ConfigError`, `BackboneError`.
+    (RMT and ARMT start with the same weights for every seed; only the weights that learn around them differ.)
+    `made_tokenizer`: for a model from scratch. `started`: the weights will be loaded, so ignore `recipe.start`. Raises
+    `ConfigError`, `BackboneError`.
     """
     if recipe.adapters is not None and recipe.learn == "all":
         raise ConfigError("learner.learn", recipe.learn, "must be 'memory' with adapters: the backbone is frozen")
     if recipe.memory not in MEMORIES:
-        raise ConfigError("learner.memory", recipe.memory, f"one of {', '.join(sorted(MEMORIES))}")
+        raise ConfigError("learner.memory", recipe.memory, f"must be one of {', '.join(sorted(MEMORIES))}")
     kind = MEMORIES[recipe.memory]
-    options = _drawn(recipe, seed, models_dir) | recipe.options
+    options = _seed_option(recipe, seed, models_dir) | recipe.options
     torch.manual_seed(seed)
-    backbone: Backbone | None = None
+    backbone, tokenizer = _backbone(recipe, made_tokenizer, models_dir, device, progress)
     if not kind.around:
-        if recipe.backbone is not None or recipe.adapters is not None:
-            raise ConfigError("learner.backbone", recipe.backbone, f"memory {recipe.memory} brings its own weights")
-        assert made_tokenizer is not None
-        tokenizer = made_tokenizer
         options.setdefault("vocab_size", len(tokenizer))
-    elif isinstance(recipe.backbone, ScratchBackbone):
-        if recipe.adapters is not None or recipe.learn != "all":
-            raise ConfigError("learner.learn", recipe.learn, "must be 'all', without adapters: the backbone is random")
-        assert made_tokenizer is not None
-        tokenizer = made_tokenizer
-        backbone = Backbone(_llama(recipe.backbone, len(tokenizer)).to(device))
-    elif recipe.backbone is not None:
-        # Frozen weights may be bfloat16; weights that learn are float32, as small steps would be lost in fewer bits.
-        dtype = torch.float32 if recipe.learn == "all" or device.type == "cpu" else torch.bfloat16
-        backbone, wrapped = load_backbone(
-            recipe.backbone, models_dir=models_dir, device=device, dtype=dtype, progress=progress
-        )
-        tokenizer = wrapped.hf
-    else:
-        raise ConfigError("learner.backbone", None, f"memory {recipe.memory} needs one: a name, or sizes")
     config = memory_config(recipe.memory, options)
-    memory = kind.build(config, backbone) if kind.around else kind.build(config)
-    memory = memory.to(device)
+    memory = (kind.build(config, backbone) if kind.around else kind.build(config)).to(device)
     if backbone is not None:
         backbone.model.requires_grad_(recipe.learn == "all")
         _adapt(backbone, recipe.adapters)
@@ -146,22 +127,50 @@ def make_learner(
         _start(recipe, memory, Tokenizer(tokenizer), models_dir)
     learning = {name: parameter for name, parameter in memory.named_parameters() if parameter.requires_grad}
     if not learning:
-        raise ConfigError("learner.memory", recipe.memory, "has no weights of its own that could learn")
+        raise ConfigError("learner.memory", recipe.memory, "has no weights to train")
     for parameter in learning.values():
         parameter.data = parameter.data.float()
     return Learner(recipe, memory, tokenizer, learning)
 
 
-def _drawn(recipe: LearnerRecipe, seed: int, models_dir: Path) -> dict[str, Any]:
-    """The seed of a memory that draws, which is that of the model that the run begins with, if there is one."""
+def _seed_option(recipe: LearnerRecipe, seed: int, models_dir: Path) -> dict[str, Any]:
+    """Return the `seed` option of a memory that has one; it is the starting model's, if there is one."""
     if "seed" not in MEMORIES[recipe.memory].config.model_fields:
         return {}
-    begun = {} if recipe.start is None else read_manifest(find_model(recipe.start, models_dir)).memory
-    return {"seed": begun.get("seed", seed)}
+    start = {} if recipe.start is None else read_manifest(find_model(recipe.start, models_dir)).memory
+    return {"seed": start.get("seed", seed)}
+
+
+def _backbone(
+    recipe: LearnerRecipe,
+    made_tokenizer: PreTrainedTokenizerBase | None,
+    models_dir: Path,
+    device: torch.device,
+    progress: Progress,
+) -> tuple[Backbone | None, PreTrainedTokenizerBase]:
+    """Return the recipe's backbone, if its memory is around one, and the tokenizer. Raises `ConfigError`, `BackboneError`."""
+    around, backbone = MEMORIES[recipe.memory].around, recipe.backbone
+    if not around and (backbone is not None or recipe.adapters is not None):
+        raise ConfigError("learner.backbone", backbone, f"must be left out: memory {recipe.memory} has its own weights")
+    if around and backbone is None:
+        raise ConfigError("learner.backbone", None, f"must be a name or sizes for memory {recipe.memory}")
+    if isinstance(backbone, str):
+        # Frozen weights may be bfloat16. Weights that learn must be float32, or small steps would be lost.
+        dtype = torch.float32 if recipe.learn == "all" or device.type == "cpu" else torch.bfloat16
+        loaded, tokenizer = load_backbone(
+            backbone, models_dir=models_dir, device=device, dtype=dtype, progress=progress
+        )
+        return loaded, tokenizer.hf
+    if backbone is not None and (recipe.adapters is not None or recipe.learn != "all"):
+        raise ConfigError("learner.learn", recipe.learn, "must be 'all', without adapters: the backbone is random")
+    assert made_tokenizer is not None
+    if backbone is None:
+        return None, made_tokenizer
+    return Backbone(_llama(backbone, len(made_tokenizer)).to(device)), made_tokenizer
 
 
 def _start(recipe: LearnerRecipe, memory: SegmentReader, tokenizer: Tokenizer, models_dir: Path) -> None:
-    """Gives `memory` the weights of the model `recipe.start`, if there is one. Raises `ConfigError` if that is not of the same learner."""
+    """Load the weights of the model `recipe.start`, if there is one. Raises `ConfigError` if its learner differs."""
     if recipe.start is None:
         return
     start, folder = recipe.start, find_model(recipe.start, models_dir)
@@ -170,44 +179,46 @@ def _start(recipe: LearnerRecipe, memory: SegmentReader, tokenizer: Tokenizer, m
     def differs(what: str, its: object, ours: object) -> ConfigError:
         return ConfigError("learner.start", start, f"its {what} is {its}, the recipe's is {ours}")
 
+    def require_same(what: str, its: dict[str, Any], ours: dict[str, Any]) -> None:
+        if keys := sorted(key for key in its.keys() | ours.keys() if its.get(key) != ours.get(key)):
+            key = "name" if "name" in keys else keys[0]
+            raise differs(f"{what}'s {key}", its.get(key), ours.get(key))
+
     own = {"name": recipe.memory, **memory.config.model_dump(mode="json")}  # type: ignore[union-attr, operator]
-    its_own = manifest.memory
-    if other := sorted(key for key in own.keys() | its_own.keys() if own.get(key) != its_own.get(key)):
-        key = "name" if "name" in other else other[0]
-        raise differs(f"memory's {key}", its_own.get(key), own.get(key))
+    require_same("memory", manifest.memory, own)
     if isinstance(recipe.backbone, str) and recipe.learn == "memory":
         if manifest.backbone != recipe.backbone:
             raise differs("backbone", manifest.backbone, recipe.backbone)
-        its = tokenizer
+        its_tokenizer = tokenizer
     elif backbone is None:
-        its = load_tokenizer(folder)
+        its_tokenizer = load_tokenizer(folder)
     elif manifest.backbone is None or not (folder / manifest.backbone).is_dir():
         raise differs("backbone", manifest.backbone, "one that learns with the memory")
     else:
-        started, its = load_backbone(str(folder / manifest.backbone), models_dir=models_dir, dtype=torch.float32)
-        made, wanted = (json.loads(architecture(each)) for each in (started, backbone))
-        keys = sorted((made.keys() | wanted.keys()) - {"architectures"})  # a saved config names the class it is of
-        if other := [key for key in keys if made.get(key) != wanted.get(key)]:
-            raise differs(f"backbone's {other[0]}", made.get(other[0]), wanted.get(other[0]))
-        backbone.model.load_state_dict(started.model.state_dict())
-    if its.digest() != tokenizer.digest():
-        raise differs("tokenizer", "another one", "made of this data")
+        its_backbone, its_tokenizer = load_backbone(
+            str(folder / manifest.backbone), models_dir=models_dir, dtype=torch.float32
+        )
+        # Only a saved config names its class.
+        sizes = (json.loads(architecture(each)) | {"architectures": None} for each in (its_backbone, backbone))
+        require_same("backbone", *sizes)
+        backbone.model.load_state_dict(its_backbone.model.state_dict())
+    if its_tokenizer.digest() != tokenizer.digest():
+        raise differs("tokenizer", "another one", "made from this data")
     if not load_weights(folder, memory, None, 1.0, updates=False):
         raise differs("weights file", "missing", "read from it")
-    _take_up(
-        recipe, load_updates(folder), manifest.lora_scale, _updates(backbone) if recipe.adapters and backbone else {}
-    )
+    adapters = _updates(backbone) if recipe.adapters and backbone else {}
+    _load_adapters(recipe, load_updates(folder), manifest.lora_scale, adapters)
 
 
-def _take_up(recipe: LearnerRecipe, its: dict[str, Tensor], scale: float, ours: dict[str, nn.Parameter]) -> None:
-    """Gives the adapters `ours` the numbers of `its`, by the same names."""
+def _load_adapters(recipe: LearnerRecipe, its: dict[str, Tensor], scale: float, ours: dict[str, nn.Parameter]) -> None:
+    """Copy the adapters `its` to `ours`, by name. Raises `ConfigError` if they differ in shape or scale."""
     found = {name: tuple(tensor.shape) for name, tensor in its.items()}
     wanted = {name: tuple(parameter.shape) for name, parameter in ours.items()}
     adapters = recipe.adapters
     if found != wanted or (adapters and scale != adapters.alpha / adapters.rank):
         raise ConfigError(
             "learner.start", recipe.start,
-            f"its adapters (scale {scale:g}; {next(iter(found.items()), 'none')}, …) are others than the recipe's "
+            f"its adapters (scale {scale:g}; {next(iter(found.items()), 'none')}, …) differ from the recipe's "
             f"({next(iter(wanted.items()), 'none')}, …)",
         )  # fmt: skip
     for name, parameter in ours.items():
@@ -245,7 +256,7 @@ def _adapt(backbone: Backbone, adapters: Adapters | None) -> None:
     layers = [(name, module) for name, module in backbone.model.base_model.named_modules()]
     linear = {name.rpartition(".")[2] for name, module in layers if isinstance(module, nn.Linear | Conv1D)}
     if not linear:
-        raise ConfigError("learner.adapters", adapters.rank, "the backbone has no linear layers that could have them")
+        raise ConfigError("learner.adapters", adapters.rank, "the backbone has no linear layers for adapters")
     config = LoraConfig(
         r=adapters.rank,
         lora_alpha=adapters.alpha,
@@ -257,11 +268,11 @@ def _adapt(backbone: Backbone, adapters: Adapters | None) -> None:
     inject_adapter_in_model(config, backbone.model)
     for module in backbone.model.modules():
         if hasattr(module, "cast_input_dtype_enabled"):
-            module.cast_input_dtype_enabled = False  # autocast's: what is cast up before is only cast down again
+            module.cast_input_dtype_enabled = False  # autocast would cast the input back down
 
 
 def _updates(backbone: Backbone) -> dict[str, nn.Parameter]:
-    """The low-rank updates by the names that `weights` stores them under: `lora.<layer>.A`, `lora.<layer>.B`."""
+    """Return the low-rank updates by the names under which they are saved: `lora.<layer>.A`, `lora.<layer>.B`."""
     found: dict[str, Any] = {}
     for name, module in backbone.model.named_modules():
         if hasattr(module, "lora_A") and "default" in module.lora_A:

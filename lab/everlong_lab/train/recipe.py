@@ -1,6 +1,8 @@
-"""`Recipe`: all that a training run is told, from a YAML file; unknown keys are errors.
+"""`Recipe`: everything that describes a training run, read from a YAML file. Unknown keys are errors.
 
-everlong train facts-detect --set optimizer.lr=3e-4
+    everlong train facts-detect --set optimizer.lr=3e-4
+
+A file may extend another recipe, `extends: NAME`, and then has only the keys that differ.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,12 +21,12 @@ from everlong_lab.tasks import TaskChoice
 from everlong_models.errors import ConfigError, RecipeError
 
 
-class _Part(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class ScratchBackbone(_Part):
-    """A Llama with random weights: `initial_std`: their standard deviation; small widths want more than the usual."""
+class ScratchBackbone(_Section):
+    """A Llama with random weights. `initial_std`: their standard deviation; narrow models need more than the default."""
 
     width: int = Field(ge=2)
     layers: int = Field(ge=1)
@@ -33,7 +36,7 @@ class ScratchBackbone(_Part):
     initial_std: float = Field(0.02, gt=0)
 
 
-class Adapters(_Part):
+class Adapters(_Section):
     """Low-rank updates of all linear layers of the backbone (Hu et al. 2021): W + (alpha/rank) B A."""
 
     rank: int = Field(16, ge=1)
@@ -41,11 +44,11 @@ class Adapters(_Part):
     dropout: float = Field(0.0, ge=0, lt=1)
 
 
-class LearnerRecipe(_Part):
-    """What learns: a memory by name with its options; around a backbone by name, or one made here, or none.
+class LearnerRecipe(_Section):
+    """The model to train: a memory by name with its options, around a backbone by name, a new backbone, or none.
 
-    `learn`: "all" weights, or the "memory" alone, with `adapters` if there are any. `start`: a model's name or folder, made
-    by a recipe with the same learner, whose weights are those that the run begins with.
+    `learn`: train "all" weights, or only the "memory" with its `adapters`. `start`: name or folder of a model whose
+    weights the run starts from; it must have been made by a recipe with the same learner.
     """
 
     memory: str
@@ -56,11 +59,11 @@ class LearnerRecipe(_Part):
     start: str | None = None
 
 
-class Stage(_Part):
-    """A step of the curriculum: `steps` batches of documents of up to `segments` segments.
+class Stage(_Section):
+    """One step of the curriculum: `steps` batches of documents of up to `segments` segments.
 
-    `rows`: documents in a batch, where it is not the recipe's: longer ones leave room for fewer.
-    `until`: the stage ends early when the right predictions among the last 50 batches' targets reach this share.
+    `rows`: documents in a batch, if not the recipe's `rows`; longer documents need more memory each.
+    `until`: end the stage early once this share of the targets of the last 50 batches was predicted correctly.
     """
 
     segments: int = Field(ge=1)
@@ -72,9 +75,9 @@ class Stage(_Part):
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class OptimizerRecipe(_Part):
-    """AdamW. `warmup`: steps until the learning rate `lr` is reached. `decay`: the share of the last stage's steps over
-    which it falls linearly to `final` times `lr`. `clip`: the gradient's largest norm."""
+class OptimizerRecipe(_Section):
+    """AdamW. `warmup`: steps until the learning rate `lr` is reached. `decay`: share of the last stage's steps over
+    which the rate falls linearly to `final` times `lr`. `clip`: largest norm of the gradient."""
 
     lr: float = Field(gt=0)
     weight_decay: float = Field(0.01, ge=0)
@@ -85,31 +88,32 @@ class OptimizerRecipe(_Part):
     clip: float = Field(1.0, gt=0)
 
 
-class DriftRecipe(_Part):
-    """Memories moved on in training, for RMT: see `drift`. `segments`: up to how many further. `share`: of the documents
-    with a place for it. `limit`: of the change, both measured as root mean squares, the memory's being 1."""
+class DriftRecipe(_Section):
+    """Drift augmentation of RMT's memory, see `train.drift`. `segments`: how many further segments to simulate at most.
+    `share`: of the documents that have a suitable position. `limit`: largest change, as a root mean square, relative to
+    the memory's."""
 
     segments: float = Field(gt=0)
     share: float = Field(0.9, ge=0, le=1)
     limit: float = Field(0.5, gt=0)
 
 
-class Check(_Part):
-    """How often and on how much the task's score is taken while training. `every`: steps; 0 is only at the end."""
+class Check(_Section):
+    """Scoring during training. `every`: steps between two scores; 0 scores only at the end. `samples`: held-out documents."""
 
     every: int = Field(0, ge=0)
     samples: int = Field(128, ge=1)
     segments: int | None = Field(None, ge=1, description="default: those of the last stage")
 
 
-class Recipe(_Part):
+class Recipe(_Section):
     """A training run.
 
-    `rows`: documents in a batch, computed `rows_at_once` at a time (default all). `mixed`: the share of batches whose
-    number of segments is drawn from 1 … the stage's, all others have the stage's. `truncate`: segments that a gradient
-    reaches back over. `checkpointed`: activations are computed again in the backward pass. `auxiliary`: weight of the
-    memory's own loss. `average`: decay by step of the weights' moving average (Polyak and Juditsky 1992), which then is
-    what is scored and saved; 0: the weights of the last step are. `save_minutes`: between checkpoints.
+    `rows`: documents in a batch, computed `rows_at_once` at a time (default all). `mixed`: share of batches whose number
+    of segments is random, from 1 to the stage's; the others have the stage's. `truncate`: segments that a gradient
+    reaches back over. `checkpointed`: recompute activations in the backward pass to save memory. `auxiliary`: weight of
+    the memory's own loss. `average`: decay per step of a moving average of the weights (Polyak and Juditsky 1992), which
+    is then scored and saved; 0 uses the last step's weights. `save_minutes`: time between checkpoints.
     """
 
     description: str = ""
@@ -130,72 +134,95 @@ class Recipe(_Part):
     save_minutes: float = Field(5.0, gt=0)
 
     def digest(self) -> str:
-        """SHA-256 of what is learnt, and by which steps; two runs of one digest are the same run, but for rounding.
+        """Return the SHA-256 of everything that affects the result. Runs with equal digests are equal up to rounding.
 
-        What only says how a step is computed, or how the run is looked at, may change when it is resumed.
+        Keys that only change how a step is computed or how the run is observed may differ when a run is resumed.
         """
         content = self.model_dump_json(exclude={"description", "save_minutes", "rows_at_once", "checkpointed", "check"})
         return hashlib.sha256(content.encode()).hexdigest()
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
-    folder = resources.files("everlong_lab") / "recipes"
-    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+    """Return the names of the recipes in the package."""
+    return sorted(name for name in _packaged() if not name.startswith("_"))
 
 
 def load_recipe(name: str, changes: Sequence[str] = ()) -> Recipe:
-    """The recipe in the file `name`, or of that name in the package, with `changes` like "optimizer.lr=1e-3".
+    """Load a recipe from the file `name` or from the package, with `changes` like "optimizer.lr=1e-3".
 
-    Raises `RecipeError` naming the file, and the key, value and limit that are wrong.
+    Raises `RecipeError` naming the file, the key, its value and the limit.
     """
+    tree = _tree(name)
+    for change in changes:
+        _apply(tree, change)
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        # Of the alternatives of a union, report the one that matched furthest.
+        first = max(error.errors(), key=lambda each: len(each["loc"]))
+        key = ".".join(str(part) for part in first["loc"] if part not in _UNION_TAGS) or "the recipe"
+        raise RecipeError(f"{name}: {key}={first['input']!r}: {first['msg']}") from error
+
+
+def _packaged() -> dict[str, Traversable]:
+    """Return the recipe files of the package by name; those that only serve to be extended begin with an underscore."""
+    folders = (resources.files("everlong_lab") / "recipes").iterdir()
+    files = (file for entry in folders for file in (entry.iterdir() if entry.is_dir() else (entry,)))
+    return {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
+
+
+def _tree(name: str, extending: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return a recipe's keys, merged into those of the recipe that it extends. Raises `RecipeError`."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml"}:
         try:
             source = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"cannot read the recipe {path}: {error}") from error
-    elif name in recipe_names():
-        source = (resources.files("everlong_lab") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    elif name in _packaged():
+        source = _packaged()[name].read_text(encoding="utf-8")
     else:
-        raise RecipeError(f"no recipe {name!r}: a file ending in .yaml, or one of {', '.join(recipe_names())}")
+        raise RecipeError(f"no recipe {name!r}: must be a file ending in .yaml, or one of {', '.join(recipe_names())}")
     try:
         tree = yaml.safe_load(source)
     except yaml.YAMLError as error:
-        raise RecipeError(f"{name}: no YAML: {' '.join(str(error).split())}") from error
+        raise RecipeError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
-        raise RecipeError(f"{name}: a recipe is a mapping of keys, found {type(tree).__name__}")
-    for change in changes:
-        _apply(tree, change)
-    try:
-        return Recipe.model_validate(tree)
-    except ValidationError as error:
-        first = max(error.errors(), key=lambda each: len(each["loc"]))  # where there is a choice, what came furthest
-        key = ".".join(str(part) for part in first["loc"] if part not in _BRANCHES) or "the recipe"
-        raise RecipeError(f"{name}: {key}={first['input']!r}: {first['msg']}") from error
+        raise RecipeError(f"{name}: must be a mapping of keys, found {type(tree).__name__}")
+    if (extended := tree.pop("extends", None)) is None:
+        return tree
+    if not isinstance(extended, str) or extended in (*extending, name):
+        raise RecipeError(f"{name}: extends={extended!r}: must be the name or file of another recipe")
+    return _merged(_tree(extended, (*extending, name)), tree)
 
 
-_BRANCHES = {"str", ScratchBackbone.__name__}
-"""What pydantic calls the kinds of backbones; no keys."""
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return `below` with the values of `above`; mappings in both are merged."""
+    both = {key for key in above if isinstance(above[key], dict) and isinstance(below.get(key), dict)}
+    return below | above | {key: _merged(below[key], above[key]) for key in both}
+
+
+_UNION_TAGS = {"str", ScratchBackbone.__name__}
+"""Parts of pydantic's error locations that name a type of backbone, not a key of the recipe."""
 
 
 def _apply(tree: dict[str, Any], change: str) -> None:
-    path, found, value = change.partition("=")
-    if not found:
+    path, equals, value = change.partition("=")
+    if not equals:
         raise ConfigError("--set", change, "must be KEY=VALUE, with dots between the parts of the key")
-    at: Any = tree
+    node: Any = tree
     *parents, last = (int(part) if part.isdecimal() else part for part in path.split("."))
     try:
         for part in parents:
-            at = at.setdefault(part, {}) if isinstance(at, dict) else at[part]
-        at[last] = _parsed(value)
+            node = node.setdefault(part, {}) if isinstance(node, dict) else node[part]
+        node[last] = _parsed(value)
     except (TypeError, IndexError, AttributeError) as error:
-        raise ConfigError("--set", change, f"{path!r} leads to nothing in the recipe") from error
+        raise ConfigError("--set", change, f"{path!r} is not a key of the recipe") from error
 
 
 def _parsed(value: str) -> Any:
     try:
         parsed = yaml.safe_load(value)
-        return float(parsed) if isinstance(parsed, str) else parsed  # YAML 1.1 takes 1e-3 for a word
+        return float(parsed) if isinstance(parsed, str) else parsed  # YAML 1.1 reads 1e-3 as a string
     except (ValueError, yaml.YAMLError):
         return value

@@ -1,14 +1,13 @@
-"""`Run`: a recipe carried out in a folder: batches, gradients, steps, checkpoints, scores.
+"""`Run`: train a recipe in a folder: batches, gradients, steps, checkpoints, scores.
 
-Everything that happens follows from the recipe and the step, and a checkpoint holds what does not: a run that was
-stopped and resumed is the run that was not.
+The recipe and the step determine everything except what a checkpoint stores, so a run that was stopped and resumed gives
+the same result as one that was not.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,24 +22,23 @@ from everlong_lab.tasks import Setting, Task, made_tokenizer, make_task
 from everlong_lab.tasks.task import Batch
 from everlong_lab.tasks.unroll import unroll
 from everlong_lab.train import checkpoint
-from everlong_lab.train.drift import Drift
+from everlong_lab.train.drift import DriftAugmentation
 from everlong_lab.train.journal import Journal
 from everlong_lab.train.learner import Learner, make_learner
+from everlong_lab.train.prefetch import AHEAD, Prefetch
 from everlong_lab.train.recipe import Recipe, ScratchBackbone, Stage
 from everlong_models.backbone.loading import Progress, usable
 from everlong_models.errors import ConfigError, RunError, StateNotFinite
 from everlong_models.memories.state import MemoryState
 
 MODEL = "model"
-"""The trained model's folder, within the run's."""
+"""Name of the trained model's folder within the run's folder."""
 _RECENT = 50
-_AHEAD = 4
-"""Batches that are made while a GPU computes, one a thread: the tokenizer alone may take longer for one than the GPU for a step."""
 
 
 @dataclass(slots=True)
 class Position:
-    """Where a run is. `recent`: the shares of right predictions by which a stage may end early."""
+    """How far a run has got. `recent`: shares of correct predictions, by which a stage may end early."""
 
     step: int = 0
     stage: int = 0
@@ -52,7 +50,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One step's figures. `loss`: mean over targets. `correct`: share of targets that were the most likely token."""
+    """Figures of one step. `loss`: mean over the targets. `correct`: share of targets that were the most likely token."""
 
     step: int
     segments: int
@@ -68,9 +66,9 @@ class Update:
 class Run:
     """A run in `folder`, new or resumed.
 
-    `data`: the folder of data sets. `bfloat16`: products are computed in it, as they always are on CUDA; slow on a CPU without
-    instructions for it. Raises `RunError` for a folder that holds another run, or (`resume`) none;
-    `RecipeError`, `ConfigError`, `DataError` or `BackboneError` for what the recipe asks for.
+    `data`: folder of data sets. `bfloat16`: multiply in bfloat16, as always on CUDA; slow on a CPU without instructions
+    for it. Raises `RunError` if the folder holds another run, or none to `resume`; `RecipeError`, `ConfigError`,
+    `DataError` or `BackboneError` if the recipe cannot be carried out.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class Run:
         progress: Progress = lambda message: None,
     ) -> None:
         if not resume and (held := [name for name in (checkpoint.FILE, MODEL) if (folder / name).exists()]):
-            raise RunError(f"{folder} holds a run ({held[0]}): resume it, or choose another folder")
+            raise RunError(f"{folder} contains a run ({held[0]}): resume it, or choose another folder")
         self.recipe = recipe
         self.folder = folder
         self.device = usable(device)
@@ -107,47 +105,39 @@ class Run:
         self.task: Task = make_task(
             recipe.task, Setting(self.learner.tokenizer, memory.segment_length, data, recipe.seed)
         )
-        if self.task.continues and (recipe.mixed or len({(stage.segments, stage.rows) for stage in recipe.stages}) > 1):
-            limit = f"must be 0, and all stages alike: the batches of {recipe.task.name} go on where others ended"
-            raise ConfigError("mixed", recipe.mixed, limit)
-        if recipe.drift and recipe.learner.memory != "rmt":
-            raise ConfigError("drift", recipe.drift.segments, f"is for rmt, not {recipe.learner.memory}")
-        options = recipe.optimizer
+        self._require_fitting()
+        options, weights = recipe.optimizer, list(self.learner.parameters.values())
         self._optimizer = torch.optim.AdamW(
-            list(self.learner.parameters.values()),
-            lr=options.lr,
-            betas=options.betas,
-            weight_decay=options.weight_decay,
-            fused=True,
+            weights, lr=options.lr, betas=options.betas, weight_decay=options.weight_decay, fused=True
         )
         averaged = self.learner.parameters if recipe.average else {}
         self._average = {name: parameter.detach().clone() for name, parameter in averaged.items()}
         self.position = Position()
         self._carried: list[MemoryState] = []
-        self._makers = ThreadPoolExecutor(_AHEAD, "batch")
-        self._ahead: dict[tuple[int, int, int], Future[Batch]] = {}
-        """What is made for the next steps, by what `Task.batch` is asked for; a stage that ends asks for something else."""
+        self._prefetch = Prefetch(self.task)
         torch.manual_seed(recipe.seed)
         if resume:
-            restored = checkpoint.restore(
-                folder,
-                recipe=recipe.digest(),
-                tokenizer=self._tokenizer,
-                parameters=self.learner.parameters,
-                optimizer=self._optimizer,
-                average=self._average,
-            )
+            restored = checkpoint.restore(folder, **self._checkpointed())
             self.position, self._carried = Position(**restored.position), restored.carried
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot make the run's folder {folder}: {error}") from error
+            raise RunError(f"cannot create the run's folder {folder}: {error}") from error
         self.journal = Journal(folder, self.position.step)
         self._saved_at = self.position.step if resume else None
 
+    def _require_fitting(self) -> None:
+        """Raise `ConfigError` for settings that do not fit the recipe's task or memory."""
+        recipe = self.recipe
+        if self.task.continues and (recipe.mixed or len({(stage.segments, stage.rows) for stage in recipe.stages}) > 1):
+            limit = f"must be 0, and all stages alike: the batches of {recipe.task.name} continue from each other"
+            raise ConfigError("mixed", recipe.mixed, limit)
+        if recipe.drift and recipe.learner.memory != "rmt":
+            raise ConfigError("drift", recipe.drift.segments, f"needs the memory rmt, not {recipe.learner.memory}")
+
     @property
     def total_steps(self) -> int:
-        """If no stage ends early."""
+        """Number of steps if no stage ends early."""
         return sum(stage.steps for stage in self.recipe.stages)
 
     @property
@@ -156,60 +146,58 @@ class Run:
         return self.position.stage >= len(self.recipe.stages)
 
     def steps(self, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Update]:
-        """Trains, one `Update` a step, until the recipe is done or `stop` says so; then saves a checkpoint.
+        """Train, yielding an `Update` per step, until the recipe is done or `stop` returns True; then save a checkpoint.
 
-        Raises `RunError` when the loss is not a number: the last good checkpoint stays.
+        Raises `RunError` if the loss is not finite; the last good checkpoint stays.
         """
         self.learner.memory.train()
         saved = time.monotonic()
-        if self._due():  # a run that was ended while it scored
+        if self._due():  # the run was interrupted while scoring
             self.score()
         try:
             while not self.finished and not stop():
                 yield self._step()
                 if self._due():
-                    self.save()  # first: what cannot be scored is not lost
+                    self.save()  # before scoring, which may fail
                     self.score()
                     saved = time.monotonic()
                 if time.monotonic() - saved > 60 * self.recipe.save_minutes:
                     self.save()
                     saved = time.monotonic()
         finally:
-            self._forget(self._ahead)
+            self._prefetch.keep([])
         self.save()
 
     def _due(self) -> bool:
-        """Whether the recipe wants a score now."""
+        """Return whether the recipe asks for a score at this step."""
         step, every = self.position.step, self.recipe.check.every
         return bool(every and step) and step % every == 0 and not self.finished
 
     def save(self) -> None:
-        """Writes a checkpoint, unless the last one is of this step."""
+        """Write a checkpoint, unless the last one is of this step."""
         if self._saved_at == self.position.step:
             return
-        checkpoint.save(
-            self.folder,
-            recipe=self.recipe.digest(),
-            tokenizer=self._tokenizer,
-            position=asdict(self.position),
-            parameters=self.learner.parameters,
-            optimizer=self._optimizer,
-            average=self._average,
-            carried=self._carried,
-        )
+        checkpoint.save(self.folder, position=asdict(self.position), carried=self._carried, **self._checkpointed())
         self._saved_at = self.position.step
 
+    def _checkpointed(self) -> dict[str, Any]:
+        """Return what a checkpoint saves and restores in place."""
+        return {
+            "recipe": self.recipe.digest(), "tokenizer": self._tokenizer, "parameters": self.learner.parameters,
+            "optimizer": self._optimizer, "average": self._average,
+        }  # fmt: skip
+
     def save_model(self) -> None:
-        """Writes what has been learnt to `folder`/model. Raises `RunError`."""
+        """Write the trained model to `folder`/model. Raises `RunError`."""
         with self._averaged():
             self.learner.save(self.folder / MODEL, self.recipe.description)
 
     def score(self) -> dict[str, float]:
-        """The task's scores on held-out documents; also written to the journal, where those of this step may be already."""
+        """Return the task's scores on held-out documents and log them. Scores already logged for this step are reused."""
         for entry in self.journal.read():
             if entry["step"] == self.position.step and "scores" in entry:
-                found: dict[str, float] = entry["scores"]
-                return found
+                logged: dict[str, float] = entry["scores"]
+                return logged
         memory, check = self.learner.memory, self.recipe.check
         memory.eval()
         segments = check.segments or self.recipe.stages[-1].segments
@@ -217,14 +205,14 @@ class Run:
             with torch.no_grad(), self._precision(), self._averaged():
                 scores = self.task.evaluate(memory, samples=check.samples, segments=segments)
         except torch.OutOfMemoryError as error:
-            raise self._broken(f"no room to score documents of {segments} segments: {error}") from error
+            raise self._failure(f"out of memory scoring documents of {segments} segments: {error}") from error
         memory.train()
         self.journal.write(step=self.position.step, scores=scores)
         return scores
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """The averages in the weights' places, if there are any."""
+        """Swap the averaged weights in for the duration of the block, if the recipe averages."""
         weights = {name: self.learner.parameters[name].data for name in self._average}
         for name, average in self._average.items():
             self.learner.parameters[name].data = average
@@ -243,7 +231,7 @@ class Run:
             group["lr"] = lr
         if recipe.drift and batch.idle is None:
             raise ConfigError(
-                "drift", recipe.drift.segments, f"{recipe.task.name} does not say where there is nothing to remember"
+                "drift", recipe.drift.segments, f"{recipe.task.name} does not mark segments without facts"
             )
         targets = int(batch.targets.sum())
         if not targets:
@@ -252,7 +240,7 @@ class Run:
         loss, auxiliary, correct = self._gradients(batch, targets)
         norm = float(torch.nn.utils.clip_grad_norm_(list(self.learner.parameters.values()), recipe.optimizer.clip))
         if not np.isfinite([loss, auxiliary, norm]).all():
-            raise self._broken(f"the loss is {loss:g}, its gradient's norm {norm:g}")
+            raise self._failure(f"the loss is {loss:g}, its gradient's norm {norm:g}")
         self._optimizer.step()
         if self._average:
             weights = list(self.learner.parameters.values())
@@ -282,33 +270,16 @@ class Run:
         return update
 
     def _batch(self, stage: Stage) -> tuple[Batch, int]:
-        """This step's batch, and of up to how many segments it is. Another device is not kept waiting for it: it was made during the last steps."""
+        """Return this step's batch and its number of segments. For a GPU, prepare the next batches in the background."""
         step = self.position.step
-        wanted = self._wanted(step, stage)
-        if self.device.type == "cpu":
-            return self.task.batch(*wanted), wanted[-1]
-        made = self._ahead.pop(wanted, None)
-        # The first on this thread: what a task loads when it is first asked, it loads once.
-        batch = self.task.batch(*wanted) if made is None else made.result()
-        left = min(_AHEAD, stage.steps - self.position.step_in_stage - 1)
-        plan = [self._wanted(step + n, stage) for n in range(1, left + 1)]
-        self._forget(self._ahead.keys() - plan)
-        for each in plan:
-            if each not in self._ahead:
-                self._ahead[each] = self._makers.submit(self.task.batch, *each)
-        return batch, wanted[-1]
-
-    def _forget(self, batches: Iterable[tuple[int, int, int]]) -> None:
-        """Some that nobody wants any more."""
-        for each in tuple(batches):
-            self._ahead.pop(each).cancel()
-
-    def _wanted(self, step: int, stage: Stage) -> tuple[int, int, int]:
-        """What a step asks the task for: step, rows, segments."""
-        return step, stage.rows or self.recipe.rows, self._segments(step, stage)
+        left = min(AHEAD, stage.steps - self.position.step_in_stage - 1) if self.device.type != "cpu" else 0
+        key, *upcoming = (
+            (step + n, stage.rows or self.recipe.rows, self._segments(step + n, stage)) for n in range(left + 1)
+        )
+        return self._prefetch.take(key, upcoming), key[-1]
 
     def _gradients(self, batch: Batch, targets: int) -> tuple[float, float, float]:
-        """Accumulates the gradient of the batch; mean loss, mean auxiliary loss, and share of right predictions."""
+        """Accumulate the batch's gradient. Return mean loss, mean auxiliary loss, and share of correct predictions."""
         recipe, rows = self.recipe, len(batch.tokens)
         at_once = recipe.rows_at_once or rows
         loss, auxiliary, correct = (torch.zeros((), device=self.device) for _ in range(3))
@@ -317,7 +288,7 @@ class Run:
         random = np.random.default_rng([recipe.seed, 2, self.position.step])
         for first in range(0, rows, at_once):
             some = slice(first, first + at_once)
-            waiting: Tensor | None = None
+            pending: Tensor | None = None
             state = carried and MemoryState({name: tensor[some] for name, tensor in carried.tensors.items()})
             try:
                 with self._precision():
@@ -331,40 +302,40 @@ class Run:
                         checkpointed=recipe.checkpointed,
                         between=None
                         if batch.idle is None or not recipe.drift
-                        else Drift(recipe.drift, batch.idle[some], random),
+                        else DriftAugmentation(recipe.drift, batch.idle[some], random),
                     )
                     for part in parts:
                         term = part.loss.sum() / targets + recipe.auxiliary * part.auxiliary.sum() / rows
-                        waiting = term if waiting is None else waiting + term
+                        pending = term if pending is None else pending + term
                         loss += part.loss.detach().sum() / targets
                         auxiliary += part.auxiliary.detach().sum() / rows
                         correct += part.correct.sum() / targets
                         state = part.state
-                        if part.border and waiting.requires_grad:
-                            waiting.backward()
-                            waiting = None
-                if waiting is not None and waiting.requires_grad:
-                    waiting.backward()
+                        if part.border and pending.requires_grad:
+                            pending.backward()
+                            pending = None
+                if pending is not None and pending.requires_grad:
+                    pending.backward()
             except StateNotFinite as error:
-                raise self._broken(str(error)) from error
+                raise self._failure(str(error)) from error
             except torch.OutOfMemoryError as error:
-                limit = f"rows_at_once={at_once} rows of {batch.tokens.shape[1]} tokens have no room: take fewer"
-                raise self._broken(f"{limit} ({error})") from error
+                limit = f"rows_at_once={at_once} rows of {batch.tokens.shape[1]} tokens do not fit in memory: use fewer"
+                raise self._failure(f"{limit} ({error})") from error
             if state is not None and self.task.continues:
                 self._carried.append(MemoryState({name: tensor.detach() for name, tensor in state.tensors.items()}))
         return float(loss), float(auxiliary), float(correct)
 
-    def _broken(self, reason: str) -> RunError:
-        kept = "none was written yet" if self._saved_at is None else f"that of step {self._saved_at} is kept"
-        return RunError(f"step {self.position.step}: {reason}; the last good checkpoint: {kept}")
+    def _failure(self, reason: str) -> RunError:
+        kept = "none was written yet" if self._saved_at is None else f"step {self._saved_at}"
+        return RunError(f"step {self.position.step}: {reason}; last good checkpoint: {kept}")
 
     def _precision(self) -> Any:
-        # Without its cache: before torch's #165068, weights that were first used without a gradient had none afterwards either.
+        # Without the cache: before torch's #165068, weights first used without a gradient got none afterwards either.
         on = self.dtype != torch.float32
         return torch.autocast(self.device.type, self.dtype, cache_enabled=False) if on else nullcontext()
 
     def _segments(self, step: int, stage: Stage) -> int:
-        """A random number of segments keeps shorter documents solved (reference: fixed numbers break them)."""
+        """Return the step's number of segments. Random numbers keep the model good at short documents."""
         random = np.random.default_rng([self.recipe.seed, 1, step])
         return int(random.integers(1, stage.segments + 1)) if random.random() < self.recipe.mixed else stage.segments
 
@@ -372,6 +343,6 @@ class Run:
         position, options = self.position, self.recipe.optimizer
         lr = options.lr * min(1.0, (position.step + 1) / max(1, options.warmup))
         if position.stage == len(self.recipe.stages) - 1 and options.decay:
-            begun = position.step_in_stage / stage.steps - (1 - options.decay)
-            lr *= 1 - (1 - options.final) * max(0.0, begun) / options.decay
+            progress = position.step_in_stage / stage.steps - (1 - options.decay)
+            lr *= 1 - (1 - options.final) * max(0.0, progress) / options.decay
         return lr

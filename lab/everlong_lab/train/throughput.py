@@ -1,4 +1,4 @@
-"""How much of what the matrix units can do a run uses."""
+"""The share of the device's matmul peak that a training run uses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from everlong_models.memories.base import SegmentReader
 
 
 def flops_per_token(memory: SegmentReader) -> int:
-    """Matmul FLOPs that a step needs for a token: 2 a weight forward, 2 for the gradient of what enters it, and 2 more for
-    that of a weight that learns (Chowdhery et al. 2022, appendix B, by weight).
+    """Estimate the matmul FLOPs that a training step needs per token.
 
-    An estimate. Not counted: attention's own products, a memory's, and what is computed again for want of room. Counted though
-    it may be left out: the head's products and the gradients for segments without a target, of which a recipe that only asks at
-    the end of a document has many.
+    Per weight: 2 forward, 2 for the gradient of the input, and 2 more for the gradient of a weight that learns (Chowdhery
+    et al. 2022, appendix B). Not counted: attention's and a memory's own products, and recomputed activations. Counted
+    although they may be skipped: the head's products and the gradients of segments without a target.
     """
     counted = 0
     for module in memory.modules():
@@ -27,22 +26,22 @@ def flops_per_token(memory: SegmentReader) -> int:
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype, seconds: float = 0.5) -> float:
-    """FLOP/s of a large product, the best of those tried within `seconds`."""
+    """Return the FLOP/s of a large matrix product, the best of those tried within `seconds`."""
     size = 8192 if device.type == "cuda" else 1536
-    # Of a generator of its own: a run's numbers follow from its seed alone.
+    # A generator of its own: a run's random numbers must depend on its seed alone.
     numbers = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(size, size, device=device, dtype=dtype, generator=numbers) for _ in range(2))
     best, began = 0.0, time.monotonic()
     while True:
-        _wait(device)
+        _synchronise(device)
         start = time.perf_counter()
         torch.mm(a, b)
-        _wait(device)
+        _synchronise(device)
         best = max(best, 2 * size**3 / (time.perf_counter() - start))
         if time.monotonic() - began > seconds:
             return best
 
 
-def _wait(device: torch.device) -> None:
+def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

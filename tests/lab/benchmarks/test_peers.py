@@ -1,4 +1,4 @@
-"""`everlong bench peers`, `sessions` and `crowd`: what is compared with what, and what is said when something is missing."""
+"""`everlong bench peers`, `sessions` and `crowd`: comparisons, and errors if something is missing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_peer_that_is_not_installed_says_how_to_install_it(monkeypatch):
 
 
 def test_sampled_reading_is_the_integral_over_its_pieces(monkeypatch):
-    """Of a model that takes a second for a piece, and one more for each thousand tokens before it."""
+    """The model takes a second per piece, and one more for each thousand tokens before it."""
     from transformers import DynamicCache
 
     now = [0.0]
@@ -70,14 +70,14 @@ def test_sampled_reading_is_the_integral_over_its_pieces(monkeypatch):
                 past_key_values.update(more, more, layer)
 
     cache, length = DynamicCache(), 10_000
-    seconds = generate._sampled(Model(), torch.zeros(1, length, dtype=torch.int64), cache)
+    seconds = generate._estimated_seconds(Model(), torch.zeros(1, length, dtype=torch.int64), cache)
     pieces = length / 512
     assert seconds == pytest.approx(pieces * (1 + (length - 512) / 2 / 1000), rel=1e-3)
     assert cache.get_seq_length() == length
 
 
 class FakePeer:
-    """Answers once, and a second time if it is not `broken`."""
+    """Answers once, and a second time unless it is `broken`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -90,11 +90,11 @@ class FakePeer:
     def read(self, text: str) -> float:
         return 12.5
 
-    def ask(self, question: str) -> peers.Answered:
+    def ask(self, question: str) -> peers.AnswerTiming:
         self._asked += 1
         if self.name == "broken" and self._asked == 2:
             raise RuntimeError("out of room")
-        return peers.Answered(0.5, 0.01 * self._asked, 0.03 / self._asked)
+        return peers.AnswerTiming(0.5, 0.01 * self._asked, 0.03 / self._asked)
 
     def resident(self) -> float:
         return 1e6
@@ -130,12 +130,12 @@ def test_a_peer_that_breaks_is_named_with_what_it_had_done_and_the_others_go_on(
     [
         (
             ["peers", "--peers", "window,vllm"],
-            "no peer 'vllm'; there are window, rmt, transformers, llama.cpp, transformers-sampled, recall",
+            "--peers: no 'vllm'; must be of window, rmt, transformers, llama.cpp, transformers-sampled, recall",
         ),
-        (["peers", "--lengths", "2000,x"], "--lengths 2000,x: numbers with commas"),
+        (["peers", "--lengths", "2000,x"], "--lengths 2000,x: must be numbers separated by commas"),
         (["peers", "--lengths", "20"], "--lengths 20: must be from 500 to 10,000,000"),
-        (["flat", "--memories", "rmt,lstm"], "--memories: no 'lstm'; there are rmt, "),
-        (["flat", "--memories", "rmt,lamemo", "--backbone", "a"], "--memories: lamemo is not around a backbone"),
+        (["flat", "--memories", "rmt,lstm"], "--memories: no 'lstm'; must be of rmt, "),
+        (["flat", "--memories", "rmt,lamemo", "--backbone", "a"], "--memories: lamemo does not use a backbone"),
         (["flat", "--memories", "rmt", "--backbone", "no.gguf"], "no GGUF file no.gguf"),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_process_is_started_measured_and_killed():
 
 
 def test_llama_cpp_is_given_weights_that_know_enough_positions(tmp_path: Path) -> None:
-    """Its server refuses, with 400, what is longer than the model was trained on."""
+    """llama.cpp's server refuses texts longer than the model's training positions with 400."""
     file = tmp_path / "a.gguf"
     writer = GGUFWriter(file, "llama")
     writer.add_context_length(8192)
@@ -191,7 +191,7 @@ def test_starts_are_counted_behind_one_that_is_not(tmp_path: Path) -> None:
 
 
 def test_a_crowd_hangs_on_to_a_server_while_it_answers(tmp_path: Path) -> None:
-    """Small: whether all of them are there, and what is said of it; not how fast it is."""
+    """A small run: checks connections and the report, not the speed."""
     report = tmp_path / "crowd.json"
     done = everlong(
         "bench", "crowd", "--quick", "--sockets", "3", "--uploads", "2", "--written", "64", "--json", str(report)
@@ -205,4 +205,4 @@ def test_a_crowd_hangs_on_to_a_server_while_it_answers(tmp_path: Path) -> None:
     assert target["comparison"] == "<="
     nobody = everlong("bench", "crowd", "--sockets", "0", "--uploads", "0")
     assert nobody.returncode != 0
-    assert "0 of both are no crowd" in " ".join(nobody.stderr.split())
+    assert "are both 0" in " ".join(nobody.stderr.split())

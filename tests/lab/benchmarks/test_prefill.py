@@ -1,4 +1,4 @@
-"""Reading's figures: what is counted as needed, and that a row of them can be made."""
+"""The figures of `everlong bench read`: needed FLOPs, and a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`everlong bench recall`: what it makes of a text, and what it says of one that is too short."""
+"""`everlong bench recall`: its report, and the error for a text that is too short."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.tinymodel import NOVEL, make_tokenizer
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No model has to be converted for its tokenizer."""
+    """Use a tiny tokenizer, so that no model must be converted."""
     monkeypatch.setattr(recall, "find_backbone", lambda *_, **__: None)
     monkeypatch.setattr(recall, "load_tokenizer", lambda _: Tokenizer(make_tokenizer()))
 
@@ -54,7 +54,7 @@ def test_texts_that_are_too_short_are_named(texts: Path, tmp_path: Path) -> None
     (tmp_path / "numbers").mkdir()
     (tmp_path / "numbers" / "a.txt").write_text("1 2 3 " * 40_000)
     for folder, megabytes, words in (
-        (texts, "1", "--megabytes asks for 1,000,000"),
+        (texts, "1", "--megabytes needs 1,000,000"),
         (tmp_path / "numbers", "0.2", "no sentences"),
     ):
         how = ["--megabytes", megabytes, "--texts", str(folder), "--models-dir", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""`everlong bench serve`: what is made of the load generator's figures, and the engine that they are held against."""
+"""`everlong bench serve`: the load generator's figures, and the engine alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.process import Server
 
 
 def found(*requests: tuple[float | None, float | None], errors: int = 0) -> dict:
-    """A benchmark of guidellm's document: 2 s, requests of 32 tokens with first token and time between tokens in ms."""
+    """Return a guidellm document: 2 s, requests of 32 tokens with times to the first and between tokens in ms."""
     return {
         "duration": 2.0,
         "requests": {
@@ -87,7 +87,7 @@ def test_the_second_load_is_held_against_the_engine_by_itself() -> None:
             [0, 0],
             r"ab ended with 111: apr_socket_recv",
         ),
-        ("true", [0, 0], "ab ended with 0: without a word"),
+        ("true", [0, 0], "ab ended with 0: no output"),
     ],
 )
 def test_a_load_counts_only_if_each_request_was_answered_in_full(
@@ -97,14 +97,14 @@ def test_a_load_counts_only_if_each_request_was_answered_in_full(
     ab.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/given\n{says}\n')
     ab.chmod(0o755)
     monkeypatch.setattr(serve, "_generated", lambda server: next(told))
-    plan = serve.Plan("rmt", [1000], [2], 1, 1, 4, 1, 1, recall=False, guidellm="", ab=str(ab))
+    plan = serve.ServePlan("rmt", [1000], [2], 1, 1, 4, 1, 1, recall=False, guidellm="", ab=str(ab))
     server = Process(["never started"], ready="/", what="a server")
     asked = (plan, str(ab), server, "resp_1", 2, "Who?", tmp_path)
     if isinstance(found, float):
-        assert serve._plain(*asked) == found
+        assert serve._run_ab(*asked) == found
     else:
         with pytest.raises(serve.LoadGeneratorMissing, match=found):
-            serve._plain(*asked)
+            serve._run_ab(*asked)
     given = (tmp_path / "given").read_text().split()
     assert given[-1] == f"{str(server.http.base_url).rstrip('/')}/v1/responses"
     assert (given[given.index("-n") + 1], given[given.index("-c") + 1]) == ("2", "2")
@@ -143,7 +143,7 @@ def test_numbers_that_are_none_are_named(arguments: list[str]) -> None:
 
 def test_the_engine_alone_has_no_more_answers_at_once_than_the_load() -> None:
     class Counting:
-        """A runner that ends the oldest answer when as many as it was told are under way, or all are there."""
+        """A runner that finishes the oldest answer once enough are running, or all are submitted."""
 
         def __init__(self) -> None:
             self.under_way: list[Any] = []
@@ -158,6 +158,6 @@ def test_the_engine_alone_has_no_more_answers_at_once_than_the_load() -> None:
                 while self.submitted == 10 and self.under_way:
                     self.under_way.pop(0).sink(AnswerFinished("length", "", None, [], 1, 1, 0.0))  # type: ignore[arg-type]
 
-    runner, plan = Counting(), serve.Plan("rmt", [1000], [3], 1, 1, 4, 1, 1, recall=False, guidellm="")
-    assert serve._alone(plan, runner, 10, 3, None, [1]) > 0  # type: ignore[arg-type]
+    runner, plan = Counting(), serve.ServePlan("rmt", [1000], [3], 1, 1, 4, 1, 1, recall=False, guidellm="")
+    assert serve._run_engine(plan, runner, 10, 3, None, [1]) > 0  # type: ignore[arg-type]
     assert (runner.submitted, runner.most) == (10, 3)

@@ -1,4 +1,4 @@
-"""Redis with replicas and Sentinels, and Redis as a cluster: real processes."""
+"""Run Redis with replicas and Sentinels, and Redis Cluster, as real processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.process import wait_for
 
 
 class Node:
-    """One Redis of several. `flags`: what it is."""
+    """One Redis process. `flags`: its role."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.port = free_port()
@@ -28,14 +28,14 @@ class Node:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Node:
-        """Starts it and waits until it answers."""
+        """Start the process and wait until it answers."""
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         wait_for(self.answers, 30, f"for a Redis: {self._log.read_text()[-1000:]}")
         return self
 
     def answers(self) -> bool:
-        """Whether it is there."""
+        """Return whether it answers."""
         with contextlib.suppress(redis.RedisError):
             return bool(self.client.ping())
         return False
@@ -54,7 +54,7 @@ AOF = ("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--maxmem
 
 @contextmanager
 def sentinels(folder: Path) -> Iterator[tuple[str, list[Node]]]:
-    """The URL, and the nodes: a master and two replicas, with three Sentinels beside them."""
+    """Yield the URL and the nodes: a master and two replicas, watched by three Sentinels."""
     master = Node(folder / "0", *AOF).start()
     nodes = [master]
     watchers: list[Node] = []
@@ -86,8 +86,8 @@ def _knows(watcher: Node) -> bool:
 
 @contextmanager
 def cluster(folder: Path, replicas: int = 0) -> Iterator[tuple[str, list[Node]]]:
-    """The URL, and the nodes: three masters, each with a third of the slots, of which the first URL's does not have ours;
-    and `replicas` of the one that has."""
+    """Yield the URL and the nodes: three masters with a third of the slots each, and `replicas` of the one with our slot.
+    The URL is of another master."""
     flags = (
         "--cluster-enabled",
         "yes",

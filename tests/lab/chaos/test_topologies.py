@@ -1,4 +1,4 @@
-"""Redis that fails over, and Redis as a cluster: the same server, and nothing acknowledged is lost."""
+"""With Sentinel failover and Redis Cluster, nothing acknowledged is lost."""
 
 from __future__ import annotations
 

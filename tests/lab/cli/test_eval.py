@@ -35,7 +35,7 @@ def test_horizon_prints_writes_and_draws(tmp_path: Path) -> None:
 
 
 def test_babilong_and_dialogue_of_a_tiny_model(tiny_model: Path, tmp_path: Path) -> None:
-    """Random weights: the figures mean nothing, but they are all there."""
+    """With random weights the figures mean nothing, but all of them exist."""
     story_file(tmp_path / "babi" / "en-10k" / "qa1_one_test.txt", 1, stories=3)
     for file in (NOVEL, STORY):
         (tmp_path / "books-260").mkdir(exist_ok=True)
@@ -52,7 +52,7 @@ def test_babilong_and_dialogue_of_a_tiny_model(tiny_model: Path, tmp_path: Path)
     assert "not run: 1k; the backbone's window holds 256 tokens" in " ".join(alone.output.split())
     none = CliRunner().invoke(eval_, ["babilong", *of, *asked, "--lengths", "1k,4k", "--plain"])
     assert none.exit_code == 1
-    assert "lengths='1k,4k': the backbone's window holds 256 tokens" in " ".join(none.output.split())
+    assert "lengths='1k,4k': must be at most 256 tokens, the backbone's window" in " ".join(none.output.split())
     store(tmp_path, [[("a", 0, "Hello?"), ("b", 0, "Yes.")]], saw=("b",))
     spoken = CliRunner().invoke(
         eval_, ["dialogue", *of, "--samples", "1", "--written", "1", "--json", str(figures), "--ways", "none,memory"]
@@ -66,7 +66,7 @@ def test_babilong_and_dialogue_of_a_tiny_model(tiny_model: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("memory", ["rmt", "transformer_xl"])
 def test_babilong_and_dialogue_of_a_model_from_scratch(memory: str, tmp_path: Path) -> None:
-    """Made by a recipe, saved, and asked through its memory: it has no window that would hold a document."""
+    """The model is built by a recipe and saved. It uses its memory, because no window holds a document."""
     sizes: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "feed_forward": 16}
     if memory == "rmt":
         options = {"segment_length": 32, "memory_tokens": 2}
@@ -98,7 +98,7 @@ def test_babilong_and_dialogue_of_a_model_from_scratch(memory: str, tmp_path: Pa
     assert "Traceback" not in window.output
     plain = CliRunner().invoke(eval_, [*asked, "--lengths", "1k", "--plain"])
     assert plain.exit_code == 1
-    assert ("the backbone's window holds 48 tokens" if memory == "rmt" else "has no backbone") in " ".join(
+    assert ("must be at most 48 tokens, the backbone's window" if memory == "rmt" else "has no backbone") in " ".join(
         plain.output.split()
     )
 

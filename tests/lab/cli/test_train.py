@@ -1,4 +1,4 @@
-"""`everlong train` as it is typed: real processes, told to stop, killed, resumed."""
+"""`everlong train` on the command line: real processes that are stopped, killed and resumed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def arguments(tmp_path):
-    """Of the command: the tiny recipe with `steps` steps, on one thread."""
+    """Return arguments for the tiny recipe with `steps` steps on one thread."""
     file = tmp_path / "tiny.yaml"
 
     def make(steps: int, out: str) -> list[str]:
@@ -53,7 +53,7 @@ def arguments(tmp_path):
 
 @pytest.fixture
 def invoke(arguments):
-    """The command in this process, which spares the seconds that another one takes to begin."""
+    """Run the command in this process, which saves the seconds of starting another one."""
     threads = torch.get_num_threads()
 
     def run(*options: str, steps: int = 4, out: str = "run", env: dict[str, str] | None = None) -> Result:
@@ -65,7 +65,7 @@ def invoke(arguments):
 
 @pytest.fixture
 def train(data, arguments):
-    """Starts `everlong train` in a process of its own."""
+    """Start `everlong train` in a process of its own."""
 
     def start(*options: str, steps: int = 4, out: str = "run") -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "everlong_client", "train", *arguments(steps, out), "--data", str(data)]
@@ -101,14 +101,14 @@ def test_a_run_leaves_a_model_a_curve_and_its_figures(train, tmp_path):
 
 
 def test_told_to_stop_then_killed_then_resumed(train, invoke, data, tmp_path):
-    """SIGTERM ends with a checkpoint, SIGKILL without; what is resumed goes on and ends as if nothing had been."""
+    """SIGTERM leaves a checkpoint of the last step, SIGKILL an older one; a resumed run ends as if never interrupted."""
     folder, many = tmp_path / "run", 150
     process = train(steps=many)
     wait_for(lambda: (folder / "metrics.jsonl").exists() and len(steps(folder)) > 2)
     process.send_signal(signal.SIGTERM)
     said = finish(process)
     assert process.returncode == 0
-    assert "go on with --resume" in said
+    assert "continue with --resume" in said
     stopped = len(steps(folder))
     assert 2 < stopped < many
     process = train("--resume", steps=many)
@@ -127,7 +127,7 @@ def test_told_to_stop_then_killed_then_resumed(train, invoke, data, tmp_path):
 def test_a_time_that_is_none(invoke, minutes):
     done = invoke("--max-minutes", minutes)
     assert done.exit_code == 1
-    assert f"--max-minutes={minutes} must be greater than 0" in done.stderr
+    assert f"--max-minutes={minutes}: must be greater than 0" in done.stderr
 
 
 def test_the_data_folder_may_be_a_variable(invoke, data):
@@ -147,7 +147,7 @@ def test_max_minutes(invoke, data, tmp_path):
 
 
 def test_bfloat16(invoke, data, tmp_path):
-    """The same run in fewer bits: nearly the same loss, and weights of float32 still."""
+    """In bfloat16 the run has nearly the same loss, and its weights are still float32."""
     losses = {}
     for options in ((), ("--bfloat16",)):
         done = invoke("--data", str(data), *options, steps=2, out="".join(options) or "float32")

@@ -1,4 +1,4 @@
-"""`everlong eval grounded`: what is read from the data, how documents are made of it, what is counted, and a run."""
+"""`everlong eval grounded`: reading data, building documents, scoring, and a run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from everlong_lab.cli.eval import eval as command
 from everlong_lab.eval.answer_scores import squad
 from everlong_lab.eval.grounded import grounded, prompts
-from everlong_lab.eval.grounded.grounded import Cell
-from everlong_lab.eval.grounded.hiding import Asked, Hidden, Novels, books, documents, rank, stated
-from everlong_lab.eval.grounded.questions import Question, Text, texts
+from everlong_lab.eval.grounded.hiding import DocumentQuestion, HaystackDocument, Novels, books, documents, rank, stated
+from everlong_lab.eval.grounded.questions import Question, SourceText, texts
+from everlong_lab.eval.grounded.report import WAYS, GroundedPlan, GroundedScores
 from everlong_lab.eval.grounded.scores import Mean, declines, holds, mean, ratio
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models import load_model
@@ -51,7 +51,7 @@ def make_squad(folder: Path) -> None:
 
 
 def make_xquad(folder: Path) -> None:
-    """Articles of their own, ten of them, of which some are held out."""
+    """Return ten articles, of which some are held out."""
     data = []
     for n in range(10):
         text = f"The keeper of mill {n} was Tilde Varga {n}, who counted sacks at night."
@@ -153,25 +153,28 @@ def test_a_ratio_is_of_sums_and_what_is_alike_in_both_cancels() -> None:
 
 
 async def test_no_question_is_asked_twice(tmp_path: Path) -> None:
-    """Texts run out before documents do."""
+    """All questions are used before the documents end."""
     (tmp_path / "novel.txt").write_text("\n\n".join(f"A paragraph of words, number {n}." for n in range(2000)))
     words = [f"text {n} has words of its own" for n in range(3)]
     texts = [
-        Text(f"t{n}", text, False, (Question(f"q{n}", ("words",), ((0, 4),), ()),) * 2) for n, text in enumerate(words)
+        SourceText(f"t{n}", text, False, (Question(f"q{n}", ("words",), ((0, 4),), ()),) * 2)
+        for n, text in enumerate(words)
     ]
-    texts.append(Text("t3", "nothing", False, (Question("q?", (), ((0, 4),), ()),)))
+    texts.append(SourceText("t3", "nothing", False, (Question("q?", (), ((0, 4),), ()),)))
     novels = Novels([tmp_path / "novel.txt"], lambda text: len(text.split()))
     for answerable, wanted in ((True, ["q0", "q1", "q2"]), (False, ["q?"])):
-        made = grounded._new(texts, novels, Cell("x", 300), lambda text: len(text.split()), 0, answerable=answerable)
+        made = grounded._new(
+            texts, novels, GroundedScores("x", 300), lambda text: len(text.split()), 0, answerable=answerable
+        )
         assert sorted(asked.question for _, new in [item async for item in made] for asked in new) == wanted
 
 
 async def test_questions_that_no_document_holds_end(tmp_path: Path) -> None:
     (tmp_path / "novel.txt").write_text("A paragraph of words.\n\n" * 2000)
     long = "word " * 1000
-    text = Text("t", long, True, (Question("q", ("word",), ((0, 4), (4000, 4004)), ()),))
+    text = SourceText("t", long, True, (Question("q", ("word",), ((0, 4), (4000, 4004)), ()),))
     novels = Novels([tmp_path / "novel.txt"], lambda text: len(text.split()))
-    made = grounded._new([text], novels, Cell("x", 100), lambda text: len(text.split()), 0, answerable=True)
+    made = grounded._new([text], novels, GroundedScores("x", 100), lambda text: len(text.split()), 0, answerable=True)
     assert [item async for item in made] == []
 
 
@@ -179,18 +182,18 @@ def test_evidence_holds_an_answer_in_one_piece_within_the_right_part() -> None:
     text = "Paris. " * 20 + "Anna left Rome in May, and Paris saw her again in June."
     start = text.index("Anna")
     place = (text.index("Paris saw"), text.index("Paris saw") + 5)
-    hidden = Hidden(text, 0, ())
-    verbatim = Asked("", "", ("Paris",), ((start, len(text)),), (place,))
+    hidden = HaystackDocument(text, 0, ())
+    verbatim = DocumentQuestion("", "", ("Paris",), ((start, len(text)),), (place,))
     assert rank(hidden, verbatim, [(0, 100), (start, place[1])]) == 2
     assert rank(hidden, verbatim, [(0, 100)]) is None, "the same word elsewhere is another Paris"
     assert rank(hidden, verbatim, [(start, place[0] + 2), (place[0] + 2, len(text))]) is None
-    own_words = Asked("", "", ("She went away from Rome in spring, in May",), ((start, len(text)),), ())
+    own_words = DocumentQuestion("", "", ("She went away from Rome in spring, in May",), ((start, len(text)),), ())
     assert rank(hidden, own_words, [(0, 60), (start - 30, len(text))]) == 2
     assert rank(hidden, own_words, [(place[0], len(text))]) is None
-    felt = Asked("", "", ("Devastated.",), ((start, len(text)),), ())
+    felt = DocumentQuestion("", "", ("Devastated.",), ((start, len(text)),), ())
     assert rank(hidden, felt, [(start, len(text))]) is None, "no word of it says so"
     assert [stated(hidden, asked) for asked in (verbatim, own_words, felt)] == [True, True, False]
-    either = Asked("", "", ("Devastated.", "Sad to leave Rome."), ((start, len(text)),), ())
+    either = DocumentQuestion("", "", ("Devastated.", "Sad to leave Rome."), ((start, len(text)),), ())
     assert rank(hidden, either, [(start, len(text))]) == 1
     assert rank(hidden, either, [(place[0], len(text))]) is None
 
@@ -252,8 +255,8 @@ def test_what_is_asked_stands_in_the_document_and_its_length_is_near(data: Path,
     assert make(0) == made != make(1)
     for hidden in made:
         assert abs(hidden.tokens - length) < 0.1 * length + 80
-        assert len({asked.question for asked in hidden.asked}) == len(hidden.asked)
-        for asked in hidden.asked:
+        assert len({asked.question for asked in hidden.questions}) == len(hidden.questions)
+        for asked in hidden.questions:
             (fact,) = [fact for fact in FACTS if fact[2] == asked.question]
             assert hidden.passage(asked) == fact[1]
             assert [hidden.text[a:b] for a, b in asked.places] == [fact[3]]
@@ -265,7 +268,7 @@ def test_of_a_text_that_is_too_long_a_stretch_is_taken_that_holds_the_answer(tmp
     (hidden,) = islice(documents([source], Novels(books(data / "books"), words), 12, words, 0, answerable=True), 1)
     assert hidden.tokens <= 12
     assert hidden.text.strip() in source.text
-    for asked in hidden.asked:
+    for asked in hidden.questions:
         assert hidden.passage(asked) == "The cat stole his hat, and he wept for a week."
 
 
@@ -278,7 +281,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Settings, tiny_model: Path) -> None:
-    plan = grounded.Plan(
+    plan = GroundedPlan(
         sets=("squad",), lengths=(100,), samples=2, searches=3, max_tokens=2, floor=256, recall=grounded.Recall(2, 300)
     )
     from rich.console import Console
@@ -288,14 +291,14 @@ def test_every_way_is_measured_on_the_same_questions(data: Path, settings: Setti
     )
     rows = {row["way"]: row for row in report.rows}
     refusals = ["refuses wrongly", "refuses what is not in it", "refuses what it nearly holds"]
-    assert list(rows) == ["evidence", *grounded.WAYS, "recall, no answer", *refusals, "both ÷ ceiling"]
+    assert list(rows) == ["evidence", *WAYS, "recall, no answer", *refusals, "both ÷ ceiling"]
     assert rows["evidence"]["documents"] > 1
     assert rows["recall, no answer"]["n"] == len(cell.declined) == 2
     assert rows["refuses wrongly"]["refused"].startswith("0.000")
     assert rows["evidence"]["n"] == 2, "each of those there are, once"
     assert rows["evidence"]["hit"].startswith("1.000")
-    assert {rows[way]["n"] for way in grounded.WAYS} == {2}
-    asked = {way: [a["question"] for a in cell.answers if a["way"] == way] for way in grounded.WAYS}
+    assert {rows[way]["n"] for way in WAYS} == {2}
+    asked = {way: [a["question"] for a in cell.answers if a["way"] == way] for way in WAYS}
     assert all(questions == asked["both"] for questions in asked.values())
     assert [target.name for target in report.targets] == [
         "squad at 100: evidence holds the answer", "squad at 100: F1 with both ÷ ceiling",
@@ -314,7 +317,7 @@ def test_prompts_are_what_the_server_would_ask_with_their_answers(data: Path, tm
 
     def make(seed: int) -> list[dict]:
         to, told = io.StringIO(), []
-        plan = prompts.Plan(questions=12, impossible=2, lengths=(300, 600), seed=seed)
+        plan = prompts.PromptsPlan(questions=12, impossible=2, lengths=(300, 600), seed=seed)
         told_of = lambda what, done: told.append((what, done))  # noqa: E731
         count = asyncio.run(prompts.write(plan, words, folder, to, told_of))
         lines = [json.loads(line) for line in to.getvalue().splitlines()]
@@ -351,8 +354,8 @@ def test_a_session_that_remembers_nothing_begins_empty_and_knows_its_documents(
         async with grounded._served(settings, model) as services:
             document = await SearchCorpus(services.shared.stores.blobs).put("A miller had a blue cat. " * 30)
             await services.documents.create(document, model.fingerprint)
-            answers = grounded._Answers(services, grounded.Plan(max_tokens=1), grounded.Recall(1, 60))
-            await answers._read(document)
+            answers = grounded._Answers(services, GroundedPlan(max_tokens=1), grounded.Recall(1, 60))
+            await answers._wait_read(document)
             found = []
             for remember in (True, False):
                 session = await services.sessions.create(model.fingerprint, "m", [document.id], remember=remember)
@@ -379,7 +382,7 @@ def test_on_the_command_line_what_is_wrong_is_one_line(data: Path, tmp_path: Pat
     assert "no data set 'squad2_dev_half'" in error(
         "--data", str(tmp_path), "--sets", "squad", "--model", "nowhere.gguf"
     )
-    assert "--ways: no 'best'; there are neither, memory" in error("--data", str(data), "--ways", "both,best")
+    assert "--ways: no 'best'; must be of neither, memory" in error("--data", str(data), "--ways", "both,best")
     assert "--sets: no 'bard'" in error("--data", str(data), "--sets", "bard")
     assert "--lengths: '2k'; must be numbers" in error("--data", str(data), "--lengths", "2k")
     assert "--recall: '8'; must be two positive numbers" in error("--data", str(data), "--recall", "8")

@@ -1,4 +1,4 @@
-"""How much of segment 1 is left: against readings of the memory itself."""
+"""How much of segment 1 is left, compared with readings of the memory itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIG = LongTermConfig(segment_length=16, basis=32, samples=32, widths=(0.03, 0
 
 
 def test_the_mark_is_what_the_memory_itself_reads() -> None:
-    """A memory that takes in ones, then zeros, read at the same grid as the figures are."""
+    """Read a memory of ones, then zeros, at the same grid as the figures use."""
     torch.manual_seed(0)
     memory = LayerMemory(CONFIG, width=2, heads=1, head_dim=2).double()
     signal, marks = torch.zeros(1, 32, 2, dtype=torch.float64), []
@@ -28,7 +28,7 @@ def test_the_mark_is_what_the_memory_itself_reads() -> None:
 
 
 def test_gist_and_detail_are_what_a_linear_reader_reaches() -> None:
-    """Least squares on many drawn documents finds no more, and almost as much, as the closed form says."""
+    """Least squares on many random documents recovers almost as much as the closed form, and not more."""
     torch.manual_seed(0)
     rows, updates, noise = 6000, 3, 0.05
     memory = LayerMemory(CONFIG, width=1, heads=1, head_dim=1).double()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from everlong_lab.eval.language import draw_language, extended, language
-from everlong_lab.eval.seeds import Seed
+from everlong_lab.eval.seeds import SeededModel
 from everlong_lab.eval.sorting import draw_sorting, sorting
 from everlong_lab.tasks.language import Language, LanguageConfig
 from everlong_lab.tasks.sorting import Sorting, SortingConfig
@@ -37,7 +37,7 @@ def symbols(count: int) -> Tokenizer:
 
 def test_sorting_has_a_row_for_each_length() -> None:
     model = TransformerXL(TransformerXLConfig(vocab_size=5, memory_length=8, **SIZES)).eval()
-    rows = sorting([Seed("XL", model, symbols(4))], lengths=[16, 64], samples=5, windows=[8, 64])
+    rows = sorting([SeededModel("XL", model, symbols(4))], lengths=[16, 64], samples=5, windows=[8, 64])
     columns = ["model", "symbols", "accuracy", "least", "most", "loss", "counting 8", "counting 64"]
     assert [list(row) for row in rows] == [columns] * 2
     assert [(row["model"], row["symbols"]) for row in rows] == [("XL", 16), ("XL", 64)]
@@ -50,15 +50,15 @@ def test_seeds_of_one_name_are_one_row_and_a_plot_shows_them(tmp_path: Path) -> 
     for seed in range(3):
         torch.manual_seed(seed)
         model = TransformerXL(TransformerXLConfig(vocab_size=5, memory_length=8, **SIZES)).eval()
-        made.append(Seed("two" if seed else "one", model, symbols(4)))
+        made.append(SeededModel("two" if seed else "one", model, symbols(4)))
     how = {"lengths": [16, 64], "samples": 16, "windows": [8]}
     rows = sorting(made, **how)
     alone = [sorting([model], **how)[1] for model in made]
     assert [(row["model"], row["symbols"]) for row in rows] == [("one", 16), ("one", 64), ("two", 16), ("two", 64)]
     assert rows[1] == alone[0]
     wider = TransformerXL(TransformerXLConfig(vocab_size=5, memory_length=16, **SIZES)).eval()
-    with pytest.raises(RunError, match="'two' names models that differ by more than their seed"):
-        sorting([*made, Seed("two", wider, symbols(4))], **how)
+    with pytest.raises(RunError, match="models named 'two' differ by more than their seed"):
+        sorting([*made, SeededModel("two", wider, symbols(4))], **how)
     values = [row["accuracy"] for row in alone[1:]]
     assert values[0] != values[1]
     assert (rows[3]["least"], rows[3]["most"]) == (min(values), max(values))
@@ -69,16 +69,16 @@ def test_seeds_of_one_name_are_one_row_and_a_plot_shows_them(tmp_path: Path) -> 
 
 def test_sorting_refuses_other_lengths_and_other_models(texts: Path) -> None:
     model = TransformerXL(TransformerXLConfig(vocab_size=5, memory_length=8, **SIZES)).eval()
-    with pytest.raises(ConfigError, match="lengths=20: must be a multiple of the model's segments, 8 symbols"):
-        sorting([Seed("", model, symbols(4))], lengths=[20], samples=2)
+    with pytest.raises(ConfigError, match="lengths=20: must be a multiple of the model's segment length, 8 symbols"):
+        sorting([SeededModel("", model, symbols(4))], lengths=[20], samples=2)
     english = Tokenizer(Language.make_tokenizer(LanguageConfig(texts="texts", vocabulary=257), texts))
-    with pytest.raises(ConfigError, match="has not learnt to sort"):
-        sorting([Seed("", model, english)], lengths=[16], samples=2)
+    with pytest.raises(ConfigError, match="was not trained to sort"):
+        sorting([SeededModel("", model, english)], lengths=[16], samples=2)
 
 
 @pytest.mark.parametrize("kind", [(TransformerXL, TransformerXLConfig), (LaMemo, LaMemoConfig)])
 def test_a_longer_memory_has_the_same_weights(kind: tuple[type, type]) -> None:
-    """Within what the short one holds, both say the same; behind it only the longer one still knows."""
+    """Both agree within the shorter memory's reach; beyond it only the longer one still predicts well."""
     torch.manual_seed(0)
     model = kind[0](kind[1](vocab_size=11, memory_length=8, **SIZES)).eval()
     longer = extended(model, 24)
@@ -102,7 +102,7 @@ def test_language_measures_files_and_longer_memories(texts: Path) -> None:
 
     def rows(**changes: object) -> list[dict[str, float]]:
         how = {"data": texts, "texts": "texts", "samples": 2, "segments": 4} | changes
-        return language([Seed("XL", model, tokenizer)], **how)  # type: ignore[arg-type]
+        return language([SeededModel("XL", model, tokenizer)], **how)  # type: ignore[arg-type]
 
     (plain,) = rows()
     short, long = rows(memory_lengths=[8, 16])
@@ -111,7 +111,7 @@ def test_language_measures_files_and_longer_memories(texts: Path) -> None:
     assert plain["least"] == plain["perplexity"] == plain["most"]
     draw_language([short, long], texts / "memory.png")
     assert (texts / "memory.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ConfigError, match="memory_lengths=None: name some"):
+    with pytest.raises(ConfigError, match="memory_lengths=None: must be given"):
         draw_language([plain], texts / "none.png")
     assert long["perplexity"] != short["perplexity"]
     assert rows(texts="texts/0.txt") != rows(texts="texts/1.txt")

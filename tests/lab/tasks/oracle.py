@@ -1,4 +1,4 @@
-"""A memory that keeps all it has read as text, and answers with what a function makes of it."""
+"""A memory that keeps the whole text, and answers with a function of it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from everlong_lab.tasks.exchange import Exchange
+from everlong_lab.tasks.chat_encoder import ChatEncoder
 from everlong_models.backbone.cache import Cache
 from everlong_models.memories.state import MemoryState
 from everlong_models.text.tokenizer import Tokenizer
 
 
 class Oracle:
-    """`answer`: from the text read so far to the answer. It is given token by token, each the likeliest by far."""
+    """`answer` maps the text read so far to the answer, whose tokens then are the likeliest by far, one by one."""
 
     def __init__(self, tokenizer: Tokenizer, answer: Callable[[str], str], segment_length: int = 16) -> None:
-        self.exchange = Exchange(tokenizer)
+        self.encoder = ChatEncoder(tokenizer)
         self.segment_length = segment_length
         self.vocab_size = tokenizer.vocab_size
         self.read_at_once: list[int] = []
@@ -46,15 +46,15 @@ class Oracle:
         return MemoryState({"tokens": cache["tokens"]})
 
     def _scores(self, tokens: Tensor) -> Tensor:
-        """The token that comes next: of the answer, so far as it has not been given behind the last `ask`."""
+        """Return the next token of the answer, after those already generated since the last `ask`."""
         scores = torch.zeros(len(tokens), self.vocab_size)
-        ask = list(self.exchange.chat.ask)
+        ask = list(self.encoder.format.ask)
         for row, ids in enumerate(tokens.tolist()):
             at = max((i for i in range(len(ids)) if ids[i : i + len(ask)] == ask), default=None)
             if at is None:
                 continue
             begin = at + len(ask)
-            planned = self.exchange.answer(self._answer(self.exchange.tokenizer.decode(ids[:begin])))
+            planned = self.encoder.answer(self._answer(self.encoder.tokenizer.decode(ids[:begin])))
             given = ids[begin:]
             scores[row, planned[min(len(given), len(planned) - 1)]] = 1.0
         return scores

@@ -9,7 +9,7 @@ import torch
 
 from everlong_lab.corpora import text
 from everlong_lab.corpora.haystack import hide
-from everlong_lab.eval.babilong import babilong, in_window, table, tokens_of
+from everlong_lab.eval.babilong import babilong, in_window, parse_length, table
 from everlong_lab.eval.interval import wilson
 from everlong_lab.tasks import Setting, babi, greedy
 from everlong_lab.tasks.babi import LABELS, PLACES, BabiQuestion
@@ -26,7 +26,7 @@ PEOPLE = ("Anna", "Boris", "Clara")  # not bAbI's: nothing of it is stored here
 
 
 def story_file(file, seed, stories=60):
-    """qa1 in bAbI's format: each question about all facts before it."""
+    """Return qa1 in bAbI's format; a question is about all facts before it."""
     random, lines = np.random.default_rng(seed), []
     for _ in range(stories):
         where, said, number = {}, {}, 0
@@ -66,7 +66,7 @@ def task(data, tokenizer):
 
 
 def latest(told):
-    """The place of the person in the last question, by the last fact about them."""
+    """Return where the person of the last question is, by the last fact about them."""
     person = re.findall(r"Where is (\w+)\?", told)[-1]
     places = re.findall(rf" {person} moved to the (\w+)\.", told)
     return places[-1] if places else "nowhere"
@@ -91,10 +91,10 @@ def test_a_question_is_about_all_facts_of_its_story_before_it(tmp_path):
         ("1 Anna moved.\nAnna stayed.\n", "line 2: must be a number and a sentence"),
         ("1 Anna moved.\n3 Anna stayed.\n", "line 2: number 3 after 1; a line is missing"),
         ("2 Anna moved.\n", "line 1: number 2 after 0"),
-        ("1 Anna moved.\n2 Where is Anna?\tattic\t1\n", "line 2: the answer 'attic' is none of bathroom"),
-        ("1 Where is Anna?\toffice\t1\n", "line 1: the facts '1' that it follows from were not told before"),
-        ("1 Anna moved.\n2 Where is Anna?\toffice\n", "line 2: the facts '' that it"),
-        ("1 Anna moved.\n", "holds no question"),
+        ("1 Anna moved.\n2 Where is Anna?\tattic\t1\n", "line 2: the answer 'attic' must be one of bathroom"),
+        ("1 Where is Anna?\toffice\t1\n", "line 1: supporting facts '1' must be lines of this story"),
+        ("1 Anna moved.\n2 Where is Anna?\toffice\n", "line 2: supporting facts '' must be"),
+        ("1 Anna moved.\n", "has no questions"),
         ("\n", "is empty"),
     ],
 )
@@ -109,7 +109,7 @@ def test_training_questions_that_were_not_released_are_those_made_later(data, tm
     story_file(tmp_path / "babi" / "generated" / "qa3_made_train.txt", 3, stories=5)
     story_file(tmp_path / "babi" / "tasks" / "en" / "qa3_small_train.txt", 4, stories=2)
     assert [len(file) for file in babi.questions(tmp_path, "qa3", held_out=False)] == [15, 6]
-    with pytest.raises(DataError, match=r"holds no en-10k/qa3_\*_test\.txt"):
+    with pytest.raises(DataError, match=r"has no en-10k/qa3_\*_test\.txt"):
         babi.questions(tmp_path, "qa3", held_out=True)
     (train,), (test,) = (babi.questions(data, "qa1", held_out=held) for held in (False, True))
     assert len(train) == len(test) == 180
@@ -123,9 +123,9 @@ def test_documents_hold_the_facts_in_order_between_sentences_and_the_answer_is_t
         assert 2 * S < length <= 3 * S
         ends.add(length % S)
         assert targets[:length].sum() == targets.sum()
-        line = task.exchange.tokenizer.decode(ids[:length].tolist())
+        line = task.encoder.tokenizer.decode(ids[:length].tolist())
         told, answer = line.rsplit("Answer:", 1)
-        said = task.exchange.tokenizer.decode(ids[targets].tolist())
+        said = task.encoder.tokenizer.decode(ids[targets].tolist())
         assert answer == said
         assert said.strip() == latest(told)
         for fact in re.finditer(rf" (?:{'|'.join(PEOPLE)}) moved to the \w+\.", told):
@@ -156,15 +156,15 @@ def test_held_out_noise_and_questions_are_not_learnt_from(task):
 def test_samples_have_their_length_and_the_same_questions(task):
     alone, short, long = (task.samples("qa1", length, 20, seed=3, prompt="few-shot") for length in (None, 256, 1000))
     assert [s.question for s in alone] == [s.question for s in short] == [s.question for s in long]
-    assert {len(sample.asked) for sample in long} == {1000 - ANSWER}
-    assert all(len(sample.asked.ids()) == len(sample.asked) for sample in (*alone, *short))
-    assert max(len(sample.asked) for sample in alone) < 256
+    assert {len(sample.haystack) for sample in long} == {1000 - ANSWER}
+    assert all(len(sample.haystack.ids()) == len(sample.haystack) for sample in (*alone, *short))
+    assert max(len(sample.haystack) for sample in alone) < 256
     assert task.samples("qa1", 256, 20, seed=4) != short
-    line = task.exchange.tokenizer.decode(alone[0].asked.ids().tolist())
+    line = task.encoder.tokenizer.decode(alone[0].haystack.ids().tolist())
     assert line.index("Rose") < line.index(alone[0].question.facts[0])
-    assert "Rose" not in task.exchange.tokenizer.decode(task.samples("qa1", None, 1, seed=3)[0].asked.ids().tolist())
+    assert "Rose" not in task.encoder.tokenizer.decode(task.samples("qa1", None, 1, seed=3)[0].haystack.ids().tolist())
     assert 0 < len(task.samples("qa1", 60, 170, seed=0, fewer=True)) < 170
-    with pytest.raises(TokenError, match="0 questions of qa1 fit into 40 tokens, 1 are wanted"):
+    with pytest.raises(TokenError, match="0 questions of qa1 fit into 40 tokens, need 1"):
         task.samples("qa1", 40, 1, seed=0)
 
 
@@ -180,12 +180,12 @@ def test_noise_is_cut_at_sentences_also_where_it_begins_anew(tokenizer):
         )
     for seed in range(50):
         random = np.random.default_rng(seed)
-        hidden = hide(random, noise, before=[1], told=[[2], [3, 3]], after=[4], length=30)
+        hidden = hide(random, noise, before=[1], needles=[[2], [3, 3]], after=[4], length=30)
         ids = hidden.ids().tolist()
         assert (len(ids), ids[0], ids[-1]) == (30, 1, 4)
         assert list(hidden.places) == sorted(hidden.places)
-    with pytest.raises(TokenError, match="4 tokens do not hold what is told in 5"):
-        hide(random, noise, before=[1], told=[[2], [3, 3]], after=[4], length=4)
+    with pytest.raises(TokenError, match="4 tokens do not hold the 5 tokens to be hidden"):
+        hide(random, noise, before=[1], needles=[[2], [3, 3]], after=[4], length=4)
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,8 @@ def test_what_only_the_memory_knows_is_scored_by_itself(task, tokenizer):
     scores = task.evaluate(Oracle(tokenizer, forgetful, S), samples=60, segments=2)
     assert scores["remembered"] < 0.1 < scores["accuracy"] < 1
     for sample in task.samples("qa1", 2 * S, 20, seed=0):
-        ids = sample.asked.ids().tolist()
-        for fact, end in zip(sample.question.facts, sample.asked.ends(), strict=True):
+        ids = sample.haystack.ids().tolist()
+        for fact, end in zip(sample.question.facts, sample.haystack.ends(), strict=True):
             assert tokenizer.decode(ids[:end]).endswith(fact)
 
 
@@ -258,12 +258,12 @@ def test_a_stream_is_read_in_blocks_and_answered_across_segments(task, tokenizer
         oracle = Oracle(tokenizer, lambda told: "one two three four five six", segment_length)
         for length in (250, 256, 257):
             samples = task.samples("qa1", length + ANSWER, 2, seed=0)
-            rows = [sample.asked.pieces() for sample in samples]
+            rows = [sample.haystack.pieces() for sample in samples]
             state, rest = greedy.read_stream(oracle, rows)
             read = torch.cat([state["tokens"], rest], dim=1)
-            assert read.tolist() == [sample.asked.ids().tolist() for sample in samples]
+            assert read.tolist() == [sample.haystack.ids().tolist() for sample in samples]
             assert 1 <= rest.shape[1] <= segment_length
-            given = greedy.answer(oracle, state, rest, most=40, ends=oracle.exchange.ends)
+            given = greedy.answer(oracle, state, rest, most=40, ends=oracle.encoder.ends)
             assert [tokenizer.decode(ids) for ids in given] == [" one two three four five six"] * 2
             assert [len(ids) for ids in greedy.answer(oracle, state, rest, most=3, ends=())] == [3, 3]
         assert max(oracle.read_at_once) <= 64
@@ -274,7 +274,7 @@ def test_a_stream_is_read_in_blocks_and_answered_across_segments(task, tokenizer
 
 
 def test_greedy_answers_are_those_of_whole_passes(data):
-    """The likeliest token of `forward` over all that stands before it, in a backbone's own window."""
+    """Generate with `forward` over all previous tokens, in the backbone's own window."""
     backbone, tokenizer = load_backbone(str(folders.backbone()), models_dir=data)
     window = in_window(backbone, 40)
     tokens = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
@@ -289,10 +289,10 @@ def test_greedy_answers_are_those_of_whole_passes(data):
 
 
 def test_lengths_by_name():
-    assert [tokens_of(length) for length in ("0k", "4k", "1M", "300")] == [None, 4096, 1 << 20, 300]
+    assert [parse_length(length) for length in ("0k", "4k", "1M", "300")] == [None, 4096, 1 << 20, 300]
     for wrong in ("4K", "", "-1k", "1.5k", "many"):
         with pytest.raises(ConfigError, match="lengths="):
-            tokens_of(wrong)
+            parse_length(wrong)
 
 
 def test_wilsons_interval():
@@ -307,7 +307,7 @@ def test_what_is_missing_or_does_not_fit_is_named(tmp_path, tokenizer, data):
     with pytest.raises(DataError, match="no data set 'babi'"):
         task.batch(0, 1, 1)
     short = Babilong(BabilongConfig(tasks=("qa1",), noise_characters=60_000), Setting(tokenizer, 12, data, 0))
-    with pytest.raises(TokenError, match="1 segments of 12 tokens hold no question of qa1"):
+    with pytest.raises(TokenError, match="no question of qa1 fits into 1 segments of 12 tokens"):
         short.batch(0, 1, 1)
     with pytest.raises(ConfigError, match="tasks='qa9'"):
         list(

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
-from everlong_lab.eval.answer_scores import wording
+from everlong_lab.eval.answer_scores import overlap_scores
 from everlong_lab.eval.babilong import in_window
 from everlong_lab.eval.dialogue import dialogue, sample, table
 from everlong_lab.tasks import Setting
-from everlong_lab.tasks.dialogue import DialogueConfig, DialogueTask, Turn, dialogues, perplexity, told
-from everlong_lab.tasks.exchange import Exchange
+from everlong_lab.tasks.chat_encoder import ChatEncoder
+from everlong_lab.tasks.dialogue import DialogueConfig, DialogueTask, Utterance, dialogues, encode_dialogue, perplexity
 from everlong_models.backbone.loading import load_backbone
 from everlong_models.errors import ConfigError, DataError
 from everlong_models.text.tokenizer import Tokenizer
@@ -75,34 +75,34 @@ def data(tmp_path_factory):
 
 def test_who_saw_the_document_responds_and_messages_in_a_row_are_one(tmp_path):
     (found,) = dialogues(store(tmp_path, [CHAT]), "test")
-    assert found.turns == (
-        Turn("Hello! Seen it?", False, 0),
-        Turn("The Lamp, yes.", True, 0),
-        Turn("And how is it?", False, 1),
-        Turn("Carl is good. Eve too.", True, 1),
-        Turn("Bye", False, 3),
+    assert found.utterances == (
+        Utterance("Hello! Seen it?", False, 0),
+        Utterance("The Lamp, yes.", True, 0),
+        Utterance("And how is it?", False, 1),
+        Utterance("Carl is good. Eve too.", True, 1),
+        Utterance("Bye", False, 3),
     )
     first, *others = found.document
     assert others == ["Carl finds a lamp.", "Eve breaks it.", "They mend it."]
     assert "The Lamp (1931)\nDirector: A. Smith\nGenre: Drama, Crime\nCast: B. Jones as Carl, D. Brown as Eve" in first
     both = dialogues(store(tmp_path, [CHAT], saw=("user2", "user1")), "test")[0]
-    assert [turn.response for turn in both.turns] == [False, True, False, True, False]
+    assert [turn.response for turn in both.utterances] == [False, True, False, True, False]
     opener = dialogues(store(tmp_path, [CHAT], saw=("user2",)), "test")[0]
-    assert [turn.response for turn in opener.turns] == [True, False, True, False, True]
+    assert [turn.response for turn in opener.utterances] == [True, False, True, False, True]
 
 
 def test_a_dialogue_is_read_as_the_chat_template_has_it(data, tokenizer):
-    exchange, one = Exchange(tokenizer), dialogues(data, "test")[0]
-    line = told(exchange, one)
-    content = "\n\n".join([*one.document, one.turns[0].text])
+    encoder, one = ChatEncoder(tokenizer), dialogues(data, "test")[0]
+    line = encode_dialogue(encoder, one)
+    content = "\n\n".join([*one.document, one.utterances[0].text])
     messages = [{"role": "user", "content": content}] + [
-        {"role": "assistant" if turn.response else "user", "content": turn.text} for turn in one.turns[1:]
+        {"role": "assistant" if turn.response else "user", "content": turn.text} for turn in one.utterances[1:]
     ]
     rendered = tokenizer.render(messages, answer=False)
     assert tokenizer.decode(line.ids.tolist(), skip_special=False) == rendered.rstrip("\n")
     said = [tokenizer.decode(line.ids[start:end].tolist(), skip_special=False) for start, end in line.responses]
-    assert said == [f"{turn.text}<|im_end|>" for turn in one.turns if turn.response]
-    alone = told(exchange, one, document=False)
+    assert said == [f"{turn.text}<|im_end|>" for turn in one.utterances if turn.response]
+    alone = encode_dialogue(encoder, one, document=False)
     assert "lamp." not in tokenizer.decode(alone.ids.tolist())
     assert len(alone.responses) == 3
 
@@ -128,9 +128,9 @@ def test_training_dialogues_fit_and_know_their_sections(data, tokenizer):
 def test_perplexity_is_of_the_targets_alone(tokenizer, data):
     backbone, small = load_backbone(str(folders.backbone()), models_dir=data)
     window = in_window(backbone, 60)
-    exchange = Exchange(small)
+    encoder = ChatEncoder(small)
     lines = [
-        exchange.line(small.encode("the lamp is on the table"), answer) for answer in ("and so", "it is dark in here")
+        encoder.example(small.encode("the lamp is on the table"), answer) for answer in ("and so", "it is dark in here")
     ]
     nats, count = 0.0, 0
     for line in lines:
@@ -142,22 +142,24 @@ def test_perplexity_is_of_the_targets_alone(tokenizer, data):
 
 
 def test_scores_of_words():
-    same = wording(["Carl finds the lamp."], ["Carl finds a lamp"])
+    same = overlap_scores(["Carl finds the lamp."], ["Carl finds a lamp"])
     assert same["f1"] == 100  # articles and punctuation do not count
     assert same["rouge1"] == same["rougeL"] == 75
-    turned = wording(["lamp a finds Carl"], ["Carl finds a lamp"])
+    turned = overlap_scores(["lamp a finds Carl"], ["Carl finds a lamp"])
     assert (turned["rouge1"], turned["rougeL"]) == (100, 25)
-    assert wording(["lamps"], ["lamp"])["meteor"] == pytest.approx(
+    assert overlap_scores(["lamps"], ["lamp"])["meteor"] == pytest.approx(
         50
     )  # one stem; the penalty of a single chunk is half
-    assert wording(["light"], ["lamp"])["meteor"] == 0  # no synonyms
-    assert wording(["dark"], ["lamp"]) == {"f1": 0, "rouge1": 0, "rougeL": 0, "meteor": 0}
-    assert wording(["lamp", "dark"], ["lamp", "lamp"])["f1"] == 50
+    assert overlap_scores(["light"], ["lamp"])["meteor"] == 0  # no synonyms
+    assert overlap_scores(["dark"], ["lamp"]) == {"f1": 0, "rouge1": 0, "rougeL": 0, "meteor": 0}
+    assert overlap_scores(["lamp", "dark"], ["lamp", "lamp"])["f1"] == 50
 
 
 def test_who_has_read_the_document_writes_the_responses(data, tokenizer):
     one = dialogues(data, "test")[0]
-    asked = {turn.text: after.text for turn, after in zip(one.turns, one.turns[1:], strict=False) if after.response}
+    asked = {
+        turn.text: after.text for turn, after in zip(one.utterances, one.utterances[1:], strict=False) if after.response
+    }
 
     def knows(read):
         last = max(asked, key=read.rfind)
@@ -182,12 +184,12 @@ def test_who_has_read_the_document_writes_the_responses(data, tokenizer):
     }  # fmt: skip
     with pytest.raises(ConfigError, match="ways='window'"):
         list(dialogue(oracle, None, tokenizer, sampled=sampled, ways=["window"]))
-    with pytest.raises(ConfigError, match="samples=99: the data set has 36 responses"):
+    with pytest.raises(ConfigError, match="samples=99: must be at most 36"):
         sample(dialogues(data, "test"), responses=99, written=1, seed=0)
 
 
 def oracle_with_scores(oracle):
-    """Lets perplexity be taken, too: every token is as likely as any other."""
+    """Also predicts in training: all tokens are equally likely."""
 
     def forward(tokens, state):
         return torch.zeros(*tokens.shape, oracle.vocab_size)
@@ -205,7 +207,7 @@ def test_broken_files_are_named(tmp_path):
     with pytest.raises(DataError, match="no data set 'cmu_dog'"):
         dialogues(tmp_path, "test")
     store(tmp_path, [CHAT])
-    with pytest.raises(DataError, match=r"holds no Conversations/train"):
+    with pytest.raises(DataError, match=r"has no Conversations/train"):
         dialogues(tmp_path, "train")
     root = tmp_path / "cmu_dog" / "cmu_dog"
     file = root / "Conversations" / "test" / "0000.json"
@@ -216,14 +218,14 @@ def test_broken_files_are_named(tmp_path):
         ("[]", "must be an object, found list"),
         ("{}", "no 'wikiDocumentIdx'"),
         (whole.replace('"docIdx"', '"doc"'), "no 'docIdx'"),
-        (whole.replace(": 7", ": 8"), "no document 8 in WikiData"),
-        (whole.replace('["user1"]', "[]"), "nobody saw the document"),
+        (whole.replace(": 7", ": 8"), "WikiData has no document 8"),
+        (whole.replace('["user1"]', "[]"), "whoSawDoc is empty"),
     ):
         file.write_text(content)
         with pytest.raises(DataError, match=rf"0000\.json.*{said}"):
             dialogues(tmp_path, "test")
     file.write_text(json.dumps(json.loads(whole) | {"history": []}))
-    with pytest.raises(DataError, match="holds no dialogue with a response"):
+    with pytest.raises(DataError, match="has no dialogue with a response"):
         dialogues(tmp_path, "test")
     (root / "WikiData" / "lamp.json").write_text('{"0": {}}')
     with pytest.raises(DataError, match=r"lamp\.json: no 'movieName'"):

@@ -50,7 +50,7 @@ def documents(task, rows=24, segments=3, step=0):
 
 
 def neighbours(told):
-    """Who is where of whom, by the sentences."""
+    """Parse the sentences into who is in which direction of whom."""
     known = {}
     for a, direction, b in re.findall(r"The (\w+) is (\w+) of the (\w+)\.", told):
         if a in PLACES and b in PLACES:
@@ -85,7 +85,7 @@ def test_two_facts_answer_the_question(make):
 
 
 def test_facts_stand_everywhere_and_always_between_sentences(make):
-    """Of 400 facts in 4 segments each quarter has about its share, though sentences are as long as a segment."""
+    """Each of 4 segments has about a quarter of 400 facts, although sentences are as long as a segment."""
     task, at = make("detect"), []
     for line in documents(task, rows=400, segments=4):
         end = line.rindex(" Where is")
@@ -157,7 +157,7 @@ def test_lookalikes_are_facts_but_for_one_word(make, kind):
 
 def test_cut_noise_has_words_of_facts_behind_borders_and_leaves_facts_whole(make):
     def share(task):
-        """Of the segments behind a border that begin with a word of the facts, within three tokens."""
+        """Return the share of segments that have a word of the facts within their first three tokens."""
         heads = task.batch(0, 64, 4).tokens[:, S : 3 * S].reshape(-1, S)[:, :3]
         return float(torch.isin(heads, torch.tensor(task._words)).any(1).float().mean())
 
@@ -227,7 +227,7 @@ def test_one_book_in_ten_is_held_out_whatever_the_others_are(tmp_path):
 
 
 class Listener:
-    """A memory that knows the last fact it was told: what a perfect model does with `memorize` and `detect`."""
+    """A memory that holds the last fact: a perfect model for `memorize` and `detect`."""
 
     segment_length = S
 
@@ -238,7 +238,7 @@ class Listener:
         return MemoryState({"place": torch.zeros(rows, dtype=torch.int64), "tail": torch.zeros(rows, 12).long()})
 
     def read(self, tokens, state):
-        """The last 12 tokens are kept as well: a fact may stand across a border of segments."""
+        """Also keeps the last 12 tokens, because a fact may cross a border of segments."""
         line, places = torch.cat([state["tail"], tokens], dim=1), state["place"].clone()
         for row, ids in enumerate(line.tolist()):
             said = self.task.tokenizer.decode(ids)
@@ -290,8 +290,8 @@ def test_facts_are_said_again_before_the_question(make):
 
 
 class Scribe:
-    """Remembers everything, and answers from the facts that stand in the open segment; `confused`: it takes every direction
-    for its opposite when it says them."""
+    """Remembers everything, and answers from the facts recited in the open segment. `confused`: it recites every direction
+    as its opposite."""
 
     def __init__(self, task, confused=False):
         self.task = task
@@ -358,7 +358,7 @@ def test_what_does_not_fit_is_named(make, tmp_path, tokenizer):
     books = tmp_path / "books-260"
     books.mkdir()
     (books / "one.txt").write_text("Once upon a time. It rained. It ended.")
-    with pytest.raises(DataError, match="holds 1 texts"):
+    with pytest.raises(DataError, match="has 1 texts"):
         learn()
     (books / "one.txt").write_bytes(b"\xff\xfe\x00")
     (books / "two.txt").write_bytes(b"\xff\xfe\x00")

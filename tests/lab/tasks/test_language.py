@@ -1,4 +1,4 @@
-"""Language modelling: streams, what is held out, and the score."""
+"""Language modelling: streams, held-out texts, and scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everlong_lab.tasks.language import Language, LanguageConfig, Text, measure, shares, split
+from everlong_lab.tasks.language import Language, LanguageConfig, TextSlice, measure, middle_shares, split
 from everlong_lab.tasks.task import Setting
 from everlong_models.errors import ConfigError, DataError
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
@@ -21,7 +21,7 @@ S = 8
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Eleven texts, each of words of its own."""
+    """Eleven texts without common words."""
     folder = tmp_path / "texts"
     folder.mkdir()
     for index in range(11):
@@ -37,7 +37,7 @@ def task(data: Path, seed: int = 0, **changes: object) -> Language:
 
 
 class Uniform:
-    """A model that knows nothing: every token is as likely. Remembers how it was called."""
+    """A model for which all tokens are equally likely. Records its calls."""
 
     segment_length = S
 
@@ -96,13 +96,13 @@ def test_every_held_out_text_is_measured_from_its_middle(tmp_path: Path) -> None
     pieces = []
     for letter in "abc":
         (tmp_path / letter).write_text("-" * 100 + letter * 50 + "-" * 100)
-        pieces.append(Text(tmp_path / letter))
-    assert list(shares(pieces, 30)) == ["a" * 10, "b" * 10, "c" * 10]
-    assert [len(content) for content in shares(pieces, 10_000)] == [250] * 3
+        pieces.append(TextSlice(tmp_path / letter))
+    assert list(middle_shares(pieces, 30)) == ["a" * 10, "b" * 10, "c" * 10]
+    assert [len(content) for content in middle_shares(pieces, 10_000)] == [250] * 3
 
 
 def test_something_is_left_to_learn_from_whatever_texts_are_called(tmp_path: Path) -> None:
-    """The names' hashes would hold out both."""
+    """By the hashes of their names, both would be held out."""
     for name in ("part15.txt", "part22.txt"):
         (tmp_path / name).write_text("a" * 100)
     (kept,), (held_out,) = split(tmp_path)
@@ -156,7 +156,7 @@ def test_the_ends_of_lines_are_words_where_wikitext_is_measured(data: Path) -> N
 
 
 def test_one_file_is_learnt_from_and_another_one_measured(data: Path) -> None:
-    """As with WikiText, whose parts are files."""
+    """As with WikiText, whose splits are files."""
     parts = data / "wiki" / "deep"
     parts.mkdir(parents=True)
     (parts / "train.tokens").write_text("x" * 9000 + "y" * 1000)
@@ -177,7 +177,7 @@ def test_one_file_is_learnt_from_and_another_one_measured(data: Path) -> None:
     assert read(texts="own", held_out="own/v.txt") == (set("uw"), set("v"))
     assert read(texts=train, held_out=train) == (set("x"), set("y")), "as if it were not named twice"
     aside = split(data / "own")[1][0].file.name
-    with pytest.raises(ConfigError, match=rf"task.held_out='own': holds all of own/{aside}"):
+    with pytest.raises(ConfigError, match=rf"task.held_out='own': contains all of own/{aside}"):
         read(texts=f"own/{aside}", held_out="own")
     assert read(texts=train, held_out=test) == (set("xy"), set("z"))
     assert read(texts=train) == (set("x"), set("y")), "the last tenth"
@@ -192,7 +192,7 @@ def test_one_file_is_learnt_from_and_another_one_measured(data: Path) -> None:
             read(**chosen)
     with pytest.raises(DataError, match="no data set 'weki'"):
         read(texts=train, held_out="weki")
-    with pytest.raises(ConfigError, match=r"that wiki/deep/test\.tokens holds for it"):
+    with pytest.raises(ConfigError, match=r"held-out tokens of wiki/deep/test\.tokens"):
         language = Language(
             LanguageConfig(texts=train, held_out=test, vocabulary=257), Setting(task(data).tokenizer, S, data, 0)
         )
@@ -235,7 +235,7 @@ def test_what_is_forgotten_is_empty_in_every_segment(data: Path) -> None:
     model = Uniform(language.vocab_size)
     measure(model, language.tokenizer, language.held_out(2, 3), forget=["segments"])
     assert model.seen == [0] * 6
-    with pytest.raises(ConfigError, match="forget='dreams': the memory's state has segments"):
+    with pytest.raises(ConfigError, match="forget='dreams': must be one of segments"):
         measure(model, language.tokenizer, language.held_out(2, 3), forget=["dreams"])
 
 
@@ -253,7 +253,7 @@ def test_missing_broken_and_empty_texts_are_named(data: Path) -> None:
 
 def test_too_little_text_is_an_error_with_its_size(data: Path) -> None:
     language = task(data)
-    with pytest.raises(ConfigError, match="samples=500: 500 runs of 16 tokens need more than the"):
+    with pytest.raises(ConfigError, match="samples=500: 500 runs of 16 tokens exceed the"):
         language.evaluate(Uniform(language.vocab_size), samples=500, segments=2)
-    with pytest.raises(DataError, match=r"texts holds \d+ tokens; a batch needs 800000 in a row"):
+    with pytest.raises(DataError, match=r"texts has \d+ tokens; a batch needs 800000 consecutive"):
         language.batch(0, 1, 100_000)

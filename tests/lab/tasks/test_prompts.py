@@ -1,4 +1,4 @@
-"""Prompts that a server's search was asked for: read, drawn, cut into answers and what goes before them."""
+"""Prompts written by `everlong prompts`: reading, sampling, targets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from everlong_lab.tasks import Setting, make_task
-from everlong_lab.tasks.exchange import Exchange
+from everlong_lab.tasks.chat_encoder import ChatEncoder
 from everlong_lab.tasks.prompts import Prompts, PromptsConfig
 from everlong_models import load_model
 from everlong_models.errors import DataError, TokenError
@@ -49,16 +49,16 @@ def make(data: Path, tokenizer: Tokenizer, seed: int = 0, **config: object) -> P
 def test_answers_are_targets_and_all_else_is_the_servers_chat(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write(tmp_path, *(line(n, turns=1 + n % 2) for n in range(80)))
     batch = make(tmp_path, tokenizer).batch(0, 12, segments=8)
-    exchange, seen = Exchange(tokenizer), set()
+    encoder, seen = ChatEncoder(tokenizer), set()
     for ids, length, targets in zip(batch.tokens, batch.lengths, batch.targets, strict=True):
         text = tokenizer.decode(ids[:length].tolist(), skip_special=False)
         number = int(text.split("hen ")[1].split()[0])
         wanted: list[int] = []
         marks: list[bool] = []
         for turn in line(number, turns=1 + number % 2)["turns"]:
-            asked = [*(exchange.turn if wanted else exchange.head()), *tokenizer.encode(turn["prompt"])]
-            asked += exchange.question("", document=False)
-            given = exchange.answer(turn["answers"][0])
+            asked = [*(encoder.turn if wanted else encoder.head()), *tokenizer.encode(turn["prompt"])]
+            asked += encoder.question("", document=False)
+            given = encoder.answer(turn["answers"][0])
             wanted += asked + given
             marks += [False] * len(asked) + [True] * len(given)
         assert ids[:length].tolist() == wanted
@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_left_out_from_its_turn_on(tmp_path: Path, tokenize
     task = make(tmp_path, tokenizer)
     whole, some = task.batch(0, 4, 20), task.batch(0, 4, 2)
     assert int(some.lengths.max()) <= 2 * S < int(whole.lengths.max())
-    with pytest.raises(TokenError, match="hold no prompt"):
+    with pytest.raises(TokenError, match=r"no prompt of .* fits into"):
         make(tmp_path, tokenizer, answer=2).batch(0, 1, 20)
 
 
@@ -97,7 +97,7 @@ def test_held_out_answers_are_scored(tmp_path: Path, tokenizer: Tokenizer, tiny_
 
 
 def test_the_file_that_is_named_is_read(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """Not one of its name elsewhere; and whatever separators its words hold."""
+    """A path is not replaced by a file of the same name elsewhere; texts may contain line separators."""
     (tmp_path / "an-archive").mkdir()
     (tmp_path / "an-archive" / "prompts.jsonl").write_text("{")
     lines = [line(n) for n in range(40)]

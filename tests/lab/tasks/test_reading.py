@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from everlong_lab.corpora import sources
-from everlong_lab.corpora.sources import Asked, Source
+from everlong_lab.corpora.sources import Source, SourceQuestion
 from everlong_lab.eval.babilong import in_window
 from everlong_lab.tasks import Setting, make_task
 from everlong_lab.tasks.continuation import Continuation, ContinuationConfig
@@ -106,7 +106,7 @@ def make(data, tokenizer):
 
 
 def lines(batch, tokenizer):
-    """Each document's text before the answer, and the answer."""
+    """Return each document's text before the answer, and the answer."""
     for ids, length, targets in zip(batch.tokens, batch.lengths.tolist(), batch.targets, strict=True):
         begin = int(targets.nonzero()[0])
         assert targets[begin:length].all()
@@ -141,7 +141,7 @@ def test_a_long_text_is_cut_around_what_is_needed(make, tokenizer):
     assert len(first) > 1
     assert len(held) > 1
     assert max(held) == 4
-    with pytest.raises(TokenError, match="1 segments of 64 tokens hold no question of fairytaleqa"):
+    with pytest.raises(TokenError, match="no question of fairytaleqa fits into 1 segments of 64 tokens"):
         make().batch(0, 4, 1)
 
 
@@ -196,7 +196,7 @@ def test_readers_of_other_formats(tmp_path):
         ),
     )
     (story,) = sources.read(tmp_path, "squality", "train")
-    assert story == Source("9", ("One.", "Two."), "\n\n", (Asked("What?", ("A.", "B.")),))
+    assert story == Source("9", ("One.", "Two."), "\n\n", (SourceQuestion("What?", ("A.", "B.")),))
     meeting = {
         "meeting_transcripts": [{"speaker": who, "content": f"Words of {who}."} for who in "ABCD"],
         "general_query_list": [{"query": "Summarize.", "answer": "They met."}],
@@ -207,7 +207,10 @@ def test_readers_of_other_formats(tmp_path):
     write(tmp_path / "qmsum" / "ALL" / "train" / "m.json", meeting)
     (met,) = sources.read(tmp_path, "qmsum", "train")
     assert met.parts[1] == "B: Words of B."
-    assert met.asked == (Asked("Summarize.", ("They met.",)), Asked("What of B?", ("It spoke.",), (1, 2)))
+    assert met.questions == (
+        SourceQuestion("Summarize.", ("They met.",)),
+        SourceQuestion("What of B?", ("It spoke.",), (1, 2)),
+    )
     around = "A tower stands in the north of the town. " * 4
     passages = [
         f"{around}Tower {n} is the one of all of them that a person sees first who comes by sea. {around}"
@@ -231,8 +234,8 @@ def test_readers_of_other_formats(tmp_path):
     assert [len(part) for part in told] == [len(kept) / 3, len(held) / 3]
     assert held
     assert kept[0].parts[0].startswith("A tower stands")
-    assert kept[0].asked[0].question.startswith("Read this:\nWhere is it")
-    assert kept[0].asked[0].answers == ("north",)
+    assert kept[0].questions[0].question.startswith("Read this:\nWhere is it")
+    assert kept[0].questions[0].answers == ("north",)
 
 
 def test_broken_lines_are_named(tmp_path, data):
@@ -240,10 +243,10 @@ def test_broken_lines_are_named(tmp_path, data):
     asked = tmp_path / "fairytaleqa" / "questions" / "train" / "a-questions.csv"
     rows(stories, ("section", "text"), ("1", "Once."))
     for table, said in (
-        ([("question", "answer1"), ("What?", "It.")], r"line 1: no column 'cor_section'"),
+        ([("question", "answer1"), ("What?", "It.")], r"line 1: column 'cor_section' is missing"),
         (
             [("question", "cor_section", "answer1"), ("What?", "1", "It."), ("", "1", "It.")],
-            r"line 3: nothing in column 'que",
+            r"line 3: column 'question' is empty",
         ),
         (
             [("question", "cor_section", "answer1"), ("What?", "2", "It.")],
@@ -275,7 +278,7 @@ def test_broken_lines_are_named(tmp_path, data):
     write(tmp_path / "policyqa" / "data" / "dev.json", '{"data": [{"title": "a"}]}')
     with pytest.raises(DataError, match=r"dev\.json: no 'paragraphs'"):
         [sources.read(tmp_path, "policyqa", part) for part in ("train", "validation")]
-    with pytest.raises(DataError, match=r"holds no dev-v2\.0\.json"):
+    with pytest.raises(DataError, match=r"has no dev-v2\.0\.json"):
         (tmp_path / "squad2_dev_half").mkdir()
         sources.read(tmp_path, "squad2_dev_half", "train")
     shifted = {"id": "q7", "question": "Where?", "answers": [{"text": "there", "answer_start": 1}]}
@@ -283,12 +286,12 @@ def test_broken_lines_are_named(tmp_path, data):
     write(tmp_path / "squad2_dev_half" / "dev-v2.0.json", {"data": [article, article]})
     with pytest.raises(DataError, match=r"question q7: the answer 'there' is not at character 1"):
         sources.read(tmp_path, "squad2_dev_half", "test")
-    with pytest.raises(DataError, match=r"policyqa holds nothing of the part 'test'"):
+    with pytest.raises(DataError, match=r"policyqa has no questions in the split 'test'"):
         write(tmp_path / "policyqa" / "data" / "dev.json", {"data": []})
         sources.read(tmp_path, "policyqa", "test")
     with pytest.raises(DataError, match="no data set 'qmsum'"):
         Reading(ReadingConfig(sources={"qmsum": 1}), Setting(Tokenizer(make_tokenizer()), S, tmp_path, 0))
-    with pytest.raises(ValueError, match="no data set 'novels' of this kind"):
+    with pytest.raises(ValueError, match="no data set 'novels'; must be one of"):
         ReadingConfig(sources={"novels": 1})
     with pytest.raises(ValueError, match="weight of qmsum must be positive"):
         ReadingConfig(sources={"qmsum": 0})

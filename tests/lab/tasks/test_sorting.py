@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everlong_lab.eval.seeds import Seed
+from everlong_lab.eval.seeds import SeededModel
 from everlong_lab.eval.sorting import sorting
 from everlong_lab.tasks.sorting import Sorting, SortingConfig, by_frequency, drifting
 from everlong_lab.tasks.task import Setting
@@ -30,7 +30,7 @@ def task(seed: int = 0, symbols: int = V, segment_length: int = S) -> Sorting:
 
 
 class Oracle:
-    """A model that has counted everything, or only what follows `since`, and answers as it has counted."""
+    """A model that answers by counting all symbols, or only those from `since` on."""
 
     segment_length = S
     vocab_size = V + 1
@@ -79,7 +79,7 @@ def test_documents_are_sequence_separator_answer() -> None:
 
 
 def test_the_distribution_drifts_from_one_mixture_to_another() -> None:
-    """Over many sequences of one seed, what is drawn at t has the frequencies (1 − α) p_0 + α p_1 of that row."""
+    """Over many sequences of one seed, the symbols at t have the frequencies (1 − α) p_0 + α p_1."""
     length, rows = 20_000, 6
     sequence = drifting(np.random.default_rng(1), rows, length, V)
     weights = np.random.default_rng(1).integers(1, 10, (2, rows, V))
@@ -140,7 +140,7 @@ def test_a_segment_must_hold_the_answer() -> None:
 
 
 def test_a_trained_model_can_be_loaded(tmp_path: Path) -> None:
-    """Symbols know no chat, which loading must survive."""
+    """A tokenizer of symbols has no chat format; loading must still work."""
     options = {"segment_length": S, "width": 8, "layers": 1, "heads": 1, "feed_forward": 8, "memory_length": S}
     recipe = LearnerRecipe(memory="transformer_xl", options=options, learn="all")
     learner = make_learner(
@@ -152,5 +152,5 @@ def test_a_trained_model_can_be_loaded(tmp_path: Path) -> None:
     )
     learner.save(tmp_path / "sorter", "")
     loaded = load_model(str(tmp_path / "sorter"), models_dir=tmp_path)
-    made = Seed("", loaded.memory, loaded.tokenizer)
+    made = SeededModel("", loaded.memory, loaded.tokenizer)
     assert sorting([made], lengths=[2 * S], samples=2)[0]["symbols"] == 2 * S

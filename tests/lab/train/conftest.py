@@ -48,12 +48,12 @@ def recipe(**changes: Any) -> Recipe:
 
 
 made_once = functools.cache(made_tokenizer)
-"""A task's tokenizer is the same one every time, and takes longer to make than all else that a tiny run does."""
+"""Cached: a task's tokenizer is always the same, and making it takes longer than the rest of a tiny run."""
 
 
 @pytest.fixture
 def start(data, tmp_path, monkeypatch):
-    """Makes a run in a folder of that name, new or resumed."""
+    """Return a function that makes a run in a folder of a given name, new or resumed."""
     monkeypatch.setattr(running, "made_tokenizer", made_once)
 
     def make(of: Recipe, name: str = "run", *, resume: bool = False, data: Path = data) -> Run:
@@ -64,7 +64,7 @@ def start(data, tmp_path, monkeypatch):
 
 @contextmanager
 def full_disk(room: int) -> Iterator[None]:
-    """No file gets longer than `room` bytes."""
+    """Limit all files to `room` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -76,7 +76,7 @@ def full_disk(room: int) -> Iterator[None]:
 
 
 def take(run: Run, steps: int) -> list[dict[str, float]]:
-    """The figures of the next `steps` steps, without those of the clock."""
+    """Return the figures of the next `steps` steps, without times."""
     figures = []
     wanted = run.position.step + steps
     for update in run.steps(stop=lambda: run.position.step >= wanted):

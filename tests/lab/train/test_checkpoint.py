@@ -1,4 +1,4 @@
-"""Checkpoints: a run that was stopped and resumed is the run that was not."""
+"""Checkpoints: a run that was stopped and resumed gives the same result as one that was not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.tinymodel import STORY
 @pytest.mark.parametrize("of", [recipe(), DROPPING, recipe(rows_at_once=3, checkpointed=True), LASTING])
 @pytest.mark.parametrize("cut", [1, 2, 5])
 def test_resumed_is_uninterrupted(start, of, cut):
-    """Figures and weights, bit for bit, wherever it was cut: in a stage, and between two."""
+    """Figures and weights are equal bit for bit, wherever the run was stopped: within a stage and between two."""
     whole = start(of, "whole")
     expected = take(whole, 99)
     first = start(of, "cut")
@@ -70,19 +70,19 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(start, tmp_path):
 
 def test_a_checkpoint_that_was_never_written_is_not_said_to_be_kept(start, tmp_path, monkeypatch):
     run = start(recipe())
-    with full_disk(1000), pytest.raises(RunError, match=r"cannot write a checkpoint.*none was written yet"):
+    with full_disk(1000), pytest.raises(RunError, match=r"cannot write a checkpoint.*there is no earlier one"):
         take(run, 1)
 
     def broken(*_, **__):
         raise StateNotFinite("memory holds NaN")
 
     monkeypatch.setattr(running, "unroll", broken)
-    with pytest.raises(RunError, match=r"step 1: memory holds NaN; the last good checkpoint: none was written yet"):
+    with pytest.raises(RunError, match=r"step 1: memory holds NaN; last good checkpoint: none was written yet"):
         take(run, 1)
 
 
 def test_random_numbers_of_every_cuda_device_are_kept(start, tmp_path, monkeypatch):
-    """Two devices that are not there: only their random states are asked for."""
+    """Two fake devices, of which only the random states are used."""
     states = [torch.full((16,), device, dtype=torch.uint8) for device in (3, 4)]
     restored = {}
     run = start(recipe())
@@ -100,7 +100,7 @@ def test_what_cannot_be_resumed(start, tmp_path):
     with pytest.raises(RunError, match=r"nothing to resume: no .*checkpoint\.safetensors"):
         start(recipe(), resume=True)
     take(start(recipe()), 1)
-    with pytest.raises(RunError, match="holds a run"):
+    with pytest.raises(RunError, match="contains a run"):
         start(recipe())
     with pytest.raises(RunError, match="belongs to another recipe"):
         start(recipe(seed=1), resume=True)
@@ -115,7 +115,7 @@ def test_a_checkpoint_of_another_architecture(start, tmp_path):
     take(run, 1)
     name, parameter = next(iter(run.learner.parameters.items()))
     other = {**run.learner.parameters, name: torch.nn.Parameter(parameter.data[:1])}
-    with pytest.raises(RunError, match=f"of another architecture: {re.escape(name)} is"):
+    with pytest.raises(RunError, match=f"has another architecture: {re.escape(name)} has"):
         checkpoint.restore(
             tmp_path / "run",
             recipe=recipe().digest(),
@@ -127,13 +127,13 @@ def test_a_checkpoint_of_another_architecture(start, tmp_path):
 
 
 def test_a_run_goes_on_with_the_data_that_it_was_begun_with(start, data, tmp_path):
-    """A tokenizer made of other texts has other words at the same numbers."""
+    """A tokenizer made from other texts has other words under the same ids."""
     take(start(recipe()), 1)
     other = tmp_path / "other" / "books-260"
     other.mkdir(parents=True)
     (other / "book.txt").write_text(STORY.read_text().upper())
     (other / "another.txt").write_text(STORY.read_text()[:3000])
-    with pytest.raises(RunError, match=r"was begun with other data: the tokenizer made of it was [0-9a-f]{12}…"):
+    with pytest.raises(RunError, match=r"was started with other data: its tokenizer is [0-9a-f]{12}…"):
         start(recipe(), resume=True, data=other.parent)
     assert start(recipe(), resume=True).position.step == 1
 

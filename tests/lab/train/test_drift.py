@@ -1,4 +1,4 @@
-"""Memories moved on along their drift, against the definition."""
+"""Drift augmentation, compared with its definition."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from everlong_lab.train.drift import Drift
+from everlong_lab.train.drift import DriftAugmentation
 from everlong_lab.train.recipe import DriftRecipe
 from everlong_models.memories.state import MemoryState
 
@@ -14,16 +14,16 @@ SEGMENTS = 7
 
 
 def memories(rows: int) -> list[torch.Tensor]:
-    """A line of memories that move by about a tenth of their size at every segment."""
+    """Return a sequence of memories that change by about a tenth of their size at every segment."""
     generator = torch.Generator().manual_seed(0)
     first = torch.randn(rows, 2, 8, generator=generator)
     return [first + 0.1 * torch.randn(first.shape, generator=generator) for _ in range(SEGMENTS)]
 
 
 def moved(how: DriftRecipe, idle: torch.Tensor, seed: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Memories after every segment, and what is added to them."""
+    """Return the memories after every segment, and what was added to them."""
     line = memories(len(idle))
-    drift = Drift(how, idle, np.random.default_rng(seed))
+    drift = DriftAugmentation(how, idle, np.random.default_rng(seed))
     return line, [drift(index, MemoryState({"memory": memory}))["memory"] - memory for index, memory in enumerate(line)]
 
 
@@ -71,7 +71,7 @@ def test_the_same_random_numbers_move_the_same():
 def test_the_gradient_is_that_of_the_memory_as_it_was():
     idle = torch.ones(3, SEGMENTS, dtype=torch.bool)
     line = [memory.requires_grad_() for memory in memories(3)]
-    drift = Drift(DriftRecipe(segments=40, share=1), idle, np.random.default_rng(0))
+    drift = DriftAugmentation(DriftRecipe(segments=40, share=1), idle, np.random.default_rng(0))
     after = [drift(index, MemoryState({"memory": memory}))["memory"] for index, memory in enumerate(line)]
     gradients = torch.autograd.grad(torch.stack(after).sum(), line)
     assert all(torch.equal(gradient, torch.ones_like(gradient)) for gradient in gradients)
@@ -79,7 +79,7 @@ def test_the_gradient_is_that_of_the_memory_as_it_was():
 
 @pytest.mark.parametrize("segments", [1, 2])
 def test_documents_too_short_for_it_are_left_alone(segments):
-    drift = Drift(
+    drift = DriftAugmentation(
         DriftRecipe(segments=40, share=1), torch.ones(4, segments, dtype=torch.bool), np.random.default_rng(0)
     )
     for index in range(segments):

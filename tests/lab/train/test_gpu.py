@@ -1,5 +1,5 @@
-"""A run on a device that is not the CPU. Where no GPU is (see `pretended`), PyTorch goes back through no graph of a device that is
-not; so gradients are made up, and losses, the optimiser's step, what is saved and what is resumed are a GPU's."""
+"""A run on a device other than the CPU. Without a GPU (see `pretended`), PyTorch cannot compute gradients on a fake device,
+so these are invented; losses, optimiser steps, checkpoints and resuming are as on a GPU."""
 
 from __future__ import annotations
 

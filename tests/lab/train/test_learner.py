@@ -1,4 +1,4 @@
-"""Learners: what a recipe describes, the weights that it begins with, and the model folder that is written."""
+"""Learners: the recipe, the starting weights, and the model folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INFINITE = {"segment_length": 16, "width": 16, "layers": 1, "heads": 2, "short_t
 
 
 def test_a_seed_draws_all_weights(data, tmp_path):
-    """Also those of memories that draw theirs by themselves; a model that is begun with keeps its own."""
+    """This includes memories with a seed option; a starting model keeps its seed."""
 
     def made(number, **options):
         learner = {"memory": "infinite_scratch", "options": INFINITE | options, "learn": "all"}
@@ -77,7 +77,7 @@ def test_the_model_folder_is_what_was_trained(start, tmp_path):
 
 @pytest.fixture(scope="module")
 def pretrained(data, tmp_path_factory):
-    """A backbone in a folder, with a tokenizer that has the answers as tokens."""
+    """Save a backbone with a tokenizer in which answers are single tokens."""
     folder = tmp_path_factory.mktemp("pretrained")
     learner = make_learner(
         recipe().learner,
@@ -128,7 +128,7 @@ def test_adapters_alone_learn_and_are_what_is_served(start, tmp_path, pretrained
     for name, begun in weights(start(recipe(learner=learner), "second")).items():
         torch.testing.assert_close(begun, weights(run)[name].bfloat16().float(), rtol=0, atol=0)
     other = learner.model_copy(update={"adapters": learner.adapters.model_copy(update={"alpha": 4})})
-    with pytest.raises(ConfigError, match=r"its adapters \(scale 4;.* are others than the recipe's"):
+    with pytest.raises(ConfigError, match=r"its adapters \(scale 4;.* differ from the recipe's"):
         start(recipe(learner=other), "third")
 
 

@@ -53,16 +53,32 @@ def test_files(tmp_path):
         load_recipe("nonsense")
     broken = tmp_path / "broken.yaml"
     broken.write_text("a: [1")
-    with pytest.raises(RecipeError, match="no YAML"):
+    with pytest.raises(RecipeError, match="is not YAML"):
         load_recipe(str(broken))
     broken.write_text("- 1")
-    with pytest.raises(RecipeError, match="a mapping of keys, found list"):
+    with pytest.raises(RecipeError, match="must be a mapping of keys, found list"):
         load_recipe(str(broken))
     with pytest.raises(ConfigError, match="must be KEY=VALUE"):
         load_recipe("facts-detect", ["rows"])
     for nowhere in ("rows.more=1", "rows.more.still=1", "stages.9.steps=1"):
-        with pytest.raises(ConfigError, match="leads to nothing in the recipe"):
+        with pytest.raises(ConfigError, match="is not a key of the recipe"):
             load_recipe("facts-detect", [nowhere])
+
+
+def test_a_recipe_extends_another_one(tmp_path):
+    """Mappings are merged, all other values replaced."""
+    ours = tmp_path / "ours.yaml"
+    ours.write_text("extends: sorting-sticky\nlearner: {options: {tau: 0.5}}\nstages: [{segments: 1, steps: 2}]\n")
+    found, base = load_recipe(str(ours), ["rows=5"]), load_recipe("sorting-sticky")
+    assert found.learner.options == base.learner.options | {"tau": 0.5}
+    assert (len(found.stages), found.rows, found.task) == (1, 5, base.task)
+    for extended in (str(ours), "[1]"):
+        ours.write_text(f"extends: {extended}")
+        with pytest.raises(RecipeError, match=r"ours\.yaml: extends=.*: must be the name or file of another recipe"):
+            load_recipe(str(ours))
+    ours.write_text("extends: nonsense")
+    with pytest.raises(RecipeError, match="no recipe 'nonsense'"):
+        load_recipe(str(ours))
 
 
 @pytest.mark.slow

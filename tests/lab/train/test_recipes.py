@@ -1,4 +1,4 @@
-"""The papers' recipes on CMU-DoG and facts, as they come with the package, for two steps of toy size."""
+"""The package's recipes on CMU-DoG and facts, for two steps at toy size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from everlong_lab.eval.dialogue import dialogue, sample, usual
+from everlong_lab.eval.dialogue import default_ways, dialogue, sample
 from everlong_lab.tasks.dialogue import dialogues
 from everlong_lab.train.learner import make_learner
 from everlong_lab.train.recipe import load_recipe, recipe_names
@@ -56,7 +56,7 @@ def test_dialogue_from_scratch_is_trained_and_measured(name: str, films: Path, s
     assert model.trained
     sampled = sample(dialogues(films, "test"), responses=3, written=2, seed=0)
     backbone = model.memory.backbone if isinstance(getattr(model.memory, "backbone", None), Backbone) else None
-    ways = usual(backbone, model.tokenizer, sampled)
+    ways = default_ways(backbone, model.tokenizer, sampled)
     assert ways == ("dialogue", "memory"), "no window holds a document"
     without, with_it = dialogue(model.memory, backbone, model.tokenizer, sampled=sampled, ways=ways)
     assert (without.way, with_it.way) == ways
@@ -86,7 +86,7 @@ TOY = {
 
 @pytest.mark.parametrize("name", FROM_SCRATCH + SMALL)
 def test_all_that_a_recipe_has_learns(name: str, films: Path, start) -> None:
-    """Also the gate of an ∞-former, whose work only later segments see."""
+    """This includes the gate of an ∞-former, which affects only later segments."""
     recipe = load_recipe(name)
     few = ["stages=[{segments: 4, steps: 4}]", "mixed=0", "rows=2", "check={samples: 2}"]
     if name in SMALL:
@@ -150,7 +150,7 @@ def test_memorize_is_trained_by_itself(start) -> None:
 
 
 def test_reasoning_starts_from_a_model_of_the_package(tmp_path: Path) -> None:
-    """Of the same sizes as the recipe's, around the tokenizer that the books of its data give."""
+    """The starting model has the recipe's sizes and the tokenizer made from its data."""
     recipe = load_recipe("facts-reasoning").learner
     assert recipe.start is not None
     binding = load_model(recipe.start, models_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""Runs: what a step does, what is scored, written and refused."""
+"""Runs: steps, scores, files, and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_rows_at_once_changes_nothing_but_memory(start):
 
 
 def test_it_learns(start):
-    """Fifty steps on four documents, over and over: it must know them by heart."""
+    """After fifty steps on the same four documents, the loss must be small."""
     run = start(recipe(stages=[{"segments": 2, "steps": 60}], mixed=0, optimizer={"lr": 1e-2, "warmup": 5}))
     batch = run.task.batch(0, 4, 2)
     run.task.batch = lambda step, rows, segments: batch
@@ -88,7 +88,7 @@ def test_a_curve_that_cannot_be_written(start, tmp_path):
 def test_a_folder_that_cannot_be_made_or_written_to(start, tmp_path):
     (tmp_path / "file").write_text("")
     for name in ("file", "file/run"):
-        with pytest.raises(RunError, match=f"cannot make the run's folder {tmp_path / name}: ."):
+        with pytest.raises(RunError, match=f"cannot create the run's folder {tmp_path / name}: ."):
             start(recipe(), name)
     (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
     with pytest.raises(RunError, match=r"cannot write .*run/metrics\.jsonl: "):
@@ -129,7 +129,7 @@ def test_the_average_of_the_weights_is_what_is_scored_and_saved(start, tmp_path,
 
 
 def test_drift_is_part_of_what_is_learnt(start):
-    """Same documents, other memories between their segments: another loss, from the first step on."""
+    """The augmentation changes memories between segments, and so the loss, from the first step on."""
     stages = [{"segments": 6, "steps": 1}]
     still, moved = (
         take(start(recipe(stages=stages, mixed=0, rows=16, drift=drift), name), 1)[0]["loss"]
@@ -140,11 +140,11 @@ def test_drift_is_part_of_what_is_learnt(start):
 
 
 def test_drift_is_refused_where_it_cannot_be(start):
-    with pytest.raises(ConfigError, match=r"drift=9\.0: is for rmt, not lamemo"):
+    with pytest.raises(ConfigError, match=r"drift=9\.0: needs the memory rmt, not lamemo"):
         start(DROPPING.model_copy(update={"drift": LASTING.drift}))
     language = {"name": "language", "vocabulary": 300}
     run = start(recipe(task=language, drift={"segments": 9}, mixed=0, stages=[{"segments": 4, "steps": 1}]), "l")
-    with pytest.raises(ConfigError, match=r"drift=9\.0: language does not say where there is nothing to remember"):
+    with pytest.raises(ConfigError, match=r"drift=9\.0: language does not mark segments without facts"):
         take(run, 1)
 
 
@@ -154,7 +154,7 @@ def test_a_folder_with_a_model_is_not_begun_anew(start, tmp_path):
     run.learner.save(tmp_path / "run" / MODEL, "of a test")
     (tmp_path / "run" / checkpoint.FILE).unlink()
     written = (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(RunError, match=r"holds a run \(model\)"):
+    with pytest.raises(RunError, match=r"contains a run \(model\)"):
         start(recipe())
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == written
 
@@ -168,10 +168,12 @@ def test_no_room_for_the_rows_names_what_to_change(start, monkeypatch):
         raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(running, "unroll", full)
-    with pytest.raises(RunError, match=r"step 1: rows_at_once=3 rows of \d+ tokens.*2\.00 GiB.*that of step 1 is kept"):
+    with pytest.raises(
+        RunError, match=r"step 1: rows_at_once=3 rows of \d+ tokens.*2\.00 GiB.*last good checkpoint: step 1"
+    ):
         take(run, 1)
     monkeypatch.setattr(run.task, "evaluate", full)
-    with pytest.raises(RunError, match="step 1: no room to score documents of 2 segments"):
+    with pytest.raises(RunError, match="step 1: out of memory scoring documents of 2 segments"):
         run.score()
     assert start(recipe(rows_at_once=1, checkpointed=True), resume=True).position.step == 1
 
@@ -225,10 +227,10 @@ def test_a_line_that_was_cut_off_is_no_obstacle(start, tmp_path):
     [
         ("{", "line 2: Expecting property name"),
         ("\xff", "line 2: Expecting value"),
-        ("[2]", "line 2: no entry of a run, which has a step"),
-        ('{"loss": 1}', "line 2: no entry of a run, which has a step"),
-        ('{"step": "2"}', "line 2: no entry of a run, which has a step"),
-        ('{"step": 2, "loss": 1, "correct": 0}', "line 2: a step without segments"),
+        ("[2]", "line 2: must be an object with an integer `step`"),
+        ('{"loss": 1}', "line 2: must be an object with an integer `step`"),
+        ('{"step": "2"}', "line 2: must be an object with an integer `step`"),
+        ('{"step": 2, "loss": 1, "correct": 0}', "line 2: a training step lacks segments"),
     ],
 )
 def test_a_journal_that_is_broken_is_named_with_its_line(start, tmp_path, line, complaint):

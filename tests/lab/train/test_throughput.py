@@ -1,4 +1,4 @@
-"""The FLOPs that are said to be needed are those that torch counts, but for attention and memory tokens."""
+"""The estimated FLOPs equal those that torch counts, except for attention and memory tokens."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from everlong_lab.tasks.unroll import document_loss
 from everlong_lab.train.throughput import flops_per_token, matmul_peak
 from everlong_models.memories.rmt import RMT, RMTConfig
+from tests.lab.tasks.losses import document_loss
 from tests.models.tiny import FAMILIES
 
 

@@ -1,1 +1,1 @@
-"""What `everlong eval` measures: one experiment a file, each a function that returns figures and one that draws them."""
+"""`everlong eval grounded`: how good answers about long documents are, on texts and questions written by people."""

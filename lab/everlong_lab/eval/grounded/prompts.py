@@ -1,8 +1,8 @@
-"""`everlong prompts`: what the server would put before its model for questions of training texts, with their answers.
+"""`everlong prompts`: write the prompts that the server would build for questions about training texts, with answers.
 
-Texts are hidden in novels and searched as in `everlong eval grounded`, so a model learns from passages as it will be given
-them: the right one among others that have the same words. Where it is left out on purpose, or nothing was found, or people
-wrote a question that its text does not answer, the answer is `REFUSAL`.
+Texts are hidden in novels and searched as in `everlong eval grounded`, so that a model learns from passages like those it
+will get: the right passage among others with the same words. The answer is `REFUSAL` if the right passage was left out on
+purpose, if the search found nothing, or if people wrote a question that its text does not answer.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from everlong_lab.corpora import text
-from everlong_lab.eval.grounded.hiding import Asked, Hidden, Novels, books, documents, rank
-from everlong_lab.eval.grounded.questions import LEARNT, texts
+from everlong_lab.eval.grounded.hiding import DocumentQuestion, HaystackDocument, Novels, books, documents, rank
+from everlong_lab.eval.grounded.questions import TRAINING_SETS, texts
 from everlong_lab.tasks.reading import REFUSAL
 from everlong_models.errors import DataError
 from everlong_server.engine.answering.grounding import TEMPLATE, search_words, select_passages
@@ -29,18 +29,20 @@ from everlong_server.store.texts.search_corpus import SearchCorpus
 
 _PASSAGES = 16
 _LINES = 10
-"""Of one document at most so many."""
-_IN_VAIN = 100
+"""Maximum number of prompts about one document."""
+_MAX_UNPRODUCTIVE = 100
+"""Stop with an error after so many documents in a row without a prompt."""
 _BRIEFLY = ("", "", " Answer in a few words.", " Answer in a few words.", " Answer briefly.")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """`sets`: of questions, some of `LEARNT`. `questions`: of each set that have an answer. `impossible`: of SQuAD that have none. `without`: the share of questions whose
-    right passages are left out. `room`: tokens for passages, drawn anew for each question. `turns`: questions of a chat at most:
-    after the first, others that its passages answer. `lengths`: tokens of the texts, in turn."""
+class PromptsPlan:
+    """`sets`: sets of questions, from `TRAINING_SETS`. `questions`: number of answerable questions per set. `impossible`:
+    number of unanswerable questions of SQuAD. `without`: share of questions whose right passages are left out. `room`:
+    choices of the number of tokens for passages. `turns`: maximum number of questions in a chat; the later ones are
+    answered by the passages of the first. `lengths`: document lengths in tokens, used in turn."""
 
-    sets: tuple[str, ...] = tuple(LEARNT)
+    sets: tuple[str, ...] = tuple(TRAINING_SETS)
     questions: int = 1_000
     impossible: int = 300
     without: float = 0.1
@@ -51,10 +53,13 @@ class Plan:
 
 
 async def write(
-    plan: Plan, count: Callable[[str], int], data: Path, to: TextIO, tell: Callable[[str, float], None]
+    plan: PromptsPlan, count: Callable[[str], int], data: Path, to: TextIO, progress: Callable[[str, float], None]
 ) -> int:
-    """Writes JSON lines as `everlong_lab.tasks.prompts` reads them; how many. `count`: tokens of a text. `tell`: of a
-    set, and which share of it is done. Raises `DataError`."""
+    """Write prompts as JSON lines for `everlong_lab.tasks.prompts`; return their number.
+
+    `count` returns the number of tokens of a text. `progress` is called with a set's name and the share of it that is
+    done. Raises `DataError`.
+    """
     tested = {book.name for book in books(data / "books")}
     kept, _ = text.books(text.find(data, "books-260"))
     novels = Novels([book for book in kept if book.name not in tested], count)
@@ -62,73 +67,75 @@ async def write(
     jobs += [("squad", False, plan.impossible)] if "squad" in plan.sets else []
     written = 0
     with tempfile.TemporaryDirectory(prefix="everlong-") as folder:
-        maker = _Maker(plan, SearchCorpus(Blobs(f"file://{folder}")), count, random.Random(plan.seed))  # noqa: S311 - for samples
+        writer = _PromptWriter(plan, SearchCorpus(Blobs(f"file://{folder}")), count, random.Random(plan.seed))  # noqa: S311 - for samples
         for name, answerable, wanted in jobs:
-            of, done, in_vain = texts(data, name, "train"), 0, 0
-            of = [text for text in of if any(bool(asked.answers) == answerable for asked in text.questions)]
-            # Each text in documents of one length.
-            shares = [(of[n :: len(plan.lengths)], length) for n, length in enumerate(plan.lengths)]
-            drawn = [
+            sources, done, unproductive = texts(data, name, "train"), 0, 0
+            sources = [each for each in sources if any(bool(q.answers) == answerable for q in each.questions)]
+            # Each text is used for documents of one length.
+            shares = [(sources[n :: len(plan.lengths)], length) for n, length in enumerate(plan.lengths)]
+            streams = [
                 documents(some, novels, length, count, plan.seed, answerable=answerable, every=True)
                 for some, length in shares
                 if some
             ]
-            for found in itertools.cycle(drawn):
-                lines = await maker.lines(name, await asyncio.to_thread(next, found))
+            for stream in itertools.cycle(streams):
+                lines = await writer.lines(name, await asyncio.to_thread(next, stream))
                 for line in lines:
                     to.write(json.dumps(line, ensure_ascii=False) + "\n")
                     done, written = done + len(line["turns"]), written + 1
-                in_vain = 0 if lines else in_vain + 1
-                if in_vain > _IN_VAIN:
-                    raise DataError(f"{name}: of {_IN_VAIN} documents no question's answer was found")
-                tell(name if answerable else f"{name}, not answered", min(1.0, done / wanted))
+                unproductive = 0 if lines else unproductive + 1
+                if unproductive > _MAX_UNPRODUCTIVE:
+                    raise DataError(f"{name}: {_MAX_UNPRODUCTIVE} documents in a row had no question with an answer")
+                progress(name if answerable else f"{name}, not answered", min(1.0, done / wanted))
                 if done >= wanted:
                     break
     return written
 
 
-class _Maker:
-    """Makes lines of documents."""
+class _PromptWriter:
+    """Turns documents into prompts."""
 
-    def __init__(self, plan: Plan, shelf: SearchCorpus, count: Callable[[str], int], draw: random.Random) -> None:
-        self._plan, self._shelf, self._count, self._draw = plan, shelf, count, draw
+    def __init__(self, plan: PromptsPlan, texts: SearchCorpus, count: Callable[[str], int], rng: random.Random) -> None:
+        self._plan, self._texts, self._count, self._rng = plan, texts, count, rng
 
-    async def lines(self, name: str, hidden: Hidden) -> list[dict[str, Any]]:
-        """What is asked about a document, as the file's lines."""
-        document = await self._shelf.put(hidden.text)
+    async def lines(self, name: str, haystack: HaystackDocument) -> list[dict[str, Any]]:
+        """Return the prompts about a document, as lines of the file."""
+        document = await self._texts.put(haystack.text)
         lines: list[dict[str, Any]] = []
-        waiting = list(hidden.asked)
+        waiting = list(haystack.questions)
         while waiting and len(lines) < _LINES:
-            asked = waiting.pop(0)
-            chat = await self._chat(
-                document, hidden, asked, [other for other in waiting if other.source == asked.source]
-            )
+            question = waiting.pop(0)
+            others = [other for other in waiting if other.source == question.source]
+            chat = await self._chat(document, haystack, question, others)
             if chat is not None:
                 turns, answered = chat
-                lines.append({"source": f"{name}: {asked.source}", "turns": turns})
+                lines.append({"source": f"{name}: {question.source}", "turns": turns})
                 waiting = [other for other in waiting if other not in answered]
-        await self._shelf.remove(document)
+        await self._texts.remove(document)
         return lines
 
     async def _chat(
-        self, document: Document, hidden: Hidden, asked: Asked, others: list[Asked]
-    ) -> tuple[list[dict[str, Any]], list[Asked]] | None:
-        """A question and those of `others` that are asked after it; None where the passages lack the answer by chance: whether
-        they do is known only in part."""
-        draw = self._draw
-        words = search_words(asked.question, None)
-        found = await self._shelf.passages.search([document.id], words, _PASSAGES) if words else []
-        without = bool(asked.answers) and draw.random() < self._plan.without
+        self, document: Document, haystack: HaystackDocument, question: DocumentQuestion, others: list[DocumentQuestion]
+    ) -> tuple[list[dict[str, Any]], list[DocumentQuestion]] | None:
+        """Return the turns of a chat and those of `others` that follow the question in it.
+
+        Returns None if the search missed the answer: other passages may hold it in part, so the right answer is unknown.
+        """
+        rng = self._rng
+        words = search_words(question.question, None)
+        found = await self._texts.passages.search([document.id], words, _PASSAGES) if words else []
+        without = bool(question.answers) and rng.random() < self._plan.without
         if without:
-            found = [p for p in found if not any(p.start < end and start < p.end for start, end in asked.right)]
-        evidence, before = select_passages(found, "", draw.choice(self._plan.room), self._count)
+            found = [p for p in found if not any(p.start < end and start < p.end for start, end in question.right)]
+        evidence, before = select_passages(found, "", rng.choice(self._plan.room), self._count)
         pieces = [(p.start, p.end) for p in evidence]
-        answers = list(asked.answers) if asked.answers and evidence and not without else [REFUSAL]
-        if answers[0] != REFUSAL and rank(hidden, asked, pieces) is None:
+        answers = list(question.answers) if question.answers and evidence and not without else [REFUSAL]
+        if answers[0] != REFUSAL and rank(haystack, question, pieces) is None:
             return None
-        then = [other for other in others if other.answers and rank(hidden, other, pieces) is not None]
-        then = then[: self._plan.turns - 1] if answers[0] != REFUSAL else []
-        brief = draw.choice(_BRIEFLY)
-        first = {"prompt": (before or TEMPLATE.nothing) + asked.question + brief, "answers": answers}
-        # What stands in the chat already is not repeated.
-        return [first, *({"prompt": other.question + brief, "answers": list(other.answers)} for other in then)], then
+        followers = [other for other in others if other.answers and rank(haystack, other, pieces) is not None]
+        followers = followers[: self._plan.turns - 1] if answers[0] != REFUSAL else []
+        brief = rng.choice(_BRIEFLY)
+        first = {"prompt": (before or TEMPLATE.nothing) + question.question + brief, "answers": answers}
+        # Later turns do not repeat the passages.
+        later = [{"prompt": other.question + brief, "answers": list(other.answers)} for other in followers]
+        return [first, *later], followers

@@ -1,4 +1,4 @@
-"""Texts with questions about them, as `Text` and `Question`: where in a text a person would look an answer up."""
+"""Texts with questions, as `SourceText` and `Question`, and where in a text a person would look for an answer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from everlong_lab.corpora.sources import Asked, Part, Source, read
+from everlong_lab.corpora.sources import DataSplit, Source, SourceQuestion, read
 from everlong_lab.eval.grounded.scores import content_words
 
 Span = tuple[int, int]
 Split = Literal["train", "tune", "test"]
-"""`train`: for models to learn from. `tune`: for choosing templates and thresholds. `test`: for tables. No text stands in two."""
+"""`train`: to train models. `tune`: to choose templates and thresholds. `test`: for tables. No text is in two of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`answers`: references, each as good as the others; none if the text does not hold the answer.
+    """`answers`: equally good references; none if the text does not answer the question.
 
-    `right`: the parts of the text, as characters (start, end), any of which a person would look the answer up in.
-    `places`: where in them an answer stands word for word, if it does.
+    `right`: spans of the text, in characters, in any of which a person would look for the answer. `places`: spans within
+    these in which an answer occurs verbatim.
     """
 
     text: str
@@ -33,8 +33,8 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A text and what is asked about it. `whole`: it is a document by itself, not one of many short passages."""
+class SourceText:
+    """A text with questions about it. `whole`: it is a document by itself, not one of many short passages."""
 
     name: str
     text: str
@@ -43,53 +43,57 @@ class Text:
 
 
 SETS = {"squad": "squad2_dev_half", "fairytaleqa": "fairytaleqa", "squality": "squality"}
-"""The data set of each name; what is measured."""
-LEARNT = {"squad": "squad2_dev_half", "xquad": "xquad_en", "fairytaleqa": "fairytaleqa"}
-"""Those whose answers are short, to learn from."""
+"""Names of the measured sets, with their data sets."""
+TRAINING_SETS = {"squad": "squad2_dev_half", "xquad": "xquad_en", "fairytaleqa": "fairytaleqa"}
+"""Sets with short answers, to train on."""
 _SHORT = {"squad", "xquad"}
-_PARTS: dict[Split, Part] = {"train": "train", "tune": "validation", "test": "test"}
+_PARTS: dict[Split, DataSplit] = {"train": "train", "tune": "validation", "test": "test"}
 
 
-def texts(data: Path, name: str, split: Split) -> list[Text]:
-    """The texts of a set, from the folder of data sets. Raises `DataError`."""
+def texts(data: Path, name: str, split: Split) -> list[SourceText]:
+    """Return the texts of a set, from the folder of data sets. Raises `DataError`."""
     make = _summarised if name == "squality" else _looked_up
     found = []
-    for source in read(data, (SETS | LEARNT)[name], _PARTS[split]):
+    for source in read(data, (SETS | TRAINING_SETS)[name], _PARTS[split]):
         text = source.joint.join(source.parts)
-        found.append(Text(source.name, text, name not in _SHORT, tuple(make(source, text))))
+        found.append(SourceText(source.name, text, name not in _SHORT, tuple(make(source, text))))
     return found
 
 
 def _looked_up(source: Source, text: str) -> Iterator[Question]:
-    """The right parts are those that the data names; else the whole of it."""
+    """Yield questions whose right spans are those named by the data set, or else the whole text."""
     starts = [0, *accumulate(len(part) + len(source.joint) for part in source.parts)]
-    for asked in source.asked:
-        numbers = range(len(source.parts)) if asked.parts is None else asked.parts
+    for question in source.questions:
+        numbers = range(len(source.parts)) if question.parts is None else question.parts
         right: list[Span] = []
         for number in numbers:
             start, end = starts[number], starts[number] + len(source.parts[number])
-            if right and start - right[-1][1] <= len(source.joint):  # parts that follow each other are one
+            if right and start - right[-1][1] <= len(source.joint):  # merge adjacent parts
                 start = right.pop()[0]
             right.append((start, end))
-        yield Question(asked.question, asked.answers, tuple(right), _places(asked.answers, right, text))
+        yield Question(question.question, question.answers, tuple(right), _places(question.answers, right, text))
 
 
 def _summarised(source: Source, text: str) -> Iterator[Question]:
-    """Nobody noted where an answer stands: the right parts are the three stretches of a hundred words that have most of
-    what all answers say (words that the text repeats everywhere weigh less). The first question, for the plot, is left out."""
+    """Yield questions for a data set that does not say where an answer is, without the first one, which asks for the plot.
+
+    The right spans are the three stretches of a hundred words that share most words with all answers; words that are
+    common in the text weigh less.
+    """
     words = [match.span() for match in re.finditer(r"\S+", text)]
     stretches = [(words[at][0], words[min(at + 100, len(words)) - 1][1]) for at in range(0, len(words), 50)]
-    held = [content_words(text[start:end]) for start, end in stretches]
-    common = Counter(word for words in held for word in words)
-    for asked in source.asked[1:]:
-        yield Question(asked.question, asked.answers, _most_of(asked, stretches, held, common), ())
+    contents = [content_words(text[start:end]) for start, end in stretches]
+    frequency = Counter(word for words in contents for word in words)
+    for question in source.questions[1:]:
+        right = _best_stretches(question, stretches, contents, frequency)
+        yield Question(question.question, question.answers, right, ())
 
 
-def _most_of(
-    asked: Asked, stretches: Sequence[Span], held: Sequence[set[str]], common: Counter[str]
+def _best_stretches(
+    question: SourceQuestion, stretches: Sequence[Span], contents: Sequence[set[str]], frequency: Counter[str]
 ) -> tuple[Span, ...]:
-    wanted = Counter(word for answer in asked.answers for word in content_words(answer))
-    scores = [sum(wanted[word] / common[word] for word in words) for words in held]
+    wanted = Counter(word for answer in question.answers for word in content_words(answer))
+    scores = [sum(wanted[word] / frequency[word] for word in words) for words in contents]
     best = sorted(range(len(stretches)), key=lambda n: -scores[n])[:3]
     return tuple(stretches[n] for n in sorted(best))
 

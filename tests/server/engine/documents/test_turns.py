@@ -27,7 +27,7 @@ async def upload(services: Services, text: str) -> Document:
 
 
 async def status(services: Services, document: Document) -> str:
-    reading = await services.documents.reading(reading_id(services.shared.model.fingerprint, [document.id]))
+    reading = await services.documents.readings.get(reading_id(services.shared.model.fingerprint, [document.id]))
     assert reading is not None
     return reading.status
 
