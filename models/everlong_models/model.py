@@ -20,7 +20,7 @@ from everlong_models.backbone.loading import (
     architecture,
     load_backbone,
     load_tokenizer,
-    usable,
+    resolve_device,
 )
 from everlong_models.errors import AdapterError, BackboneError, ConfigError
 from everlong_models.kernels.low_rank import merge
@@ -122,7 +122,7 @@ def load_model(
     `Backbone.optimize`; they have no effect on anything but a CPU. `bfloat16` None: for a memory that has nothing to train; what a
     trained memory is made of is computed in float32. Raises `BackboneError`, `AdapterError` or `ConfigError`.
     """
-    device = usable(device)
+    device = resolve_device(device)
     folder = find_model(name, models_dir)
     manifest: Manifest | None = None
     if (folder / MANIFEST).is_file():

@@ -105,7 +105,7 @@ class Services:
     @property
     def recall(self) -> Recall:
         """What an answer is grounded on if its question says nothing about it; the question and the answer need room."""
-        settings, sight = self.settings, self.model.memory.sight
+        settings, sight = self.settings, self.model.memory.visible_tokens
         return Recall(settings.recall_passages, min(settings.recall_tokens, max(sight // 2, sight - _REST)))
 
 

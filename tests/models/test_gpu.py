@@ -63,19 +63,19 @@ def script(memory, text: Tensor) -> dict[str, Tensor]:
             done[f"step {at}"] = memory.step(slots.rows, rest[:, at])
         keep("closed", memory.close(slots.rows))
         for row, one in enumerate(state.split()):
-            after = memory.go_on(slots.rows.slots(row, row + 1), rest[row : row + 1], one)
+            after = memory.continue_in_cache(slots.rows.slots(row, row + 1), rest[row : row + 1], one)
             if after is not None:
                 keep(f"went on {row}", after)
         one = state.split()[0]
-        done["near"] = memory.open_near(one, rest[:1, :3], 5)[1]
-        done["near, without sinks"] = memory.open_near(one, rest[:1, :3], 5, sinks=False)[1]
+        done["near"] = memory.open_recent(one, rest[:1, :3], 5)[1]
+        done["near, without sinks"] = memory.open_recent(one, rest[:1, :3], 5, sinks=False)[1]
         done["forward"] = memory.forward(rest, state)
         done["segment"], after = memory.segment(rest, state)
         keep("segment", after)
         some = torch.tensor([0, 1], device=device), torch.tensor([3, 4], device=device)
         done["at"] = memory.logits_at(text[:, :S], *some)
         assert all(tensor.device == device for tensor in done.values())
-        done["kept"] = torch.tensor(memory.kept(one))
+        done["kept"] = torch.tensor(memory.kept_tokens(one))
         view = memory.view(one, rest[:1, :3], 2 * S)
         done["view"] = torch.tensor([[part.used, part.age, part.change or 0.0] for part in view.parts])
     return done
@@ -113,11 +113,13 @@ def test_what_is_recorded_does_not_wait(name: str, lean: bool) -> None:
         GPU.recording = True
         try:
             memory.step(cache, text[:, 3])
-            if memory.recordable:
-                memory.read_checked(text[:, :S], state)
+            if memory.graph_capturable:
+                memory.read_unchecked(text[:, :S], state)
         finally:
             GPU.recording = False
-        assert memory.recordable == (name not in ("window", "infinite", "infinite_scratch") and (lean or name != "rmt"))
+        assert memory.graph_capturable == (
+            name not in ("window", "infinite", "infinite_scratch") and (lean or name != "rmt")
+        )
 
 
 @pytest.mark.parametrize("name", ["rmt", "armt", "lamemo"])
@@ -142,7 +144,7 @@ def test_steps_are_recorded() -> None:
     text, logits = tokens(memory, 3, S), {}
     for device in ("cpu", DEVICE):
         with gpu(), torch.inference_mode():
-            memory, slots = built("rmt", device, lean=True), CacheSlots(kept=True)
+            memory, slots = built("rmt", device, lean=True), CacheSlots(keep_allocated=True)
             step = StepGraphs(memory.step, Graphs(DEVICE)) if device == DEVICE else None
             for row in text:
                 slots.add(memory.open(memory.initial_state(), row[None, :2].to(device))[0])
@@ -234,7 +236,7 @@ class TestPretended:
 def test_rows_come_and_go_without_waiting() -> None:
     """CacheSlots that come and go, where lengths are not asked for."""
     with gpu(), torch.inference_mode():
-        memory, slots = built("rmt", DEVICE), CacheSlots(kept=True)
+        memory, slots = built("rmt", DEVICE), CacheSlots(keep_allocated=True)
         text = tokens(memory, 1, S).to(DEVICE)
         rows: list[Cache] = [memory.open(memory.initial_state(), text[:, :length])[0] for length in (1, 4, 7)]
         before = GPU.waits

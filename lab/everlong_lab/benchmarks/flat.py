@@ -165,7 +165,7 @@ class _Generation:
         self._memory, self._device = memory, device
         self._graphs = StepGraphs(memory.step, CUDAGraphs(device)) if device.type == "cuda" else None
         self._draw = Recorded(drawn, CUDAGraphs(device), "a draw") if device.type == "cuda" else None
-        self._slots = CacheSlots(kept=True)
+        self._slots = CacheSlots(keep_allocated=True)
 
     def __call__(self, state: MemoryState) -> float:
         """Seconds per token of one turn, in which every row gets one at each step."""

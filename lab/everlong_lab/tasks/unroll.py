@@ -85,7 +85,7 @@ def unroll(
     computed again in the backward pass, one segment at a time. `between`: called with a segment's index and the memory
     after it, where another segment follows, which then goes on with what it returns.
 
-    Documents that the model can predict in `one_pass` are one part, with the same figures. Raises `TokenError` or `ConfigError` at
+    Documents that the model can predict in `one_pass_tokens` are one part, with the same figures. Raises `TokenError` or `ConfigError` at
     the call, for what does not fit together.
     """
     if tokens.dim() != 2:
@@ -102,7 +102,7 @@ def unroll(
     wanted = inside if loss_mask is None else inside & loss_mask.bool()
     tokens = tokens.masked_fill(~inside, 0)
     following, wanted = (F.pad(x[:, 1:], (0, 1)) for x in (tokens, wanted))  # nothing follows the last
-    whole = state is None and between is None and model.segment_length < max(held, default=0) <= model.one_pass
+    whole = state is None and between is None and model.segment_length < max(held, default=0) <= model.one_pass_tokens
     state = model.initial_state(rows) if state is None else state
     batch = _Batch(tokens, following, wanted, inside)
     if whole:
@@ -182,10 +182,10 @@ def _parts(
 
 def _full(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor, Tensor, Tensor, MemoryState]:
     """Loss, auxiliary loss and number of right predictions, (B,) each, and the memory after one full segment."""
-    if bool(batch.wanted.any()) or (model.learns_everywhere and torch.is_grad_enabled()):
+    if bool(batch.wanted.any()) or (model.learns_without_targets and torch.is_grad_enabled()):
         logits, after, auxiliary = model.training_segment(batch.tokens, state)
         loss, correct = _score(logits, batch)
-        if not model.learns_everywhere:  # a row without a target would by itself have been read only
+        if not model.learns_without_targets:  # a row without a target would by itself have been read only
             auxiliary = auxiliary * batch.wanted.any(1)
         return loss, auxiliary, correct, after
     return *_nothing(batch), model.read(batch.tokens, state)  # no logits are computed before the answer
@@ -197,7 +197,7 @@ def _tail(model: MemoryModel, batch: _Batch, state: MemoryState) -> tuple[Tensor
     if bool(batch.wanted.any()):
         logits, _, own = model.training_segment(batch.tokens, state, batch.inside.sum(1))
         loss, correct = _score(logits, batch)
-        if not model.learns_everywhere:  # of what leaves a memory: here nothing does
+        if not model.learns_without_targets:  # of what leaves a memory: here nothing does
             auxiliary = own * batch.wanted.any(1)
     return loss, auxiliary, correct, state
 

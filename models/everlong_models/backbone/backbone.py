@@ -44,7 +44,7 @@ class Backbone(nn.Module):
         self.kv_heads: int = getattr(config, "num_key_value_heads", None) or self.heads
         self.head_dim: int = getattr(config, "head_dim", None) or self.width // self.heads
         self.max_positions: int = getattr(config, "max_position_embeddings", None) or 1 << 30
-        self._lean: Llama | None = None
+        self._optimised: Llama | None = None
         self._try()
 
     def _unfit(self, reason: str) -> BackboneError:
@@ -86,11 +86,11 @@ class Backbone(nn.Module):
         weights can no longer be saved, loaded or trained: what would do so raises `BackboneError` from now on. Returns
         None; or, where the fast path does not know something about the model, what that is, and nothing changes.
         """
-        if self._lean is None:
+        if self._optimised is None:
             if reason := why_not(self.model):
                 return reason
             self.model.eval().requires_grad_(False)
-            self._lean = Llama(self.model, quantize=quantize, bfloat16=bfloat16)
+            self._optimised = Llama(self.model, quantize=quantize, bfloat16=bfloat16)
             self.model.register_state_dict_pre_hook(_refuse_saving)
             self.model.register_load_state_dict_pre_hook(_refuse_loading)
         return None
@@ -98,7 +98,7 @@ class Backbone(nn.Module):
     @property
     def optimized(self) -> bool:
         """Whether `optimize` has made it fast. Then no pass waits for the device, as transformers' do, which look at positions."""
-        return self._lean is not None
+        return self._optimised is not None
 
     @property
     def device(self) -> torch.device:
@@ -127,7 +127,9 @@ class Backbone(nn.Module):
                 f"{type(self.model).__name__}: its layers look back {window} positions, and {capacity} are needed"
             )
         shape = (rows, self.layers, 2, self.kv_heads, capacity, self.head_dim)
-        like = torch.empty(0, dtype=self.dtype if self._lean is None else self._lean.cached, device=self.device)
+        like = torch.empty(
+            0, dtype=self.dtype if self._optimised is None else self._optimised.cached, device=self.device
+        )
         return zeros(shape, like)
 
     @property
@@ -155,10 +157,10 @@ class Backbone(nn.Module):
         """
         if at is not None and kv is None:
             raise BackboneError("hidden: continuing at a position needs the keys and values before it")
-        if self._lean is not None:
+        if self._optimised is not None:
             if torch.is_grad_enabled() and x.requires_grad:
                 raise BackboneError("hidden: an optimized backbone has no gradients; use torch.no_grad or load it anew")
-            return self._lean.hidden(x, kv, at, keep)
+            return self._optimised.hidden(x, kv, at, keep)
         base = self.model.base_model
         pause()
         if kv is None or at is None:
@@ -180,8 +182,8 @@ class Backbone(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Vocabulary scores (…, V) of final hidden states (…, D), as the model's own forward has them."""
-        if self._lean is not None:
-            return self._lean.logits(hidden)
+        if self._optimised is not None:
+            return self._optimised.logits(hidden)
         config = self.model.config
         scores: Tensor = self.model.get_output_embeddings()(hidden)
         scores = scores * getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0)

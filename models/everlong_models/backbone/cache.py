@@ -77,9 +77,9 @@ def _copy(to: Cache, of: Cache) -> None:
 class CacheSlots:
     """The rows of caches of one kind, one behind the other: who comes or goes is copied, the others stay where they are."""
 
-    def __init__(self, *, kept: bool = False) -> None:
-        """`kept`: places stay when all rows have left, so that what was recorded of them (`StepGraphs`) still holds."""
-        self._kept = kept
+    def __init__(self, *, keep_allocated: bool = False) -> None:
+        """`keep_allocated`: places stay when all rows have left, so that what was recorded of them (`StepGraphs`) still holds."""
+        self._keep_allocated = keep_allocated
         self._all: Cache | None = None
         self._used = 0
 
@@ -91,10 +91,10 @@ class CacheSlots:
         """All rows as one cache, which `step` may write into. Raises `IndexError` if there are none."""
         if not self._used:
             raise IndexError("no slot is taken")
-        return self.places.slots(0, self._used)
+        return self.allocated.slots(0, self._used)
 
     @property
-    def places(self) -> Cache:
+    def allocated(self) -> Cache:
         """Another cache only when all were moved to make room: the rows, and behind them what is free. That holds zeros or
         what was a row. Raises `IndexError` if there never was a row."""
         if self._all is None:
@@ -124,5 +124,5 @@ class CacheSlots:
         if row != last:
             _copy(self._all.slots(row, row + 1), self._all.slots(last, last + 1))
         self._used = last
-        if not last and not self._kept:
+        if not last and not self._keep_allocated:
             self._all = None

@@ -40,7 +40,7 @@ def load_backbone(
     can be now. `models_dir` holds converted and pulled models. `dtype` defaults to float32 on a CPU, bfloat16
     elsewhere. Raises `BackboneError` saying what was looked for and where, `ConfigError` for a device that is not there.
     """
-    device = usable(device)
+    device = resolve_device(device)
     folder = find_backbone(name, models_dir=models_dir, progress=progress)
     # bfloat16 matmuls are far slower than float32 ones on most CPUs.
     dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
@@ -105,7 +105,7 @@ def _numbers_in(file: Path) -> int:
         return 0
 
 
-def usable(device: torch.device | str) -> torch.device:
+def resolve_device(device: torch.device | str) -> torch.device:
     """The device of that name. Raises `ConfigError` if it is not there, or computes nothing (`meta`)."""
     try:
         made = torch.ones((), device=device)

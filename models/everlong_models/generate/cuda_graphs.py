@@ -89,7 +89,7 @@ def _uncollected() -> Iterator[None]:
 
 
 class StepGraphs:
-    """Stands for `step` of a memory, for the rows of one `CacheSlots` whose places stay (`kept`)."""
+    """Stands for `step` of a memory, for the rows of one `CacheSlots` whose memory stays allocated (`keep_allocated`)."""
 
     def __init__(self, step: Step, record: Record) -> None:
         self._step = step
@@ -103,7 +103,7 @@ class StepGraphs:
 
         What cannot be recorded (for want of memory, say) is said in the log once, and done as it would be without graphs.
         """
-        rows, places = len(slots), slots.places
+        rows, places = len(slots), slots.allocated
         if places is not self._places:  # they were moved: what is recorded works where they were
             self._graphs, self._places = {}, places
         size = min(_size(rows), places.rows)
@@ -195,7 +195,7 @@ operations each, some 10 ms of an H200 (docs/lab-notes.md). So answers, which wa
 
 
 class ReadGraphs:
-    """Stands for `read` of a `memory`: a segment of a few rows, if it is `recordable`; all else is read as ever."""
+    """Stands for `read` of a `memory`: a segment of a few rows, if it is `graph_capturable`; all else is read as ever."""
 
     def __init__(self, memory: SegmentReader, record: Record) -> None:
         """`record`: see `Recorded`."""
@@ -207,12 +207,12 @@ class ReadGraphs:
     def __call__(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         """As `SegmentReader.read`."""
         whole = tokens.dim() == 2 and tokens.shape[1] == self._memory.segment_length
-        if not whole or not self._memory.recordable or _size(len(tokens)) > self._most:
+        if not whole or not self._memory.graph_capturable or _size(len(tokens)) > self._most:
             return self._memory.read(tokens, state)
         self._memory.check(tokens, state)
         after = self._read(tokens, *(state[name] for name in self._names))
         return MemoryState(dict(zip(self._names, after, strict=True)))
 
     def _after(self, tokens: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        after = self._memory.read_checked(tokens, MemoryState(dict(zip(self._names, state, strict=True))))
+        after = self._memory.read_unchecked(tokens, MemoryState(dict(zip(self._names, state, strict=True))))
         return tuple(after[name] for name in self._names)

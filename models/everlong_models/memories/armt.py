@@ -160,7 +160,7 @@ class ARMT(SegmentReader):
         return Projections(self.query, self.key, self.value, self.gate, output)
 
     @property
-    def recordable(self) -> bool:
+    def graph_capturable(self) -> bool:
         """See `SegmentReader`."""
         return True
 

@@ -78,15 +78,15 @@ class MemoryModel(Protocol):
         """
 
     @property
-    def learns_everywhere(self) -> bool:
+    def learns_without_targets(self) -> bool:
         """Whether segments in which nothing is predicted have an auxiliary loss that is worth a pass with gradients."""
 
     @property
-    def one_pass(self) -> int:
+    def one_pass_tokens(self) -> int:
         """Of so many tokens of a new document, S or more, every one sees all before it: `logits_at` takes them in one pass."""
 
     def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """Logits (n, V) at `positions` (n,) of `rows` (n,) in 1 ≤ T ≤ `one_pass` `tokens` (B, T) of new documents, as their
+        """Logits (n, V) at `positions` (n,) of `rows` (n,) in 1 ≤ T ≤ `one_pass_tokens` `tokens` (B, T) of new documents, as their
         segments have them one after the other."""
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
@@ -108,11 +108,11 @@ class SegmentReader(nn.Module, ABC):
 
     segment_length: int
     vocab_size: int
-    learns_everywhere: bool = False
+    learns_without_targets: bool = False
 
     @property
-    def recordable(self) -> bool:
-        """Whether what `read_checked` computes depends on nothing but shapes, so that it can be a CUDA graph."""
+    def graph_capturable(self) -> bool:
+        """Whether what `read_unchecked` computes depends on nothing but shapes, so that it can be a CUDA graph."""
         return False
 
     def optimize(self) -> None:
@@ -143,23 +143,25 @@ class SegmentReader(nn.Module, ABC):
         """See `MemoryModel`."""
 
     @property
-    def sight(self) -> int:
+    def visible_tokens(self) -> int:
         """So many of the newest tokens can be seen as they are: a segment, or more in a memory that keeps tokens."""
         return self.segment_length
 
-    def open_near(self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True) -> tuple[Cache, Tensor]:
-        """As `open`, but of what `kept` gives only the `newest` tokens are to be looked at, and `sinks`, the very first
+    def open_recent(
+        self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True
+    ) -> tuple[Cache, Tensor]:
+        """As `open`, but of what `kept_tokens` gives only the `newest` tokens are to be looked at, and `sinks`, the very first
         that were read, if there are any. The state loses nothing: what `close` returns is as after `open`. A memory that
         keeps no tokens looks at all that it has."""
         return self.open(state, tokens)
 
-    def go_on(self, cache: Cache, segment: Tensor, state: MemoryState) -> MemoryState | None:
+    def continue_in_cache(self, cache: Cache, segment: Tensor, state: MemoryState) -> MemoryState | None:
         """At the end of a full `segment` (1, S) behind `state`, which ends in `cache` (one row): the state after it, if the cache
         can go on from here: it is ready for the next segment's first `step` then. None, and a cache that is as it was, if it
         has to be opened."""
         return None
 
-    def kept(self, state: MemoryState) -> list[int]:
+    def kept_tokens(self, state: MemoryState) -> list[int]:
         """The newest tokens before the open segment that a `state` of one row holds as they are, oldest first."""
         return []
 
@@ -198,10 +200,10 @@ class SegmentReader(nn.Module, ABC):
         self.check(tokens, state)
         if tokens.shape[1] % self.segment_length:
             raise TokenError(f"read takes full segments of {self.segment_length} tokens, got {tokens.shape[1]} tokens")
-        return self.read_checked(tokens, state)
+        return self.read_unchecked(tokens, state)
 
-    def read_checked(self, tokens: Tensor, state: MemoryState) -> MemoryState:
-        """As `read`, of what is known to fit. Of a memory that is `recordable` nothing waits for the device."""
+    def read_unchecked(self, tokens: Tensor, state: MemoryState) -> MemoryState:
+        """As `read`, of what is known to fit. Of a memory that is `graph_capturable` nothing waits for the device."""
         if not tokens.shape[1]:
             return state
         return self._read_segments(torch.split(tokens, self.segment_length, dim=1), state)
@@ -225,7 +227,7 @@ class SegmentReader(nn.Module, ABC):
         return TrainingSegment(logits, after, logits.new_zeros(len(logits)))
 
     @property
-    def one_pass(self) -> int:
+    def one_pass_tokens(self) -> int:
         """A segment; overridden by a memory that keeps more as it is."""
         return self.segment_length
 

@@ -63,7 +63,7 @@ class RMT(SegmentReader):
             self.projection = nn.Parameter(torch.zeros(backbone.width, backbone.width).to(self.memory))
 
     @property
-    def recordable(self) -> bool:
+    def graph_capturable(self) -> bool:
         """See `SegmentReader`."""
         return self.backbone.optimized
 

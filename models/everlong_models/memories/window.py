@@ -59,11 +59,11 @@ class Window(SegmentReader):
         )
 
     @property
-    def sight(self) -> int:
+    def visible_tokens(self) -> int:
         """The window and a segment."""
         return self.config.window + self.segment_length
 
-    def kept(self, state: MemoryState) -> list[int]:
+    def kept_tokens(self, state: MemoryState) -> list[int]:
         """The window."""
         seen = min(max(0, int(state["seen"]) - self.config.sinks), self.config.window)
         return list(map(int, state["window"][0, self.config.window - seen :]))
@@ -110,22 +110,24 @@ class Window(SegmentReader):
         return self.backbone.logits(torch.cat(rows))
 
     @property
-    def one_pass(self) -> int:
+    def one_pass_tokens(self) -> int:
         """All segments before which nothing has been let go."""
         return ((self.config.sinks + self.config.window) // self.segment_length + 1) * self.segment_length
 
     def logits_at(self, tokens: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """The backbone's own, where nothing was encoded anew, and no head where nothing is asked for."""
         self.check(tokens, self.initial_state(len(tokens)))
-        if not 1 <= tokens.shape[1] <= self.one_pass:
-            raise TokenError(f"1 to {self.one_pass} tokens of a document are seen whole, got {tokens.shape[1]}")
+        if not 1 <= tokens.shape[1] <= self.one_pass_tokens:
+            raise TokenError(f"1 to {self.one_pass_tokens} tokens of a document are seen whole, got {tokens.shape[1]}")
         return self.backbone.logits(self.backbone.hidden(self.backbone.embed(tokens))[rows, positions])
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:
         """Encodes [kept tokens ; tokens]."""
-        return self.open_near(state, tokens, self.config.window)
+        return self.open_recent(state, tokens, self.config.window)
 
-    def open_near(self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True) -> tuple[Cache, Tensor]:
+    def open_recent(
+        self, state: MemoryState, tokens: Tensor, newest: int, *, sinks: bool = True
+    ) -> tuple[Cache, Tensor]:
         """Encodes [sinks ; `newest` tokens of the window ; tokens]. Rows are prefilled one by one, as their contexts may
         differ in length."""
         self.check_segment(tokens, state)
@@ -143,7 +145,7 @@ class Window(SegmentReader):
         )
         return cache, self.backbone.logits(torch.cat(last)[:, -1])
 
-    def go_on(self, cache: Cache, segment: Tensor, state: MemoryState) -> MemoryState | None:
+    def continue_in_cache(self, cache: Cache, segment: Tensor, state: MemoryState) -> MemoryState | None:
         """As StreamingLLM does: what is too much behind the first `sinks` positions is let go, and the rest moves down. Where the
         backbone's keys can't be moved, or there is no sink, only while there is room for another segment."""
         before, sinks = int(cache["before"] + cache.lengths), self.config.sinks

@@ -6,10 +6,10 @@ import contextlib
 from dataclasses import asdict
 from typing import Annotated
 
-from everlong_models.memories.view import LayerView
 from fastapi import Depends
 from starlette.requests import HTTPConnection
 
+from everlong_models.memories.view import LayerView
 from everlong_server.api import schemas
 from everlong_server.engine.answering.memory_view import SessionMemory
 from everlong_server.engine.documents import formats

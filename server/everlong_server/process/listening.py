@@ -15,11 +15,11 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from everlong_models.memories.window import Window
 from fastapi import FastAPI
 from rich.markup import escape
 
 from everlong_models import EverlongModelError, Model
+from everlong_models.memories.window import Window
 from everlong_server.app import create_app
 from everlong_server.errors import Unavailable
 from everlong_server.observability.logs import Voice

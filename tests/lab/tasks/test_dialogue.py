@@ -196,7 +196,7 @@ def oracle_with_scores(oracle):
         after = oracle.read(tokens, state) if tokens.shape[1] == oracle.segment_length else state
         return forward(tokens, state), after, torch.zeros(len(tokens))
 
-    oracle.learns_everywhere, oracle.one_pass = False, oracle.segment_length
+    oracle.learns_without_targets, oracle.one_pass_tokens = False, oracle.segment_length
     oracle.forward = forward
     oracle.training_segment = training_segment
 

@@ -82,22 +82,22 @@ def test_without_memory_for_more_all_is_as_it_was(monkeypatch: pytest.MonkeyPatc
 
 
 def test_places_that_are_kept_stay_without_rows() -> None:
-    slots = CacheSlots(kept=True)
+    slots = CacheSlots(keep_allocated=True)
     with pytest.raises(IndexError, match="ever taken"):
-        slots.places  # noqa: B018
+        slots.allocated  # noqa: B018
     slots.add(row(1))
     slots.add(row(2))
-    places = slots.places
+    places = slots.allocated
     slots.remove(0)
     slots.remove(0)
     with pytest.raises(IndexError, match="no slot is taken"):
         slots.rows  # noqa: B018
     slots.add(row(3))
-    assert slots.places is places
+    assert slots.allocated is places
     slots.add(row(4))
     slots.add(row(5))
-    assert (slots.places.rows, slots.rows.lengths.tolist()) == (4, [3, 4, 5])
-    assert slots.places.lengths.tolist() == [3, 4, 5, 0]
+    assert (slots.allocated.rows, slots.rows.lengths.tolist()) == (4, [3, 4, 5])
+    assert slots.allocated.lengths.tolist() == [3, 4, 5, 0]
 
 
 def test_of_keys_and_values_what_a_row_has_is_copied() -> None:
@@ -112,7 +112,7 @@ def test_of_keys_and_values_what_a_row_has_is_copied() -> None:
         slots.add(cache)
     slots.remove(0)
     came[0] = came.pop()
-    assert not slots.places["kv"].isnan().any()
+    assert not slots.allocated["kv"].isnan().any()
     slots.rows["kv"][2].fill_(torch.nan)  # a row goes wrong, up to where it is
     slots.rows["kv"][2, ..., 8:, :] = 0
     slots.remove(2)

@@ -64,7 +64,7 @@ def written(cache: Cache, name: str) -> list[torch.Tensor]:
 def test_a_recorded_step_is_the_step(memory, moves: list[int]) -> None:
     """Above 0: a row with so many tokens comes; below: that one leaves, from the end; 0, and whenever one is full: a step."""
     with torch.no_grad():
-        recorded, plain = CacheSlots(kept=True), CacheSlots()
+        recorded, plain = CacheSlots(keep_allocated=True), CacheSlots()
         step, texts = StepGraphs(memory.step, record), iter(range(10**6))
         for move in [*moves, 0, 0]:
             if move > 0:
@@ -94,7 +94,7 @@ def add(memory, slots: CacheSlots, length: int = 2) -> None:
 
 
 def test_it_is_recorded_once_for_each_size_and_again_where_rows_have_moved(memory) -> None:
-    slots, sizes = CacheSlots(kept=True), []
+    slots, sizes = CacheSlots(keep_allocated=True), []
 
     def counted(run):
         replay, logits = record(run)
@@ -123,7 +123,7 @@ def test_what_cannot_be_recorded_is_done_without_and_said_once(memory, caplog: p
     def refuses(run):
         raise torch.OutOfMemoryError("no room for a graph")
 
-    slots, plain = CacheSlots(kept=True), CacheSlots()
+    slots, plain = CacheSlots(keep_allocated=True), CacheSlots()
     step = StepGraphs(memory.step, refuses)
     with torch.no_grad(), caplog.at_level(logging.WARNING):
         for each in (slots, plain):
@@ -138,7 +138,7 @@ def test_what_cannot_be_recorded_is_done_without_and_said_once(memory, caplog: p
 
 def test_what_was_a_row_does_not_write_behind_its_segment(memory) -> None:
     """A place that was left with a full segment is stepped again, beside others, many times."""
-    slots = CacheSlots(kept=True)
+    slots = CacheSlots(keep_allocated=True)
     step = StepGraphs(memory.step, record)
     with torch.no_grad():
         for length in (2, 2, 2, S):
@@ -146,7 +146,7 @@ def test_what_was_a_row_does_not_write_behind_its_segment(memory) -> None:
         slots.remove(3)
         for _ in range(S - 2):
             step(slots, torch.zeros(3, dtype=torch.int64))
-        places: Cache = slots.places
+        places: Cache = slots.allocated
         assert places.lengths.tolist() == [S, S, S, 1]
 
 
@@ -167,7 +167,7 @@ class TestReadGraphs:
     def reader(self, request):
         torch.manual_seed(0)
         memory = READERS[request.param]().eval()
-        assert memory.recordable
+        assert memory.graph_capturable
         return memory
 
     def test_a_recorded_segment_is_read_as_it_would_be(self, reader) -> None:
@@ -243,10 +243,10 @@ class TestReadGraphs:
 
 
 def test_what_waits_for_the_device_is_not_recordable() -> None:
-    assert not RMT(RMTConfig(segment_length=S, memory_tokens=3), llama()).recordable, (
+    assert not RMT(RMTConfig(segment_length=S, memory_tokens=3), llama()).graph_capturable, (
         "transformers' forward looks at positions"
     )
-    assert not MEMORIES["sticky"]().recordable, "how many segments a row has read decides what is computed"
+    assert not MEMORIES["sticky"]().graph_capturable, "how many segments a row has read decides what is computed"
 
 
 @pytest.mark.parametrize("collecting", [True, False])
@@ -261,7 +261,7 @@ def test_nothing_is_collected_while_something_is_recorded(collecting: bool) -> N
     was = gc.isenabled()
     (gc.enable if collecting else gc.disable)()
     try:
-        slots = CacheSlots(kept=True)
+        slots = CacheSlots(keep_allocated=True)
         with torch.inference_mode():
             slots.add(memory.open(memory.initial_state(1), tokens(memory, 1, 3))[0])
             StepGraphs(memory.step, fails)(slots, torch.tensor([1]))

@@ -36,7 +36,7 @@ def test_the_answer_is_the_backbones_over_first_and_last_tokens(read):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_documents_that_are_seen_whole_are_learnt_from_in_one_pass(family, checkpointed):
     model = Window(WindowConfig(segment_length=8, sinks=3, window=14), FAMILIES[family]())
-    assert model.one_pass == 24
+    assert model.one_pass_tokens == 24
     text, wanted = tokens(model, 3, 24), torch.rand(3, 24) < 0.4
     lengths = torch.tensor([24, 5, 18])
     weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -72,7 +72,7 @@ def test_of_the_window_the_newest_can_be_looked_at_alone_and_nothing_is_lost(new
     text = tokens(model, 1, 45)
     state = model.read(text[:, :40], model.initial_state())
     seen = torch.cat([text[:, :3], text[:, 40 - min(newest, 10) :]], dim=1)
-    cache, logits = model.open_near(state, text[:, 40:], newest)
+    cache, logits = model.open_recent(state, text[:, 40:], newest)
     torch.testing.assert_close(logits, model.backbone.model(seen).logits[:, -1])
     token = torch.tensor([7])
     torch.testing.assert_close(
@@ -92,13 +92,13 @@ def test_over_a_border_an_answer_goes_on_in_its_cache(read, newest, sinks):
     model = Window(WindowConfig(segment_length=8, sinks=3, window=20), llama(num_hidden_layers=1))
     text = tokens(model, 1, read + 29)
     state = model.read(text[:, :read], model.initial_state())
-    cache, _ = model.open_near(state, text[:, read : read + 5], newest, sinks=sinks)
+    cache, _ = model.open_recent(state, text[:, read : read + 5], newest, sinks=sinks)
     first = min(read, 3)
     tail = min(read - first, newest, 20)
     held = torch.cat([text[:, : first if sinks else 0], text[:, read - tail : read + 5]], dim=1)
     for at in range(read + 5, read + 29):
         if (at - read) % 8 == 0:
-            after = model.go_on(cache, text[:, at - 8 : at], state)
+            after = model.continue_in_cache(cache, text[:, at - 8 : at], state)
             assert after is not None
             state = after
             held = torch.cat([held[:, :3], held[:, 3:][:, -20:]], dim=1)
@@ -118,13 +118,13 @@ def test_where_keys_cannot_move_a_border_needs_nothing_until_something_is_let_go
     text, state = tokens(model, 1, 32), model.initial_state()
     cache, _ = model.open(state, text[:, :8])
     for at in (0, 8):
-        after = model.go_on(cache, text[:, at : at + 8], state)
+        after = model.continue_in_cache(cache, text[:, at : at + 8], state)
         assert after is not None
         state = after
         for token in text[0, at + 8 : at + 16]:
             logits = model.step(cache, token[None])
     torch.testing.assert_close(logits, model.backbone.model(text[:, :24]).logits[:, -1])
     untouched = {name: tensor.clone() for name, tensor in cache.tensors.items()}
-    assert model.go_on(cache, text[:, 16:24], state) is None
+    assert model.continue_in_cache(cache, text[:, 16:24], state) is None
     assert int(cache.lengths) == 8
     assert all(torch.equal(cache[name], tensor) for name, tensor in untouched.items())

@@ -52,7 +52,7 @@ class Squeezed(NamedTuple):
 class Compressive(InputsReader):
     """State, right-aligned: `memory` (rows, M, L, D) and `compressed` (rows, C, L, D). And `seen` (rows,), tokens read."""
 
-    learns_everywhere = True  # the convolutions learn from what leaves, whatever is predicted meanwhile
+    learns_without_targets = True  # the convolutions learn from what leaves, whatever is predicted meanwhile
 
     def __init__(self, config: CompressiveConfig) -> None:
         config.at_least(compression_rate=1, compressed_length=1)

@@ -134,7 +134,7 @@ class ScratchReader(SegmentReader):
             nn.init.normal_(weight, std=config.initial_std)
 
     @property
-    def recordable(self) -> bool:
+    def graph_capturable(self) -> bool:
         """See `SegmentReader`."""
         return True
 

@@ -208,7 +208,7 @@ def require_json(schema: dict[str, Any] | None, name: str) -> None:
 def recall(services: Services, asked: schemas.Recall | Literal[False] | None, usual: Recall | None = None) -> Recall:
     """What an answer is grounded on, where what is not asked for is as `usual`, or as the server has it. Raises
     `InvalidRequest`."""
-    sight = services.model.memory.sight
+    sight = services.model.memory.visible_tokens
     if asked and asked.passages and not services.recall.passages:
         raise InvalidRequest(
             f"recall.passages: {asked.passages} passages; this server has recall off (EVERLONG_RECALL_PASSAGES=0)",

@@ -283,7 +283,7 @@ class TurnRunner:
         `Answer.alone`)."""
         memory, chat, tokenizer = self._engine.model.memory, self._engine.model.chat, self._engine.model.tokenizer
         session = place.session
-        kept, open = memory.kept(place.state), session.open
+        kept, open = memory.kept_tokens(place.state), session.open
         alone = bool(kept) and not session.messages  # a text that fits into the open segment is seen whole
         between = len(self._before(place, anew=alone))
 
@@ -291,7 +291,7 @@ class TurnRunner:
             return len(tokenizer.encode(text))
 
         question = [*tokenizer.encode(content), *chat.ask]
-        budget, window = recall.tokens, memory.sight - memory.segment_length
+        budget, window = recall.tokens, memory.visible_tokens - memory.segment_length
         if window:
             budget = min(budget, window - len(question))
             evidence, text = choose_in_window(

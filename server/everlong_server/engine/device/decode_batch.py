@@ -19,7 +19,7 @@ class DecodeBatch:
         self._memory = memory
         self._device = device
         self._graphs = graphs
-        self._slots = CacheSlots(kept=graphs is not None)
+        self._slots = CacheSlots(keep_allocated=graphs is not None)
         self.rows: list[Answer] = []
 
     def enter(self, item: Answer) -> None:
@@ -28,7 +28,7 @@ class DecodeBatch:
         if item.newest is None:
             cache, logits = self._memory.open(item.state, tokens)
         else:
-            cache, logits = self._memory.open_near(item.state, tokens, item.newest, sinks=not item.alone)
+            cache, logits = self._memory.open_recent(item.state, tokens, item.newest, sinks=not item.alone)
         item.logits = logits[0]
         self._slots.add(cache)
         self.rows.append(item)
@@ -37,7 +37,7 @@ class DecodeBatch:
         """Whether the answer's segment, which is full, has gone into its memory and its row stands where the next one begins.
         If not, nothing has changed: the row has to leave, and enter again."""
         row, segment = self.rows.index(item), torch.tensor([item.open], device=self._device)
-        state = self._memory.go_on(self._slots.rows.slots(row, row + 1), segment, item.state)
+        state = self._memory.continue_in_cache(self._slots.rows.slots(row, row + 1), segment, item.state)
         if state is not None:
             item.remember(state, len(item.open))
         return state is not None
@@ -64,4 +64,4 @@ class DecodeBatch:
 
     def clear(self) -> None:
         """Without any row."""
-        self.rows, self._slots = [], CacheSlots(kept=self._graphs is not None)
+        self.rows, self._slots = [], CacheSlots(keep_allocated=self._graphs is not None)

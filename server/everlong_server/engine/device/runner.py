@@ -171,7 +171,7 @@ class Runner:
 
     def _look_back(self, item: Answer) -> None:
         """Puts together the answer's context, before segments of its prompt go into the memory."""
-        kept = self._memory.kept(item.state)
+        kept = self._memory.kept_tokens(item.state)
         newest = len(kept) if item.newest is None else min(item.newest, len(kept))
         item.context = [*kept[len(kept) - newest :], *item.open[item.skipped :], *item.prompt]
 

@@ -230,7 +230,7 @@ def test_recorded_it_is_what_it_is_without(monkeypatch: pytest.MonkeyPatch, name
     compiled = [len(kernel.device_caches[DEVICE.index][0]) for kernel in (kernels._look, kernels._join)]
     calls, step = counted(monkeypatch), StepGraphs(fast.step, CUDAGraphs(DEVICE))
     text = tokens(plain, 3, 2 * plain.segment_length).to(WHERE)
-    slots, twins = CacheSlots(kept=True), CacheSlots()
+    slots, twins = CacheSlots(keep_allocated=True), CacheSlots()
     for row in range(3):
         state = plain.read(text[row : row + 1, : plain.segment_length], plain.initial_state(1))
         for rows in (slots, twins):

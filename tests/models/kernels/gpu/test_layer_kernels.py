@@ -37,7 +37,7 @@ def twins(name: str, dtype: torch.dtype = torch.float32) -> tuple[Backbone, Back
     naive, fast = build(name, dtype), build(name, dtype)
     naive.model.to(WHERE), fast.model.to(WHERE)
     assert fast.optimize() is None
-    assert {type(layer).__name__ for layer in fast._lean.layers} == {"Fused"}
+    assert {type(layer).__name__ for layer in fast._optimised.layers} == {"Fused"}
     return naive, fast
 
 
@@ -160,7 +160,7 @@ def test_recorded_it_is_what_it_is_without() -> None:
     """Three rows, so that a place behind them is computed as well."""
     backbone = Backbone(llama().model.float().to(WHERE))
     assert backbone.optimize() is None
-    assert backbone._lean._fused
+    assert backbone._optimised._fused
     memory = RMT(RMTConfig(segment_length=12, memory_tokens=3), backbone).eval()
     tokens = torch.randint(0, 60, (3, 24), generator=torch.Generator().manual_seed(0)).to(WHERE)
     read, state = ReadGraphs(memory, CUDAGraphs(DEVICE)), memory.initial_state(3)
@@ -169,7 +169,7 @@ def test_recorded_it_is_what_it_is_without() -> None:
         state = read(segment, state)
         torch.testing.assert_close(state["memory"], expected["memory"], **CLOSE)
     assert all(read._read._kept.values())
-    slots, step = CacheSlots(kept=True), StepGraphs(memory.step, CUDAGraphs(DEVICE))
+    slots, step = CacheSlots(keep_allocated=True), StepGraphs(memory.step, CUDAGraphs(DEVICE))
     twins = CacheSlots()
     for row, one in enumerate(state.split()):
         slots.add(memory.open(one, tokens[row : row + 1, :4])[0])
