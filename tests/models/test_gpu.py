@@ -12,8 +12,8 @@ from everlong_models.generate.cuda_graphs import ReadGraphs, Recorded, StepGraph
 from everlong_models.generate.sampling import Sampler, SamplingParams, by_operations, choose, drawn
 from everlong_models.memories.state import MemoryState
 from everlong_models.model import MEMORIES, memory_config
-from tests.models.laws import tokens
-from tests.models.pretended import DEVICE, GPU, REAL, Graphs, OnGPU, gpu
+from tests.models.fake_gpu import DEVICE, GPU, REAL, Graphs, OnGPU, gpu
+from tests.models.memory_contract import tokens
 from tests.models.tiny import VOCAB, llama
 
 S = 12

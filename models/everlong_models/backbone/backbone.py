@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from everlong_models.backbone import rotary
 from everlong_models.backbone.cache import zeros
-from everlong_models.backbone.llama import FAMILY, Llama, why_not
+from everlong_models.backbone.llama import OPTIMISED_FAMILIES, Llama, unsupported_reason
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.pause import pause
 
@@ -87,7 +87,7 @@ class Backbone(nn.Module):
         None; or, where the fast path does not know something about the model, what that is, and nothing changes.
         """
         if self._optimised is None:
-            if reason := why_not(self.model):
+            if reason := unsupported_reason(self.model):
                 return reason
             self.model.eval().requires_grad_(False)
             self._optimised = Llama(self.model, quantize=quantize, bfloat16=bfloat16)
@@ -133,14 +133,14 @@ class Backbone(nn.Module):
         return zeros(shape, like)
 
     @property
-    def lets_go(self) -> bool:
-        """Whether `let_go` knows how the keys say where they are."""
-        return self.model.config.model_type in FAMILY and rotary.fixed(self.model.config)
+    def can_evict(self) -> bool:
+        """Whether `evict` knows how the keys say where they are."""
+        return self.model.config.model_type in OPTIMISED_FAMILIES and rotary.has_fixed_frequencies(self.model.config)
 
-    def let_go(self, kv: Tensor, start: int, count: int, end: int) -> None:
+    def evict(self, kv: Tensor, start: int, count: int, end: int) -> None:
         """Takes the positions [start, start + count) out of `kv`, which ends at `end`, in place: those behind move down, to be
-        looked at as if they stood there. What they know of the lost ones stays. Only if it `lets_go`."""
-        rotary.let_go(kv, self.model.base_model.rotary_emb.inv_freq, start, count, end)
+        looked at as if they stood there. What they know of the lost ones stays. Only if it `can_evict`."""
+        rotary.evict(kv, self.model.base_model.rotary_emb.inv_freq, start, count, end)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token embeddings (B, T, D) of `tokens` (B, T)."""
@@ -164,7 +164,7 @@ class Backbone(nn.Module):
         base = self.model.base_model
         pause()
         if kv is None or at is None:
-            past = None if kv is None else _KeysValues(kv, None)
+            past = None if kv is None else CacheAdapter(kv, None)
             out = base(inputs_embeds=x, past_key_values=past, use_cache=past is not None).last_hidden_state
         else:
             positions = at[:, None] + torch.arange(x.shape[1], device=x.device)  # (B, T)
@@ -173,7 +173,7 @@ class Backbone(nn.Module):
                 visible = torch.zeros_like(visible, dtype=x.dtype).masked_fill_(~visible, torch.finfo(x.dtype).min)
             out = base(
                 inputs_embeds=x,
-                past_key_values=_KeysValues(kv, positions),
+                past_key_values=CacheAdapter(kv, positions),
                 position_ids=positions,
                 attention_mask=visible,
                 use_cache=True,
@@ -200,7 +200,7 @@ def _refuse_loading(model: nn.Module, state_dict: Mapping[str, Tensor], prefix: 
         raise BackboneError("an optimized backbone takes no weights; load them before optimize()")
 
 
-class _KeysValues:
+class CacheAdapter:
     """Hands a caller-owned key/value tensor to transformers' attention layers in the place of one of its caches.
 
     `positions` (B, T): where the new entries go; None: at the start.

@@ -27,7 +27,7 @@ from everlong_models.errors import BackboneError
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LayerContext:
     """What all layers of one call share.
 
     `kv` (B, layers, 2, kv heads, C, head dim): where keys and values go, if anywhere. `positions` (B, T): where the
@@ -40,7 +40,7 @@ class Call:
     rotary: tuple[Tensor, ...] = ()
 
 
-class Attended(NamedTuple):
+class SelfAttention(NamedTuple):
     """One layer's self-attention."""
 
     queries: Tensor  # (B, H, T, d), before any rotation by position
@@ -58,7 +58,7 @@ class Decoder(ABC):
         return self.backbone.model.base_model
 
     @abstractmethod
-    def begin(self, x: Tensor, kv: Tensor | None = None, at: Tensor | None = None) -> tuple[Tensor, Call]:
+    def begin(self, x: Tensor, kv: Tensor | None = None, at: Tensor | None = None) -> tuple[Tensor, LayerContext]:
         """The first layer's input for embeddings `x` (B, T, D).
 
         Without `at` they start at position 0; with `at` (B,) each row continues there, behind what `kv` holds for it.
@@ -69,7 +69,7 @@ class Decoder(ABC):
         """`layer`'s input `x` (B, T, D) as its attention sees it."""
 
     @abstractmethod
-    def attend(self, layer: int, normed: Tensor, call: Call) -> Attended:
+    def attend(self, layer: int, normed: Tensor, call: LayerContext) -> SelfAttention:
         """Causal self-attention of `layer` over its normed input (B, T, D)."""
 
     @abstractmethod
@@ -85,7 +85,15 @@ class Decoder(ABC):
         return steps[None] if at is None else at[:, None] + steps
 
     def _attention(
-        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, *, call: Call, scale: float, dropout: float
+        self,
+        layer: int,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        call: LayerContext,
+        scale: float,
+        dropout: float,
     ) -> Tensor:
         """Softmax attention (B, T, H·d), storing `keys` and `values` (B, kv heads, T, d) in the call's tensor."""
         mask = None
@@ -111,20 +119,20 @@ class Decoder(ABC):
 class GPT2Decoder(Decoder):
     """Learned positions added at the bottom; one projection for queries, keys and values."""
 
-    def begin(self, x: Tensor, kv: Tensor | None = None, at: Tensor | None = None) -> tuple[Tensor, Call]:
+    def begin(self, x: Tensor, kv: Tensor | None = None, at: Tensor | None = None) -> tuple[Tensor, LayerContext]:
         positions = self._positions(x, at)
-        return self._base.drop(x + self._base.wpe(positions)), Call(kv, None if at is None else positions)
+        return self._base.drop(x + self._base.wpe(positions)), LayerContext(kv, None if at is None else positions)
 
     def norm(self, layer: int, x: Tensor) -> Tensor:
         return cast(Tensor, self._base.h[layer].ln_1(x))
 
-    def attend(self, layer: int, normed: Tensor, call: Call) -> Attended:
+    def attend(self, layer: int, normed: Tensor, call: LayerContext) -> SelfAttention:
         attention = self._base.h[layer].attn
         projected = attention.c_attn(normed).unflatten(-1, (3, attention.num_heads, attention.head_dim))
         queries, keys, values = projected.permute(2, 0, 3, 1, 4)  # (B, H, T, d) each
         dropout = attention.attn_dropout.p if attention.training else 0.0
         context = self._attention(layer, queries, keys, values, call=call, scale=attention.scaling, dropout=dropout)
-        return Attended(queries, attention.resid_dropout(attention.c_proj(context)))
+        return SelfAttention(queries, attention.resid_dropout(attention.c_proj(context)))
 
     def feed_forward(self, layer: int, x: Tensor) -> Tensor:
         block = self._base.h[layer]
@@ -137,15 +145,15 @@ class GPT2Decoder(Decoder):
 class LlamaDecoder(Decoder):
     """Rotary positions; grouped keys and values."""
 
-    def begin(self, x: Tensor, kv: Tensor | None = None, at: Tensor | None = None) -> tuple[Tensor, Call]:
+    def begin(self, x: Tensor, kv: Tensor | None = None, at: Tensor | None = None) -> tuple[Tensor, LayerContext]:
         positions = self._positions(x, at)
         rotary = self._base.rotary_emb(x, position_ids=positions)
-        return x, Call(kv, None if at is None else positions, rotary)
+        return x, LayerContext(kv, None if at is None else positions, rotary)
 
     def norm(self, layer: int, x: Tensor) -> Tensor:
         return cast(Tensor, self._base.layers[layer].input_layernorm(x))
 
-    def attend(self, layer: int, normed: Tensor, call: Call) -> Attended:
+    def attend(self, layer: int, normed: Tensor, call: LayerContext) -> SelfAttention:
         attention = self._base.layers[layer].self_attn
         queries, keys, values = (
             project(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
@@ -154,7 +162,7 @@ class LlamaDecoder(Decoder):
         rotated, keys = apply_rotary_pos_emb(queries, keys, *call.rotary)
         dropout = attention.attention_dropout if attention.training else 0.0
         context = self._attention(layer, rotated, keys, values, call=call, scale=attention.scaling, dropout=dropout)
-        return Attended(queries, attention.o_proj(context))
+        return SelfAttention(queries, attention.o_proj(context))
 
     def feed_forward(self, layer: int, x: Tensor) -> Tensor:
         block = self._base.layers[layer]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from everlong_models.backbone.backbone import Backbone, _KeysValues
+from everlong_models.backbone.backbone import Backbone, CacheAdapter
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.pause import pause
 
@@ -35,7 +35,7 @@ PARTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class LayerArguments:
     """What all layers of one forward pass share: the arguments of a layer module beside the hidden states."""
 
     arguments: Mapping[str, Any]
@@ -74,7 +74,7 @@ class Layers:
     def __len__(self) -> int:
         return len(self._modules)
 
-    def begin(self, x: Tensor, *, kv: Tensor | None = None, at: Tensor | None = None) -> tuple[Tensor, Pass]:
+    def begin(self, x: Tensor, *, kv: Tensor | None = None, at: Tensor | None = None) -> tuple[Tensor, LayerArguments]:
         """The first layer's input (B, T, D) for embeddings `x` (B, T, D), and what all layers of this pass share.
 
         As in `Backbone.hidden`: without `at`, `x` starts at position 0 and `kv`, if given, takes its keys and values;
@@ -83,21 +83,21 @@ class Layers:
         steps = torch.arange(x.shape[1], device=x.device)
         if at is None:
             positions = steps[None]  # (1, T)
-            past = None if kv is None else _KeysValues(kv, None)
+            past = None if kv is None else CacheAdapter(kv, None)
             # SDPA's own causal flag is quicker than a mask.
             visible = None if self.attention == "sdpa" else (steps <= steps[:, None])[None]
         elif kv is None:
             raise BackboneError("begin: continuing at a position needs the keys and values before it")
         else:
             positions = at[:, None] + steps  # (B, T)
-            past = _KeysValues(kv, positions)
+            past = CacheAdapter(kv, positions)
             visible = torch.arange(kv.shape[4], device=x.device) <= positions[:, :, None]  # (B, T, C)
         arguments = {"attention_mask": self._mask(visible, x.dtype), "past_key_values": past}
         if self._learned_positions:
-            return self._base.drop(x + self._base.wpe(positions)), Pass(arguments)
-        return x, Pass(arguments | {"position_embeddings": self._base.rotary_emb(x, positions)})
+            return self._base.drop(x + self._base.wpe(positions)), LayerArguments(arguments)
+        return x, LayerArguments(arguments | {"position_embeddings": self._base.rotary_emb(x, positions)})
 
-    def __call__(self, layer: int, h: Tensor, shared: Pass) -> Tensor:
+    def __call__(self, layer: int, h: Tensor, shared: LayerArguments) -> Tensor:
         """The output (B, T, D) of `layer` for its input `h` (B, T, D)."""
         pause()
         out: Tensor = self._modules[layer](h, **shared.arguments)
@@ -113,7 +113,7 @@ class Layers:
         each = [dict(module.named_parameters()) for module in self._modules]
         return {name: torch.stack([weights[name] for weights in each]) for name in each[0]}
 
-    def call_with(self, weights: Mapping[str, Tensor], h: Tensor, shared: Pass) -> Tensor:
+    def call_with(self, weights: Mapping[str, Tensor], h: Tensor, shared: LayerArguments) -> Tensor:
         """The output of the layer that has these `weights`: `torch.vmap` over `stacked` runs several layers at once.
 
         Only in a pass without keys and values, and where the layers are `alike`.

@@ -30,21 +30,21 @@ from everlong_models.kernels.linear import Linear, has_dense, has_onednn, matmul
 from everlong_models.kernels.low_rank import apart, detach
 from everlong_models.kernels.pause import pause
 
-FAMILY = ("llama", "mistral", "qwen2")
+OPTIMISED_FAMILIES = ("llama", "mistral", "qwen2")
 # Query positions whose scores are computed at once: fewer skip more of the upper triangle, more make better matmuls.
 BLOCK = 192
 # Positions up to which a call for each row and head costs more than the upper triangle that it skips.
 SHORT = 64
 
 
-def why_not(model: PreTrainedModel) -> str | None:
+def unsupported_reason(model: PreTrainedModel) -> str | None:
     """What `Llama` does not know about `model`, in words; None if there is nothing."""
     config = model.config
-    if config.model_type not in FAMILY:
+    if config.model_type not in OPTIMISED_FAMILIES:
         return f"architecture {config.model_type!r}"
     if config.hidden_act != "silu":
         return f"activation {config.hidden_act!r}"
-    if not rotary.fixed(config):
+    if not rotary.has_fixed_frequencies(config):
         return f"rotary positions {config.rope_parameters}"
     if getattr(config, "sliding_window", None) is not None:
         return f"a sliding window of {config.sliding_window}"
@@ -79,7 +79,7 @@ class Layer:
 
 
 class Llama:
-    """The lean twin of `model`, to which `why_not` must have no objection.
+    """The lean twin of `model`, to which `unsupported_reason` must have no objection.
 
     It takes the matrices over, one by one, so that no weight is held twice: `model` has none of them afterwards and
     keeps only its embeddings and norms. `quantize`: single positions, as decoding asks for, go through `Quantized`

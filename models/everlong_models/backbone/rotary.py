@@ -15,13 +15,13 @@ from torch import Tensor
 ROPE = ("default", "linear", "llama3", "yarn")
 
 
-def fixed(config: Any) -> bool:
+def has_fixed_frequencies(config: Any) -> bool:
     """Whether all of a head has rotary positions whose frequencies are always the same."""
     rope = config.rope_parameters
     return rope["rope_type"] in ROPE and rope.get("partial_rotary_factor", 1.0) == 1.0
 
 
-def let_go(kv: Tensor, frequencies: Tensor, start: int, count: int, end: int) -> None:
+def evict(kv: Tensor, frequencies: Tensor, start: int, count: int, end: int) -> None:
     """Takes the positions [start, start + count) out of `kv` (B, layers, 2, G, C, d), which ends at `end`, in place: those behind
     move down by `count`, as if they had been computed there, and zeros come behind them. `frequencies` (d/2,): θ, radians a position."""
     angles = (-count * frequencies.double()).repeat(2)

@@ -4,7 +4,7 @@ hundreds of kernels.
 A GPU is done with a small model's kernels sooner than Python launches them. What a step launches depends on nothing but how
 many rows there are, and rows have fixed places (`CacheSlots`); so it is recorded once for each size of a batch, with the
 addresses that it works at, and launched as a whole from then on. A step of any memory can be: it asks the device nothing
-(a law of all of them, tests/models/laws.py).
+(a law of all of them, tests/models/memory_contract.py).
 
 The sizes are powers of two. Places behind the rows are stepped as well, at length 0, which is valid whatever they hold; a row
 depends on no other, and nobody looks at these.

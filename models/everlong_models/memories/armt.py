@@ -43,7 +43,7 @@ from everlong_models.errors import ConfigError
 from everlong_models.kernels.pause import pause
 from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import Part, effective_rank, relative_change
+from everlong_models.memories.view import MemoryPart, effective_rank, relative_change
 
 NU = 3
 """ν of DPFP-ν."""
@@ -171,7 +171,7 @@ class ARMT(SegmentReader):
         shapes = {"W": (rows, L, V, K), "z": (rows, L, K)}
         return MemoryState({name: torch.zeros(shape, dtype=dtype, device=device) for name, shape in shapes.items()})
 
-    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
         """Each layer's W, which every segment adds to: as many associations as W has independent directions."""
         W = state["W"][0]  # (L, V, K)
         change: list[float | None] = [None] * len(W)
@@ -179,7 +179,7 @@ class ARMT(SegmentReader):
             change = relative_change(W, self.close(self.open(state, tokens)[0])["W"][0])
         used, age = effective_rank(W).tolist(), tokens.shape[1]
         return [
-            Part("associations", 0, read, min(W.shape[1:]), used[layer], age, layer, change[layer])
+            MemoryPart("associations", 0, read, min(W.shape[1:]), used[layer], age, layer, change[layer])
             for layer in range(len(W))
         ]
 

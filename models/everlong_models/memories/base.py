@@ -1,4 +1,4 @@
-"""`MemoryModel`: what every memory of this package can do. The laws that all of them obey are in tests/models/laws.py."""
+"""`MemoryModel`: what every memory of this package can do. The laws that all of them obey are in tests/models/memory_contract.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from everlong_models.backbone.cache import Cache
 from everlong_models.errors import StateShape, TokenError
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import LayerView, MemoryView, Part
+from everlong_models.memories.view import LayerView, MemoryPart, MemoryView
 
 
 class MemoryConfig(BaseModel):
@@ -184,7 +184,7 @@ class SegmentReader(nn.Module, ABC):
         )  # fmt: skip
 
     @abstractmethod
-    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
         """What the memory consists of; arguments as of `view`."""
 
     def _layer_views(self, state: MemoryState, tokens: Tensor, read: int) -> list[LayerView]:

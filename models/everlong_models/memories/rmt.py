@@ -25,7 +25,7 @@ from everlong_models.backbone.cache import Cache
 from everlong_models.errors import ConfigError
 from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import Part, effective_rank, relative_change
+from everlong_models.memories.view import MemoryPart, effective_rank, relative_change
 
 
 class RMTConfig(MemoryConfig):
@@ -71,13 +71,13 @@ class RMT(SegmentReader):
         """M_0 in every row."""
         return MemoryState({"memory": self.memory.expand(rows, -1, -1)})
 
-    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
         """All m vectors together: every segment writes them anew, out of themselves and what it says."""
         old, change = state["memory"], None
         if tokens.shape[1] and read:
             (change,) = relative_change(old, self.close(self.open(state, tokens)[0])["memory"])
         used = float(effective_rank(old[0])) if read else 0.0
-        return [Part("memory", 0, read, self.config.memory_tokens, used, tokens.shape[1], change=change)]
+        return [MemoryPart("memory", 0, read, self.config.memory_tokens, used, tokens.shape[1], change=change)]
 
     def _update(self, hidden: Tensor) -> MemoryState:
         """M_{t+1} from the final hidden states (B, m, D) of the write positions."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """A part of a memory, of one `layer` or, with None, of all.
 
     `start`, `end`: the span of tokens that it is made of; what it has forgotten of them it cannot tell. `slots`: how many
@@ -35,7 +35,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Phrase:
+class SignalPhrase:
     """Tokens [`start`, `end`) and the share of the memory, 0 … 1, that is given to them."""
 
     start: int
@@ -56,7 +56,7 @@ class LayerView:
     layer: int
     edges: tuple[float, ...]
     attention: tuple[float, ...] | None
-    phrases: tuple[Phrase, ...]
+    phrases: tuple[SignalPhrase, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class MemoryView:
     segments: int
     open: int
     bytes: int
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     layers: tuple[LayerView, ...]
 
 

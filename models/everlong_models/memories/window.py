@@ -18,7 +18,7 @@ from everlong_models.backbone.cache import Cache
 from everlong_models.errors import ConfigError, TokenError
 from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import Part
+from everlong_models.memories.view import MemoryPart
 
 
 class WindowConfig(MemoryConfig):
@@ -68,12 +68,16 @@ class Window(SegmentReader):
         seen = min(max(0, int(state["seen"]) - self.config.sinks), self.config.window)
         return list(map(int, state["window"][0, self.config.window - seen :]))
 
-    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
         """Sinks and window, as far as there are any."""
         config, age = self.config, tokens.shape[1]
         first, last = min(read, config.sinks), min(max(0, read - config.sinks), config.window)
-        window = Part("window", read - last, read, config.window, last, age)
-        return [Part("sinks", 0, first, config.sinks, first, read - first + age), window] if config.sinks else [window]
+        window = MemoryPart("window", read - last, read, config.window, last, age)
+        return (
+            [MemoryPart("sinks", 0, first, config.sinks, first, read - first + age), window]
+            if config.sinks
+            else [window]
+        )
 
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         return self._shift(tokens, state)
@@ -150,10 +154,10 @@ class Window(SegmentReader):
         backbone's keys can't be moved, or there is no sink, only while there is room for another segment."""
         before, sinks = int(cache["before"] + cache.lengths), self.config.sinks
         over = max(0, before - sinks - self.config.window)
-        if over and not (sinks and self.backbone.lets_go):
+        if over and not (sinks and self.backbone.can_evict):
             return None
         if over:
-            self.backbone.let_go(cache["kv"], sinks, over, before)
+            self.backbone.evict(cache["kv"], sinks, over, before)
         after = self._shift(segment, state)
         cache["before"].fill_(before - over)
         cache.lengths.zero_()

@@ -23,7 +23,7 @@ from transformers import (
 from everlong_lab.tasks.rmt_encoder import RMTEncoder, RMTEncoderConfig
 from everlong_models.errors import BackboneError, ConfigError, StateNotFinite, StateShape, TokenError
 from everlong_models.memories.state import MemoryState
-from tests.models.laws import CLOSE, assert_same_state
+from tests.models.memory_contract import CLOSE, assert_same_state
 from tests.models.tiny import gpt2
 
 SMALL = {

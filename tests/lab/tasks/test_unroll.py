@@ -14,7 +14,7 @@ from everlong_models.memories.base import MemoryModel, SegmentReader
 from everlong_models.memories.infinite.scratch import InfiniteScratch, InfiniteScratchConfig
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.state import MemoryState
-from tests.models.laws import CLOSE, assert_same_state, tokens
+from tests.models.memory_contract import CLOSE, assert_same_state, tokens
 from tests.models.tiny import gpt2, llama
 
 S = 8

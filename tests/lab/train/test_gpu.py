@@ -1,4 +1,4 @@
-"""A run on a device that is not the CPU. Where no GPU is (see `pretended`), PyTorch goes back through no graph of a device that is
+"""A run on a device that is not the CPU. Where no GPU is (see `fake_gpu`), PyTorch goes back through no graph of a device that is
 not; so gradients are made up, and losses, the optimiser's step, what is saved and what is resumed are a GPU's."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 from everlong_lab.train.run import Run
 from tests.lab.train.conftest import DROPPING, LASTING, recipe, take
-from tests.models.pretended import DEVICE, REAL, gpu
+from tests.models.fake_gpu import DEVICE, REAL, gpu
 
 
 @pytest.mark.filterwarnings("ignore:.*Disabling autocast")

@@ -22,7 +22,7 @@ from everlong_models.backbone.backbone import Backbone
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.linear import has_bfloat16
 from everlong_models.memories.rmt import RMT, RMTConfig
-from tests.models.laws import Laws
+from tests.models.memory_contract import MemoryContract
 from tests.models.tiny import gpt2, llama
 
 SIZES = {
@@ -90,7 +90,7 @@ def test_a_cache_that_lets_go_of_positions_is_as_if_they_had_not_been_counted(tw
     """Of a text that begins at position 7, by transformers' own account, seven are taken out before it: then it begins at 0,
     in all layers. What lies before and behind stays."""
     naive, fast, _ = twins
-    assert naive.lets_go
+    assert naive.can_evict
     x = embeddings(naive, 1, 20)
     late = DynamicCache()
     naive.model.base_model(inputs_embeds=x, position_ids=torch.arange(7, 27)[None], past_key_values=late)
@@ -102,7 +102,7 @@ def test_a_cache_that_lets_go_of_positions_is_as_if_they_had_not_been_counted(tw
     naive.hidden(x, kv=early)
     for backbone in (naive, fast):
         slid = kv.clone()
-        backbone.let_go(slid, 2, 7, 29)
+        backbone.evict(slid, 2, 7, 29)
         # transformers computes angles in float32 whatever the model's type.
         torch.testing.assert_close(
             slid[..., 2:22, :], early, rtol=1e-5, atol=1e-4 if x.dtype == torch.float32 else 1e-5
@@ -174,7 +174,7 @@ def test_what_comes_in_is_not_changed(twins):
     assert torch.equal(x, before)
 
 
-class TestLaws(Laws):
+class TestLaws(MemoryContract):
     autocast = False
 
     @pytest.fixture

@@ -24,7 +24,7 @@ from everlong_models.backbone.loading import (
     pull,
 )
 from everlong_models.errors import BackboneError
-from tests.models.folders import backbone
+from tests.models.model_folders import backbone
 
 CACHE = Path.home() / ".cache" / "everlong" / "models"  # converting takes a minute, once a machine
 

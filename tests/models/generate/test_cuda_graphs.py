@@ -25,8 +25,8 @@ from everlong_models.memories.relative.transformer_xl import TransformerXL, Tran
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.memories.state import MemoryState
 from everlong_models.memories.window import Window, WindowConfig
-from tests.models.laws import assert_same_state, tokens
-from tests.models.tape import record
+from tests.models.fake_cuda_graph import record
+from tests.models.memory_contract import assert_same_state, tokens
 from tests.models.tiny import llama
 
 S = 12

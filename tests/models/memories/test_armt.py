@@ -11,7 +11,7 @@ from everlong_models.backbone.backbone import Backbone
 from everlong_models.errors import BackboneError, ConfigError
 from everlong_models.memories.armt import ARMT, ARMTConfig, Projections, dpfp, memorise, recall
 from everlong_models.memories.state import MemoryState
-from tests.models.laws import CLOSE, Laws, assert_same_state, tokens
+from tests.models.memory_contract import CLOSE, MemoryContract, assert_same_state, tokens
 from tests.models.tiny import FAMILIES, gpt2, llama
 
 # On the CPU, vmap has no batched attention and says so; the results are what is tested here.
@@ -30,7 +30,7 @@ def armt(backbone: Backbone, trained: bool = True, **changes: object) -> ARMT:
     return model
 
 
-class TestARMT(Laws):
+class TestARMT(MemoryContract):
     @pytest.fixture(
         params=[*((family, way) for family in FAMILIES for way in ("in-order", "diagonals")), ("llama", "thin")],
         ids="-".join,

@@ -8,11 +8,11 @@ from pydantic import ValidationError
 
 from everlong_models.errors import ConfigError
 from everlong_models.memories.rmt import RMT, RMTConfig
-from tests.models.laws import Laws, tokens
+from tests.models.memory_contract import MemoryContract, tokens
 from tests.models.tiny import FAMILIES, llama
 
 
-class TestRMT(Laws):
+class TestRMT(MemoryContract):
     pauses = 0  # transformers' own forward, which nothing gets into
 
     @pytest.fixture(params=[(family, form) for family in FAMILIES for form in ("raw", "norm", "zero")], ids="-".join)

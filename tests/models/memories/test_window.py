@@ -8,11 +8,11 @@ import torch
 from everlong_lab.tasks.unroll import unroll
 from everlong_models.errors import ConfigError, TokenError
 from everlong_models.memories.window import Window, WindowConfig
-from tests.models.laws import Laws, tokens
+from tests.models.memory_contract import MemoryContract, tokens
 from tests.models.tiny import FAMILIES, llama
 
 
-class TestWindow(Laws):
+class TestWindow(MemoryContract):
     pauses = 0  # reading is keeping token ids
 
     @pytest.fixture(params=[(f, s, w) for f in FAMILIES for s, w in ((5, 17), (0, 30), (12, 7))], ids=str)

@@ -40,7 +40,7 @@ from everlong_models.memories.infinite.continuous_attention import (
     expectation,
     stored_operators,
 )
-from everlong_models.memories.infinite.voronoi import Space, interpolate, sampled
+from everlong_models.memories.infinite.voronoi import VoronoiCells, corners_of_samples, interpolate
 
 Contraction = float | Literal["k/(k+1)"]
 P = ParamSpec("P")
@@ -109,21 +109,21 @@ class LongTermConfig(MemoryConfig):
             raise ConfigError("tau", self.tau, "must be in ]0, 1[, or 'k/(k+1)'")
 
 
-class Look(NamedTuple):
+class ProjectedMemory(NamedTuple):
     """What queries need of one layer's memory; computed once a segment, as the memory does not change within it."""
 
     values: Tensor  # (B, H, N, d) = V_h
     directions: Tensor  # (B, H, 2, d): the keys under the affine maps of Eq. 9 and 10
 
 
-class Density(NamedTuple):
+class GaussianDensity(NamedTuple):
     """p = N(μ, σ²) of every head and query."""
 
     mean: Tensor  # (B, H, T), in ]0, 1[
     variance: Tensor  # (B, H, T)
 
 
-class Thin(nn.Module):
+class LowRankLinear(nn.Module):
     """A linear map without bias of rank `rank`: `after` (out, rank) times `before` (rank, in)."""
 
     def __init__(self, width: int, out: int, rank: int) -> None:
@@ -141,7 +141,7 @@ class Thin(nn.Module):
         return cast(Tensor, self.after(self.before(x)))
 
 
-def exactly(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
+def without_autocast(method: Callable[Concatenate[L, P], T]) -> Callable[Concatenate[L, P], T]:
     """Computes without autocast: a signal adds up thousands of segments, by operators of a badly conditioned regression."""
 
     @functools.wraps(method)
@@ -170,7 +170,7 @@ class LayerMemory(nn.Module):
         self.value = self._map(width, heads * head_dim)
         self.output = self._map(heads * head_dim, width)
         if config.output == "zero":
-            nn.init.zeros_((self.output.after if isinstance(self.output, Thin) else self.output).weight)
+            nn.init.zeros_((self.output.after if isinstance(self.output, LowRankLinear) else self.output).weight)
         self.affine = nn.Parameter(torch.empty(heads, 2, N).uniform_(-(N**-0.5), N**-0.5))
         # Untrained heads look at different regions of the memory, each as sharply as the prior asks.
         centre = (torch.arange(heads) + 0.5) / heads
@@ -178,43 +178,43 @@ class LayerMemory(nn.Module):
         self.bias = nn.Parameter(torch.stack([centre.logit(), spread.expm1().log()], dim=1))
         self.convolution = nn.Conv1d(width, width, 3, padding=1, groups=width if config.gate == "depthwise" else 1)
 
-    def _map(self, width: int, out: int) -> nn.Linear | Thin:
+    def _map(self, width: int, out: int) -> nn.Linear | LowRankLinear:
         rank = self.config.rank
-        return nn.Linear(width, out, bias=False) if rank is None else Thin(width, out, rank)
+        return nn.Linear(width, out, bias=False) if rank is None else LowRankLinear(width, out, rank)
 
-    @exactly
+    @without_autocast
     def gate(self, x: Tensor) -> Tensor:
         """sigmoid(conv(X)) ⊙ X (B, T, D), with X detached and zeros beyond the segment's borders (Eq. 18)."""
         x = x.detach().to(self.bias.dtype)
         return torch.sigmoid(self.convolution(x.transpose(1, 2)).transpose(1, 2)) * x
 
-    @exactly
-    def look(self, coefficients: Tensor) -> Look:
+    @without_autocast
+    def project(self, coefficients: Tensor) -> ProjectedMemory:
         """Keys (under their affine maps) and values of `coefficients` (B, N, D) (Eq. 8)."""
         B, N, D = coefficients.shape
         H, d = self.heads, self.head_dim
         values = self.value(coefficients).view(B, N, H, d).transpose(1, 2)
         pooled = (self.affine.flatten(0, 1) @ coefficients).view(B, H, 2, D)
-        return Look(values, pooled @ self.key.weight.view(H, d, D).transpose(1, 2))
+        return ProjectedMemory(values, pooled @ self.key.weight.view(H, d, D).transpose(1, 2))
 
-    @exactly
-    def density(self, look: Look, queries: Tensor) -> Density:
+    @without_autocast
+    def density(self, projected: ProjectedMemory, queries: Tensor) -> GaussianDensity:
         """Where `queries` (B, H, T, d) look (Eq. 9, 10)."""
-        scores = queries.to(self.bias.dtype) @ look.directions.transpose(2, 3) * self.head_dim**-0.5
+        scores = queries.to(self.bias.dtype) @ projected.directions.transpose(2, 3) * self.head_dim**-0.5
         mean, variance = (scores + self.bias[:, None]).unbind(-1)  # (B, H, T) each
-        return Density(torch.sigmoid(mean), F.softplus(variance).clamp_min(self.config.min_variance))
+        return GaussianDensity(torch.sigmoid(mean), F.softplus(variance).clamp_min(self.config.min_variance))
 
-    @exactly
-    def attend(self, look: Look, queries: Tensor) -> tuple[Tensor, Density]:
+    @without_autocast
+    def attend(self, projected: ProjectedMemory, queries: Tensor) -> tuple[Tensor, GaussianDensity]:
         """Z_LTM (B, T, D), in the queries' type, and the densities it was read with (Eq. 9-11). Zero for no memory."""
-        density = self.density(look, queries)
+        density = self.density(projected, queries)
         weights = expectation(density.mean, density.variance, self.centres, self.widths)  # (B, H, T, N)
-        context = (weights @ look.values).transpose(1, 2).flatten(2)  # (B, T, H·d)
+        context = (weights @ projected.values).transpose(1, 2).flatten(2)  # (B, T, H·d)
         if self.config.output == "none":
             context = context * 0  # all weights keep a gradient, of zero: an optimizer treats them as ever
         return cast(Tensor, self.output(context)).to(queries.dtype), density
 
-    @exactly
+    @without_autocast
     def extend(self, past: Tensor, new: Tensor, counts: list[int], positions: Tensor | None = None) -> Tensor:
         """The coefficients (B, N, D) after `past` (B, N, D) takes in gated vectors `new` (B, T, D) (Eq. 13-15).
 
@@ -243,7 +243,7 @@ class LayerMemory(nn.Module):
         samples = expectation(positions, torch.zeros_like(positions), self.centres, self.widths) @ past  # (B, M, D)
         return maps.past @ samples + fresh
 
-    @exactly
+    @without_autocast
     def scan(self, past: Tensor, entering: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
         """The coefficients before each of n segments `entering` (B, n, T, D), as (B, n, N, D), and after the last.
 
@@ -318,16 +318,16 @@ class LongTermMemory(nn.Module):
             state["places"] = torch.zeros(shape, dtype=torch.float64, device=like.device)
         return state
 
-    def look(self, state: Mapping[str, Tensor], layer: int) -> Look:
+    def project(self, state: Mapping[str, Tensor], layer: int) -> ProjectedMemory:
         """What queries need of `layer`'s memory."""
-        return self[layer].look(state["coefficients"][:, layer])
+        return self[layer].project(state["coefficients"][:, layer])
 
-    def histogram(self, densities: list[Density], segments: Tensor) -> Tensor:
+    def histogram(self, densities: list[GaussianDensity], segments: Tensor) -> Tensor:
         """Attention given to each bin (B, layers, bins), Eq. 16 before normalisation; zero for rows without memory."""
         layers = [sticky.histogram(p.mean.detach(), p.variance.detach(), self.config.bins) for p in densities]
         return torch.stack(layers, dim=1) * (segments > 0)[:, None, None]
 
-    def divergence(self, densities: list[Density], segments: Tensor, lengths: Tensor) -> Tensor:
+    def divergence(self, densities: list[GaussianDensity], segments: Tensor, lengths: Tensor) -> Tensor:
         """L_KL (B,) of Eq. 21, summed over layers, heads and the first `lengths` (B,) queries; zero for rows without memory."""
         each = sum((divergence(p.variance, self.config.prior).sum(dim=1) for p in densities), torch.zeros(()))  # (B, T)
         counted = torch.arange(each.shape[1], device=each.device) < lengths[:, None]
@@ -361,7 +361,7 @@ class LongTermMemory(nn.Module):
     def _places(self, places: Tensor, counts: list[int], drawn: Tensor, length: int) -> Tensor:
         """The state's `places` after an update that samples at `drawn` (B, layers, M) and takes in `length` tokens."""
         before = places[..., -1:]
-        came = interpolate(drawn.to(places), *sampled(places, self._contracted(counts)))
+        came = interpolate(drawn.to(places), *corners_of_samples(places, self._contracted(counts)))
         return torch.cat([came, before, before + length], dim=-1)
 
     def _contracted(self, counts: list[int]) -> Tensor:
@@ -369,7 +369,7 @@ class LongTermMemory(nn.Module):
         taus = [self.config.contraction(count - 1) if count else 0.0 for count in counts]
         return torch.tensor(taus, dtype=torch.float64)
 
-    def spaces(self, state: Mapping[str, Tensor], taken: int) -> list[Space]:
+    def voronoi_cells(self, state: Mapping[str, Tensor], taken: int) -> list[VoronoiCells]:
         """Which tokens own which part of each layer's signal, in a state of one row whose segments had `taken` tokens.
 
         All but the first must have been full, unless the memory is sticky: then the state tells. Empty before the first.
@@ -378,7 +378,7 @@ class LongTermMemory(nn.Module):
         if not count:
             return []
         if self.is_sticky:
-            at, tokens = sampled(state["places"].cpu(), self._contracted([count]))
-            return [Space(*corners) for corners in zip(at[0], tokens[0], strict=True)]
+            at, tokens = corners_of_samples(state["places"].cpu(), self._contracted([count]))
+            return [VoronoiCells(*corners) for corners in zip(at[0], tokens[0], strict=True)]
         tau = None if isinstance(self.config.tau, str) else self.config.tau
-        return [Space.even(count, taken - (count - 1) * S, S, tau)] * len(self)
+        return [VoronoiCells.even(count, taken - (count - 1) * S, S, tau)] * len(self)

@@ -31,9 +31,9 @@ from everlong_models.errors import ConfigError
 from everlong_models.kernels.pause import pause
 from everlong_models.memories.base import SegmentReader, TrainingSegment
 from everlong_models.memories.infinite import sticky
-from everlong_models.memories.infinite.long_term import Density, LongTermConfig, LongTermMemory, Look
+from everlong_models.memories.infinite.long_term import GaussianDensity, LongTermConfig, LongTermMemory, ProjectedMemory
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import LayerView, Part
+from everlong_models.memories.view import LayerView, MemoryPart
 
 BINS = 128
 """Of a view's histograms."""
@@ -47,31 +47,31 @@ class InfiniteConfig(LongTermConfig):
     parallel_tokens: int = 1024
 
 
-class Trace(NamedTuple):
+class LayerTrace(NamedTuple):
     """What one pass over a segment leaves."""
 
     hidden: Tensor  # (B, T, D): final hidden states
     entering: Tensor  # (B, layers, T, D): each layer's input, for its memory
-    densities: list[Density]  # of each layer
+    densities: list[GaussianDensity]  # of each layer
 
 
 class LongTermReader(SegmentReader):
     """A transformer whose layers have long-term memories: all but how its layers run.
 
-    `memory`: the layers' memories. A model derives from this and writes `_pass`, `_update`, `_logits` and `_new_kv`.
+    `memory`: the layers' memories. A model derives from this and writes `_run_layers`, `_update`, `_logits` and `_new_kv`.
     """
 
     memory: LongTermMemory
 
     @abstractmethod
-    def _pass(
+    def _run_layers(
         self,
         tokens: Tensor,
         state: Mapping[str, Tensor],
-        look: Callable[[int], Look],
+        project: Callable[[int], ProjectedMemory],
         kv: Tensor | None = None,
         at: Tensor | None = None,
-    ) -> Trace:
+    ) -> LayerTrace:
         """`tokens` (B, T) through all layers, each looking at its memory by `look`.
 
         Without `at` they start a segment, and their keys and values are stored in `kv`, if one is given. With `at` (B,)
@@ -98,17 +98,17 @@ class LongTermReader(SegmentReader):
         """How many of the `read` tokens are in the signals of a `state` of one row."""
         return read
 
-    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
         """The signals, which are all of the same tokens; their slots are the basis functions."""
         basis, taken = self.memory.config.basis, self._taken(state, read)
-        return [Part("signal", 0, taken, basis, min(basis, taken), tokens.shape[1])]
+        return [MemoryPart("signal", 0, taken, basis, min(basis, taken), tokens.shape[1])]
 
     def _layer_views(self, state: MemoryState, tokens: Tensor, read: int) -> list[LayerView]:
         """Bins and phrases of every layer, and what the queries of the open segment attend to."""
-        spaces = self.memory.spaces(state.tensors, self._taken(state, read))
+        spaces = self.memory.voronoi_cells(state.tensors, self._taken(state, read))
         masses: list[list[float]] | None = None
         if spaces and tokens.shape[1]:
-            densities = self._pass_from(tokens, state).densities
+            densities = self._run_segment(tokens, state).densities
             mass = torch.cat([sticky.histogram(p.mean.double(), p.variance.double(), BINS) for p in densities])
             masses = (mass / mass.sum(dim=-1, keepdim=True)).tolist()
         borders = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)
@@ -122,21 +122,21 @@ class LongTermReader(SegmentReader):
             for layer, space in enumerate(spaces)
         ]
 
-    def _pass_from(self, tokens: Tensor, state: MemoryState) -> Trace:
-        return self._pass(tokens, state.tensors, lambda layer: self.memory.look(state.tensors, layer))
+    def _run_segment(self, tokens: Tensor, state: MemoryState) -> LayerTrace:
+        return self._run_layers(tokens, state.tensors, lambda layer: self.memory.project(state.tensors, layer))
 
-    def _attention(self, trace: Trace, state: Mapping[str, Tensor]) -> Tensor | None:
+    def _attention(self, trace: LayerTrace, state: Mapping[str, Tensor]) -> Tensor | None:
         return self.memory.histogram(trace.densities, state["segments"]) if self.memory.is_sticky else None
 
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         with torch.no_grad():  # what enters a memory is detached anyway; its gate is not
-            trace = self._pass_from(tokens, state)
+            trace = self._run_segment(tokens, state)
         return self._update(state.tensors, trace.entering, self._attention(trace, state.tensors))
 
     def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
         """Logits (B, T, V) of one segment."""
         self.check_segment(tokens, state)
-        return self._logits(self._pass_from(tokens, state).hidden)
+        return self._logits(self._run_segment(tokens, state).hidden)
 
     def training_segment(self, tokens: Tensor, state: MemoryState, lengths: Tensor | None = None) -> TrainingSegment:
         """`segment` in one pass, over 1 ≤ T ≤ S `tokens` (B, T); the auxiliary loss is L_KL of Eq. 21.
@@ -145,7 +145,7 @@ class LongTermReader(SegmentReader):
         it where back-propagation through time is to end.
         """
         self.check_segment(tokens, state)
-        trace = self._pass_from(tokens, state)
+        trace = self._run_segment(tokens, state)
         after = self._update(state.tensors, trace.entering, self._attention(trace, state.tensors))
         T = tokens.shape[1]
         counts = torch.full((state.rows,), T, device=tokens.device) if lengths is None else lengths
@@ -156,17 +156,17 @@ class LongTermReader(SegmentReader):
         """Prefills `tokens`; the cache keeps the state, what queries need of it, and what the memory will take in."""
         self.check_segment(tokens, state)
         B, T = tokens.shape
-        looks = [self.memory.look(state.tensors, layer) for layer in range(len(self.memory))]
+        projected = [self.memory.project(state.tensors, layer) for layer in range(len(self.memory))]
         kv = self._new_kv(B)
-        trace = self._pass(tokens, state.tensors, looks.__getitem__, kv)
+        trace = self._run_layers(tokens, state.tensors, projected.__getitem__, kv)
         entering = trace.entering.new_zeros(B, len(self.memory), self.segment_length, self.memory.width)
         entering[:, :, :T] = trace.entering
         tensors = {
             **state.tensors,
             "kv": kv,
             "entering": entering,
-            "values": torch.stack([look.values for look in looks], dim=1),
-            "directions": torch.stack([look.directions for look in looks], dim=1),
+            "values": torch.stack([layer.values for layer in projected], dim=1),
+            "directions": torch.stack([layer.directions for layer in projected], dim=1),
         }
         attention = self._attention(trace, state.tensors)
         if attention is not None:
@@ -175,10 +175,10 @@ class LongTermReader(SegmentReader):
 
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """One token a row."""
-        trace = self._pass(
+        trace = self._run_layers(
             tokens[:, None],
             cache.tensors,
-            lambda layer: Look(cache["values"][:, layer], cache["directions"][:, layer]),
+            lambda layer: ProjectedMemory(cache["values"][:, layer], cache["directions"][:, layer]),
             cache["kv"],
             cache.lengths,
         )
@@ -227,25 +227,25 @@ class InfiniteFormer(LongTermReader):
             device=backbone.device,
         )
 
-    def _pass(
+    def _run_layers(
         self,
         tokens: Tensor,
         state: Mapping[str, Tensor],
-        look: Callable[[int], Look],
+        project: Callable[[int], ProjectedMemory],
         kv: Tensor | None = None,
         at: Tensor | None = None,
-    ) -> Trace:
+    ) -> LayerTrace:
         x, call = self.decoder.begin(self.backbone.embed(tokens), kv, at)
         entering, densities = [], []
         for layer in range(len(self.memory)):
             pause()
             normed = self.decoder.norm(layer, x)
             queries, context = self.decoder.attend(layer, normed, call)
-            recalled, density = self.memory[layer].attend(look(layer), queries)
+            recalled, density = self.memory[layer].attend(project(layer), queries)
             entering.append(self._entering(x, normed))
             densities.append(density)
             x = self.decoder.feed_forward(layer, x + context + recalled)
-        return Trace(self.decoder.end(x), torch.stack(entering, dim=1), densities)
+        return LayerTrace(self.decoder.end(x), torch.stack(entering, dim=1), densities)
 
     def _entering(self, x: Tensor, normed: Tensor) -> Tensor:
         return x if self.config.source == "raw" else normed
@@ -287,6 +287,6 @@ class InfiniteFormer(LongTermReader):
                 break
             with torch.no_grad():
                 queries, context = self.decoder.attend(layer, normed, call)
-                recalled, _ = memory.attend(memory.look(before.flatten(0, 1)), queries)
+                recalled, _ = memory.attend(memory.project(before.flatten(0, 1)), queries)
                 x = self.decoder.feed_forward(layer, x + context + recalled)
         return MemoryState({"coefficients": torch.stack(after, dim=1), "segments": state["segments"] + n})

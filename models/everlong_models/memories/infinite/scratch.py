@@ -24,10 +24,10 @@ from torch.nn import functional as F
 
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.pause import pause
-from everlong_models.memories.infinite.long_term import Contraction, LongTermConfig, LongTermMemory, Look
-from everlong_models.memories.infinite.pretrained import LongTermReader, Trace
+from everlong_models.memories.infinite.long_term import Contraction, LongTermConfig, LongTermMemory, ProjectedMemory
+from everlong_models.memories.infinite.pretrained import LayerTrace, LongTermReader
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import Part
+from everlong_models.memories.view import MemoryPart
 
 
 class InfiniteScratchConfig(LongTermConfig):
@@ -60,7 +60,7 @@ class InfiniteScratchConfig(LongTermConfig):
             raise ConfigError("width", self.width, f"must be a positive multiple of 2·heads = {2 * self.heads}")
 
 
-class Block(nn.Module):
+class PreNormLayer(nn.Module):
     """One layer: the projections of its attention, and its feed-forward half."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -101,7 +101,7 @@ class InfiniteScratch(LongTermReader):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.embedding = nn.Embedding(config.vocab_size, D)
-            self.blocks = nn.ModuleList(Block(D, H) for _ in range(config.layers))
+            self.blocks = nn.ModuleList(PreNormLayer(D, H) for _ in range(config.layers))
             self.norm = nn.LayerNorm(D)
             self.head = nn.Linear(D, config.vocab_size)
         self.register_buffer("positions", _sinusoids(config.short_term + config.segment_length, D), persistent=False)
@@ -122,24 +122,24 @@ class InfiniteScratch(LongTermReader):
     def _taken(self, state: MemoryState, read: int) -> int:
         return read - int(state["held"])
 
-    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
         """The signals, and what is on its way there."""
         held, short_term = int(state["held"]), self.config.short_term
         signal = super()._parts(state, tokens, read)
         return (
-            [*signal, Part("short_term", read - held, read, short_term, held, tokens.shape[1])]
+            [*signal, MemoryPart("short_term", read - held, read, short_term, held, tokens.shape[1])]
             if short_term
             else signal
         )
 
-    def _pass(
+    def _run_layers(
         self,
         tokens: Tensor,
         state: Mapping[str, Tensor],
-        look: Callable[[int], Look],
+        project: Callable[[int], ProjectedMemory],
         kv: Tensor | None = None,
         at: Tensor | None = None,
-    ) -> Trace:
+    ) -> LayerTrace:
         m, T = self.config.short_term, tokens.shape[1]
         start = torch.zeros_like(state["held"]) if at is None else at
         places = m + start[:, None] + torch.arange(T, device=tokens.device)  # (B, T), within [STM ; segment]
@@ -162,11 +162,11 @@ class InfiniteScratch(LongTermReader):
             else:
                 keys, values = _append(kv, layer, places, block.attended(normed, self.positions[places]))
             context = F.scaled_dot_product_attention(queries, keys, values, visible).transpose(1, 2).flatten(2)
-            recalled, density = self.memory[layer].attend(look(layer), queries)
+            recalled, density = self.memory[layer].attend(project(layer), queries)
             densities.append(density)
             x = x + block.output(context) + recalled
             x = x + block.feed_forward(x)
-        return Trace(self.norm(x), torch.stack(entering, dim=1), densities)
+        return LayerTrace(self.norm(x), torch.stack(entering, dim=1), densities)
 
     def _update(self, state: Mapping[str, Tensor], entering: Tensor, attention: Tensor | None) -> MemoryState:
         counts = set(state["held"].tolist())
@@ -194,8 +194,8 @@ class InfiniteScratch(LongTermReader):
         capacity = config.short_term + config.segment_length
         return self.head.weight.new_zeros(rows, config.layers, 2, config.heads, capacity, config.width // config.heads)
 
-    def _block(self, layer: int) -> Block:
-        return cast(Block, self.blocks[layer])
+    def _block(self, layer: int) -> PreNormLayer:
+        return cast(PreNormLayer, self.blocks[layer])
 
 
 def _append(kv: Tensor | None, layer: int, places: Tensor, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

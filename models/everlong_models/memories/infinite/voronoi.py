@@ -1,4 +1,4 @@
-"""`Space`: which tokens own which part of a signal on [0, 1] (∞-former, section 3.3 and appendix D).
+"""`VoronoiCells`: which tokens own which part of a signal on [0, 1] (∞-former, section 3.3 and appendix D).
 
 D(t) tells how many tokens lie before the place t of a signal: D(0) = 0, D(1) = all. It grows by pieces of straight line.
 An update contracts the signal to [0, τ] and puts the T new tokens behind it, so that D becomes
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from everlong_models.memories.view import Phrase
+from everlong_models.memories.view import SignalPhrase
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class VoronoiCells:
     """D by its corners, float64 on the CPU: `tokens` (n,) before the places `at` (n,); both ascend, from 0 to 1 and to
     all tokens."""
 
@@ -33,7 +33,7 @@ class Space:
     tokens: Tensor
 
     @staticmethod
-    def even(segments: int, first: int, length: int, tau: float | None) -> Space:
+    def even(segments: int, first: int, length: int, tau: float | None) -> VoronoiCells:
         """Of evenly sampled updates by `segments` ≥ 1 segments, all of `length` tokens but the `first`.
 
         `tau`: the share that each update leaves to the past; None for the k/(k+1) that gives each segment the same.
@@ -41,12 +41,12 @@ class Space:
         if tau is None:
             at = torch.tensor([0, 1 / segments, 1], dtype=torch.float64)
             tokens = torch.tensor([0, first, first + (segments - 1) * length], dtype=torch.float64)
-            return Space(at, tokens)
+            return VoronoiCells(at, tokens)
         # What is further back has less than 10⁻¹² of the space altogether.
         kept = min(segments, 1 + math.ceil(math.log(1e-12) / math.log(tau)))
         ago = torch.arange(kept - 1, -1, -1, dtype=torch.float64)
         zero = torch.zeros(1, dtype=torch.float64)
-        return Space(torch.cat([zero, tau**ago]), torch.cat([zero, first + (segments - 1 - ago) * length]))
+        return VoronoiCells(torch.cat([zero, tau**ago]), torch.cat([zero, first + (segments - 1 - ago) * length]))
 
     def before(self, t: Tensor) -> Tensor:
         """D(t) of places `t` (k,)."""
@@ -59,7 +59,7 @@ class Space:
         border = torch.where(x < self.tokens[-1], (here + following) / 2, 1.0)
         return torch.where(x > 0, border, 0.0)
 
-    def largest(self, count: int, length: int) -> list[Phrase]:
+    def largest(self, count: int, length: int) -> list[SignalPhrase]:
         """At most `count` phrases of `length` tokens with the most space, the largest first, that do not overlap.
 
         Only such as have more than an even share, by a token's at least: the first token's cell is larger than others by
@@ -71,17 +71,17 @@ class Space:
         corners = (self.tokens.long()[:, None] + torch.arange(-1, 2)).flatten()
         starts = torch.cat([corners, corners - length, corners - length // 2]).clamp(0, total - length).unique().flip(0)
         spaces = self.cells(starts + length) - self.cells(starts)
-        found: list[Phrase] = []
+        found: list[SignalPhrase] = []
         for n in spaces.mul(1e12).round().argsort(descending=True, stable=True):
             start, space = int(starts[n]), float(spaces[n])
             if len(found) == count or space * total <= length + 1:
                 break
             if all(abs(start - other.start) >= length for other in found):
-                found.append(Phrase(start, start + length, space))
+                found.append(SignalPhrase(start, start + length, space))
         return found
 
 
-def sampled(places: Tensor, taus: Tensor) -> tuple[Tensor, Tensor]:
+def corners_of_samples(places: Tensor, taus: Tensor) -> tuple[Tensor, Tensor]:
     """D's corners `at` and `tokens` (B, L, M + 3) of its values `places` (B, L, M + 2) behind sampled updates by `taus` (B,)."""
     M = places.shape[-1] - 2
     steps = torch.arange(M + 1, dtype=torch.float64, device=places.device) / M

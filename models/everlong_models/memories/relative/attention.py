@@ -27,7 +27,7 @@ INITIAL_STD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Relative:
+class RelativeTerms:
     """How T queries stand to K keys on one side of them: behind, at Δ ≥ 0, or ahead. What is on the other is to be hidden.
 
     `encoding` (N, D): R of N falling distances. `u`, `v` (H, 1, d): the biases of this side. `align` turns scores per
@@ -74,24 +74,26 @@ class RelativePositions(nn.Module):
         self.behind = nn.Parameter(torch.randn(shape) * INITIAL_STD)
         self.ahead = nn.Parameter(torch.randn(shape) * INITIAL_STD) if form == "disentangled" else None
 
-    def to_behind(self, queries: int, keys: int) -> Relative:
+    def keys_behind(self, queries: int, keys: int) -> RelativeTerms:
         """The queries are at the last positions of the keys, and look at their own and those before it."""
         distances = torch.arange(keys - 1, -2, -1, device=self.content.device)
         align = partial(shift, start=queries - 1, keys=keys)
-        return Relative(self.encode(distances), self.content, self.behind, align)
+        return RelativeTerms(self.encode(distances), self.content, self.behind, align)
 
-    def to_ahead(self, queries: int, keys: int) -> Relative:
+    def keys_ahead(self, queries: int, keys: int) -> RelativeTerms:
         """The queries are at positions 0 … T−1, the keys at the last of positions 0 … T; a query looks behind itself."""
         distances = torch.arange(0, -queries - 1, -1, device=self.content.device)
         align = partial(shift, start=queries + 1 - keys, keys=keys)
-        return Relative(self.encode(distances), self.content, self.behind if self.ahead is None else self.ahead, align)
+        return RelativeTerms(
+            self.encode(distances), self.content, self.behind if self.ahead is None else self.ahead, align
+        )
 
-    def to_behind_each(self, at: Tensor, keys: int) -> Relative:
+    def keys_behind_each_row(self, at: Tensor, keys: int) -> RelativeTerms:
         """One query in each row, at position `at` (B,) of its `keys` keys."""
         position = torch.arange(keys, device=at.device)
         index = (keys - 1 - at[:, None] + position).clamp(max=keys - 1)[:, None, None]
         align = partial(torch.take_along_dim, indices=index, dim=-1)
-        return Relative(self.encode(position.flip(0)), self.content, self.behind, align)
+        return RelativeTerms(self.encode(position.flip(0)), self.content, self.behind, align)
 
     def encode(self, distance: Tensor) -> Tensor:
         """R_Δ, or R_|Δ| in the disentangled form, (N, D), of integer distances (N,): first the sines, then the cosines."""
@@ -132,7 +134,7 @@ class RelativeAttention(nn.Module):
         """(B, T, H·d) → (B, H, T, d)."""
         return x.view(*x.shape[:-1], self.heads, self.dim).transpose(1, 2)
 
-    def scores(self, q: Tensor, k: Tensor, relative: Relative, visible: Tensor) -> Tensor:
+    def scores(self, q: Tensor, k: Tensor, relative: RelativeTerms, visible: Tensor) -> Tensor:
         """A/√d (B, H, T, K) of queries (B, H, T, d) and keys (B, H, K, d), −∞ where `visible` (B, T, K) is false.
 
         In float32 or better, whatever the weights' type.

@@ -1,4 +1,4 @@
-"""The Compressive Transformer (Rae et al. 2020): what leaves Transformer-XL's memory is squeezed into a second one.
+"""The Compressive Transformer (Rae et al. 2020): what leaves Transformer-XL's memory is compressed_groups into a second one.
 
 Keys are [compressed ; memory ; segment], their positions counted one by one. When the M positions of the memory
 overflow, its oldest leave it in groups of c, and each group becomes one position of the compressed memory:
@@ -28,12 +28,19 @@ from torch.nn import functional as F
 
 from everlong_models.errors import ConfigError
 from everlong_models.memories.base import TrainingSegment
-from everlong_models.memories.relative.scratch import Block, InputsReader, ScratchConfig, detached, filled, newest
+from everlong_models.memories.relative.decoder import (
+    LayerInputsDecoder,
+    PostNormLayer,
+    RelativeDecoderConfig,
+    detached,
+    filled,
+    newest,
+)
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import Part
+from everlong_models.memories.view import MemoryPart
 
 
-class CompressiveConfig(ScratchConfig):
+class CompressiveConfig(RelativeDecoderConfig):
     """`memory_length`: M ≥ c. `compressed_length`: C ≥ 1 positions of the second memory. `compression_rate`: c ≥ 1."""
 
     memory_length: int = 150
@@ -41,7 +48,7 @@ class CompressiveConfig(ScratchConfig):
     compression_rate: int = 4
 
 
-class Squeezed(NamedTuple):
+class CompressedGroups(NamedTuple):
     """`leaving` (B, c·G, L, D) and its compression (B, G, L, D), of which the first `groups` (B,) are real."""
 
     leaving: Tensor
@@ -49,7 +56,7 @@ class Squeezed(NamedTuple):
     groups: Tensor
 
 
-class Compressive(InputsReader):
+class Compressive(LayerInputsDecoder):
     """State, right-aligned: `memory` (rows, M, L, D) and `compressed` (rows, C, L, D). And `seen` (rows,), tokens read."""
 
     learns_without_targets = True  # the convolutions learn from what leaves, whatever is predicted meanwhile
@@ -89,35 +96,37 @@ class Compressive(InputsReader):
         compressed = filled(self._groups(seen), self.config.compressed_length)
         return torch.cat([compressed, filled(self._in_memory(seen), self.config.memory_length)], dim=1)
 
-    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
         """Groups of c tokens each, and behind them the last positions as they were."""
         config, age, c = self.config, tokens.shape[1], self.config.compression_rate
         groups = int(self._groups(state["seen"]))
         held, left = min(groups, config.compressed_length), c * groups
         return [
-            Part("compressed", left - c * held, left, config.compressed_length, held, age),
-            Part("memory", left, read, config.memory_length, read - left, age),
+            MemoryPart("compressed", left - c * held, left, config.compressed_length, held, age),
+            MemoryPart("memory", left, read, config.memory_length, read - left, age),
         ]
 
     def _memory(self, past: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([past["compressed"], past["memory"]], dim=1)
 
     def _next(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> MemoryState:
-        return self._push(past, trace, lengths, self._squeeze(past, trace, lengths))
+        return self._push(past, trace, lengths, self._compress(past, trace, lengths))
 
     @staticmethod
     def _push(
-        past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor, squeezed: Squeezed
+        past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor, compressed_groups: CompressedGroups
     ) -> MemoryState:
         return MemoryState(
             {
                 "memory": newest(past["memory"], trace["memory"].detach(), lengths),
-                "compressed": newest(past["compressed"], squeezed.compressed.detach(), squeezed.groups),
+                "compressed": newest(
+                    past["compressed"], compressed_groups.compressed.detach(), compressed_groups.groups
+                ),
                 "seen": past["seen"] + lengths,
             }
         )
 
-    def _squeeze(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> Squeezed:
+    def _compress(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> CompressedGroups:
         """Compresses what leaves the memory when the first `lengths` (B,) positions of `trace` enter it."""
         M, c, seen = self.config.memory_length, self.config.compression_rate, past["seen"]
         line = torch.cat([past["memory"], trace["memory"].detach()], dim=1)  # (B, M + T, L, D)
@@ -127,7 +136,7 @@ class Compressive(InputsReader):
         leaving = line[rows, oldest.clamp(max=line.shape[1] - 1)]
         compressed = [conv(leaving[:, :, layer].mT).mT for layer, conv in enumerate(self.compress)]
         groups = self._groups(seen + lengths) - self._groups(seen)
-        return Squeezed(leaving, torch.stack(compressed, dim=2), groups)
+        return CompressedGroups(leaving, torch.stack(compressed, dim=2), groups)
 
     def training_segment(self, tokens: Tensor, state: MemoryState, lengths: Tensor | None = None) -> TrainingSegment:
         """`segment` in one pass, over 1 ≤ T ≤ S tokens, and the attention-reconstruction loss of what it pushed out.
@@ -138,26 +147,28 @@ class Compressive(InputsReader):
         run = self._run(tokens, detached(state))
         if lengths is None:
             lengths = torch.full((state.rows,), tokens.shape[1], device=tokens.device)
-        squeezed = self._squeeze(run.past, run.trace, lengths)
-        loss = self._reconstruction(run.trace["memory"].detach(), squeezed)
-        return TrainingSegment(self._logits(run.hidden), self._push(run.past, run.trace, lengths, squeezed), loss)
+        compressed_groups = self._compress(run.past, run.trace, lengths)
+        loss = self._reconstruction(run.trace["memory"].detach(), compressed_groups)
+        return TrainingSegment(
+            self._logits(run.hidden), self._push(run.past, run.trace, lengths, compressed_groups), loss
+        )
 
-    def _reconstruction(self, inputs: Tensor, squeezed: Squeezed) -> Tensor:
+    def _reconstruction(self, inputs: Tensor, compressed_groups: CompressedGroups) -> Tensor:
         """ℒ (B,) of each row for the layers' `inputs` (B, T, L, D) as queries."""
-        c, G = self.config.compression_rate, squeezed.compressed.shape[1]
+        c, G = self.config.compression_rate, compressed_groups.compressed.shape[1]
         # A row of which nothing left has no key to attend to, which not every kernel survives: it may see all, for nothing.
-        some = squeezed.groups > 0
-        real = (torch.arange(G, device=some.device) < squeezed.groups[:, None]) | ~some[:, None]
+        some = compressed_groups.groups > 0
+        real = (torch.arange(G, device=some.device) < compressed_groups.groups[:, None]) | ~some[:, None]
         total = inputs.new_zeros(len(inputs))
         for layer, block in self._layers():
             h = inputs[:, :, layer]
-            wanted = recall(block, h, squeezed.leaving[:, :, layer], real.repeat_interleave(c, dim=1))
-            found = recall(block, h, squeezed.compressed[:, :, layer], real)
+            wanted = recall(block, h, compressed_groups.leaving[:, :, layer], real.repeat_interleave(c, dim=1))
+            found = recall(block, h, compressed_groups.compressed[:, :, layer], real)
             total = total + (wanted - found).square().mean(dim=(1, 2, 3)) * some
         return total
 
 
-def recall(block: Block, h: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
+def recall(block: PostNormLayer, h: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
     """a(h, m): what `h` (B, T, D) finds in `memory` (B, K, D) by content alone, (B, H, T, d).
 
     `visible` (B, K): which positions of the memory exist. The layer's weights are stopped.

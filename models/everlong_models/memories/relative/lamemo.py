@@ -28,10 +28,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from everlong_models.memories.relative.scratch import (
-    Run,
-    ScratchConfig,
-    ScratchReader,
+from everlong_models.memories.relative.decoder import (
+    RelativeDecoder,
+    RelativeDecoderConfig,
+    SegmentPass,
     filled,
     newest,
     stack_layers,
@@ -40,14 +40,14 @@ from everlong_models.memories.relative.scratch import (
 from everlong_models.memories.state import MemoryState
 
 
-class LaMemoConfig(ScratchConfig):
+class LaMemoConfig(RelativeDecoderConfig):
     """`memory_length`: M ≥ 1. `positions`: "signed" is the paper's ablation, which it could not train to converge."""
 
     memory_length: int = 150
     positions: Literal["disentangled", "signed"] = "disentangled"
 
 
-class LaMemo(ScratchReader):
+class LaMemo(RelativeDecoder):
     """State, right-aligned: the memory's `tokens` (rows, M), `contexts` C (rows, M, L, H, d), `mass` log s (rows, M, L, H).
 
     And `seen` (rows,), how many tokens were read; `fresh` (rows,), how many of them in the last segment, which is how
@@ -85,12 +85,14 @@ class LaMemo(ScratchReader):
         new = filled(past["fresh"].clamp(min=1), window)
         return later & new[:, None]
 
-    def _run(self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None) -> Run:
+    def _run(
+        self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None
+    ) -> SegmentPass:
         M, T = self.past, tokens.shape[1]
         window = min(self.segment_length, M)
-        behind = self.positions.to_behind(T, M + T)
+        behind = self.positions.keys_behind(T, M + T)
         visible = self._visible(past, torch.arange(T, device=tokens.device)[None], T)
-        ahead, upcoming = self.positions.to_ahead(M, window), self._ahead(past, window)
+        ahead, upcoming = self.positions.keys_ahead(M, window), self._ahead(past, window)
         near = slice(M + 1 - window, M + 1)
         line = torch.cat([self._embed(past["tokens"]).detach(), self._embed(tokens)], dim=1)  # (B, M + T, D)
         kept, refreshed = [], []
@@ -112,7 +114,7 @@ class LaMemo(ScratchReader):
             refreshed.append({"contexts": contexts.to(self._weight.dtype), "mass": mass})
             if answer or layer < self.last:
                 line = block(line, torch.cat([contexts, mixed], dim=1))
-        return Run(line[:, M:], {**past, **stack_layers(refreshed)}, {"tokens": tokens, **stack_layers(kept)})
+        return SegmentPass(line[:, M:], {**past, **stack_layers(refreshed)}, {"tokens": tokens, **stack_layers(kept)})
 
     def _keep(self, x: Tensor, context: Tensor, scores: Tensor) -> dict[str, Tensor]:
         # Under autocast, too, a state keeps its type.

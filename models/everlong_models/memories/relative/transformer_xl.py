@@ -15,17 +15,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from everlong_models.memories.relative.scratch import InputsReader, ScratchConfig, filled, newest
+from everlong_models.memories.relative.decoder import LayerInputsDecoder, RelativeDecoderConfig, filled, newest
 from everlong_models.memories.state import MemoryState
 
 
-class TransformerXLConfig(ScratchConfig):
+class TransformerXLConfig(RelativeDecoderConfig):
     """`memory_length`: M ≥ 0, which need not be the segment's length, nor the same in training and inference."""
 
     memory_length: int = 150
 
 
-class TransformerXL(InputsReader):
+class TransformerXL(LayerInputsDecoder):
     """State: `memory` (rows, M, L, D), right-aligned, and `seen` (rows,), how many tokens were read."""
 
     def __init__(self, config: TransformerXLConfig) -> None:

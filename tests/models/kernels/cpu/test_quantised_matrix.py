@@ -21,13 +21,13 @@ from everlong_models.kernels.cpu import decode_step, thread_pool
 from everlong_models.kernels.cpu.quantised_matrix import GROUP, Quantized, fits
 from everlong_models.memories.rmt import RMT, RMTConfig
 from everlong_models.weights import Manifest, load_weights, save_weights
-from tests.models.stored import stored
+from tests.models.q4_weights import q4_weights
 
 pytestmark = pytest.mark.skipif(not fits(torch.zeros(16, GROUP)), reason="this processor would be slow at it")
 
 
 def test_one_input_by_itself():
-    weight, x = stored(47, 96), torch.randn(96)
+    weight, x = q4_weights(47, 96), torch.randn(96)
     assert torch.equal(Quantized(weight)(x), Quantized(weight)(x[None])[0])
 
 
@@ -35,7 +35,7 @@ def test_one_input_by_itself():
 @pytest.mark.parametrize("columns", [96, 1536])
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_formula(columns, bits, error, biased):
-    weight = stored(47, columns) if bits == 4 else torch.randn(47, columns)
+    weight = q4_weights(47, columns) if bits == 4 else torch.randn(47, columns)
     bias = torch.randn(47) if biased else None
     x = torch.randn(2, 3, columns)
     layer, y = Quantized(weight, bias), F.linear(x, weight, bias)
@@ -52,7 +52,7 @@ def test_activations_of_sixteen_bits_lose_nothing(columns):
     x[:, ::GROUP] = 32767
     x[0] /= 1024
     x[1, GROUP:] = 0
-    weight = stored(47, columns)
+    weight = q4_weights(47, columns)
     exact = x.double() @ weight.double().T
     assert float((Quantized(weight)(x) - exact).abs().max() / exact.abs().max()) < 1e-6
     groups = (
@@ -63,7 +63,7 @@ def test_activations_of_sixteen_bits_lose_nothing(columns):
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("weight", [stored(48, 96), torch.randn(48, 96), torch.zeros(48, 96)])
+@pytest.mark.parametrize("weight", [q4_weights(48, 96), torch.randn(48, 96), torch.zeros(48, 96)])
 def test_no_number_stays_none(number, weight):
     """And a row beside it is as it was; so little that it has no scale is nothing."""
     x = torch.randn(3, 96)
@@ -76,19 +76,19 @@ def test_no_number_stays_none(number, weight):
 
 
 def test_four_bits_are_taken_only_where_they_lose_nothing():
-    weight = stored(16, 64)
+    weight = q4_weights(16, 64)
     assert Quantized(weight).bits == 4
     weight[5, 7] += 0.2 * weight.unflatten(1, (-1, GROUP)).diff(dim=-1).abs().max() / 15
     assert Quantized(weight).bits == 8
     assert Quantized(torch.ones(16, 64)).bits == 4, "a group without a step"
     for row in (0, 15, 300):
-        weight = stored(301, 64)
+        weight = q4_weights(301, 64)
         weight[row, 9] = torch.nan
         assert Quantized(weight).bits == 8
 
 
 def test_an_update_stays_beside_four_bits():
-    weight, bias, (a, b) = stored(48, 96), torch.randn(48), (torch.randn(8, 96), torch.randn(48, 8) / 30)
+    weight, bias, (a, b) = q4_weights(48, 96), torch.randn(48), (torch.randn(8, 96), torch.randn(48, 8) / 30)
     x = torch.randn(2, 3, 96)
     layer, plain, y = Quantized(weight, bias, (a, b)), Quantized(weight, bias), F.linear(x, weight + b @ a, bias)
     assert layer.bits == 4
@@ -106,8 +106,8 @@ def test_a_group_of_one_value_and_zeros():
 
 def test_a_row_does_not_depend_on_its_neighbours():
     torch.manual_seed(1)
-    wide = Quantized(stored(160, 1536), None, (torch.randn(24, 1536), torch.randn(160, 24)))
-    for layer, columns in ((Quantized(stored(160, 96)), 96), (Quantized(torch.randn(160, 96)), 96), (wide, 1536)):
+    wide = Quantized(q4_weights(160, 1536), None, (torch.randn(24, 1536), torch.randn(160, 24)))
+    for layer, columns in ((Quantized(q4_weights(160, 96)), 96), (Quantized(torch.randn(160, 96)), 96), (wide, 1536)):
         x = torch.randn(33, columns)
         y = layer(x)
         for rows in (1, 2, 7, 32):
@@ -192,7 +192,7 @@ def test_a_backbone_with_adapters_keeps_its_four_bits(tmp_path):
         layers = dict(backbone.model.named_modules())
         for layer in layers.values():
             if isinstance(layer, nn.Linear):
-                layer.weight.copy_(stored(*layer.weight.shape))
+                layer.weight.copy_(q4_weights(*layer.weight.shape))
         torch.manual_seed(2)
         lora = {}
         for name in (
@@ -255,7 +255,7 @@ def test_a_step_is_that_of_the_float_matrices(head_dim, heads, width, threads):
     for backbone in (exact, quantized):
         for module in backbone.model.modules():
             if isinstance(module, nn.Linear):
-                module.weight.copy_(stored(*module.weight.shape, 0.25))
+                module.weight.copy_(q4_weights(*module.weight.shape, 0.25))
         backbone.optimize(quantize=backbone is quantized)
     x, kv, _ = decoded(quantized, 5, 400)
     kv /= 4
@@ -340,7 +340,7 @@ def test_what_is_of_another_type_or_shape(name, change):
 
 
 def test_a_product_with_another_type_or_width():
-    layer = Quantized(stored(48, 96))
+    layer = Quantized(q4_weights(48, 96))
     for x in (torch.zeros(2, 96, dtype=torch.float64), torch.zeros(2, 64)):
         with pytest.raises(ValueError, match="x is"):
             layer(x)
@@ -458,8 +458,8 @@ def test_where_nothing_can_be_stored(monkeypatch):
 
     monkeypatch.setattr(thread_pool, "cfunc", refuse)
     monkeypatch.setattr(thread_pool, "compiled", lru_cache(thread_pool.compiled.__wrapped__))
-    layer, x = Quantized(stored(48, 96)), torch.randn(5, 96)
-    torch.testing.assert_close(layer(x), x @ stored(48, 96).T, rtol=1e-3, atol=2e-4)
+    layer, x = Quantized(q4_weights(48, 96)), torch.randn(5, 96)
+    torch.testing.assert_close(layer(x), x @ q4_weights(48, 96).T, rtol=1e-3, atol=2e-4)
 
 
 @torch.no_grad()
@@ -472,5 +472,5 @@ def test_matrices_that_do_not_fit_stay_float():
 
 
 def test_rows_that_do_not_lie_side_by_side():
-    layer, x = Quantized(stored(48, 96)), torch.randn(5, 3, 96)
+    layer, x = Quantized(q4_weights(48, 96)), torch.randn(5, 3, 96)
     assert torch.equal(layer(x[:, -1]), layer(x[:, -1].contiguous()))

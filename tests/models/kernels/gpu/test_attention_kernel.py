@@ -20,16 +20,16 @@ from everlong_models.kernels.gpu.attention_kernel import attended
 from everlong_models.memories.relative import scratch
 from everlong_models.memories.relative.attention import RelativeAttention, RelativePositions
 from everlong_models.memories.relative.compressive import Compressive, CompressiveConfig
+from everlong_models.memories.relative.decoder import RelativeDecoder
 from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig
-from everlong_models.memories.relative.scratch import ScratchReader
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
 from everlong_models.model import load_model
 from everlong_models.weights import Manifest, save_weights
-from tests.models.folders import VOCAB
+from tests.models.fake_gpu import DEVICE, REAL
 from tests.models.kernels.gpu.test_layer_kernels import There, compiled_by
-from tests.models.laws import tokens
-from tests.models.pretended import DEVICE, REAL
-from tests.models.twins import SMALL, random_weights
+from tests.models.memory_contract import tokens
+from tests.models.model_folders import VOCAB
+from tests.models.naive_relative import SMALL, random_weights
 from tests.tinymodel import make_tokenizer
 
 pytest.importorskip("triton")
@@ -116,7 +116,7 @@ def computed(keys: int, dim: int, dtype: torch.dtype) -> list[tuple[Tensor, Tens
     visible[0, 0, : keys // 2] = False  # of a part, and more, nothing
     results = []
     for exact in (torch.float64, dtype):
-        behind = positions.to(exact).to_behind_each(at, keys)
+        behind = positions.to(exact).keys_behind_each_row(at, keys)
         scores = attention.to(exact).scores(q.to(exact), k.to(exact), behind, visible)
         results.append((attention.mix(scores, v.to(exact)), scores.logsumexp(-1, keepdim=True)))
     for tensor in (k, v):
@@ -209,7 +209,7 @@ def test_what_is_served_and_what_is_measured_is_optimized(monkeypatch: pytest.Mo
     """With its weights, and where they stay."""
     seen: list[float] = []
     monkeypatch.setattr(
-        ScratchReader, "optimize", lambda memory: seen.append(float(memory.embedding.weight.detach().sum()))
+        RelativeDecoder, "optimize", lambda memory: seen.append(float(memory.embedding.weight.detach().sum()))
     )
     config = TransformerXLConfig(**(SMALL | {"vocab_size": VOCAB}))
     memory = random_weights(TransformerXL(config)).float()

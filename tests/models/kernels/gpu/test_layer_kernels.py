@@ -17,7 +17,7 @@ from everlong_models.generate.cuda_graphs import CUDAGraphs, ReadGraphs, StepGra
 from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.memories.rmt import RMT, RMTConfig
 from tests.models.backbone.test_llama import build, embeddings
-from tests.models.pretended import DEVICE, REAL
+from tests.models.fake_gpu import DEVICE, REAL
 from tests.models.tiny import llama
 
 pytest.importorskip("triton")

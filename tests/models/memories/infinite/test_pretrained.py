@@ -12,7 +12,7 @@ from everlong_models.memories.infinite.long_term import LayerMemory
 from everlong_models.memories.infinite.pretrained import InfiniteConfig, InfiniteFormer
 from everlong_models.memories.state import MemoryState
 from tests.models import naive_infinite as naive
-from tests.models.laws import Laws, assert_same_state, tokens
+from tests.models.memory_contract import MemoryContract, assert_same_state, tokens
 from tests.models.tiny import FAMILIES, gpt2, llama
 
 SMALL = {"segment_length": 12, "basis": 10, "widths": (0.05, 0.1), "samples": 9, "bins": 7, "output": "random"}
@@ -22,7 +22,7 @@ def build(family="llama", **changes) -> InfiniteFormer:
     return InfiniteFormer(InfiniteConfig(**(SMALL | changes)), FAMILIES[family]()).eval()
 
 
-class TestInfinite(Laws):
+class TestInfinite(MemoryContract):
     @pytest.fixture(
         params=[
             ("llama", {}),
@@ -192,7 +192,7 @@ def test_densities_are_never_narrower_than_the_least_variance():
     memory = build(min_variance=1e-4).memory[0]
     memory.bias[:, 1] = -1e4
     signal = torch.zeros(1, 10, 48).double()
-    assert memory.density(memory.look(signal), torch.zeros(1, 6, 3, 8).double()).variance.unique().tolist() == [1e-4]
+    assert memory.density(memory.project(signal), torch.zeros(1, 6, 3, 8).double()).variance.unique().tolist() == [1e-4]
 
 
 @torch.no_grad()

@@ -8,18 +8,18 @@ import torch
 from everlong_models.errors import ConfigError
 from everlong_models.memories.relative.compressive import Compressive, CompressiveConfig
 from everlong_models.memories.state import MemoryState
-from tests.models import twins
-from tests.models.laws import CLOSE, Laws, tokens
-from tests.models.twins import SMALL
+from tests.models import naive_relative as naive
+from tests.models.memory_contract import CLOSE, MemoryContract, tokens
+from tests.models.naive_relative import SMALL
 
 
 def build(**changes):
     torch.manual_seed(0)
     config = SMALL | {"memory_length": 8, "compressed_length": 4, "compression_rate": 2} | changes
-    return twins.random_weights(Compressive(CompressiveConfig(**config)))
+    return naive.random_weights(Compressive(CompressiveConfig(**config)))
 
 
-class TestCompressive(Laws):
+class TestCompressive(MemoryContract):
     """Once as in the paper, all lengths multiples of c; once with lengths that are not."""
 
     @pytest.fixture(params=[(8, 6, 2), (10, 3, 3)], ids=str)
@@ -42,7 +42,7 @@ class TestCompressive(Laws):
 def test_it_is_its_naive_twin(lengths, M, C, c):
     """Logits, reconstruction losses, and the gradients of both."""
     model = build(segment_length=4, memory_length=M, compressed_length=C, compression_rate=c)
-    twin, state = twins.CompressiveTwin(model, [], []), model.initial_state()
+    twin, state = naive.NaiveCompressive(model, [], []), model.initial_state()
     fast, slow, lost, missed = [], [], [], []
     for length in lengths:
         text = tokens(model, 1, length, length)
@@ -55,15 +55,15 @@ def test_it_is_its_naive_twin(lengths, M, C, c):
         missed.append(twin.loss)
     assert lost[0].item() == 0.0 < lost[-1].item()
     probe = torch.randn(sum(lengths), model.vocab_size, dtype=torch.float64)
-    ours = twins.gradients(model, (torch.cat(fast) * probe).sum() + sum(lost))
-    theirs = twins.gradients(model, (torch.cat(slow) * probe).sum() + sum(missed))
+    ours = naive.gradients(model, (torch.cat(fast) * probe).sum() + sum(lost))
+    theirs = naive.gradients(model, (torch.cat(slow) * probe).sum() + sum(missed))
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], msg=lambda text, name=name: f"{name}: {text}")
 
 
 def trained(model, loss):
     """The parameters that a loss moves."""
-    return {name for name, gradient in twins.gradients(model, loss).items() if gradient.abs().max() > 0}
+    return {name for name, gradient in naive.gradients(model, loss).items() if gradient.abs().max() > 0}
 
 
 def test_each_loss_trains_its_own_part():
@@ -101,7 +101,7 @@ def test_a_row_of_which_nothing_left_has_no_loss():
     torch.testing.assert_close(loss, torch.cat([alone, torch.zeros(1, dtype=alone.dtype)]))
     _, _, nothing = model.training_segment(text, model.initial_state())
     assert nothing.item() == 0.0
-    assert torch.isfinite(torch.stack([g.abs().max() for g in twins.gradients(model, nothing.sum()).values()])).all()
+    assert torch.isfinite(torch.stack([g.abs().max() for g in naive.gradients(model, nothing.sum()).values()])).all()
 
 
 def test_compression_reaches_further_back_than_the_memory_alone():

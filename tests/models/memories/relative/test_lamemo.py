@@ -8,17 +8,17 @@ import torch
 from everlong_models.errors import ConfigError
 from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig, interpolate
 from everlong_models.memories.state import MemoryState
-from tests.models import twins
-from tests.models.laws import CLOSE, Laws, tokens
-from tests.models.twins import SMALL
+from tests.models import naive_relative as naive
+from tests.models.memory_contract import CLOSE, MemoryContract, tokens
+from tests.models.naive_relative import SMALL
 
 
 def build(**changes):
     torch.manual_seed(0)
-    return twins.random_weights(LaMemo(LaMemoConfig(**(SMALL | {"memory_length": 8} | changes))))
+    return naive.random_weights(LaMemo(LaMemoConfig(**(SMALL | {"memory_length": 8} | changes))))
 
 
-class TestLaMemo(Laws):
+class TestLaMemo(MemoryContract):
     @pytest.fixture(params=[5, 8, 13])
     def model(self, request):
         return build(memory_length=request.param)
@@ -31,7 +31,7 @@ class TestLaMemo(Laws):
 def test_it_is_its_naive_twin(lengths, M, positions):
     """Logits, contexts, masses, and gradients, over segments of equal and unequal lengths."""
     model = build(segment_length=4, memory_length=M, positions=positions)
-    twin, state = twins.LaMemoTwin(model, []), model.initial_state()
+    twin, state = naive.NaiveLaMemo(model, []), model.initial_state()
     fast, slow = [], []
     for length in lengths:
         text = tokens(model, 1, length, length)
@@ -46,8 +46,8 @@ def test_it_is_its_naive_twin(lengths, M, positions):
         torch.testing.assert_close(state["mass"][0, M - held :], sums.log().detach(), **CLOSE)
         assert state["tokens"][0, M - held :].tolist() == [at.token for at in twin.memory]
     probe = torch.randn(sum(lengths), model.vocab_size, dtype=torch.float64)
-    ours = twins.gradients(model, (torch.cat(fast) * probe).sum())
-    theirs = twins.gradients(model, (torch.cat(slow) * probe).sum())
+    ours = naive.gradients(model, (torch.cat(fast) * probe).sum())
+    theirs = naive.gradients(model, (torch.cat(slow) * probe).sum())
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], msg=lambda text, name=name: f"{name}: {text}")
 
@@ -73,10 +73,10 @@ def test_the_memorys_contexts_are_bidirectional_attention(lengths):
         starts += [start] * length
         start += length
     newest_refresh = start - lengths[-1]
-    xs = [twins.embed(model, token) for token in text[0].tolist()]
+    xs = [naive.embed(model, token) for token in text[0].tolist()]
     for slot, i in enumerate(range(start - 12, start)):
         first, last = max(0, starts[i] - 12), max(i, newest_refresh)
-        C, s = twins.attend(model, 0, xs[i], i, [(j, xs[j]) for j in range(first, last + 1)])
+        C, s = naive.attend(model, 0, xs[i], i, [(j, xs[j]) for j in range(first, last + 1)])
         torch.testing.assert_close(state["contexts"][0, slot, 0], torch.stack(C), **CLOSE)
         torch.testing.assert_close(state["mass"][0, slot, 0], torch.stack(s).log(), **CLOSE)
 
@@ -119,11 +119,11 @@ def test_gradients_stop_at_what_is_remembered_and_flow_through_the_refresh():
     logits = model(tokens(model, 1, 8, 2), MemoryState({**state.tensors, **asked}))
     assert torch.autograd.grad(logits.sum(), list(asked.values()), allow_unused=True) == (None, None)
     # v₋ is used by the look-ahead alone, whose effect on the logits needs a second layer to be seen.
-    assert float(twins.gradients(model, model(tokens(model, 1, 8, 2), state).sum())["positions.ahead"].abs().max()) == 0
+    assert float(naive.gradients(model, model(tokens(model, 1, 8, 2), state).sum())["positions.ahead"].abs().max()) == 0
     model = build(layers=2)
     state = model.read(tokens(model, 1, 16, 1), model.initial_state())
     loss = model(tokens(model, 1, 8, 2), state).logsumexp(-1).sum()
-    assert float(twins.gradients(model, loss)["positions.ahead"].abs().min()) > 0
+    assert float(naive.gradients(model, loss)["positions.ahead"].abs().min()) > 0
 
 
 def test_interpolation_stops_the_old():

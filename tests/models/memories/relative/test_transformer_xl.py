@@ -8,23 +8,23 @@ import torch
 from everlong_models.errors import ConfigError
 from everlong_models.memories.relative.lamemo import LaMemo, LaMemoConfig
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
-from tests.models import twins
-from tests.models.laws import CLOSE, Laws, tokens
-from tests.models.twins import SMALL
+from tests.models import naive_relative as naive
+from tests.models.memory_contract import CLOSE, MemoryContract, tokens
+from tests.models.naive_relative import SMALL
 
 
 def build(**changes):
     torch.manual_seed(0)
-    return twins.random_weights(TransformerXL(TransformerXLConfig(**(SMALL | changes))))
+    return naive.random_weights(TransformerXL(TransformerXLConfig(**(SMALL | changes))))
 
 
-class TestTransformerXL(Laws):
+class TestTransformerXL(MemoryContract):
     @pytest.fixture(params=[5, 13])
     def model(self, request):
         return build(memory_length=request.param)
 
 
-class TestNoMemory(Laws):
+class TestNoMemory(MemoryContract):
     @pytest.fixture
     def model(self):
         return build(memory_length=0)
@@ -40,7 +40,7 @@ class TestNoMemory(Laws):
 def test_it_is_its_naive_twin(memory_length):
     """Over segments of unequal lengths, with memories shorter, as long as, and longer than a segment."""
     model = build(segment_length=4, memory_length=memory_length)
-    twin, state = twins.TransformerXLTwin(model, []), model.initial_state()
+    twin, state = naive.NaiveTransformerXL(model, []), model.initial_state()
     fast, slow = [], []
     for length in (4, 4, 2, 4):
         text = tokens(model, 1, length, length)
@@ -49,8 +49,8 @@ def test_it_is_its_naive_twin(memory_length):
         slow.append(twin.segment(text[0].tolist()))
         torch.testing.assert_close(fast[-1], slow[-1], **CLOSE)
     probe = torch.randn(14, model.vocab_size, dtype=torch.float64)
-    ours = twins.gradients(model, (torch.cat(fast) * probe).sum())
-    theirs = twins.gradients(model, (torch.cat(slow) * probe).sum())
+    ours = naive.gradients(model, (torch.cat(fast) * probe).sum())
+    theirs = naive.gradients(model, (torch.cat(slow) * probe).sum())
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], msg=lambda text, name=name: f"{name}: {text}")
 

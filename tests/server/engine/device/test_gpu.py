@@ -16,7 +16,7 @@ from everlong_models import MEMORIES, Grammars, Model, SamplingParams, load_mode
 from everlong_server.engine.device import runner as running
 from everlong_server.engine.device.requests import Answer, Delta, Failed, Finished, Look, Read
 from everlong_server.engine.device.runner import Runner
-from tests.models.pretended import DEVICE, GPU, REAL, Graphs, gpu
+from tests.models.fake_gpu import DEVICE, GPU, REAL, Graphs, gpu
 
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=True, top_logprobs=3),

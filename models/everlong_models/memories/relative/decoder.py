@@ -27,12 +27,12 @@ from everlong_models.kernels.pause import pause
 from everlong_models.memories.base import MemoryConfig, SegmentReader
 from everlong_models.memories.relative.attention import INITIAL_STD, PositionForm, RelativeAttention, RelativePositions
 from everlong_models.memories.state import MemoryState
-from everlong_models.memories.view import Part
+from everlong_models.memories.view import MemoryPart
 
 _SEGMENT = "segment."  # in a cache, what the open segment has left so far stands beside the past under this prefix
 
 
-class ScratchConfig(MemoryConfig):
+class RelativeDecoderConfig(MemoryConfig):
     """A decoder trained from scratch. The defaults are the papers' for WikiText-103, but for the vocabulary.
 
     `vocab_size` V, `width` D (even), `layers` L, `heads` H and `feed_forward` (the inner width) are at least 1;
@@ -76,10 +76,10 @@ class ScratchConfig(MemoryConfig):
             raise ConfigError("initial_std", self.initial_std, "must be positive and finite")
 
 
-class Block(nn.Module):
+class PostNormLayer(nn.Module):
     """One layer: its attention, and what follows the attention's contexts."""
 
-    def __init__(self, config: ScratchConfig) -> None:
+    def __init__(self, config: RelativeDecoderConfig) -> None:
         super().__init__()
         self.attention = RelativeAttention(config.width, config.heads, config.dim)
         self.attention_norm = nn.LayerNorm(config.width)
@@ -97,7 +97,7 @@ class Block(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SegmentPass:
     """A segment's pass: `hidden` (B, T, D), as far as the layers were run, and what the memory is made of.
 
     `past`: the state's tensors as this segment saw them. `trace`: what the segment leaves, time first (B, T, …): its
@@ -109,14 +109,14 @@ class Run:
     trace: Mapping[str, Tensor]
 
 
-class ScratchReader(SegmentReader):
+class RelativeDecoder(SegmentReader):
     """A decoder from scratch with a memory of P past positions. A memory derives from it and writes five methods.
 
     States are detached: no gradient leaves a segment for the one before it. Keys are laid out [past ; segment], the
     past right-aligned, so that a distance is the same however much of the past is filled.
     """
 
-    def __init__(self, config: ScratchConfig, past: int, form: PositionForm = "signed") -> None:
+    def __init__(self, config: RelativeDecoderConfig, past: int, form: PositionForm = "signed") -> None:
         super().__init__()
         config.check()
         self.segment_length = config.segment_length
@@ -126,7 +126,7 @@ class ScratchReader(SegmentReader):
         self.kv_shape = (config.layers, 2, config.heads, past + config.segment_length, config.dim)
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.positions = RelativePositions(config.width, config.heads, config.dim, form)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(PostNormLayer(config) for _ in range(config.layers))
         self.dropout = nn.Dropout(config.dropout)
         self._fused = False
         """Whether a step's attention is that of `attended`, which has no gradients."""
@@ -156,7 +156,9 @@ class ScratchReader(SegmentReader):
         """Which of the P past positions (B, P) are filled."""
 
     @abstractmethod
-    def _run(self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None) -> Run:
+    def _run(
+        self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None
+    ) -> SegmentPass:
         """Reads a segment's first T `tokens` (B, T). Keys and values go to `kv` (B, L, 2, H, P+S, d), if given.
 
         Without `answer`, what only logits need is left out: the last layer's output is no part of any memory.
@@ -171,10 +173,10 @@ class ScratchReader(SegmentReader):
     def _next(self, past: Mapping[str, Tensor], trace: Mapping[str, Tensor], lengths: Tensor) -> MemoryState:
         """The state after the first `lengths` (B,) positions of `trace` (B, T ≥ lengths, …)."""
 
-    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[Part]:
+    def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
         """The last P positions."""
         held = min(read, self.past)
-        return [Part("memory", read - held, read, self.past, held, tokens.shape[1])] if self.past else []
+        return [MemoryPart("memory", read - held, read, self.past, held, tokens.shape[1])] if self.past else []
 
     @property
     def _weight(self) -> Tensor:
@@ -188,9 +190,9 @@ class ScratchReader(SegmentReader):
     def _logits(self, hidden: Tensor) -> Tensor:
         return F.linear(self.dropout(hidden), self._weight)
 
-    def _layers(self) -> Iterator[tuple[int, Block]]:
+    def _layers(self) -> Iterator[tuple[int, PostNormLayer]]:
         for layer, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
+            assert isinstance(block, PostNormLayer)
             pause()
             yield layer, block
 
@@ -205,7 +207,7 @@ class ScratchReader(SegmentReader):
         return self._after(self._run(tokens, detached(state), answer=False))
 
     @torch.no_grad()
-    def _after(self, run: Run) -> MemoryState:
+    def _after(self, run: SegmentPass) -> MemoryState:
         """The state after all that was run."""
         B, T = run.trace["tokens"].shape
         return self._next(run.past, run.trace, torch.full((B,), T, device=self._weight.device))
@@ -241,7 +243,7 @@ class ScratchReader(SegmentReader):
         """Appends one token a row, `tokens` (B,), to `cache` in place; logits (B, V) for the token after it."""
         kv, at, rows = cache["kv"], cache.lengths, torch.arange(cache.rows, device=tokens.device)
         place = self.past + at
-        behind = self.positions.to_behind_each(place, self.past + self.segment_length)
+        behind = self.positions.keys_behind_each_row(place, self.past + self.segment_length)
         visible = self._visible(cache.tensors, at[:, None], self.segment_length)
         x, kept = self._embed(tokens[:, None]), []
         for layer, block in self._layers():
@@ -269,16 +271,18 @@ class ScratchReader(SegmentReader):
         return self._next(cache.tensors, trace, cache.lengths)
 
 
-class InputsReader(ScratchReader):
+class LayerInputsDecoder(RelativeDecoder):
     """A decoder whose memory is made of its layers' inputs, which later segments attend to as they are."""
 
     @abstractmethod
     def _memory(self, past: Mapping[str, Tensor]) -> Tensor:
         """What layer l attends to beside its segment, at l of (B, P, L, D)."""
 
-    def _run(self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None) -> Run:
+    def _run(
+        self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None
+    ) -> SegmentPass:
         T, memory = tokens.shape[1], self._memory(past)
-        behind = self.positions.to_behind(T, self.past + T)
+        behind = self.positions.keys_behind(T, self.past + T)
         visible = self._visible(past, torch.arange(T, device=tokens.device)[None], T)
         x, inputs = self._embed(tokens), []
         for layer, block in self._layers():
@@ -291,7 +295,7 @@ class InputsReader(ScratchReader):
             if kv is not None:
                 store(kv, layer, k, v)
             x = block(x, attention.mix(attention.scores(attention.queries(x), k, behind, visible), v))
-        return Run(x, past, {"tokens": tokens, "memory": torch.stack(inputs, dim=2)})
+        return SegmentPass(x, past, {"tokens": tokens, "memory": torch.stack(inputs, dim=2)})
 
     def _keep(self, x: Tensor, context: Tensor, scores: Tensor) -> dict[str, Tensor]:
         return {"memory": x}

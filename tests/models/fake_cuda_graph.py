@@ -1,4 +1,4 @@
-"""`Tape`: on a CPU, what a CUDA graph is on a GPU. The same operations on the same tensors again, their results where they were."""
+"""`FakeCUDAGraph`: on a CPU, what a CUDA graph is on a GPU. The same operations on the same tensors again, their results where they were."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 T = TypeVar("T")
 
 
-class Tape(TorchDispatchMode):
+class FakeCUDAGraph(TorchDispatchMode):
     """Records the operations within it, which have done nothing in the end: what they write is put back."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Tape(TorchDispatchMode):
 
 def record(run: Callable[[], T]) -> tuple[Callable[[], None], T]:
     """As `CUDAGraphs`, of what gives tensors."""
-    with Tape() as tape:
+    with FakeCUDAGraph() as tape:
         result = run()
     for tensor in tree_leaves(result):
         tensor.fill_(float("nan") if tensor.is_floating_point() else -1)  # until it is replayed

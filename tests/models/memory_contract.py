@@ -1,4 +1,4 @@
-"""The laws that every memory obeys. A test module of a memory says `class TestX(Laws)` and how its model is built.
+"""The laws that every memory obeys. A test module of a memory says `class TestX(MemoryContract)` and how its model is built.
 
 Everything runs on tiny random models in float64, so that "equal" can be asked for to 1e-9 where the order of additions
 may differ, and bit for bit where it may not.
@@ -58,7 +58,7 @@ class AllOn(TorchDispatchMode):
         return result
 
 
-class Laws:
+class MemoryContract:
     """Override the fixture `model`: float64, in eval mode, a segment length of at least 8, a vocabulary of at least 32."""
 
     pauses: ClassVar[int] = 2

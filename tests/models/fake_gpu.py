@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from everlong_models.generate.cuda_graphs import CUDAGraphs
-from tests.models.tape import T, record
+from tests.models.fake_cuda_graph import T, record
 
 DEVICE = torch.device("cuda", 0)
 REAL = torch.cuda.is_available()

@@ -7,7 +7,7 @@ import torch
 from everlong_models.kernels.cpu.simd import GROUP
 
 
-def stored(rows: int, columns: int, size: float = 1.0) -> torch.Tensor:
+def q4_weights(rows: int, columns: int, size: float = 1.0) -> torch.Tensor:
     """Weights as llama.cpp's Q4_1 restores them: 16 steps of d from m, both of half precision, in groups of 32; of about `size`
     times 0.15."""
     torch.manual_seed(0)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from everlong_models.memories.relative.scratch import ScratchReader
+from everlong_models.memories.relative.decoder import RelativeDecoder
 
 SMALL = {"vocab_size": 41, "width": 12, "layers": 2, "heads": 2, "feed_forward": 16, "segment_length": 8}
 
 
-def random_weights(model: ScratchReader, seed: int = 0) -> ScratchReader:
+def random_weights(model: RelativeDecoder, seed: int = 0) -> RelativeDecoder:
     """`model` in float64 and eval mode, with weights so large that attention is far from uniform, and biases not zero."""
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
@@ -29,7 +29,7 @@ def random_weights(model: ScratchReader, seed: int = 0) -> ScratchReader:
     return model
 
 
-def gradients(model: ScratchReader, loss: Tensor) -> dict[str, Tensor]:
+def gradients(model: RelativeDecoder, loss: Tensor) -> dict[str, Tensor]:
     """Gradient of every parameter, zero where there is none."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -46,7 +46,7 @@ def sinusoid(distance: int, width: int) -> Tensor:
     return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
 
 
-def score(model: ScratchReader, layer: int, head: int, xi: Tensor, i: int, xj: Tensor, j: int) -> Tensor:
+def score(model: RelativeDecoder, layer: int, head: int, xi: Tensor, i: int, xj: Tensor, j: int) -> Tensor:
     """A_ij/√d, term by term: xᵢᵀW_qᵀW_k xⱼ + xᵢᵀW_qᵀW_r R + uᵀW_k xⱼ + vᵀW_r R."""
     attention, positions = model.blocks[layer].attention, model.positions
     rows = slice(head * attention.dim, (head + 1) * attention.dim)
@@ -63,7 +63,7 @@ def score(model: ScratchReader, layer: int, head: int, xi: Tensor, i: int, xj: T
 
 
 def attend(
-    model: ScratchReader, layer: int, xi: Tensor, i: int, keys: list[tuple[int, Tensor]]
+    model: RelativeDecoder, layer: int, xi: Tensor, i: int, keys: list[tuple[int, Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Position i's contexts (d,) and sums of exponentials, head by head, over keys [(j, xⱼ)]."""
     attention = model.blocks[layer].attention
@@ -76,7 +76,7 @@ def attend(
     return contexts, sums
 
 
-def finish(model: ScratchReader, layer: int, x: Tensor, contexts: list[Tensor]) -> Tensor:
+def finish(model: RelativeDecoder, layer: int, x: Tensor, contexts: list[Tensor]) -> Tensor:
     """The rest of the layer: LN(h + FFN(h)), h = LN(x + W_o C)."""
     block = model.blocks[layer]
 
@@ -88,14 +88,14 @@ def finish(model: ScratchReader, layer: int, x: Tensor, contexts: list[Tensor]) 
     return norm(h + block.contract.weight @ inner + block.contract.bias, block.norm)
 
 
-def embed(model: ScratchReader, token: int) -> Tensor:
+def embed(model: RelativeDecoder, token: int) -> Tensor:
     """√D E(token)."""
     E = model.embedding.weight
     return E[token] * math.sqrt(E.shape[1])
 
 
 def causal_segment(
-    model: ScratchReader, tokens: list[int], past: list[list[tuple[int, Tensor]]]
+    model: RelativeDecoder, tokens: list[int], past: list[list[tuple[int, Tensor]]]
 ) -> tuple[Tensor, list[list[Tensor]]]:
     """Logits (T, V), and every position's layer inputs; in layer l, token t stands at t and sees `past[l]`, at j < 0."""
     xs, inputs = [embed(model, token) for token in tokens], []
@@ -109,10 +109,10 @@ def causal_segment(
 
 
 @dataclass
-class TransformerXLTwin:
+class NaiveTransformerXL:
     """`memory`: the inputs of every layer at the last M positions, oldest first."""
 
-    model: ScratchReader
+    model: RelativeDecoder
     memory: list[list[Tensor]]
 
     def segment(self, tokens: list[int]) -> Tensor:
@@ -126,10 +126,10 @@ class TransformerXLTwin:
 
 
 @dataclass
-class CompressiveTwin:
-    """As `TransformerXLTwin`; and `compressed`, where the c oldest go, together, while the memory holds more than M."""
+class NaiveCompressive:
+    """As `NaiveTransformerXL`; and `compressed`, where the c oldest go, together, while the memory holds more than M."""
 
-    model: ScratchReader
+    model: RelativeDecoder
     memory: list[list[Tensor]]
     compressed: list[list[Tensor]]
     loss: Tensor | None = None
@@ -147,26 +147,28 @@ class CompressiveTwin:
         self.memory, left = self.memory + inputs, []
         while len(self.memory) > M:
             left, self.memory = left + self.memory[:c], self.memory[c:]
-        squeezed = [self._squeeze(left[n : n + c]) for n in range(0, len(left), c)]
-        self.compressed = (self.compressed + squeezed)[-C:]
-        self.loss = self._loss(inputs, left, squeezed) if left else torch.zeros((), dtype=torch.float64)
+        compressed_groups = [self._compress(left[n : n + c]) for n in range(0, len(left), c)]
+        self.compressed = (self.compressed + compressed_groups)[-C:]
+        self.loss = self._loss(inputs, left, compressed_groups) if left else torch.zeros((), dtype=torch.float64)
         return logits
 
-    def _squeeze(self, group: list[list[Tensor]]) -> list[Tensor]:
+    def _compress(self, group: list[list[Tensor]]) -> list[Tensor]:
         """Conv over a group of c positions: bias + Σ_k W[:, :, k] x_k."""
         return [
             conv.bias + sum(conv.weight[:, :, k] @ at[layer].detach() for k, at in enumerate(group))
             for layer, conv in enumerate(self.model.compress)
         ]
 
-    def _loss(self, inputs: list[list[Tensor]], left: list[list[Tensor]], squeezed: list[list[Tensor]]) -> Tensor:
-        """Σ over layers of the mean square between content attention over `left` and over `squeezed`."""
+    def _loss(
+        self, inputs: list[list[Tensor]], left: list[list[Tensor]], compressed_groups: list[list[Tensor]]
+    ) -> Tensor:
+        """Σ over layers of the mean square between content attention over `left` and over `compressed_groups`."""
         total = torch.zeros((), dtype=torch.float64)
         for layer in _layers(self.model):
             errors = []
             for at in inputs:
                 wanted = self._recall(layer, at[layer].detach(), [m[layer].detach() for m in left])
-                found = self._recall(layer, at[layer].detach(), [m[layer] for m in squeezed])
+                found = self._recall(layer, at[layer].detach(), [m[layer] for m in compressed_groups])
                 errors += [(w - f) ** 2 for w, f in zip(wanted, found, strict=True)]
             total = total + torch.cat(errors).mean()
         return total
@@ -192,10 +194,10 @@ class Remembered:
 
 
 @dataclass
-class LaMemoTwin:
+class NaiveLaMemo:
     """`memory`: the last M positions, oldest first. `fresh`: how many tokens the last segment had."""
 
-    model: ScratchReader
+    model: RelativeDecoder
     memory: list[Remembered]
     fresh: int = 0
 
@@ -227,5 +229,5 @@ class LaMemoTwin:
         return torch.stack(line[m:]) @ model.embedding.weight.T
 
 
-def _layers(model: ScratchReader) -> range:
+def _layers(model: RelativeDecoder) -> range:
     return range(len(model.blocks))
