@@ -17,7 +17,7 @@ from everlong_models.generate.cuda_graphs import CUDAGraphs, StepGraphs
 from everlong_models.kernels.gpu import attention_kernel as kernels
 from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.kernels.gpu.attention_kernel import attended
-from everlong_models.memories.relative import scratch
+from everlong_models.memories.relative import decoder
 from everlong_models.memories.relative.attention import RelativeAttention, RelativePositions
 from everlong_models.memories.relative.compressive import Compressive, CompressiveConfig
 from everlong_models.memories.relative.decoder import RelativeDecoder
@@ -87,7 +87,7 @@ def test_a_step_is_what_pytorch_computes(compiles: None, monkeypatch: pytest.Mon
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """One entry for each call of the kernels by a step from here on."""
     calls: list[None] = []
-    monkeypatch.setattr(scratch, "attended", lambda *given: calls.append(None) or attended(*given))
+    monkeypatch.setattr(decoder, "attended", lambda *given: calls.append(None) or attended(*given))
     return calls
 
 
@@ -196,7 +196,7 @@ def test_where_triton_compiles_nothing_it_says_so_and_goes_on(monkeypatch: pytes
     compiles = layer_kernels.compiles
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(layer_kernels, "compiles", lambda _, run: compiles(There(), run))
-    monkeypatch.setattr(scratch, "attended", refuses)
+    monkeypatch.setattr(decoder, "attended", refuses)
     memory = random_weights(MEMORIES["compressive"]())
     with caplog.at_level(logging.WARNING):
         memory.optimize()
