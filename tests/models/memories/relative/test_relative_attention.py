@@ -9,7 +9,7 @@ from everlong_models.errors import ConfigError
 from everlong_models.memories.relative.attention import RelativePositions, product, shift
 from everlong_models.memories.relative.decoder import newest
 from everlong_models.memories.relative.transformer_xl import TransformerXL, TransformerXLConfig
-from tests.models import naive_relative as naive
+from tests.models import naive_relative
 from tests.models.memory_contract import tokens
 from tests.models.naive_relative import SMALL
 
@@ -19,7 +19,7 @@ def build(form):
     torch.manual_seed(0)
     model = TransformerXL(TransformerXLConfig(**SMALL))
     model.positions = RelativePositions(width=12, heads=2, dim=6, form=form)
-    return naive.random_weights(model)
+    return naive_relative.random_weights(model)
 
 
 def equation(model, x, i, y, j):
@@ -27,7 +27,7 @@ def equation(model, x, i, y, j):
     return [
         [
             [
-                [naive.score(model, 0, head, xt, i + t, yj, j + n) for n, yj in enumerate(keys)]
+                [naive_relative.score(model, 0, head, xt, i + t, yj, j + n) for n, yj in enumerate(keys)]
                 for t, xt in enumerate(row)
             ]
             for head in range(2)
@@ -66,7 +66,9 @@ def test_scores_and_contexts_are_the_equations_and_so_are_their_gradients(form, 
     direct = torch.stack(
         [
             torch.stack(
-                naive.attend(model, 0, x[b, t], i + t, [(j + n, y[b, n]) for n in range(K) if visible[b, t, n]])[0]
+                naive_relative.attend(
+                    model, 0, x[b, t], i + t, [(j + n, y[b, n]) for n in range(K) if visible[b, t, n]]
+                )[0]
             )
             for b in range(2)
             for t in range(T)
@@ -102,7 +104,7 @@ def test_a_single_query_a_row_scores_as_it_would_in_the_parallel_pass(form):
     for row, i in enumerate(at):
         for j in range(9):
             for head in range(2):
-                expected = naive.score(model, 0, head, x[row, 0], i, y[row, j], j) if j <= i else -torch.inf
+                expected = naive_relative.score(model, 0, head, x[row, 0], i, y[row, j], j) if j <= i else -torch.inf
                 torch.testing.assert_close(scores[row, head, 0, j], torch.as_tensor(expected, dtype=torch.float64))
 
 
@@ -194,9 +196,9 @@ def test_what_cannot_work_is_refused_at_construction(changes, message):
 
 def test_heads_need_not_divide_the_width_when_their_dimension_is_given():
     """The papers' 10 heads of 41 make 410, but 5 heads of 7 on a width of 12 work as well."""
-    model = naive.random_weights(TransformerXL(TransformerXLConfig(**(SMALL | {"heads": 5, "head_dim": 7}))))
+    model = naive_relative.random_weights(TransformerXL(TransformerXLConfig(**(SMALL | {"heads": 5, "head_dim": 7}))))
     text = tokens(model, 1, 8)
-    twin = naive.NaiveTransformerXL(model, [])
+    twin = naive_relative.NaiveTransformerXL(model, [])
     torch.testing.assert_close(model(text, model.initial_state())[0], twin.segment(text[0].tolist()))
 
 
