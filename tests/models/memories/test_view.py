@@ -134,7 +134,7 @@ def test_infinite_tells_what_the_open_segments_queries_attend_to(changes):
     view, state, text = viewed(model, 36, 5)
     assert view.parts == (MemoryPart("signal", 0, 36, 10, 10, 5),)
     densities = model._run_segment(text[:, 36:], state).densities
-    spaces = model.memory.spaces(state.tensors, 36)
+    spaces = model.memory.voronoi_cells(state.tensors, 36)
     for layer, density, space in zip(view.layers, densities, spaces, strict=True):
         mass = sticky.histogram(density.mean, density.variance, 128)[0]
         torch.testing.assert_close(doubles(*layer.attention), mass / mass.sum())
