@@ -1,7 +1,7 @@
-"""Naive twins of the models from scratch: the papers' equations as loops over positions, keys and heads, one row at a time.
+"""Naive Transformer-XL, Compressive Transformer and LaMemo: the papers' equations as loops, one row at a time.
 
-A twin shares nothing with the fast models but their parameters. Memories are lists that grow as they fill: no masks,
-no right alignment, no logarithms of sums, no shifts. Everything is float64.
+They share only the parameters with the fast models. Memories are lists that grow as they fill: no masks, no right
+alignment, no logarithms of sums, no shifts. Everything is float64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SMALL = {"vocab_size": 41, "width": 12, "layers": 2, "heads": 2, "feed_forward":
 
 
 def random_weights(model: RelativeDecoder, seed: int = 0) -> RelativeDecoder:
-    """`model` in float64 and eval mode, with weights so large that attention is far from uniform, and biases not zero."""
+    """Return `model` in float64 and eval mode, with weights so large that attention is not uniform, and non-zero biases."""
     generator = torch.Generator().manual_seed(seed)
     model = model.double().eval()
     for name, parameter in model.named_parameters():
@@ -30,7 +30,7 @@ def random_weights(model: RelativeDecoder, seed: int = 0) -> RelativeDecoder:
 
 
 def gradients(model: RelativeDecoder, loss: Tensor) -> dict[str, Tensor]:
-    """Gradient of every parameter, zero where there is none."""
+    """Return the gradient of every parameter, zero where there is none."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return {
@@ -40,7 +40,7 @@ def gradients(model: RelativeDecoder, loss: Tensor) -> dict[str, Tensor]:
 
 
 def sinusoid(distance: int, width: int) -> Tensor:
-    """R of one distance (D,)."""
+    """Return R of one distance (D,)."""
     rates = [10000.0 ** (-2 * k / width) for k in range(width // 2)]
     angles = [distance * rate for rate in rates]
     return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
@@ -65,7 +65,7 @@ def score(model: RelativeDecoder, layer: int, head: int, xi: Tensor, i: int, xj:
 def attend(
     model: RelativeDecoder, layer: int, xi: Tensor, i: int, keys: list[tuple[int, Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Position i's contexts (d,) and sums of exponentials, head by head, over keys [(j, xⱼ)]."""
+    """Return position i's contexts (d,) and sums of exponentials, head by head, over keys [(j, xⱼ)]."""
     attention = model.blocks[layer].attention
     contexts, sums = [], []
     for head in range(attention.heads):
@@ -97,7 +97,7 @@ def embed(model: RelativeDecoder, token: int) -> Tensor:
 def causal_segment(
     model: RelativeDecoder, tokens: list[int], past: list[list[tuple[int, Tensor]]]
 ) -> tuple[Tensor, list[list[Tensor]]]:
-    """Logits (T, V), and every position's layer inputs; in layer l, token t stands at t and sees `past[l]`, at j < 0."""
+    """Return logits (T, V) and every position's layer inputs. In layer l, token t has position t and sees `past[l]`, at j < 0."""
     xs, inputs = [embed(model, token) for token in tokens], []
     for layer in range(len(model.blocks)):
         inputs.append(xs)
@@ -116,7 +116,7 @@ class NaiveTransformerXL:
     memory: list[list[Tensor]]
 
     def segment(self, tokens: list[int]) -> Tensor:
-        """Logits (T, V); the memory moves on."""
+        """Return logits (T, V), and update the memory."""
         m = len(self.memory)
         past = [[(j - m, at[layer].detach()) for j, at in enumerate(self.memory)] for layer in _layers(self.model)]
         logits, inputs = causal_segment(self.model, tokens, past)
@@ -127,7 +127,7 @@ class NaiveTransformerXL:
 
 @dataclass
 class NaiveCompressive:
-    """As `NaiveTransformerXL`; and `compressed`, where the c oldest go, together, while the memory holds more than M."""
+    """Like `NaiveTransformerXL`, plus `compressed`: while the memory exceeds M, its c oldest positions move there as one."""
 
     model: RelativeDecoder
     memory: list[list[Tensor]]
@@ -135,7 +135,7 @@ class NaiveCompressive:
     loss: Tensor | None = None
 
     def segment(self, tokens: list[int]) -> Tensor:
-        """Logits (T, V); the memories move on, and `loss` is what their compression lost."""
+        """Return logits (T, V), update both memories, and set `loss` to the attention-reconstruction loss."""
         config, model = self.model.config, self.model
         M, C, c = config.memory_length, config.compressed_length, config.compression_rate
         past = []
@@ -202,7 +202,7 @@ class NaiveLaMemo:
     fresh: int = 0
 
     def segment(self, tokens: list[int]) -> Tensor:
-        """Logits (T, V); the memory is refreshed and moves on."""
+        """Return logits (T, V), and refresh and update the memory."""
         model, m = self.model, len(self.memory)
         line = [embed(model, at.token).detach() for at in self.memory] + [embed(model, token) for token in tokens]
         new = [Remembered(token, [], []) for token in tokens]

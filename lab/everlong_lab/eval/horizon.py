@@ -128,7 +128,7 @@ def _draw(config: LongTermConfig, place: float, attended: float, seed: int, upda
     uniform = sticky.uniforms(torch.tensor([seed]), torch.tensor([update]), 0, config.samples)
     if config.sticky == "stratified":
         uniform = sticky.stratify(uniform)
-    return sticky.draw(mass[None], uniform)[0]
+    return sticky.sample_positions(mass[None], uniform)[0]
 
 
 def _measure(updates: int, first: Tensor, others: Tensor, noise: float) -> Retention:

@@ -115,5 +115,7 @@ def test_layers_that_look_back_less_far_than_is_needed_are_refused() -> None:
     )  # fmt: skip
     backbone = Backbone(transformers.AutoModelForCausalLM.from_config(config))
     assert backbone.new_kv(1, 16).shape[4] == 16
-    with pytest.raises(BackboneError, match="look back 16 positions, and 17 are needed"):
+    with pytest.raises(
+        BackboneError, match="needs 17 positions of attention, but its layers have a sliding window of 16"
+    ):
         backbone.new_kv(1, 17)

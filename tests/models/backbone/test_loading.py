@@ -218,7 +218,7 @@ def test_special_tokens_are_those_of_the_file():
     right = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     assert (right["bos_token"], right["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     tokenizer.eos_token, tokenizer.pad_token = "<|im_start|>", None
-    loading._mend_tokenizer(tokenizer, find_packaged())
+    loading._repair_tokenizer(tokenizer, find_packaged())
     assert {name: getattr(tokenizer, name) for name in right} == right
     assert tokenizer.tokenize("a 1991") == ["a", "Ġ", "1", "9", "9", "1"]
 
@@ -253,7 +253,7 @@ class TestGGUF:
 
         monkeypatch.setattr(loading, "AutoModelForCausalLM", Fake)
         monkeypatch.setattr(loading, "AutoTokenizer", Fake)
-        monkeypatch.setattr(loading, "_mend_tokenizer", lambda *_: None)
+        monkeypatch.setattr(loading, "_repair_tokenizer", lambda *_: None)
         file = tmp_path / "model.gguf"
         file.write_bytes(b"first")
 

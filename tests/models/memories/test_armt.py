@@ -1,4 +1,4 @@
-"""ARMT obeys the laws, equals its equations written out in loops, and refuses what cannot work."""
+"""ARMT passes the memory contract, equals its equations written out in loops, and refuses what cannot work."""
 
 from __future__ import annotations
 

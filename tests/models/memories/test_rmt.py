@@ -1,4 +1,4 @@
-"""RMT obeys the laws, equals the paper's equations, and refuses what cannot work."""
+"""RMT passes the memory contract, equals the paper's equations, and refuses what cannot work."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class TestMemoryState:
             MemoryState.stack([MemoryState({"a": torch.zeros(1, 2)}), MemoryState(other)])
 
     def test_no_states_do_not_stack(self):
-        with pytest.raises(StateShape, match="no states"):
+        with pytest.raises(StateShape, match="at least one state"):
             MemoryState.stack([])
 
     @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ class TestCodec:
     @pytest.mark.parametrize("extra", [1, 8, 1000])
     def test_extended(self, extra):
         blob = encode_state(state(), "m")
-        with pytest.raises(StateTruncated, match=f"promises {len(blob) - HEADER} bytes of payload, found"):
+        with pytest.raises(StateTruncated, match=f"announces {len(blob) - HEADER} bytes of payload, found"):
             decode_state(blob + bytes(extra), "m")
 
     def test_every_flipped_bit_is_found(self):
@@ -222,7 +222,7 @@ class TestCodec:
             decode_state(frame(garbage), "m")
 
     def test_other_model(self):
-        with pytest.raises(StateOfOtherModel, match="state of model mine, this model is yours"):
+        with pytest.raises(StateOfOtherModel, match="the state belongs to model mine, this model is yours"):
             decode_state(encode_state(state(), "mine"), "yours")
         with pytest.raises(StateOfOtherModel, match="None"):
             decode_state(frame(save({"a": torch.ones(1)})), "m")

@@ -1,4 +1,4 @@
-"""`window` obeys the laws and is the backbone's own attention over sinks, window and open segment."""
+"""`window` passes the memory contract and is the backbone's own attention over sinks, window and open segment."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_document_that_lets_something_go_is_learnt_from_segment_by_segment():
     model = Window(WindowConfig(segment_length=8, sinks=3, window=14), llama())
     text = tokens(model, 1, 25)
     assert len(list(unroll(model, text))) == 4
-    with pytest.raises(TokenError, match="1 to 24 tokens of a document are seen whole, got 25"):
+    with pytest.raises(TokenError, match="one pass takes 1 to 24 tokens of a document, got 25"):
         model.logits_at(text, torch.tensor([0]), torch.tensor([24]))
 
 

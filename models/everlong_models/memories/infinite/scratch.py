@@ -1,14 +1,14 @@
-"""∞-former as a small transformer from scratch, with a short-term memory beside the long-term one (section 4.1).
+"""∞-former as a small transformer trained from scratch, with a short-term and a long-term memory (section 4.1).
 
-The model of the sorting task. Each layer attends to a short-term memory of its last m inputs and to the segment,
-and to its long-term memory (Eq. 12); what leaves the short-term memory enters the long-term one (section 3.2). Blocks
-are pre-norm:
+This is the paper's model of the sorting task. Each layer attends to a short-term memory of its last m inputs, to the
+segment, and to its long-term memory (Eq. 12). Inputs that leave the short-term memory enter the long-term one (section
+3.2). Layers are pre-norm:
 
     C = norm([STM ; X]),  q = W_q (norm(X) + P_X),  k = W_k (C + P),  v = W_v C
     X' = X + Attention(q, k, v) W_o + Z_LTM(q),    X'' = X' + FFN(norm(X'))
 
-Positions P are sinusoidal, counted within [STM ; segment] and added to queries and keys only, so that a cached input is
-the same at whatever distance it is met (Transformer-XL's relative positions serve the same end).
+Positions P are sinusoidal, counted within [STM ; segment], and added to queries and keys only. So a cached input does
+not depend on the distance at which it is read (Transformer-XL's relative positions serve the same purpose).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from everlong_models.memories.view import MemoryPart
 
 
 class InfiniteScratchConfig(LongTermConfig):
-    """The paper's settings for sorting are the defaults (section 4.1, appendix C.1); it does not tell the width.
+    """The defaults are the paper's settings for sorting (section 4.1, appendix C.1); it does not give the width.
 
     `vocab_size`: 20 symbols and a separator. `short_term`: m, positions of the short-term memory.
     """
@@ -61,7 +61,7 @@ class InfiniteScratchConfig(LongTermConfig):
 
 
 class PreNormLayer(nn.Module):
-    """One layer: the projections of its attention, and its feed-forward half."""
+    """One pre-norm layer: the projections of its attention, and its feed-forward half."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -73,20 +73,20 @@ class PreNormLayer(nn.Module):
         )
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, T, D) as heads (B, H, T, d)."""
+        """Split into heads: (B, T, D) → (B, H, T, d)."""
         B, T, D = x.shape
         return x.view(B, T, self.heads, D // self.heads).transpose(1, 2)
 
-    def attended(self, normed: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, T, d) of normed inputs (B, T, D) at encoded `positions` (…, T, D)."""
+    def keys_values(self, normed: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B, H, T, d) of normed inputs (B, T, D) at encoded `positions` (…, T, D)."""
         return self.split(self.key(normed + positions)), self.split(self.value(normed))
 
 
 class InfiniteScratch(LongTermReader):
-    """∞-former from scratch.
+    """∞-former trained from scratch.
 
-    State: that of `LongTermMemory`; `short_term` (rows, layers, m, D), the last layer inputs, right-aligned; `held`
-    (rows,), how many of them there are. Raises `ConfigError` for settings that cannot work.
+    State: that of `LongTermMemory`, plus `short_term` (rows, layers, m, D), the last layer inputs, right-aligned, and
+    `held` (rows,), how many of them are filled. Raises `ConfigError` for invalid settings.
     """
 
     positions: Tensor
@@ -109,7 +109,7 @@ class InfiniteScratch(LongTermReader):
         self.memory = LongTermMemory(config, layers=config.layers, width=D, heads=H, head_dim=D // H, dtype=dtype)
 
     def initial_state(self, rows: int = 1) -> MemoryState:
-        """Empty memories."""
+        """Return empty memories."""
         like, config = self.head.weight, self.config
         return MemoryState(
             {
@@ -123,7 +123,7 @@ class InfiniteScratch(LongTermReader):
         return read - int(state["held"])
 
     def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
-        """The signals, and what is on its way there."""
+        """Return the signals and the short-term memory, whose inputs enter the signals later."""
         held, short_term = int(state["held"]), self.config.short_term
         signal = super()._parts(state, tokens, read)
         return (
@@ -142,10 +142,10 @@ class InfiniteScratch(LongTermReader):
     ) -> LayerTrace:
         m, T = self.config.short_term, tokens.shape[1]
         start = torch.zeros_like(state["held"]) if at is None else at
-        places = m + start[:, None] + torch.arange(T, device=tokens.device)  # (B, T), within [STM ; segment]
+        positions = m + start[:, None] + torch.arange(T, device=tokens.device)  # (B, T), within [STM ; segment]
         columns = torch.arange(m + (T if at is None else self.segment_length), device=tokens.device)
-        held = columns >= m - state["held"][:, None, None]
-        visible = (held & (columns <= places[:, :, None]))[:, None]  # (B, 1, T, C)
+        filled = columns >= m - state["held"][:, None, None]
+        visible = (filled & (columns <= positions[:, :, None]))[:, None]  # (B, 1, T, C)
         x = self.embedding(tokens)
         entering, densities = [], []
         for layer in range(len(self.memory)):
@@ -153,14 +153,14 @@ class InfiniteScratch(LongTermReader):
             block = self._block(layer)
             entering.append(x)
             normed = block.norm(x)
-            queries = block.split(block.query(normed + self.positions[places]))
-            if at is None:  # the segment starts: behind the short-term memory
+            queries = block.split(block.query(normed + self.positions[positions]))
+            if at is None:  # the segment starts, right after the short-term memory
                 before = block.norm(state["short_term"][:, layer])
-                keys, values = block.attended(torch.cat([before, normed], dim=1), self.positions[: m + T])
+                keys, values = block.keys_values(torch.cat([before, normed], dim=1), self.positions[: m + T])
                 if kv is not None:
                     kv[:, layer, 0, :, : m + T], kv[:, layer, 1, :, : m + T] = keys, values
             else:
-                keys, values = _append(kv, layer, places, block.attended(normed, self.positions[places]))
+                keys, values = _append(kv, layer, positions, block.keys_values(normed, self.positions[positions]))
             context = F.scaled_dot_product_attention(queries, keys, values, visible).transpose(1, 2).flatten(2)
             recalled, density = self.memory[layer].attend(project(layer), queries)
             densities.append(density)
@@ -170,7 +170,7 @@ class InfiniteScratch(LongTermReader):
 
     def _update(self, state: Mapping[str, Tensor], entering: Tensor, attention: Tensor | None) -> MemoryState:
         counts = set(state["held"].tolist())
-        if len(counts) > 1:  # rows of which different numbers leave
+        if len(counts) > 1:  # different numbers of inputs leave the short-term memory
             rows = range(entering.shape[0])
             return MemoryState.stack([self._update(*_row(row, state, entering, attention)) for row in rows])
         m, T = self.config.short_term, entering.shape[2]
@@ -198,21 +198,21 @@ class InfiniteScratch(LongTermReader):
         return cast(PreNormLayer, self.blocks[layer])
 
 
-def _append(kv: Tensor | None, layer: int, places: Tensor, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Stores `new` keys and values (B, H, T, d) at `places` (B, T) of `kv`; all that `layer` holds (B, H, C, d)."""
+def _append(kv: Tensor | None, layer: int, positions: Tensor, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Store `new` keys and values (B, H, T, d) at `positions` (B, T) of `kv`. Returns all of `layer`'s (B, H, C, d)."""
     if kv is None:
         raise ValueError("continuing a segment needs the keys and values before it")
-    rows = torch.arange(places.shape[0], device=places.device)[:, None]
+    rows = torch.arange(positions.shape[0], device=positions.device)[:, None]
     keys, values = kv[:, layer].unbind(1)
     for stored, added in zip((keys, values), new, strict=True):
-        stored[rows, :, places] = added.transpose(1, 2).type_as(kv)  # autocast's are of its type
+        stored[rows, :, positions] = added.transpose(1, 2).type_as(kv)  # autocast changes the dtype
     return keys, values
 
 
 def _row(
     row: int, state: Mapping[str, Tensor], entering: Tensor, attention: Tensor | None
 ) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
-    """What `_update` takes, of one row."""
+    """Return the arguments of `_update` for one row."""
     one = slice(row, row + 1)
     return (
         {name: tensor[one] for name, tensor in state.items()},
@@ -222,7 +222,7 @@ def _row(
 
 
 def _sinusoids(positions: int, width: int) -> Tensor:
-    """Vaswani et al. 2017: sines and cosines (positions, width) of wavelengths from 2π to 20000π."""
+    """Return the sines and cosines (positions, width) of Vaswani et al. 2017, of wavelengths from 2π to 20000π."""
     frequency = torch.exp(torch.arange(0, width, 2) * (-math.log(10000.0) / width))
     angle = torch.arange(positions)[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=1)

@@ -121,7 +121,7 @@ def computed(keys: int, dim: int, dtype: torch.dtype) -> list[tuple[Tensor, Tens
         results.append((attention.mix(scores, v.to(exact)), scores.logsumexp(-1, keepdim=True)))
     for tensor in (k, v):
         tensor.masked_fill_(~visible.mT[:, None], torch.nan)
-    along = attention.along(q + behind.v, behind.encoding)
+    along = attention.distance_scores(q + behind.v, behind.encoding)
     return [*results, attended(q, k, v, behind.u, along, at, visible)]
 
 

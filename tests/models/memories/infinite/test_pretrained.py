@@ -1,4 +1,4 @@
-"""∞-former obeys the laws, is the paper's equations inside transformers' own forward, refuses what cannot work."""
+"""∞-former passes the memory contract, is the paper's equations inside transformers' own forward, refuses what cannot work."""
 
 from __future__ import annotations
 

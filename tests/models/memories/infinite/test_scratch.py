@@ -1,4 +1,4 @@
-"""The from-scratch ∞-former obeys the laws and is its equations, written as loops."""
+"""The from-scratch ∞-former passes the memory contract and is its equations, written as loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Compressive Transformer obeys the laws, equals its naive twin, and trains its compression by itself."""
+"""The Compressive Transformer passes the memory contract, equals its naive twin, and trains its compression by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LaMemo obeys the laws, equals its naive twin, and its interpolation is bidirectional attention (Appendix A)."""
+"""LaMemo passes the memory contract, equals its naive twin, and its interpolation is bidirectional attention (Appendix A)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transformer-XL obeys the laws and equals its naive twin, gradients included."""
+"""Transformer-XL passes the memory contract and equals its naive twin, gradients included."""
 
 from __future__ import annotations
 
