@@ -7,6 +7,7 @@ between calls. With `keep`, and since logits are a separate call, a memory pays 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from everlong_models.backbone import rotary
 from everlong_models.backbone.cache import zeros
+from everlong_models.backbone.kv_cursor import KVCursor, additive_mask
 from everlong_models.backbone.llama import OPTIMISED_FAMILIES, Llama, unsupported_reason
 from everlong_models.errors import BackboneError
 from everlong_models.kernels.pause import pause
@@ -159,29 +161,21 @@ class Backbone(nn.Module):
         (B,) each row continues at its own position, after the positions that `kv` holds for it. `keep`: return only the
         last `keep` positions, (B, keep, D); default all.
         """
-        if at is not None and kv is None:
-            raise BackboneError("hidden: continuing at a position needs the keys and values before it")
         if self._optimised is not None:
             if torch.is_grad_enabled() and x.requires_grad:
                 raise BackboneError("hidden: an optimized backbone has no gradients; use torch.no_grad or load it anew")
             return self._optimised.hidden(x, kv, at, keep)
-        base = self.model.base_model
-        pause()
-        if kv is None or at is None:
-            past = None if kv is None else CacheAdapter(kv, None)
-            out = base(inputs_embeds=x, past_key_values=past, use_cache=past is not None).last_hidden_state
-        else:
-            positions = at[:, None] + torch.arange(x.shape[1], device=x.device)  # (B, T)
-            visible = (torch.arange(kv.shape[4], device=x.device) <= positions[:, :, None])[:, None]  # (B, 1, T, C)
+        cursor = KVCursor(x.shape[1], x.device, kv, at)
+        arguments: dict[str, Any] = {}
+        if kv is not None:
+            arguments["past_key_values"] = CacheAdapter(cursor)
+        if not cursor.at_start:
+            mask = cursor.visible()[:, None]  # (B, 1, T, C)
             if self.model.config._attn_implementation == "eager":  # adds the mask to the scores
-                visible = torch.zeros_like(visible, dtype=x.dtype).masked_fill_(~visible, torch.finfo(x.dtype).min)
-            out = base(
-                inputs_embeds=x,
-                past_key_values=CacheAdapter(kv, positions),
-                position_ids=positions,
-                attention_mask=visible,
-                use_cache=True,
-            ).last_hidden_state
+                mask = additive_mask(mask, x.dtype, torch.finfo(x.dtype).min)
+            arguments |= {"position_ids": cursor.positions, "attention_mask": mask}
+        pause()
+        out = self.model.base_model(inputs_embeds=x, use_cache=kv is not None, **arguments).last_hidden_state
         return out if keep is None else out[:, -keep:]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -205,28 +199,16 @@ def _refuse_loading(model: nn.Module, state_dict: Mapping[str, Tensor], prefix: 
 
 
 class CacheAdapter:
-    """Presents a caller-owned key/value tensor to transformers' attention layers as one of its caches.
-
-    `positions` (B, T): where to store the new entries; None: at the start.
-    """
+    """Presents a `KVCursor` to transformers' attention layers as one of transformers' caches."""
 
     is_compileable = False
 
-    def __init__(self, kv: Tensor, positions: Tensor | None) -> None:
-        self.kv = kv
-        self.positions = positions
+    def __init__(self, cursor: KVCursor) -> None:
+        self._cursor = cursor
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Store keys and values (B, kv heads, T, head dim). Returns all that the queries may attend to."""
-        stored_keys, stored_values = self.kv[:, layer, 0], self.kv[:, layer, 1]
-        if self.positions is None:
-            T = keys.shape[2]
-            stored_keys[:, :, :T], stored_values[:, :, :T] = keys, values
-            return keys, values
-        rows = torch.arange(keys.shape[0], device=keys.device)[:, None]
-        stored_keys[rows, :, self.positions] = keys.transpose(1, 2).type_as(stored_keys)  # autocast's are of its type
-        stored_values[rows, :, self.positions] = values.transpose(1, 2).type_as(stored_keys)
-        return stored_keys, stored_values
+        return self._cursor.store(layer, keys, values)
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Return 0: transformers calls this only if no positions were given, so at the start."""

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from everlong_models.backbone import rotary
+from everlong_models.backbone.kv_cursor import KVCursor, additive_mask, causal_mask
 from everlong_models.kernels.cpu import prefill, thread_pool
 from everlong_models.kernels.cpu.decode_layers import CACHED, Decoding
 from everlong_models.kernels.cpu.quantised_matrix import Quantized, fits
@@ -108,7 +109,7 @@ class Llama:
         if has_dense(weight):
             thread_pool.prepare(prefill.product, prefill.norm, prefill.rotate, prefill.attend)
         self._decoding = Decoding(base.layers, self.norm, **sizes) if quantize else None
-        self._decode_rotation: tuple[Tensor, ...] = (torch.empty(0), torch.empty(0))
+        self._decode_rotation: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
         """For quantised decoding: `_rotation` of all positions of the largest cache so far."""
         self.cached: torch.dtype = CACHED if quantize else head.weight.dtype
         first = base.layers[0]
@@ -133,41 +134,36 @@ class Llama:
         B, T, D = x.shape
         H, G, d = self.heads, self.kv_heads, self.head_dim
         if self._decoding is not None and kv is not None and at is not None and T == 1:
-            if len(self._decode_rotation[0]) < kv.shape[4]:
-                tables = _rotation(*self.rotary(x, torch.arange(kv.shape[4], device=x.device)[None]))
-                self._decode_rotation = tuple(table[0, :, 0] for table in tables)
-            cos, sin = self._decode_rotation
-            return self._decoding(x, kv, at, cos, sin)
-        positions = torch.arange(T, device=x.device) + (0 if at is None else at[:, None])  # (T,) or (B, T)
-        rotation = _rotation(*self.rotary(x, positions.view(-1, T)))
+            return self._decoding(x, kv, at, *self._decode_tables(x, kv.shape[4]))
+        if kv is not None and at is not None and kv.device.type == "cpu":
+            # Attend to filled positions only. On a GPU that would wait for `at`, which costs more.
+            kv = kv[..., : int(at.max()) + T, :]
+        cursor = KVCursor(T, x.device, kv, at)
+        rotation = _rotation(*self.rotary(x, cursor.positions))
+        mask = None if cursor.at_start else additive_mask(cursor.visible(), x.dtype, -torch.inf)
         # On a CPU, a contiguous copy of one layer's keys and values, which the next layer overwrites.
         scratch = x.new_empty(B, 2, G, T, d) if x.device.type == "cpu" else None
-        mask = None
-        if kv is not None and at is not None:
-            if kv.device.type == "cpu":  # a GPU would be waited for, which costs more than attending to all positions
-                kv = kv[..., : int(at.max()) + T, :]
-            mask = _mask(positions, kv, x.dtype)
-        rows = torch.arange(B, device=x.device)[:, None]
         h = x.clone(memory_format=torch.contiguous_format) if self._fused else x
         for index, layer in enumerate(self.layers):
             pause()
             heads = layer.heads(h, H + G, d, *rotation)
-            queries, new = heads[:, :, :H].unflatten(2, (G, -1)), heads[:, :, H:].unflatten(2, (2, G))
-            if kv is None or at is None:
-                own = new.permute(0, 2, 3, 1, 4)  # (B, 2, G, T, d)
-                visible = own if scratch is None else scratch.copy_(own)
-                if kv is not None:
-                    kv[:, index, ..., :T, :].copy_(visible)
-            else:
-                stored = kv[:, index]  # (B, 2, G, C, d)
-                stored[rows, :, :, positions] = new.to(kv.dtype)
-                visible = stored.to(x.dtype)
+            queries = heads[:, :, :H].unflatten(2, (G, -1))
+            pair = heads[:, :, H:].unflatten(2, (2, G)).permute(0, 2, 3, 1, 4)  # (B, 2, G, T, d)
+            if cursor.at_start and scratch is not None:
+                pair = scratch.copy_(pair)
+            keys, values = cursor.store_pair(index, pair).to(x.dtype).unbind(1)
             if keep is not None and index + 1 == len(self.layers):  # no later layer needs the other positions
                 queries, h = queries[:, T - keep :], h[:, T - keep :].contiguous()
-            keys, values = visible.unbind(1)
             mixed = _causal(queries, keys, values) if mask is None else _masked(queries, keys, values, mask)
             h = layer.after(mixed, h)
         return F.rms_norm(h, (D,), self.norm, self.eps)
+
+    def _decode_tables(self, x: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of at least `capacity` positions for quantised decoding, computed once."""
+        if len(self._decode_rotation[0]) < capacity:
+            cos, sin = _rotation(*self.rotary(x, torch.arange(capacity, device=x.device)[None]))
+            self._decode_rotation = cos[0, :, 0], sin[0, :, 0]
+        return self._decode_rotation
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Backbone.logits`."""
@@ -256,12 +252,6 @@ def _rotate(heads: Tensor, count: int, cos: Tensor, sin: Tensor) -> None:
     x.mul_(cos).addcmul_(turned, sin)
 
 
-def _mask(positions: Tensor, kv: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the additive causal mask (B, T, C) of queries at `positions` (B, T): 0 up to the position, −∞ after it."""
-    hidden = torch.arange(kv.shape[4], device=kv.device) > positions[:, :, None]
-    return torch.zeros(hidden.shape, dtype=dtype, device=kv.device).masked_fill_(hidden, -torch.inf)
-
-
 def _masked(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """Return attention (B, n, G·R·d) of the last n queries (B, n, G, R, d) over stored keys and values (B, G, C, d).
 
@@ -282,7 +272,7 @@ def _causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     if has_dense(queries) and d % PANEL == 0:
         return thread_pool.attend(queries, keys, values)
     if T <= SHORT or not has_onednn(queries):
-        mask = None if n == T else torch.ones(n, T, dtype=torch.bool, device=keys.device).tril_(T - n)
+        mask = None if n == T else causal_mask(torch.arange(T - n, T, device=keys.device)[None], T)[0]
         mixed = F.scaled_dot_product_attention(
             *(queries.flatten(2, 3).transpose(1, 2), keys, values),
             attn_mask=mask, is_causal=mask is None, scale=1.0, enable_gqa=True,

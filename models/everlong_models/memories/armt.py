@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
-from everlong_models.backbone.layers import Layers
+from everlong_models.backbone.layers import layers_of
 from everlong_models.backbone.precision import in_full, under_autocast
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.pause import pause
@@ -129,9 +129,12 @@ class ARMT(SegmentReader):
                 "segment_length", S, f"segment_length + memory_tokens = {S + m} exceeds the backbone's "
                 f"{backbone.max_positions} positions"
             )  # fmt: skip
-        self.layers = Layers(backbone)
+        self.layers = layers_of(backbone)
+        self.layers.require_masks()
         if config.diagonals and not self.layers.alike:
-            raise ConfigError("diagonals", True, "must be false: this backbone scales attention by the layer's index")
+            raise ConfigError(
+                "diagonals", True, "must be false: the layers of this backbone differ in more than their weights"
+            )
         self.config = config
         self.backbone = backbone
         self.segment_length = S

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
-from everlong_models.backbone.decoder import decoder_of
+from everlong_models.backbone.layers import layers_of
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.pause import pause
 from everlong_models.memories.base import SegmentReader, TrainingSegment
@@ -214,7 +214,7 @@ class InfiniteFormer(LongTermReader):
             raise ConfigError("parallel_tokens", config.parallel_tokens, "must be at least 1")
         self.config = config
         self.backbone = backbone
-        self.decoder = decoder_of(backbone)
+        self.layers = layers_of(backbone)
         self.segment_length = S
         self.vocab_size = backbone.vocab_size
         self.memory = LongTermMemory(
@@ -235,20 +235,20 @@ class InfiniteFormer(LongTermReader):
         kv: Tensor | None = None,
         at: Tensor | None = None,
     ) -> LayerTrace:
-        x, call = self.decoder.begin(self.backbone.embed(tokens), kv, at)
+        h, shared = self.layers.begin(self.backbone.embed(tokens), kv=kv, at=at)
         entering, densities = [], []
         for layer in range(len(self.memory)):
             pause()
-            normed = self.decoder.norm(layer, x)
-            queries, context = self.decoder.attend(layer, normed, call)
+            normed = self.layers.norm(layer, h)
+            queries, context = self.layers.attend(layer, normed, shared)
             recalled, density = self.memory[layer].attend(project(layer), queries)
-            entering.append(self._entering(x, normed))
+            entering.append(self._entering(h, normed))
             densities.append(density)
-            x = self.decoder.feed_forward(layer, x + context + recalled)
-        return LayerTrace(self.decoder.end(x), torch.stack(entering, dim=1), densities)
+            h = self.layers.feed_forward(layer, h + context + recalled)
+        return LayerTrace(self.layers.end(h), torch.stack(entering, dim=1), densities)
 
-    def _entering(self, x: Tensor, normed: Tensor) -> Tensor:
-        return x if self.config.source == "raw" else normed
+    def _entering(self, h: Tensor, normed: Tensor) -> Tensor:
+        return h if self.config.source == "raw" else normed
 
     def _update(self, state: Mapping[str, Tensor], entering: Tensor, attention: Tensor | None) -> MemoryState:
         return MemoryState(self.memory.update(state, entering, attention))
@@ -274,19 +274,19 @@ class InfiniteFormer(LongTermReader):
         counts = state["segments"].tolist()
         after = []
         with torch.no_grad():
-            x, call = self.decoder.begin(self.backbone.embed(tokens.reshape(B * n, S)))
+            h, shared = self.layers.begin(self.backbone.embed(tokens.reshape(B * n, S)))
         for layer in range(layers):
             pause()
             memory = self.memory[layer]
             with torch.no_grad():
-                normed = self.decoder.norm(layer, x)
-            entering = self._entering(x, normed).view(B, n, S, -1)
+                normed = self.layers.norm(layer, h)
+            entering = self._entering(h, normed).view(B, n, S, -1)
             before, last = memory.scan(state["coefficients"][:, layer], entering, counts)
             after.append(last)
             if layer + 1 == layers:
                 break
             with torch.no_grad():
-                queries, context = self.decoder.attend(layer, normed, call)
+                queries, context = self.layers.attend(layer, normed, shared)
                 recalled, _ = memory.attend(memory.project(before.flatten(0, 1)), queries)
-                x = self.decoder.feed_forward(layer, x + context + recalled)
+                h = self.layers.feed_forward(layer, h + context + recalled)
         return MemoryState({"coefficients": torch.stack(after, dim=1), "segments": state["segments"] + n})

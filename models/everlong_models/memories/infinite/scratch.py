@@ -22,6 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from everlong_models.backbone.kv_cursor import KVCursor, causal_mask
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.pause import pause
 from everlong_models.memories.infinite.long_term import Contraction, LongTermConfig, LongTermMemory, ProjectedMemory
@@ -141,11 +142,12 @@ class InfiniteScratch(LongTermReader):
         at: Tensor | None = None,
     ) -> LayerTrace:
         m, T = self.config.short_term, tokens.shape[1]
-        start = torch.zeros_like(state["held"]) if at is None else at
-        positions = m + start[:, None] + torch.arange(T, device=tokens.device)  # (B, T), within [STM ; segment]
-        columns = torch.arange(m + (T if at is None else self.segment_length), device=tokens.device)
-        filled = columns >= m - state["held"][:, None, None]
-        visible = (filled & (columns <= positions[:, :, None]))[:, None]  # (B, 1, T, C)
+        # Positions count within [STM ; segment]. A pass at the start stores the short-term memory's keys, too.
+        cursor = KVCursor(m + T, tokens.device, kv) if at is None else KVCursor(T, tokens.device, kv, m + at)
+        positions = cursor.positions[:, -T:]  # (1 or B, T)
+        capacity = m + (T if at is None else self.segment_length)
+        filled = torch.arange(capacity, device=tokens.device) >= m - state["held"][:, None, None]
+        visible = (filled & causal_mask(positions, capacity))[:, None]  # (B, 1, T, C)
         x = self.embedding(tokens)
         entering, densities = [], []
         for layer in range(len(self.memory)):
@@ -154,13 +156,10 @@ class InfiniteScratch(LongTermReader):
             entering.append(x)
             normed = block.norm(x)
             queries = block.split(block.query(normed + self.positions[positions]))
+            attended = normed
             if at is None:  # the segment starts, right after the short-term memory
-                before = block.norm(state["short_term"][:, layer])
-                keys, values = block.keys_values(torch.cat([before, normed], dim=1), self.positions[: m + T])
-                if kv is not None:
-                    kv[:, layer, 0, :, : m + T], kv[:, layer, 1, :, : m + T] = keys, values
-            else:
-                keys, values = _append(kv, layer, positions, block.keys_values(normed, self.positions[positions]))
+                attended = torch.cat([block.norm(state["short_term"][:, layer]), normed], dim=1)
+            keys, values = cursor.store(layer, *block.keys_values(attended, self.positions[cursor.positions]))
             context = F.scaled_dot_product_attention(queries, keys, values, visible).transpose(1, 2).flatten(2)
             recalled, density = self.memory[layer].attend(project(layer), queries)
             densities.append(density)
@@ -196,17 +195,6 @@ class InfiniteScratch(LongTermReader):
 
     def _block(self, layer: int) -> PreNormLayer:
         return cast(PreNormLayer, self.blocks[layer])
-
-
-def _append(kv: Tensor | None, layer: int, positions: Tensor, new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Store `new` keys and values (B, H, T, d) at `positions` (B, T) of `kv`. Returns all of `layer`'s (B, H, C, d)."""
-    if kv is None:
-        raise ValueError("continuing a segment needs the keys and values before it")
-    rows = torch.arange(positions.shape[0], device=positions.device)[:, None]
-    keys, values = kv[:, layer].unbind(1)
-    for stored, added in zip((keys, values), new, strict=True):
-        stored[rows, :, positions] = added.transpose(1, 2).type_as(kv)  # autocast changes the dtype
-    return keys, values
 
 
 def _row(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from everlong_models.backbone.cache import Cache
+from everlong_models.backbone.kv_cursor import KVCursor, causal_mask
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.gpu import layer_kernels
 from everlong_models.kernels.gpu.attention_kernel import attended
@@ -202,7 +203,7 @@ class RelativeDecoder(SegmentReader):
 
     def _visible(self, past: Mapping[str, Tensor], at: Tensor, slots: int) -> Tensor:
         """Return which keys of [past ; `slots`] the queries at the segment's positions `at` (B or 1, T) see: (B, T, P + slots)."""
-        causal = torch.arange(slots, device=at.device) <= at[:, :, None]
+        causal = causal_mask(at, slots)
         filled_past = self._held(past)[:, None].expand(-1, at.shape[1], -1)
         return torch.cat([filled_past, causal.expand(filled_past.shape[0], -1, -1)], dim=-1)
 
@@ -247,14 +248,14 @@ class RelativeDecoder(SegmentReader):
         """Append one token per row, `tokens` (B,), to `cache` in place. Returns logits (B, V) for the next token."""
         kv, at, rows = cache["kv"], cache.lengths, torch.arange(cache.rows, device=tokens.device)
         position = self.past + at
+        cursor = KVCursor(1, tokens.device, kv, position)
         behind = self.positions.keys_behind_each_row(position, self.past + self.segment_length)
         visible = self._visible(cache.tensors, at[:, None], self.segment_length)
         x, kept = self._embed(tokens[:, None]), []
         for layer, block in self._layers():
             attention = block.attention
-            q, k, v = attention.queries(x), kv[:, layer, 0], kv[:, layer, 1]
-            k[rows, :, position] = attention.keys(x)[:, :, 0].type_as(kv)  # autocast changes the dtype
-            v[rows, :, position] = attention.values(x)[:, :, 0].type_as(kv)
+            q = attention.queries(x)
+            k, v = cursor.store(layer, attention.keys(x), attention.values(x))
             if self._fused:
                 distance_scores = attention.distance_scores(q + behind.v, behind.encoding)
                 mixed, scores = attended(q, k, v, behind.u, distance_scores, position, visible)
@@ -286,6 +287,7 @@ class LayerInputsDecoder(RelativeDecoder):
         self, tokens: Tensor, past: Mapping[str, Tensor], *, answer: bool = True, kv: Tensor | None = None
     ) -> SegmentPass:
         T, memory = tokens.shape[1], self._memory(past)
+        cursor = KVCursor(self.past + T, tokens.device, kv)
         behind = self.positions.keys_behind(T, self.past + T)
         visible = self._visible(past, torch.arange(T, device=tokens.device)[None], T)
         x, inputs = self._embed(tokens), []
@@ -295,9 +297,7 @@ class LayerInputsDecoder(RelativeDecoder):
                 break
             attention = block.attention
             line = torch.cat([memory[:, :, layer], x], dim=1)
-            k, v = attention.keys(line), attention.values(line)
-            if kv is not None:
-                store(kv, layer, k, v)
+            k, v = cursor.store(layer, attention.keys(line), attention.values(line))
             x = block(x, attention.mix(attention.scores(attention.queries(x), k, behind, visible), v))
         return SegmentPass(x, past, {"tokens": tokens, "memory": torch.stack(inputs, dim=2)})
 
@@ -320,12 +320,6 @@ def newest(past: Tensor, new: Tensor, lengths: Tensor) -> Tensor:
     rows = torch.arange(lengths.shape[0], device=lengths.device)[:, None]
     index = lengths[:, None] + torch.arange(past.shape[1], device=lengths.device)
     return torch.cat([past, new], dim=1)[rows, index]
-
-
-def store(kv: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
-    """Write keys and values (B, H, K, d) to the first K positions of `kv` (B, L, 2, H, ≥ K, d)."""
-    kv[:, layer, 0, :, : k.shape[2]] = k
-    kv[:, layer, 1, :, : v.shape[2]] = v
 
 
 def stack_layers(kept: list[dict[str, Tensor]]) -> dict[str, Tensor]:

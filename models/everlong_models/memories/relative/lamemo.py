@@ -29,6 +29,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from everlong_models.backbone.kv_cursor import KVCursor
 from everlong_models.memories.relative.decoder import (
     RelativeDecoder,
     RelativeDecoderConfig,
@@ -36,7 +37,6 @@ from everlong_models.memories.relative.decoder import (
     filled,
     newest,
     stack_layers,
-    store,
 )
 from everlong_models.memories.state import MemoryState
 
@@ -92,6 +92,7 @@ class LaMemo(RelativeDecoder):
     ) -> SegmentPass:
         M, T = self.past, tokens.shape[1]
         window = min(self.segment_length, M)
+        cursor = KVCursor(M + T, tokens.device, kv)
         behind = self.positions.keys_behind(T, M + T)
         visible = self._visible(past, torch.arange(T, device=tokens.device)[None], T)
         ahead, upcoming = self.positions.keys_ahead(M, window), self._ahead(past, window)
@@ -100,9 +101,8 @@ class LaMemo(RelativeDecoder):
         kept, refreshed = [], []
         for layer, block in self._layers():
             attention = block.attention
-            q, k, v = attention.queries(line), attention.keys(line), attention.values(line)
-            if kv is not None:
-                store(kv, layer, k, v)
+            q = attention.queries(line)
+            k, v = cursor.store(layer, attention.keys(line), attention.values(line))
             scores = attention.scores(q[:, :, M:], k, behind, visible)
             mixed = attention.mix(scores, v)
             kept.append(self._keep(line[:, M:], mixed, scores))

@@ -134,8 +134,8 @@ def test_reading_in_parallel_is_reading_one_by_one(family, tau):
 def test_reading_in_parallel_passes_each_layer_once(monkeypatch):
     """And the last layer not at all, as nobody needs what it says."""
     model = build(segment_length=8, parallel_tokens=80)
-    attend, passes = model.decoder.attend, []
-    monkeypatch.setattr(model.decoder, "attend", lambda layer, *rest: passes.append(layer) or attend(layer, *rest))
+    attend, passes = model.layers.attend, []
+    monkeypatch.setattr(model.layers, "attend", lambda layer, *rest: passes.append(layer) or attend(layer, *rest))
     model.read(tokens(model, 1, 160), model.initial_state())
     assert passes == [0, 0]  # 20 segments, 10 at a time, 2 layers
 
