@@ -168,7 +168,7 @@ class MemoryContract:
         copy = MemoryState({name: state[name].clone() for name in state})
         assert torch.equal(model.forward(segment, state), model.forward(segment, copy))
 
-    def test_a_row_does_not_depend_on_the_rows_beside_it(self, model: MemoryModel) -> None:
+    def test_a_row_does_not_depend_on_other_rows(self, model: MemoryModel) -> None:
         S = model.segment_length
         text = tokens(model, 3, 2 * S)
         together = model.read(text, model.initial_state(3))

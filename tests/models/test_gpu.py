@@ -1,5 +1,7 @@
-"""What every memory does, on a device that is not the CPU: no tensor is left behind on the other, and the device is waited for no
-oftener than has to be. On a GPU, or what stands for one: see `pretended`."""
+"""Every memory on a device that is not the CPU: no operation mixes devices, and nothing waits for the device needlessly.
+
+Runs on a GPU, or on the stand-in of tests/models/fake_gpu.py.
+"""
 
 from __future__ import annotations
 

@@ -123,10 +123,8 @@ class RMT(SegmentReader):
         x = torch.cat([memory, self.backbone.embed(tokens)], dim=1)
         hidden = self.backbone.hidden(x, kv=kv, keep=1)
         lengths = torch.full((state.rows,), tokens.shape[1], device=tokens.device)
-        before = torch.full_like(lengths, m)
-        return Cache({"kv": kv, "memory": memory.clone(), "before": before}, lengths), self.backbone.logits(
-            hidden[:, -1]
-        )
+        cache = Cache({"kv": kv, "memory": memory.clone(), "before": torch.full_like(lengths, m)}, lengths)
+        return cache, self.backbone.logits(hidden[:, -1])
 
     def step(self, cache: Cache, tokens: Tensor) -> Tensor:
         """Decode one token per row, at position m + the row's length."""

@@ -188,7 +188,7 @@ def test_bad_input_is_refused(model):
         model.read(text(1, S), MemoryState({"memory": torch.full((1, M, 32), torch.nan, dtype=torch.float64)}))
 
 
-def test_what_cannot_work_is_refused_at_construction():
+def test_invalid_settings_are_refused_at_construction():
     with pytest.raises(ConfigError, match="memory_tokens=8: must be smaller than segment_length=8"):
         rmt(memory_tokens=8)
     for family in FAMILIES:  # of 24 positions each, RoBERTa's two padding positions not counted

@@ -167,7 +167,7 @@ def test_an_untrained_memory_in_the_layers_leaves_the_models_logits_as_they_were
         logits = model.step(cache, tokens[:, at])
 
 
-def test_what_would_run_wrongly_is_refused():
+def test_unsupported_backbones_are_refused():
     neox = Backbone(GPTNeoXForCausalLM(GPTNeoXConfig(**(SMALL | {"num_key_value_heads": 6}))))
     with pytest.raises(
         BackboneError, match=r"GPTNeoXForCausalLM \(gpt_neox\).*supported for arcee, gpt2, granite, llama"

@@ -1,4 +1,4 @@
-"""The lean forward equals transformers' forward, its naive twin; and an optimized backbone refuses what it cannot do."""
+"""The optimised forward equals transformers' own, and an optimised backbone refuses what it cannot do."""
 
 from __future__ import annotations
 
@@ -86,9 +86,11 @@ def embeddings(backbone: Backbone, rows: int, length: int, seed: int = 1) -> tor
     return torch.randn(rows, length, backbone.width, dtype=backbone.dtype)
 
 
-def test_a_cache_that_lets_go_of_positions_is_as_if_they_had_not_been_counted(twins):
-    """Of a text that begins at position 7, by transformers' own account, seven are taken out before it: then it begins at 0,
-    in all layers. What lies before and behind stays."""
+def test_evicting_positions_equals_never_having_counted_them(twins):
+    """A text computed from position 7 on, with seven positions removed before it, equals the text from position 0 on.
+
+    The positions before and after it do not change.
+    """
     naive, fast, _ = twins
     assert naive.can_evict
     x = embeddings(naive, 1, 20)
@@ -165,7 +167,7 @@ def test_bfloat16():
             assert torch.equal(fast.hidden(x[row : row + 1]), found[row : row + 1])
 
 
-def test_what_comes_in_is_not_changed(twins):
+def test_inputs_are_not_changed(twins):
     _, fast, _ = twins
     x = embeddings(fast, 2, 20)
     before = x.clone()
@@ -217,7 +219,7 @@ def with_adapter() -> Backbone:
     ],
     ids=["architecture", "activation", "rope", "sliding-window", "adapter"],
 )
-def test_what_is_not_understood_stays_as_it_is(backbone, reason):
+def test_an_unsupported_model_is_left_unchanged(backbone, reason):
     import re
 
     backbone = backbone()

@@ -282,7 +282,7 @@ def test_a_state_has_the_promised_size():
     assert state.nbytes == 2 * 2 * (48 * 48 + 48) * 4  # rows · layers · (D·K + K) · bytes
 
 
-def test_what_cannot_work_is_refused_at_construction():
+def test_invalid_settings_are_refused_at_construction():
     with pytest.raises(ConfigError, match=r"memory_tokens=12: must be smaller than segment_length=12"):
         armt(llama(), memory_tokens=12)
     with pytest.raises(ConfigError, match=r"segment_length \+ memory_tokens = 129 exceeds .* 128 positions"):

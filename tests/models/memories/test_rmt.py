@@ -53,7 +53,7 @@ def test_an_untrained_zero_form_keeps_its_first_memory():
     assert torch.equal(state["memory"], model.initial_state()["memory"])
 
 
-def test_what_cannot_work_is_refused_at_construction():
+def test_invalid_settings_are_refused_at_construction():
     with pytest.raises(ConfigError, match=r"memory_tokens=8: must be smaller than segment_length=8"):
         RMT(RMTConfig(segment_length=8, memory_tokens=8), llama())
     with pytest.raises(ConfigError, match=r"exceeds the backbone's 128 positions"):

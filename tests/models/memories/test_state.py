@@ -80,11 +80,11 @@ class TestMemoryState:
         ],
         ids=["name", "shape", "dtype", "more"],
     )
-    def test_unlike_states_do_not_stack(self, other):
+    def test_stacking_different_states_is_refused(self, other):
         with pytest.raises(StateShape, match="the model needs"):
             MemoryState.stack([MemoryState({"a": torch.zeros(1, 2)}), MemoryState(other)])
 
-    def test_no_states_do_not_stack(self):
+    def test_stacking_no_states_is_refused(self):
         with pytest.raises(StateShape, match="at least one state"):
             MemoryState.stack([])
 
@@ -93,7 +93,7 @@ class TestMemoryState:
         [{}, {"a": torch.tensor(1.0)}, {"a": torch.zeros(2), "b": torch.zeros(3)}],
         ids=["none", "scalar", "rows differ"],
     )
-    def test_what_is_no_batch_is_refused(self, tensors):
+    def test_tensors_without_a_batch_dimension_are_refused(self, tensors):
         with pytest.raises(StateShape):
             MemoryState(tensors)
 
@@ -164,7 +164,7 @@ class TestCodec:
         s = MemoryState(tensors)
         assert decode_state(encode_state(s, fingerprint), fingerprint).digest() == s.digest()
 
-    def test_tensors_that_share_memory_or_are_no_block(self):
+    def test_tensors_that_share_memory_or_are_not_contiguous(self):
         a = torch.randn(2, 4, 3)
         s = MemoryState({"a": a, "b": a, "row": a[:, 1:], "turned": a.transpose(1, 2)})
         assert same(decode_state(encode_state(s, "m"), "m"), s)
@@ -251,7 +251,7 @@ class TestCodec:
             decode_state(frame(struct.pack("<Q", len(header)) + header.encode() + bytes(4)), "m")
 
     @pytest.mark.parametrize("tensors", [{}, {"a": torch.tensor(1.0)}, {"a": torch.ones(1), "b": torch.ones(2)}])
-    def test_a_payload_that_is_no_batch(self, tensors):
+    def test_a_payload_without_a_batch_dimension(self, tensors):
         with pytest.raises(StateShape):
             decode_state(frame(save(tensors, metadata={"model": "m"})), "m")
 

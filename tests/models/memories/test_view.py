@@ -30,7 +30,7 @@ def _no_grad():
 
 
 def viewed(model, read: int, open: int):
-    """The view behind `read` tokens, with `open` more in the open segment; the state; all tokens."""
+    """Return the view after `read` tokens, with `open` more in the open segment; the state; all tokens."""
     text = tokens(model, 1, read + open)
     state = model.read(text[:, :read], model.initial_state())
     return model.view(state, text[:, read:], read), state, text
@@ -82,7 +82,7 @@ def test_models_from_scratch_tell_which_positions_they_hold(read: int):
     assert viewed(none, read, 3)[0].parts == ()
 
 
-def test_compressive_tells_what_was_squeezed():
+def test_compressive_reports_compressed_positions():
     config = CompressiveConfig(**SMALL, memory_length=6, compressed_length=4, compression_rate=3)
     model = random_weights(Compressive(config))
     # After 8 tokens one group of 3 has left; after 32 nine groups, of which the last four are kept.
@@ -159,7 +159,7 @@ def test_plain_infinite_gives_the_newest_segment_the_most_space_and_sticky_what_
     assert past[0].end <= 12
 
 
-def test_infinite_from_scratch_counts_what_is_still_on_its_way():
+def test_infinite_from_scratch_counts_the_short_term_memory():
     config = {"segment_length": 12, "vocab_size": 40, "layers": 2, "heads": 2, "width": 16, "samples": 9, "basis": 10}
     for stick in ("off", "independent"):
         model = InfiniteScratch(InfiniteScratchConfig(**config, short_term=20, sticky=stick), torch.float64)

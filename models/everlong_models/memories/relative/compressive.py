@@ -97,7 +97,7 @@ class Compressive(LayerInputsDecoder):
         """Return how many positions are in the memory after `seen` (B,) tokens."""
         return seen - self.config.compression_rate * self._groups(seen)
 
-    def _held(self, past: Mapping[str, Tensor]) -> Tensor:
+    def _filled_past(self, past: Mapping[str, Tensor]) -> Tensor:
         seen = past["seen"]
         compressed = filled(self._groups(seen), self.config.compressed_length)
         return torch.cat([compressed, filled(self._in_memory(seen), self.config.memory_length)], dim=1)

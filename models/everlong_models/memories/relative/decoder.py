@@ -155,7 +155,7 @@ class RelativeDecoder(SegmentReader):
         self._fused = layer_kernels.compiles(self._weight, run)
 
     @abstractmethod
-    def _held(self, past: Mapping[str, Tensor]) -> Tensor:
+    def _filled_past(self, past: Mapping[str, Tensor]) -> Tensor:
         """Return which of the P past positions are filled, (B, P)."""
 
     @abstractmethod
@@ -204,7 +204,7 @@ class RelativeDecoder(SegmentReader):
     def _visible(self, past: Mapping[str, Tensor], at: Tensor, slots: int) -> Tensor:
         """Return which keys of [past ; `slots`] the queries at the segment's positions `at` (B or 1, T) see: (B, T, P + slots)."""
         causal = causal_mask(at, slots)
-        filled_past = self._held(past)[:, None].expand(-1, at.shape[1], -1)
+        filled_past = self._filled_past(past)[:, None].expand(-1, at.shape[1], -1)
         return torch.cat([filled_past, causal.expand(filled_past.shape[0], -1, -1)], dim=-1)
 
     @torch.no_grad()

@@ -75,7 +75,7 @@ class LaMemo(RelativeDecoder):
             }
         )
 
-    def _held(self, past: Mapping[str, Tensor]) -> Tensor:
+    def _filled_past(self, past: Mapping[str, Tensor]) -> Tensor:
         return filled(past["seen"], self.past)
 
     def _ahead(self, past: Mapping[str, Tensor], window: int) -> Tensor:

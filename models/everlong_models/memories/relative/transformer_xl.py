@@ -41,7 +41,7 @@ class TransformerXL(LayerInputsDecoder):
         memory = self._weight.new_zeros(rows, self.past, self.config.layers, self.config.width)
         return MemoryState({"memory": memory, "seen": memory.new_zeros(rows, dtype=torch.int64)})
 
-    def _held(self, past: Mapping[str, Tensor]) -> Tensor:
+    def _filled_past(self, past: Mapping[str, Tensor]) -> Tensor:
         return filled(past["seen"], self.past)
 
     def _memory(self, past: Mapping[str, Tensor]) -> Tensor:

@@ -132,7 +132,7 @@ def test_reading_in_parallel_is_reading_one_by_one(family, tau):
 
 @torch.no_grad()
 def test_reading_in_parallel_passes_each_layer_once(monkeypatch):
-    """And the last layer not at all, as nobody needs what it says."""
+    """And the last layer not at all: nothing uses its output."""
     model = build(segment_length=8, parallel_tokens=80)
     attend, passes = model.layers.attend, []
     monkeypatch.setattr(model.layers, "attend", lambda layer, *rest: passes.append(layer) or attend(layer, *rest))
@@ -224,7 +224,7 @@ def test_segments_of_any_length_close_side_by_side():
 
 
 def shares(tau) -> Tensor:
-    """What 8 segments, each of ones in a dimension of its own, are read as in the middle of their equal shares."""
+    """Return how well each of 8 segments (ones in a dimension of their own) is read in the middle of its equal share."""
     changes = {"tau": tau, "basis": 128, "widths": (0.005, 0.01), "samples": 128, "ridge": 0.01}
     config = InfiniteConfig(**(SMALL | changes))
     memory = LayerMemory(config, 8, 1, 8).double()
@@ -313,6 +313,6 @@ def test_a_memory_of_a_half_precision_backbone_is_kept_in_float32():
         ({"parallel_tokens": 0}, r"parallel_tokens=0: must be at least 1"),
     ],
 )
-def test_what_cannot_work_is_refused_at_construction(changes, complaint):
+def test_invalid_settings_are_refused_at_construction(changes, complaint):
     with pytest.raises(ConfigError, match=complaint):
         InfiniteFormer(InfiniteConfig(**(SMALL | changes)), gpt2())

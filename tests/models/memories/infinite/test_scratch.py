@@ -138,6 +138,6 @@ def test_every_weight_is_trained():
         ({"basis": 7}, r"basis=7: must be a positive multiple of the number of widths, 2"),
     ],
 )
-def test_what_cannot_work_is_refused_at_construction(changes, complaint):
+def test_invalid_settings_are_refused_at_construction(changes, complaint):
     with pytest.raises(ConfigError, match=complaint):
         build(**changes)

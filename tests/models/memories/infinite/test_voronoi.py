@@ -52,7 +52,7 @@ def test_phrases_are_the_largest_windows_that_do_not_overlap():
 @pytest.mark.parametrize(
     "space", [VoronoiCells.even(5, 8, 8, None), VoronoiCells.even(1, 2, 8, 0.5), VoronoiCells.even(1, 80, 80, 0.5)]
 )
-def test_where_all_have_the_same_space_no_phrase_has_more(space: VoronoiCells):
+def test_equal_space_gives_no_phrases(space: VoronoiCells):
     assert space.largest(5, 8) == []
 
 
@@ -66,7 +66,7 @@ def test_plain_phrases_are_of_the_segments_that_have_more_than_others():
 
 
 def simulated(tau, segments: int, first: int, length: int) -> list[float]:
-    """Where every token lies, by contracting all of them again and again."""
+    """Return the point of every token, by contracting all of them at each update."""
     at: list[float] = []
     for k in range(segments):
         n = length if k else first
@@ -122,7 +122,7 @@ def test_sticky_samples_are_followed_from_update_to_update(sticky, tau):
 @pytest.mark.parametrize("sticky", ["off", "stratified"])
 @pytest.mark.parametrize("tau", [0.7, "k/(k+1)"])
 @torch.no_grad()
-def test_the_signal_holds_at_a_place_the_tokens_that_the_space_says(sticky, tau):
+def test_the_signal_at_a_point_holds_the_tokens_of_its_cell(sticky, tau):
     """A memory of the tokens' own numbers, as a share of all: read anywhere, it tells the number that D tells."""
     config = LongTermConfig(
         segment_length=64, basis=256, widths=(0.01,), samples=256, ridge=1e-3, tau=tau, sticky=sticky, bins=32
@@ -130,7 +130,7 @@ def test_the_signal_holds_at_a_place_the_tokens_that_the_space_says(sticky, tau)
     memory = LongTermMemory(config, layers=1, width=1, heads=1, head_dim=1, dtype=torch.float64)
     one = memory[0]
     assert isinstance(one, LayerMemory)
-    one.gate = lambda x: x  # what comes in is what is stored
+    one.gate = lambda x: x  # store the inputs unchanged
     state = memory.empty(1)
     attention = torch.full((1, 1, 32), 0.2, dtype=torch.float64)
     attention[..., 5:9] = 3  # a region that sticks

@@ -1,4 +1,4 @@
-"""The Compressive Transformer passes the memory contract, equals its naive twin, and trains its compression by itself."""
+"""The Compressive Transformer passes the memory contract, equals its naive reference, and trains its compression by itself."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class TestCompressive(MemoryContract):
 def test_it_is_its_naive_twin(lengths, M, C, c):
     """Logits, reconstruction losses, and the gradients of both."""
     model = build(segment_length=4, memory_length=M, compressed_length=C, compression_rate=c)
-    twin, state = naive.NaiveCompressive(model, [], []), model.initial_state()
+    reference, state = naive.NaiveCompressive(model, [], []), model.initial_state()
     fast, slow, lost, missed = [], [], [], []
     for length in lengths:
         text = tokens(model, 1, length, length)
         logits, state, loss = model.training_segment(text, state)
         fast.append(logits[0])
-        slow.append(twin.segment(text[0].tolist()))
+        slow.append(reference.segment(text[0].tolist()))
         torch.testing.assert_close(fast[-1], slow[-1], **CLOSE)
-        torch.testing.assert_close(loss[0], twin.loss, **CLOSE)
+        torch.testing.assert_close(loss[0], reference.loss, **CLOSE)
         lost.append(loss[0])
-        missed.append(twin.loss)
+        missed.append(reference.loss)
     assert lost[0].item() == 0.0 < lost[-1].item()
     probe = torch.randn(sum(lengths), model.vocab_size, dtype=torch.float64)
     ours = naive.gradients(model, (torch.cat(fast) * probe).sum() + sum(lost))
@@ -93,7 +93,7 @@ def test_the_loss_goes_down_when_only_the_compression_learns():
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_a_row_of_which_nothing_left_has_no_loss():
+def test_a_row_without_leaving_positions_has_no_loss():
     model = build()
     full, text = model.read(tokens(model, 1, 24, 1), model.initial_state()), tokens(model, 1, 8, 2)
     _, _, alone = model.training_segment(text, full)
@@ -134,6 +134,6 @@ def test_training_segment_is_segment():
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused_at_construction(changes, message):
+def test_invalid_settings_are_refused_at_construction(changes, message):
     with pytest.raises(ConfigError, match=message):
         build(**changes)

@@ -1,4 +1,4 @@
-"""LaMemo passes the memory contract, equals its naive twin, and its interpolation is bidirectional attention (Appendix A)."""
+"""LaMemo passes the memory contract, equals its naive reference, and its interpolation is bidirectional attention (Appendix A)."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class TestLaMemo(MemoryContract):
 def test_it_is_its_naive_twin(lengths, M, positions):
     """Logits, contexts, masses, and gradients, over segments of equal and unequal lengths."""
     model = build(segment_length=4, memory_length=M, positions=positions)
-    twin, state = naive.NaiveLaMemo(model, []), model.initial_state()
+    reference, state = naive.NaiveLaMemo(model, []), model.initial_state()
     fast, slow = [], []
     for length in lengths:
         text = tokens(model, 1, length, length)
         logits, state = model.segment(text, state)
         fast.append(logits[0])
-        slow.append(twin.segment(text[0].tolist()))
+        slow.append(reference.segment(text[0].tolist()))
         torch.testing.assert_close(fast[-1], slow[-1], **CLOSE)
-        held = len(twin.memory)
-        contexts = torch.stack([torch.stack([torch.stack(layer) for layer in at.C]) for at in twin.memory])
-        sums = torch.stack([torch.stack([torch.stack(layer) for layer in at.s]) for at in twin.memory])
+        held = len(reference.memory)
+        contexts = torch.stack([torch.stack([torch.stack(layer) for layer in at.C]) for at in reference.memory])
+        sums = torch.stack([torch.stack([torch.stack(layer) for layer in at.s]) for at in reference.memory])
         torch.testing.assert_close(state["contexts"][0, M - held :], contexts.detach(), **CLOSE)
         torch.testing.assert_close(state["mass"][0, M - held :], sums.log().detach(), **CLOSE)
-        assert state["tokens"][0, M - held :].tolist() == [at.token for at in twin.memory]
+        assert state["tokens"][0, M - held :].tolist() == [at.token for at in reference.memory]
     probe = torch.randn(sum(lengths), model.vocab_size, dtype=torch.float64)
     ours = naive.gradients(model, (torch.cat(fast) * probe).sum())
     theirs = naive.gradients(model, (torch.cat(slow) * probe).sum())
@@ -93,7 +93,7 @@ def test_the_refresh_depends_on_the_segments_first_token_only():
     assert not torch.equal(refreshed[0], state["contexts"])
 
 
-def test_the_window_is_the_tokens_since_the_last_refresh_however_they_came():
+def test_the_window_is_the_tokens_since_the_last_refresh_prefilled_or_decoded():
     """A segment that was opened with one token and stepped to three refreshes as one that was read at once."""
     model = build()
     state = model.read(tokens(model, 2, 8, 1), model.initial_state(2))
@@ -111,7 +111,7 @@ def test_the_window_is_the_tokens_since_the_last_refresh_however_they_came():
         torch.testing.assert_close(together[row : row + 1], model(segment[row : row + 1], after), **CLOSE)
 
 
-def test_gradients_stop_at_what_is_remembered_and_flow_through_the_refresh():
+def test_gradients_stop_at_the_memory_and_flow_through_the_refresh():
     model = build(layers=1)
     state = model.read(tokens(model, 1, 16, 1), model.initial_state())
     assert not any(state[name].requires_grad for name in state)
@@ -126,7 +126,7 @@ def test_gradients_stop_at_what_is_remembered_and_flow_through_the_refresh():
     assert float(naive.gradients(model, loss)["positions.ahead"].abs().min()) > 0
 
 
-def test_interpolation_stops_the_old():
+def test_interpolation_detaches_the_old_context():
     old, old_mass, new, new_mass = (torch.randn(n, dtype=torch.float64, requires_grad=True) for n in ((3, 4), 3) * 2)
     context, mass = interpolate(old, old_mass, new, new_mass)
     gradients = torch.autograd.grad(context.sum() + mass.sum(), (old, old_mass, new, new_mass), allow_unused=True)

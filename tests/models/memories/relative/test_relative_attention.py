@@ -132,7 +132,7 @@ def test_shift_moves_no_data():
     scores = torch.arange(2 * 3 * 6.0).view(2, 3, 6)  # T = 3, N = K + 1 = 6
     shifted = shift(scores, 2, 5)
     assert shifted.data_ptr() == scores[0, 0, 2:].data_ptr()
-    assert shifted[0, 0].tolist() == [2, 3, 4, 5, 6]  # the last of them is the next row's: it stands for what is hidden
+    assert shifted[0, 0].tolist() == [2, 3, 4, 5, 6]  # the last one belongs to the next row; the mask hides it
     assert shifted[0, 2].tolist() == [12, 13, 14, 15, 16]
 
 
@@ -145,7 +145,7 @@ def test_scores_of_half_precision_weights_are_kept_in_float32():
     assert attention.mix(scores, k).dtype == torch.bfloat16
 
 
-def test_distances_far_apart_are_told_apart_in_half_precision():
+def test_large_distances_differ_in_half_precision():
     """Angles in bfloat16 would make 1000 and 1001 the same distance."""
     near, far = build("signed").bfloat16().positions.encode(torch.tensor([1000, 1001])).float()
     exact, _ = build("signed").positions.encode(torch.tensor([1000, 1001])).float()
@@ -188,7 +188,7 @@ def test_the_output_layer_is_the_embedding():
     ],
     ids=str,
 )
-def test_what_cannot_work_is_refused_at_construction(changes, message):
+def test_invalid_settings_are_refused_at_construction(changes, message):
     with pytest.raises(ConfigError, match=message) as caught:
         TransformerXL(TransformerXLConfig(**(SMALL | changes)))
     assert {caught.value.field: caught.value.value}.items() <= changes.items()
@@ -198,8 +198,8 @@ def test_heads_need_not_divide_the_width_when_their_dimension_is_given():
     """The papers' 10 heads of 41 make 410, but 5 heads of 7 on a width of 12 work as well."""
     model = naive_relative.random_weights(TransformerXL(TransformerXLConfig(**(SMALL | {"heads": 5, "head_dim": 7}))))
     text = tokens(model, 1, 8)
-    twin = naive_relative.NaiveTransformerXL(model, [])
-    torch.testing.assert_close(model(text, model.initial_state())[0], twin.segment(text[0].tolist()))
+    reference = naive_relative.NaiveTransformerXL(model, [])
+    torch.testing.assert_close(model(text, model.initial_state())[0], reference.segment(text[0].tolist()))
 
 
 def test_unknown_fields_are_errors():
@@ -208,7 +208,7 @@ def test_unknown_fields_are_errors():
 
 
 @pytest.mark.parametrize("queries", [1, 2])
-def test_one_query_a_row_is_multiplied_to_the_bit_as_if_it_were_alone(queries):
+def test_one_query_per_row_is_bit_identical_to_the_row_alone(queries):
     """On a CPU, with the keys and with the values of a cache; more of them are multiplied as PyTorch does it."""
     made = torch.Generator().manual_seed(0)
     q, weights, kv = (
