@@ -26,7 +26,7 @@ from torch import Tensor
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
-from everlong_models.backbone.layers import layers_of
+from everlong_models.backbone.layers import LayerContext, layers_of
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.pause import pause
 from everlong_models.memories.base import SegmentReader, TrainingSegment
@@ -240,12 +240,18 @@ class InfiniteFormer(LongTermReader):
         for layer in range(len(self.memory)):
             pause()
             normed = self.layers.norm(layer, h)
-            queries, context = self.layers.attend(layer, normed, shared)
-            recalled, density = self.memory[layer].attend(project(layer), queries)
             entering.append(self._entering(h, normed))
+            h, density = self._run_layer(layer, h, normed, shared, project(layer))
             densities.append(density)
-            h = self.layers.feed_forward(layer, h + context + recalled)
         return LayerTrace(self.layers.end(h), torch.stack(entering, dim=1), densities)
+
+    def _run_layer(
+        self, layer: int, h: Tensor, normed: Tensor, shared: LayerContext, projected: ProjectedMemory
+    ) -> tuple[Tensor, GaussianDensity]:
+        """Return a layer's output, with Z = Z_T + Z_LTM as its attention, and the densities of the memory's part."""
+        queries, context = self.layers.attend(layer, normed, shared)
+        recalled, density = self.memory[layer].attend(projected, queries)
+        return self.layers.feed_forward(layer, h + context + recalled), density
 
     def _entering(self, h: Tensor, normed: Tensor) -> Tensor:
         return h if self.config.source == "raw" else normed
@@ -286,7 +292,5 @@ class InfiniteFormer(LongTermReader):
             if layer + 1 == layers:
                 break
             with torch.no_grad():
-                queries, context = self.layers.attend(layer, normed, shared)
-                recalled, _ = memory.attend(memory.project(before.flatten(0, 1)), queries)
-                h = self.layers.feed_forward(layer, h + context + recalled)
+                h, _ = self._run_layer(layer, h, normed, shared, memory.project(before.flatten(0, 1)))
         return MemoryState({"coefficients": torch.stack(after, dim=1), "segments": state["segments"] + n})
