@@ -5,15 +5,16 @@
         h = layers(layer, h, shared)
     hidden = layers.end(h)
 
-computes `Backbone.hidden(embeddings)`. A memory inside the layers runs the two halves of each layer instead, and adds
-its own contribution to the sum between them:
+computes `Backbone.hidden(embeddings)`. `SplitLayers` can also run the two halves of each layer, for memories that add
+their own contribution to the sum between them:
 
     for layer in range(len(layers)):
         queries, context = layers.attend(layer, layers.norm(layer, h), shared)
         h = layers.feed_forward(layer, h + context)
 
 The modules and weights are the backbone's; nothing is kept between calls. Only the architectures in `FAMILIES` are
-supported. Others may scale, order or mask the parts of a layer differently, and would give wrong results silently.
+supported. Others may scale embeddings, mask by layer, or order the parts of a layer differently, and would give wrong
+results silently.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,13 +58,13 @@ class SelfAttention(NamedTuple):
     context: Tensor  # (B, T, D): Z_T, what the layer adds to its input
 
 
-class Layers(ABC):
+class Layers:
     """The layers of a backbone, one by one. Make one with `layers_of`.
 
     Shapes: B rows, T positions, H heads of dimension d, D width, C capacity of a key/value tensor.
     """
 
-    parts: ClassVar[tuple[str, ...]]
+    parts: ClassVar[tuple[str, ...]] = ("rotary_emb", "layers", "norm")
     """Names of what the base model consists of; the last two are its list of layers and its final norm."""
 
     def __init__(self, backbone: Backbone) -> None:
@@ -85,9 +86,9 @@ class Layers(ABC):
         return len(self._modules)
 
     @property
-    @abstractmethod
     def alike(self) -> bool:
         """Whether the layers differ in nothing but their weights, so that one module can compute any of them."""
+        return True
 
     def require_masks(self) -> None:
         """Raise `BackboneError` unless whole layers accept an explicit mask; halves of layers need none."""
@@ -119,18 +120,6 @@ class Layers(ABC):
         out: Tensor = self._modules[layer](h, **shared.arguments)
         return out
 
-    @abstractmethod
-    def norm(self, layer: int, x: Tensor) -> Tensor:
-        """Return `layer`'s input `x` (B, T, D), normalised for its attention."""
-
-    @abstractmethod
-    def attend(self, layer: int, normed: Tensor, shared: LayerContext) -> SelfAttention:
-        """Run the causal self-attention of `layer` over its normed input (B, T, D)."""
-
-    @abstractmethod
-    def feed_forward(self, layer: int, x: Tensor) -> Tensor:
-        """Return `layer`'s output (B, T, D) for `x` (B, T, D), the sum of its input and the attention's contexts."""
-
     def end(self, h: Tensor) -> Tensor:
         """Return the final hidden states: the final norm of the last layer's output (…, D)."""
         out: Tensor = self._final_norm(h)
@@ -149,15 +138,31 @@ class Layers(ABC):
         out: Tensor = functional_call(self._modules[0], dict(weights), (h,), dict(shared.arguments))
         return out
 
-    @abstractmethod
     def _place(self, x: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the first layer's input for embeddings `x` at `positions` (1 or B, T), and rotary tables, if any."""
+        return x, self._base.rotary_emb(x, position_ids=positions)
 
     def _mask(self, cursor: KVCursor, visible: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         """Return the mask as transformers' attention wants it: None or booleans for SDPA, addends for eager."""
         if self._attention != "eager":
             return visible
         return additive_mask(cursor.visible()[:, None] if visible is None else visible, dtype, torch.finfo(dtype).min)
+
+
+class SplitLayers(Layers, ABC):
+    """Layers whose halves can be run one by one: pre-norm attention, then a pre-norm feed-forward network."""
+
+    @abstractmethod
+    def norm(self, layer: int, x: Tensor) -> Tensor:
+        """Return `layer`'s input `x` (B, T, D), normalised for its attention."""
+
+    @abstractmethod
+    def attend(self, layer: int, normed: Tensor, shared: LayerContext) -> SelfAttention:
+        """Run the causal self-attention of `layer` over its normed input (B, T, D)."""
+
+    @abstractmethod
+    def feed_forward(self, layer: int, x: Tensor) -> Tensor:
+        """Return `layer`'s output (B, T, D) for `x` (B, T, D), the sum of its input and the attention's contexts."""
 
     @staticmethod
     def _attention_over(
@@ -172,7 +177,7 @@ class Layers(ABC):
         return context.transpose(1, 2).flatten(2)
 
 
-class GPT2Layers(Layers):
+class GPT2Layers(SplitLayers):
     """Learned positions are added to the embeddings; one projection gives queries, keys and values."""
 
     parts = ("wpe", "drop", "h", "ln_f")
@@ -201,10 +206,8 @@ class GPT2Layers(Layers):
         return torch.add(x, block.mlp(block.ln_2(x)))
 
 
-class RotaryLayers(Layers):
-    """Pre-norm layers with rotary positions and grouped keys and values: Llama and architectures with its loop."""
-
-    parts = ("rotary_emb", "layers", "norm")
+class LlamaLayers(SplitLayers):
+    """Rotary positions, grouped keys and values: Llama and architectures whose layers have the same halves."""
 
     @property
     def alike(self) -> bool:
@@ -257,7 +260,12 @@ def _scaled(block: Any, branch: Tensor) -> Tensor:
 FAMILIES: dict[str, type[Layers]] = {
     "gpt2": GPT2Layers,
     **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "arcee", "starcoder2", "seed_oss"), RotaryLayers
+        ["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "arcee", "starcoder2", "seed_oss", "gemma"],
+        LlamaLayers,
+    ),
+    **dict.fromkeys(
+        ["phi3", "olmo", "olmo2", "stablelm", "cohere", "glm", "glm4", "ernie4_5", "helium", "apertus", "nemotron"],
+        Layers,
     ),
 }
 """transformers' `model_type` of every architecture whose layers can be run one by one."""
@@ -268,10 +276,26 @@ def layers_of(backbone: Backbone) -> Layers:
 
     Raises `BackboneError` for an architecture that is not in `FAMILIES`, and for layers with a sliding window.
     """
-    family = backbone.model.config.get_text_config().model_type
-    if family not in FAMILIES:
+    return _find(backbone, Layers)
+
+
+def split_layers_of(backbone: Backbone) -> SplitLayers:
+    """Return the layers of `backbone`, with their halves.
+
+    Raises `BackboneError` for an architecture that has none in `FAMILIES`, and for layers with a sliding window.
+    """
+    return _find(backbone, SplitLayers)
+
+
+L = TypeVar("L", bound=Layers)
+
+
+def _find(backbone: Backbone, kind: type[L]) -> L:
+    supported = {name: family for name, family in FAMILIES.items() if issubclass(family, kind)}
+    name = backbone.model.config.get_text_config().model_type
+    if name not in supported:
         raise BackboneError(
-            f"{type(backbone.model).__name__} ({family}): this memory runs the layers of its backbone one by one, which is "
-            f"supported for {', '.join(sorted(FAMILIES))}; use one of these, or the memory `window` or `rmt`"
+            f"{type(backbone.model).__name__} ({name}): this memory works in the layers of its backbone, which is "
+            f"supported for {', '.join(sorted(supported))}; use one of these, or the memory `window` or `rmt`"
         )
-    return FAMILIES[family](backbone)
+    return supported[name](backbone)

@@ -10,7 +10,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.layers import FAMILIES as SUPPORTED
-from everlong_models.backbone.layers import Layers, layers_of
+from everlong_models.backbone.layers import Layers, SplitLayers, layers_of, split_layers_of
 from everlong_models.errors import BackboneError
 from everlong_models.memories.armt import ARMT, ARMTConfig
 from everlong_models.memories.base import SegmentReader
@@ -41,9 +41,22 @@ OTHERS = {
     "arcee": {},
     "starcoder2": {},
     "seed_oss": {"head_dim": 8},
+    "gemma": {"head_dim": 8},
+    "phi3": {},
+    "olmo": {"clip_qkv": 0.5},
+    "olmo2": {},
+    "stablelm": {},
+    "cohere": {"logit_scale": 0.25},
+    "glm": {"head_dim": 8},
+    "glm4": {"head_dim": 8},
+    "ernie4_5": {},
+    "helium": {"head_dim": 8},
+    "apertus": {},
+    "nemotron": {},
 }
 """Settings of the architectures that tests/models/tiny.py does not build."""
 NAMES = [*FAMILIES, *OTHERS]
+SPLIT = [name for name in NAMES if issubclass(SUPPORTED[name], SplitLayers)]
 
 
 def make(name: str, **changes: object) -> Backbone:
@@ -64,11 +77,14 @@ def run_whole(layers: Layers, x: Tensor, **where: Tensor | None) -> Tensor:
     return layers.end(h)
 
 
-def run_halves(layers: Layers, x: Tensor, **where: Tensor | None) -> Tensor:
+def run_halves(layers: SplitLayers, x: Tensor, **where: Tensor | None) -> Tensor:
     h, shared = layers.begin(x, **where)
     for layer in range(len(layers)):
         h = layers.feed_forward(layer, h + layers.attend(layer, layers.norm(layer, h), shared).context)
     return layers.end(h)
+
+
+RUNS = [*((name, run_whole) for name in NAMES), *((name, run_halves) for name in SPLIT)]
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +102,7 @@ def test_every_supported_architecture_is_tested() -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("run", [run_whole, run_halves])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "run"), RUNS)
 def test_the_loop_is_the_models_own_forward(name, run, attention):
     backbone = make(name)
     backbone.model.set_attn_implementation(attention)
@@ -99,8 +114,7 @@ def test_the_loop_is_the_models_own_forward(name, run, attention):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("run", [run_whole, run_halves])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "run"), RUNS)
 def test_rows_continue_at_their_own_positions(name, run, attention):
     backbone = make(name)
     backbone.model.set_attn_implementation(attention)
@@ -147,8 +161,9 @@ def test_stacked_weights_run_every_layer_at_once(name):
         torch.testing.assert_close(together[layer], layers(layer, h[layer], shared), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("memory", ["armt", "infinite"])
+@pytest.mark.parametrize(
+    ("name", "memory"), [*((name, "armt") for name in NAMES), *((name, "infinite") for name in SPLIT)]
+)
 def test_an_untrained_memory_in_the_layers_leaves_the_models_logits_as_they_were(name, memory):
     backbone = make(name)
     model: SegmentReader
@@ -170,9 +185,11 @@ def test_an_untrained_memory_in_the_layers_leaves_the_models_logits_as_they_were
 def test_unsupported_backbones_are_refused():
     neox = Backbone(GPTNeoXForCausalLM(GPTNeoXConfig(**(SMALL | {"num_key_value_heads": 6}))))
     with pytest.raises(
-        BackboneError, match=r"GPTNeoXForCausalLM \(gpt_neox\).*supported for arcee, gpt2, granite, llama"
+        BackboneError, match=r"GPTNeoXForCausalLM \(gpt_neox\).*supported for apertus, arcee, cohere, ernie4_5, gemma, "
     ):
         layers_of(neox)
+    with pytest.raises(BackboneError, match=r"Olmo2ForCausalLM \(olmo2\).*supported for arcee, gemma, gpt2, granite"):
+        split_layers_of(make("olmo2"))
     with pytest.raises(BackboneError, match="sliding_window=7"):
         layers_of(make("mistral", sliding_window=7))
     backbone = llama()

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from everlong_models.backbone.backbone import Backbone
 from everlong_models.backbone.cache import Cache
-from everlong_models.backbone.layers import LayerContext, layers_of
+from everlong_models.backbone.layers import LayerContext, split_layers_of
 from everlong_models.errors import ConfigError
 from everlong_models.kernels.pause import pause
 from everlong_models.memories.base import SegmentReader, TrainingSegment
@@ -214,7 +214,7 @@ class InfiniteFormer(LongTermReader):
             raise ConfigError("parallel_tokens", config.parallel_tokens, "must be at least 1")
         self.config = config
         self.backbone = backbone
-        self.layers = layers_of(backbone)
+        self.layers = split_layers_of(backbone)
         self.segment_length = S
         self.vocab_size = backbone.vocab_size
         self.memory = LongTermMemory(
