@@ -63,7 +63,7 @@ def curves(
     `attended`: the shares of attention that sticky memories give to segment 1. `noise`: standard deviation of a
     reading. Raises `ConfigError` for settings that cannot work.
     """
-    config.require_workable()
+    config.check()
     if updates < 1:
         raise ConfigError("updates", updates, "must be at least 1")
     if not noise > 0:

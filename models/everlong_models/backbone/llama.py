@@ -122,7 +122,7 @@ class Llama:
             inner=model.config.intermediate_size,
             biases=(_has_bias(first.self_attn.q_proj, first.self_attn.k_proj), _has_bias(first.mlp.gate_proj)),
         )
-        self.layers = [_take(layer, self.eps, bfloat16=bfloat16, fuse=self._fused) for layer in base.layers]
+        self.layers = [_fold_layer(layer, self.eps, bfloat16=bfloat16, fuse=self._fused) for layer in base.layers]
         self._decoding_head = Quantized(weight, head.bias, update) if quantize else None
         self.head = Linear(head.weight, head.bias)
         detach(head)
@@ -177,7 +177,7 @@ def _matrices(layer: Any) -> list[Any]:
     return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
-def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | layer_kernels.Fused:
+def _fold_layer(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | layer_kernels.Fused:
     matrices = _matrices(layer)
     q, k, v, o, gate, up, down = matrices
     before, between = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
@@ -195,9 +195,9 @@ def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | laye
 
     qkv = folded(torch.cat([q.weight * scale, k.weight, v.weight]), before)
     qkv_bias = bias(q, k, v, first=scale)
-    taken: Layer | layer_kernels.Fused
+    folded_layer: Layer | layer_kernels.Fused
     if fuse:
-        taken = layer_kernels.Fused(
+        folded_layer = layer_kernels.Fused(
             qkv=(qkv, qkv_bias),
             o=(o.weight, o.bias),
             both=(folded(torch.cat([gate.weight, up.weight]), between), bias(gate, up)),
@@ -205,7 +205,7 @@ def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | laye
             eps=eps,
         )
     else:
-        taken = Layer(
+        folded_layer = Layer(
             qkv=Linear(qkv, qkv_bias, bfloat16=bfloat16),
             o=Linear(o.weight, o.bias, bfloat16=bfloat16),
             gate=Linear(folded(gate.weight, between), gate.bias, bfloat16=bfloat16),
@@ -215,7 +215,7 @@ def _take(layer: Any, eps: float, *, bfloat16: bool, fuse: bool) -> Layer | laye
         )
     for matrix in matrices:
         _drop_weight(matrix)
-    return taken
+    return folded_layer
 
 
 def _has_bias(*matrices: Any) -> bool:

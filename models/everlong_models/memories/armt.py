@@ -186,7 +186,7 @@ class ARMT(SegmentReader):
             for layer in range(len(W))
         ]
 
-    def _framed(self, tokens: Tensor) -> Tensor:
+    def _with_write_tokens(self, tokens: Tensor) -> Tensor:
         """Return [segment ; write tokens], (B, T + m, D)."""
         return torch.cat([self.backbone.embed(tokens), self._write_tokens(tokens.shape[0])], dim=1)
 
@@ -211,7 +211,7 @@ class ARMT(SegmentReader):
         return self.backbone.logits(self.layers.end(h))
 
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
-        return self._run(self._framed(tokens), state, write=True)[1]
+        return self._run(self._with_write_tokens(tokens), state, write=True)[1]
 
     def _read_segments(self, segments: Sequence[Tensor], state: MemoryState) -> MemoryState:
         """Read in order, or along diagonals: on diagonal d, layer l processes segment d − l."""
@@ -231,7 +231,9 @@ class ARMT(SegmentReader):
             pause()
             low, high = max(0, diagonal - len(segments) + 1), min(L, diagonal + 1)
             if low == 0:
-                first, shared = self.layers.begin(self._framed(segments[diagonal]))  # `shared` is the same every time
+                first, shared = self.layers.begin(
+                    self._with_write_tokens(segments[diagonal])
+                )  # `shared` is the same every time
                 inputs.insert(0, first)
             outputs, W, z = torch.vmap(cell, randomness="different")(
                 {name: weight[low:high] for name, weight in stacked.items()},
@@ -252,7 +254,7 @@ class ARMT(SegmentReader):
     def segment(self, tokens: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         """Return logits (B, S, V) and the next memory of one full segment, in one pass."""
         self.check_full(tokens, state)
-        h, after = self._run(self._framed(tokens), state, write=True)
+        h, after = self._run(self._with_write_tokens(tokens), state, write=True)
         return self._logits(h[:, : self.segment_length]), after
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:

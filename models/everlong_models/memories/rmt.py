@@ -91,13 +91,13 @@ class RMT(SegmentReader):
             hidden = self.memory + F.linear(hidden, self.projection)
         return MemoryState({"memory": hidden})
 
-    def _framed(self, tokens: Tensor, memory: Tensor) -> Tensor:
+    def _with_memory_tokens(self, tokens: Tensor, memory: Tensor) -> Tensor:
         """Return [read tokens ; segment ; write tokens], (B, m + T + m, D)."""
         return torch.cat([memory, self.backbone.embed(tokens), memory], dim=1)
 
     def _read_segment(self, tokens: Tensor, state: MemoryState) -> MemoryState:
         memory = state["memory"]
-        return self._update(self.backbone.hidden(self._framed(tokens, memory), keep=memory.shape[1]))
+        return self._update(self.backbone.hidden(self._with_memory_tokens(tokens, memory), keep=memory.shape[1]))
 
     def forward(self, tokens: Tensor, state: MemoryState) -> Tensor:
         """Return logits (B, T, V) of one segment. Leaves out the write tokens: they follow the segment and cannot change it."""
@@ -111,7 +111,7 @@ class RMT(SegmentReader):
         self.check_full(tokens, state)
         memory = state["memory"]
         m = memory.shape[1]
-        hidden = self.backbone.hidden(self._framed(tokens, memory))
+        hidden = self.backbone.hidden(self._with_memory_tokens(tokens, memory))
         return self.backbone.logits(hidden[:, m:-m]), self._update(hidden[:, -m:])
 
     def open(self, state: MemoryState, tokens: Tensor) -> tuple[Cache, Tensor]:

@@ -87,7 +87,7 @@ class LongTermConfig(MemoryConfig):
             return 0.0
         return segments / (segments + 1) if isinstance(self.tau, str) else self.tau
 
-    def require_workable(self) -> None:
+    def check(self) -> None:
         """Raise `ConfigError`, naming the field and its limit, if a memory cannot be built from these settings."""
         if not self.widths:
             raise ConfigError("widths", self.widths, "needs at least one width")
@@ -279,7 +279,7 @@ class LongTermMemory(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        config.require_workable()
+        config.check()
         self.config, self.width = config, width
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)  # all replicas must start from the same untrained memory
@@ -373,8 +373,8 @@ class LongTermMemory(nn.Module):
         taus = [self.config.contraction(count - 1) if count else 0.0 for count in counts]
         return torch.tensor(taus, dtype=torch.float64)
 
-    def voronoi_cells(self, state: Mapping[str, Tensor], taken: int) -> list[VoronoiCells]:
-        """Return which tokens own which part of each layer's signal, for a state of one row with `taken` tokens in it.
+    def voronoi_cells(self, state: Mapping[str, Tensor], in_signal: int) -> list[VoronoiCells]:
+        """Return which tokens own which part of each layer's signal, for a state of one row with `in_signal` tokens in it.
 
         Unless the memory is sticky, all segments but the first must have been full. Empty before the first segment.
         """
@@ -385,4 +385,4 @@ class LongTermMemory(nn.Module):
             at, tokens = corners_of_samples(state["places"].cpu(), self._contracted([count]))
             return [VoronoiCells(*corners) for corners in zip(at[0], tokens[0], strict=True)]
         tau = None if isinstance(self.config.tau, str) else self.config.tau
-        return [VoronoiCells.even(count, taken - (count - 1) * S, S, tau)] * len(self)
+        return [VoronoiCells.even(count, in_signal - (count - 1) * S, S, tau)] * len(self)

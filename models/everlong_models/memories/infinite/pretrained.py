@@ -94,18 +94,18 @@ class LongTermReader(SegmentReader):
         """Return empty memories."""
         return MemoryState(self.memory.empty(rows))
 
-    def _taken(self, state: MemoryState, read: int) -> int:
+    def _signal_tokens(self, state: MemoryState, read: int) -> int:
         """Return how many of the `read` tokens are in the signals of a `state` of one row."""
         return read
 
     def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
         """Return the signals of all layers as one part; its slots are the basis functions."""
-        basis, taken = self.memory.config.basis, self._taken(state, read)
-        return [MemoryPart("signal", 0, taken, basis, min(basis, taken), tokens.shape[1])]
+        basis, in_signal = self.memory.config.basis, self._signal_tokens(state, read)
+        return [MemoryPart("signal", 0, in_signal, basis, min(basis, in_signal), tokens.shape[1])]
 
     def _layer_views(self, state: MemoryState, tokens: Tensor, read: int) -> list[LayerView]:
         """Return bins and phrases of every layer, and the attention of the open segment's queries."""
-        cells = self.memory.voronoi_cells(state.tensors, self._taken(state, read))
+        cells = self.memory.voronoi_cells(state.tensors, self._signal_tokens(state, read))
         masses: list[list[float]] | None = None
         if cells and tokens.shape[1]:
             densities = self._run_segment(tokens, state).densities

@@ -50,8 +50,8 @@ class InfiniteScratchConfig(LongTermConfig):
     tau: Contraction = 0.75
     output: Literal["zero", "random", "none"] = "random"
 
-    def require_workable(self) -> None:
-        super().require_workable()
+    def check(self) -> None:
+        super().check()
         for field in ("vocab_size", "layers", "heads"):
             if getattr(self, field) < 1:
                 raise ConfigError(field, getattr(self, field), "must be at least 1")
@@ -94,7 +94,7 @@ class InfiniteScratch(LongTermReader):
 
     def __init__(self, config: InfiniteScratchConfig, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        config.require_workable()
+        config.check()
         D, H = config.width, config.heads
         self.config = config
         self.segment_length = config.segment_length
@@ -120,7 +120,7 @@ class InfiniteScratch(LongTermReader):
             }
         )
 
-    def _taken(self, state: MemoryState, read: int) -> int:
+    def _signal_tokens(self, state: MemoryState, read: int) -> int:
         return read - int(state["held"])
 
     def _parts(self, state: MemoryState, tokens: Tensor, read: int) -> list[MemoryPart]:
